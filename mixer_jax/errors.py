@@ -1,0 +1,9 @@
+"""The one exception that reaches a user as a line instead of a traceback."""
+
+
+class UserError(Exception):
+  """Something the user can mend: a config field, a file, an environment.
+
+  The message is one line that names the thing, its value and what is allowed.
+  `main` and `evaluate` print it and exit with code 2.
+  """
