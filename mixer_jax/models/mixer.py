@@ -1,0 +1,135 @@
+"""MLP-Mixer: an all-MLP architecture for vision.
+
+Tolstikhin et al., NeurIPS 2021, https://arxiv.org/abs/2105.01601. The parameter
+tree has the names of the public checkpoints of google-research/
+vision_transformer, so that these load without renaming.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.models import layers
+
+# Table 1 of the paper; the patch size 4 variants are those of the K-FAC study
+# (32x32 images), `mixer_small` is a small net to train from scratch.
+_S = dict(hidden_dim=512, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=2048)
+_B = dict(hidden_dim=768, num_blocks=12, tokens_mlp_dim=384, channels_mlp_dim=3072)
+_L = dict(hidden_dim=1024, num_blocks=24, tokens_mlp_dim=512, channels_mlp_dim=4096)
+_H = dict(hidden_dim=1280, num_blocks=32, tokens_mlp_dim=640, channels_mlp_dim=5120)
+
+VARIANTS = {
+    "mixer_s32": dict(patch_size=32, **_S),
+    "mixer_s16": dict(patch_size=16, **_S),
+    "mixer_s4": dict(patch_size=4, **_S),
+    "mixer_b32": dict(patch_size=32, **_B),
+    "mixer_b16": dict(patch_size=16, **_B),
+    "mixer_b4": dict(patch_size=4, **_B),
+    "mixer_l32": dict(patch_size=32, **_L),
+    "mixer_l16": dict(patch_size=16, **_L),
+    "mixer_h14": dict(patch_size=14, **_H),
+    "mixer_small": dict(
+        patch_size=4, hidden_dim=256, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=1024
+    ),
+}
+
+
+class MixerBlock(nn.Module):
+  """Token mixing, then channel mixing, each pre-normalised and residual."""
+
+  tokens_mlp_dim: int
+  channels_mlp_dim: int
+  dropout_rate: float = 0.0
+  stochastic_depth: float = 0.0
+  gelu: str = "tanh"
+  layer_norm_epsilon: float = 1e-6
+  dtype: Any = "float32"
+
+  @nn.compact
+  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape."""
+
+    def norm(x):
+      return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype)(x)
+
+    def mlp(x, width, name):
+      block = layers.MlpBlock(width, self.dropout_rate, self.gelu, self.dtype, name=name)
+      return block(x, train=train)
+
+    # The released training code keeps dropped branches unscaled.
+    depth = layers.StochasticDepth(self.stochastic_depth, rescale=False)
+    y = jnp.swapaxes(norm(x), 1, 2)  # [batch, channels, tokens]
+    y = jnp.swapaxes(mlp(y, self.tokens_mlp_dim, "token_mixing"), 1, 2)
+    x = x + depth(y, train=train)
+    y = mlp(norm(x), self.channels_mlp_dim, "channel_mixing")
+    return x + depth(y, train=train)
+
+
+class Mixer(nn.Module):
+  """MLP-Mixer for images.
+
+  Attributes:
+    num_classes: size of the output.
+    patch_size: side of a square patch in pixels; it divides height and width.
+    hidden_dim: channels C of a token.
+    num_blocks: number of Mixer blocks.
+    tokens_mlp_dim: hidden width D_S of token mixing.
+    channels_mlp_dim: hidden width D_C of channel mixing.
+    dropout_rate: dropout in the MLPs.
+    stochastic_depth: drop rate of the last block; it grows linearly from zero
+      at the first (Section 3.1 and Appendix B of the paper).
+    gelu: "tanh", as in the public models, or "exact".
+    layer_norm_epsilon: 1e-6 in the public models.
+    dtype: the dtype of the computation; parameters, normalisation statistics
+      and logits are float32.
+  """
+
+  num_classes: int
+  patch_size: int
+  hidden_dim: int
+  num_blocks: int
+  tokens_mlp_dim: int
+  channels_mlp_dim: int
+  dropout_rate: float = 0.0
+  stochastic_depth: float = 0.0
+  gelu: str = "tanh"
+  layer_norm_epsilon: float = 1e-6
+  dtype: Any = "float32"
+
+  @nn.compact
+  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
+
+    The tokens before the last normalisation, [batch, tokens, channels], are
+    sown as "tokens" into the collection "intermediates".
+    """
+    patch = (self.patch_size, self.patch_size)
+    if images.shape[1] % patch[0] or images.shape[2] % patch[1]:
+      raise ValueError(
+          f"patch_size {self.patch_size} does not divide the image size "
+          f"{images.shape[1]}x{images.shape[2]}"
+      )
+    x = nn.Conv(
+        self.hidden_dim, patch, strides=patch, padding="VALID", dtype=self.dtype, name="stem"
+    )(images)
+    x = x.reshape(x.shape[0], -1, x.shape[-1])  # [batch, tokens, channels]
+    for i in range(self.num_blocks):
+      x = MixerBlock(
+          self.tokens_mlp_dim,
+          self.channels_mlp_dim,
+          dropout_rate=self.dropout_rate,
+          stochastic_depth=self.stochastic_depth * i / max(self.num_blocks - 1, 1),
+          gelu=self.gelu,
+          layer_norm_epsilon=self.layer_norm_epsilon,
+          dtype=self.dtype,
+          name=f"MixerBlock_{i}",
+      )(x, train=train)
+    self.sow("intermediates", "tokens", x)
+    x = nn.LayerNorm(
+        epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm"
+    )(x)
+    x = jnp.mean(x, axis=1, dtype=jnp.float32)
+    # A zero head starts training at the uniform prediction, as published.
+    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
