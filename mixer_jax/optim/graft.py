@@ -1,0 +1,82 @@
+"""Learning-rate grafting: the direction of one optimizer, the norm of another.
+
+Agarwal et al., "Disentangling adaptive gradient methods from learning rates",
+2020, https://arxiv.org/abs/2002.11803, Algorithm 1.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class GraftState(NamedTuple):
+  """State of `graft`.
+
+  Attributes:
+    magnitude: state of the optimizer that gives the norm.
+    direction: state of the optimizer that gives the direction.
+  """
+
+  magnitude: Any
+  direction: Any
+
+
+def graft(
+    magnitude: optax.GradientTransformation,
+    direction: optax.GradientTransformation,
+    scope: str = "tensor",
+    eps: float = 1e-16,
+) -> optax.GradientTransformationExtraArgs:
+  """Takes steps along one optimizer's updates, as long as the other's.
+
+  Both are complete optimizers that see the same gradients, parameters and extra
+  arguments; learning rates, momentum and weight decay live inside each. With m
+  and d their updates, the step is ||m|| d / (||d|| + eps).
+
+  Args:
+    magnitude: gives the norm.
+    direction: gives the direction.
+    scope: "tensor" compares norms of each array (the study's code), "global"
+      those of the whole tree.
+    eps: added to the norm of the direction, the study's 1e-16; a step whose
+      direction is exactly zero is zero.
+
+  Returns:
+    The grafted optimizer. `graft(a, a)` makes the steps of `a`.
+
+  Raises:
+    ValueError: an unknown scope.
+  """
+  if scope not in ("tensor", "global"):
+    raise ValueError(f"scope is {scope!r}; allowed: tensor, global")
+  magnitude = optax.with_extra_args_support(magnitude)
+  direction = optax.with_extra_args_support(direction)
+
+  def init_fn(params):
+    return GraftState(magnitude.init(params), direction.init(params))
+
+  def update_fn(updates, state, params=None, **extra):
+    m, magnitude_state = magnitude.update(updates, state.magnitude, params, **extra)
+    d, direction_state = direction.update(updates, state.direction, params, **extra)
+    if scope == "tensor":
+      step = jax.tree.map(lambda m, d: _rescale(d, _norm(m), _norm(d), eps), m, d)
+    else:
+      m_norm, d_norm = optax.tree.norm(m), optax.tree.norm(d)
+      step = jax.tree.map(lambda d: _rescale(d, m_norm, d_norm, eps), d)
+    return step, GraftState(magnitude_state, direction_state)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+  """Euclidean norm in float32, safe from under- and overflow of the squares."""
+  x = x.astype(jnp.float32)
+  peak = jnp.max(jnp.abs(x))
+  safe = jnp.where(peak > 0, peak, 1.0)
+  return peak * jnp.sqrt(jnp.sum(jnp.square(x / safe)))
+
+
+def _rescale(direction, target_norm, norm, eps):
+  return (direction * (target_norm / (norm + eps))).astype(direction.dtype)

@@ -1,0 +1,352 @@
+"""K-FAC as an optax transform.
+
+Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671. Per dense layer the
+gradient V [d_in + 1, d_out] becomes (A (x) G + damping I)^-1 V, with the factors
+A, G of `curvature.py` averaged over steps. The defaults are the settings of
+"Analyzing the Effectiveness of K-FAC on Training MLP-Mixers" and of its code.
+"""
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.optim.blocks import Block, Diagonal, Kronecker, path_name
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+# Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
+_EIGENVALUE_FLOOR = 1e-10
+
+
+class Eigen(NamedTuple):
+  """Eigendecomposition of a factor: values [d], vectors [d, d] in columns."""
+
+  values: jax.Array
+  vectors: jax.Array
+
+
+class ScaleByKfacState(NamedTuple):
+  """State of `scale_by_kfac`, a pytree of float32 arrays by layer path.
+
+  Attributes:
+    count: number of updates so far, shape=(), dtype=int32.
+    factors: `Kronecker` (or `Diagonal`) moving averages.
+    inverses: per Kronecker block (inputs, outputs): `Eigen` pairs for exact
+      damping, damped inverse matrices for factored damping.
+  """
+
+  count: jax.Array
+  factors: dict[str, Any]
+  inverses: dict[str, Any]
+
+
+def scale_by_kfac(
+    predict: Callable[[Any, Any], Any],
+    params: Any,
+    batch: Any,
+    *,
+    damping: float | Schedule = 1e-3,
+    damping_type: str = "exact",
+    factor_decay: float = 0.95,
+    factor_period: int = 10,
+    inverse_period: int = 100,
+    norm_constraint: float | None = None,
+    learning_rate: float | Schedule | None = None,
+    identity_start: bool = True,
+    likelihood: str = "categorical",
+    estimation: str = "sampled",
+    token_averaging: str = "published",
+    norms: str = "gradient",
+    plain: Sequence[str] = (),
+) -> optax.GradientTransformationExtraArgs:
+  """Preconditions gradients with Kronecker-factored curvature.
+
+  The update function needs two extra arguments: `batch`, which `predict` gets,
+  and `rng`, a key for the sampled targets. Everything happens under `lax.cond`
+  inside the caller's `jit`, `lax.scan` or mesh, so a step that renews neither
+  factors nor inverses pays for the preconditioning products alone.
+
+  Args:
+    predict: maps (params, batch) to the model's outputs [batch, n], or to
+      (outputs, targets) for `estimation="empirical"`. Linen layers inside it
+      register themselves.
+    params: the parameters, or their shapes.
+    batch: an example batch, or its shapes; later batches have the same shapes.
+    damping: added to the curvature, which has the units of loss / parameter^2;
+      a number or a schedule of the update count. Must be positive.
+    damping_type: "exact" adds it to the eigenvalues of the product A (x) G, as
+      published; "factored" adds pi sqrt(damping) to A and sqrt(damping) / pi to
+      G (Martens and Grosse, Section 6.3), which needs two matrix products a step
+      instead of four.
+    factor_decay: decay of the moving averages of the factors per renewal.
+    factor_period: updates between renewals of the factors.
+    inverse_period: updates between renewals of the inverses.
+    norm_constraint: kl_clip: the update v is scaled by min(1,
+      sqrt(norm_constraint / (learning_rate^2 <v, g>))), sums over the
+      preconditioned parameters; None: no constraint.
+    learning_rate: the rate that the chain applies later; the norm constraint
+      needs it.
+    identity_start: start the averages at the identity, as published, instead of
+      at the first estimate. It keeps the first inverses finite where a zero head
+      makes all other gradient factors zero.
+    likelihood: "categorical" or "normal", the predictive distribution.
+    estimation: "sampled", "exact" or "empirical" Fisher.
+    token_averaging: "published" or "expand", see `curvature.py`.
+    norms: "gradient" leaves normalisation parameters to the plain gradient, as
+      published; "diagonal" divides it by their Fisher diagonal plus damping.
+    plain: regular expressions of other parameter paths left to the gradient.
+
+  Returns:
+    A transform whose state is a pytree of arrays, `ScaleByKfacState`. Chain it
+    with momentum and a learning rate, or use `kfac`.
+
+  Raises:
+    ValueError: an option out of range, or a parameter that no block covers.
+    ImportError: the installed kfac-jax does not work with the installed JAX.
+  """
+  _check_options(damping, damping_type, factor_decay, factor_period, inverse_period)
+  if norm_constraint is not None and learning_rate is None:
+    raise ValueError("norm_constraint needs the learning_rate that the chain applies")
+  curvature = _curvature_module().Curvature(
+      predict,
+      params,
+      batch,
+      likelihood=likelihood,
+      estimation=estimation,
+      token_averaging=token_averaging,
+      norms=norms,
+      plain=plain,
+  )
+  invert = _invert_exact if damping_type == "exact" else _invert_factored
+
+  def init_fn(params):
+    blocks = _covered(curvature.blocks, _by_path(params))
+    factors = {b.name: _initial_factors(b) for b in blocks if b.kind != "gradient"}
+    inverses = {b.name: _initial_inverses(b, damping_type) for b in blocks if b.kind == "kronecker"}
+    return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses)
+
+  def update_fn(updates, state, params=None, *, batch, rng, model_params=None, **extra):
+    del extra
+    if params is None and model_params is None:
+      raise ValueError(optax.NO_PARAMS_MSG)
+    whole = params if model_params is None else model_params
+    lam = damping(state.count) if callable(damping) else damping
+
+    def renewed_factors():
+      fresh = curvature.estimate(whole, batch, rng)
+      renewals = state.count // factor_period
+      weight = 1.0 - factor_decay
+      if not identity_start:  # an average without bias towards its start
+        weight = weight / (1.0 - factor_decay ** (renewals + 1.0))
+      return {
+          name: jax.tree.map(lambda old, new: old + weight * (new - old), old, fresh[name])
+          for name, old in state.factors.items()
+      }
+
+    factors = jax.lax.cond(
+        state.count % factor_period == 0, renewed_factors, lambda: state.factors
+    )
+    inverses = jax.lax.cond(
+        state.count % inverse_period == 0,
+        lambda: {name: invert(factors[name], lam) for name in state.inverses},
+        lambda: state.inverses,
+    )
+    gradients = _by_path(updates)
+    blocks = [b for b in curvature.blocks if b.name in factors]
+    directions = {}
+    for b in blocks:
+      directions |= _precondition(b, gradients, factors[b.name], inverses.get(b.name), lam)
+    if norm_constraint is not None:
+      rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+      inner = sum(jnp.vdot(v, gradients[p]) for p, v in directions.items())
+      inner = jnp.maximum(rate**2 * inner, jnp.finfo(jnp.float32).tiny)
+      scale = jnp.minimum(1.0, jnp.sqrt(norm_constraint / inner))
+      directions = {p: v * scale for p, v in directions.items()}
+    updates = jax.tree_util.tree_map_with_path(
+        lambda path, g: directions.get(path_name(path), g).astype(g.dtype), updates
+    )
+    return updates, ScaleByKfacState(optax.safe_increment(state.count), factors, inverses)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def kfac(
+    learning_rate: float | Schedule,
+    predict: Callable[[Any, Any], Any],
+    params: Any,
+    batch: Any,
+    *,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+    decay_mask: Any = None,
+    decay_from: int | None = None,
+    norm_constraint: float | None = 1e-2,
+    factor_period: int = 10,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """The published K-FAC optimizer: precondition, clip, decay, momentum, step.
+
+  Args:
+    learning_rate: a number or a schedule of the update count.
+    predict: see `scale_by_kfac`, as are params, batch and `options`.
+    params: the parameters, or their shapes.
+    batch: an example batch, or its shapes.
+    momentum: decay of the momentum buffer (no dampening, no Nesterov).
+    weight_decay: added times the parameters to the preconditioned gradient.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+    decay_from: the first update that decays; None is 20 factor periods, as in
+      the published code, which lets the curvature settle first.
+    norm_constraint: see `scale_by_kfac`.
+    factor_period: see `scale_by_kfac`.
+    **options: further arguments of `scale_by_kfac`.
+
+  Returns:
+    A complete optimizer.
+  """
+  if decay_from is None:
+    decay_from = 20 * factor_period
+  decay = lambda count: weight_decay * (count >= decay_from)
+  return optax.chain(
+      scale_by_kfac(
+          predict,
+          params,
+          batch,
+          norm_constraint=norm_constraint,
+          learning_rate=learning_rate,
+          factor_period=factor_period,
+          **options,
+      ),
+      optax.add_decayed_weights(decay, decay_mask) if weight_decay else optax.identity(),
+      optax.trace(momentum),
+      optax.scale_by_learning_rate(learning_rate),
+  )
+
+
+def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
+  """Lists the curvature blocks that `scale_by_kfac` uses for a model.
+
+  Args:
+    predict: see `scale_by_kfac`, as are params, batch.
+    params: the parameters, or their shapes.
+    batch: an example batch, or its shapes.
+    **options: `likelihood`, `norms`, `plain`, ... of `scale_by_kfac`.
+
+  Returns:
+    A tuple of `curvature.Block`: name, kind, parameter paths and factor sizes.
+  """
+  return _curvature_module().Curvature(predict, params, batch, **options).blocks
+
+
+def _curvature_module():
+  """Imports kfac-jax on demand: all else runs without it."""
+  try:
+    from mixer_jax.optim import curvature
+  except (ImportError, AttributeError) as e:
+    raise ImportError(
+        f"K-FAC needs a kfac-jax that works with JAX {jax.__version__} ({_kfac_version()} is"
+        f" installed; 0.0.8 works with jax >= 0.8.3, < 0.9.2): {e}"
+    ) from e
+  return curvature
+
+
+def _kfac_version() -> str:
+  from importlib import metadata
+
+  try:
+    return f"kfac-jax {metadata.version('kfac-jax')}"
+  except metadata.PackageNotFoundError:
+    return "no kfac-jax"
+
+
+def _check_options(damping, damping_type, factor_decay, factor_period, inverse_period):
+  if not callable(damping) and not damping > 0:
+    raise ValueError(f"damping is {damping}; it must be above 0")
+  if damping_type not in ("exact", "factored"):
+    raise ValueError(f"damping_type is {damping_type!r}; allowed: exact, factored")
+  if not 0 <= factor_decay < 1:
+    raise ValueError(f"factor_decay is {factor_decay}; it must be in [0, 1)")
+  for name, period in (("factor_period", factor_period), ("inverse_period", inverse_period)):
+    if period < 1:
+      raise ValueError(f"{name} is {period}; it must be at least 1")
+
+
+def _by_path(tree: Any) -> dict[str, jax.Array]:
+  return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _covered(blocks, leaves):
+  """The blocks all of whose parameters are in a (possibly masked) tree."""
+  covered = []
+  for block in blocks:
+    present = [path in leaves for path in block.paths]
+    if any(present) and not all(present):
+      raise ValueError(f"the K-FAC block {block.name} needs all of {', '.join(block.paths)}")
+    if all(present):
+      covered.append(block)
+  return covered
+
+
+def _initial_factors(block: Block) -> Kronecker | Diagonal:
+  if block.kind == "kronecker":
+    return Kronecker(*(jnp.eye(d) for d in block.factor_sizes))
+  return Diagonal(tuple(jnp.ones(shape) for shape in block.shapes))
+
+
+def _initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
+  """Those of identity factors; the first update replaces them."""
+  if damping_type == "exact":
+    return tuple(Eigen(jnp.ones(d), jnp.eye(d)) for d in block.factor_sizes)
+  return tuple(jnp.eye(d) for d in block.factor_sizes)
+
+
+def _invert_exact(factors, damping) -> tuple[Eigen, Eigen]:
+  """Eigendecompositions; the damping is added when they are used."""
+  del damping
+
+  def decompose(factor):
+    with jax.default_matmul_precision("highest"):
+      values, vectors = jnp.linalg.eigh(factor)
+    return Eigen(jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0), vectors)
+
+  return tuple(decompose(f) for f in factors)
+
+
+def _invert_factored(factors, damping) -> tuple[jax.Array, jax.Array]:
+  """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
+
+  pi = sqrt((tr A / dim A) / (tr G / dim G)); a factor without trace (dead units)
+  would make it 0 or infinite, hence the bounds.
+  """
+  mean_eigenvalue = [jnp.trace(f) / f.shape[0] for f in factors]
+  ratio = mean_eigenvalue[0] / jnp.maximum(mean_eigenvalue[1], _EIGENVALUE_FLOOR)
+  pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
+  shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
+
+  def invert(factor, shift):
+    identity = jnp.eye(factor.shape[0])
+    with jax.default_matmul_precision("highest"):
+      root = jax.scipy.linalg.cho_factor(factor + shift * identity)
+      return jax.scipy.linalg.cho_solve(root, identity)
+
+  return tuple(invert(f, s) for f, s in zip(factors, shifts))
+
+
+def _precondition(block, gradients, factors, inverses, damping) -> dict[str, jax.Array]:
+  """The preconditioned gradients of one block by parameter path, float32."""
+  grads = [gradients[path].astype(jnp.float32) for path in block.paths]
+  if block.kind == "diagonal":
+    return {p: g / (d + damping) for p, g, d in zip(block.paths, grads, factors.values)}
+  d_out = block.factor_sizes[1]
+  v = jnp.concatenate([g.reshape(-1, d_out) for g in grads])  # [d_in (+ 1), d_out]
+  a, g = inverses
+  if isinstance(a, Eigen):
+    v = a.vectors.T @ v @ g.vectors
+    v = v / (a.values[:, None] * g.values[None, :] + damping)
+    v = a.vectors @ v @ g.vectors.T
+  else:
+    v = a @ v @ g
+  d_in = v.shape[0] - (len(grads) - 1)
+  parts = [v[:d_in], v[d_in:]]
+  return {p: x.reshape(s) for p, x, s in zip(block.paths, parts, block.shapes)}
