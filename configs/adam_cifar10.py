@@ -1,0 +1,16 @@
+"""Adam, weight decay inside the gradient on CIFAR-10: Section 4.3 of the K-FAC study.
+
+  python -m mixer_jax.main --config=configs/adam_cifar10.py[:s4|b4|s16|b16]
+
+Batch 64, 100 epochs, learning rate 1e-3 and a tenth of it from epochs 40 and 80.
+"""
+
+from mixer_jax import config as config_lib
+
+
+def get_config(model="b4"):
+  config = config_lib.study("cifar10", model)
+  config.optimizer = config_lib.optimizer(
+      "adam", learning_rate=1e-3, weight_decay=1e-4, decay="all"
+  )
+  return config

@@ -1,0 +1,30 @@
+"""K-FAC on CIFAR-10: Section 4.3 of the K-FAC study.
+
+  python -m mixer_jax.main --config=configs/kfac_cifar10.py[:s4|b4|s16|b16]
+
+Batch 64, 100 epochs, learning rate 1e-3 and a tenth of it from epochs 40 and 80.
+"""
+
+from mixer_jax import config as config_lib
+
+
+def get_config(model="b4"):
+  config = config_lib.study("cifar10", model)
+  config.optimizer = config_lib.optimizer(
+      "kfac",
+      learning_rate=1e-3,
+      momentum=0.9,
+      weight_decay=1e-4,
+      decay="all",
+      damping=1e-3,
+      damping_type="exact",
+      norm_constraint=1e-2,
+      factor_decay=0.95,
+      factor_period=10,
+      inverse_period=100,
+      estimation="sampled",
+      token_averaging="published",
+      norms="gradient",
+      identity_start=True,
+  )
+  return config

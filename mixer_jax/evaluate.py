@@ -1,0 +1,93 @@
+"""Exact metrics of a test split, in training and from a checkpoint.
+
+  python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=best|latest|STEP]
+"""
+
+import functools
+from typing import Any
+
+from absl import flags
+import jax
+
+from mixer_jax import checkpoint, cli, experiment, sharding, workdir
+from mixer_jax.data import batches
+from mixer_jax.errors import UserError
+
+class Evaluator:
+  """Metrics over exactly the examples of the test split, each counted once.
+
+  Args:
+    run: the experiment whose test split is used.
+  """
+
+  def __init__(self, run: experiment.Experiment):
+    split, task = run.dataset.test, run.task
+    self._task = task
+    self._everywhere = sharding.replicated(run.mesh)
+    self._feed = batches.Feed(split, self._everywhere)
+    self._ids, self._masks = batches.test_indices(len(split.labels), run.config.eval_batch_size)
+    batched = sharding.batched(run.mesh)
+
+    @functools.partial(jax.jit, out_shardings=self._everywhere)
+    def add_batch(totals, params, images, labels, ids, mask):
+      pixels, classes = (jax.lax.with_sharding_constraint(x[ids], batched) for x in (images, labels))
+      batch = task.batch(None, pixels, classes, train=False)
+      return totals.merge(task.evaluate(params, batch, mask))
+
+    self._add_batch = add_batch
+
+  def __call__(self, params: Any) -> dict[str, float]:
+    """Mean loss in nats, top1 and top5 in [0, 1]."""
+    totals = jax.device_put(self._task.test_metrics.empty(), self._everywhere)
+    for (images, labels, ids), mask in zip(self._feed.windows(self._ids, 1), self._masks):
+      totals = self._add_batch(totals, params, images, labels, ids[0], mask)
+    return {name: float(value) for name, value in totals.compute().items()}
+
+
+def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, float]:
+  """Restores a checkpoint's parameters and evaluates them.
+
+  Args:
+    path: the run's directory.
+    which: "best", "latest" or a step.
+    data_dir: replaces the config's `data.dir`.
+
+  Returns:
+    loss, top1 and top5, equal to what training logged for this step.
+
+  Raises:
+    UserError: no run, no such checkpoint, or no data.
+  """
+  directory = workdir.existing(path)
+  config = workdir.load_config(directory)
+  if data_dir is not None:
+    config.data.dir = data_dir
+  saved = checkpoint.Checkpoints(directory, read_only=True)
+  step = saved.find(which)
+  run = experiment.build(config)
+  shapes = checkpoint.template(run.param_shapes, sharding.replicated(run.mesh))
+  params, progress = saved.restore_params(step, shapes)
+  metrics = Evaluator(run)(params)
+  print(
+      f"{directory} step {step} (epoch {progress.epoch}) on {len(run.dataset.test.labels)} test"
+      f" images of {run.dataset.name}"
+  )
+  return metrics
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  options = flags.FLAGS
+  if not options.workdir:
+    raise UserError("--workdir is missing; it names the directory of a run")
+  metrics = evaluate(options.workdir, options.checkpoint, options.data_dir)
+  print(
+      f"test top-1 {metrics['top1']:.4%}  top-5 {metrics['top5']:.4%}  loss {metrics['loss']:.6f}"
+  )
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("workdir", None, "Directory of the run.")
+  flags.DEFINE_string("checkpoint", "best", '"best", "latest" or a step.')
+  flags.DEFINE_string("data_dir", None, "Where the data are now; default: as trained.")
+  cli.run(main)

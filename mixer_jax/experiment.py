@@ -1,0 +1,98 @@
+"""A config made real: mesh, data, model, task, schedule and optimizer."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from mixer_jax import data, models, optim, sharding, tasks
+from mixer_jax.data import augment
+from mixer_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """What training, evaluation and benchmarks of one config share.
+
+  Attributes:
+    config: see `mixer_jax.config`.
+    mesh: the devices.
+    dataset: train and test images.
+    task: the model with its loss and metrics.
+  """
+
+  config: ml_collections.ConfigDict
+  mesh: jax.sharding.Mesh
+  dataset: data.Dataset
+  task: tasks.Classification
+
+  @functools.cached_property
+  def steps_per_epoch(self) -> int:
+    return len(self.dataset.train.labels) // self.config.batch_size
+
+  @functools.cached_property
+  def multiplier(self) -> optim.schedules.Schedule:
+    """The schedule of the learning rate, a function of the update count."""
+    config = self.config
+    return optim.schedules.build(config.schedule, self.steps_per_epoch, config.num_epochs)
+
+  @functools.cached_property
+  def param_shapes(self) -> Any:
+    return jax.eval_shape(self.task.init, jax.random.key(0))
+
+  @functools.cached_property
+  def problem(self) -> optim.Problem:
+    """What K-FAC is told about the task."""
+    images = self.dataset.train.images
+    size = (self.config.batch_size,)
+    batch = jax.eval_shape(
+        functools.partial(self.task.batch, train=True),
+        jax.random.key(0),
+        jax.ShapeDtypeStruct(size + images.shape[1:], images.dtype),
+        jax.ShapeDtypeStruct(size, jnp.int32),
+    )
+    return optim.Problem(self.task.predict, self.param_shapes, batch, self.task.likelihood)
+
+  @functools.cached_property
+  def tx(self) -> optax.GradientTransformationExtraArgs:
+    """The optimizer."""
+    return optim.build(self.config.optimizer, self.multiplier, self.problem)
+
+
+def build(config: ml_collections.ConfigDict) -> Experiment:
+  """Loads the data and builds the model that a config describes.
+
+  Raises:
+    UserError: a field of the config, or the data, is not usable.
+  """
+  if config.require_accelerator and jax.devices()[0].platform == "cpu":
+    raise UserError("require_accelerator is True, but JAX finds only a CPU")
+  mesh = sharding.make_mesh(config)
+  overrides = {k: v for k, v in config.model.items() if k != "name" and v is not None}
+  images = _image_spec(config)
+  # A bad model is refused before data are read or downloaded.
+  patch_size = models.build(config.model.name, 1, **overrides).patch_size
+  if images.image_size % patch_size:
+    raise UserError(
+        f"data.image_size is {images.image_size}; it must be a multiple of the patch size"
+        f" {patch_size} of {config.model.name}"
+    )
+  dataset = data.load(config.data)
+  if config.batch_size > len(dataset.train.labels):
+    raise UserError(
+        f"batch_size is {config.batch_size}, more than the {len(dataset.train.labels)}"
+        f" training images of {dataset.name}"
+    )
+  augment.check(images, dataset.train.images.shape)
+  model = models.build(config.model.name, dataset.num_classes, **overrides)
+  return Experiment(config, mesh, dataset, tasks.Classification(model, images))
+
+
+def _image_spec(config: ml_collections.ConfigDict) -> augment.ImageSpec:
+  fields = ("image_size", "resize", "pad", "flip", "random_crop")
+  statistics = {f: tuple(config.data[f]) for f in ("mean", "std")}
+  return augment.ImageSpec(**{f: config.data[f] for f in fields}, **statistics)

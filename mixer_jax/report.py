@@ -1,0 +1,126 @@
+"""What a run shows: lines on the console and the picture of its curves.
+
+  python -m mixer_jax.report curves --workdir=DIR
+"""
+
+import pathlib
+from typing import Any
+
+from absl import flags
+from clu import parameter_overview
+import jax
+
+import mixer_jax
+from mixer_jax import cli, optim, workdir
+from mixer_jax.checkpoint import Progress
+from mixer_jax.errors import UserError
+from mixer_jax.experiment import Experiment
+
+
+def print_devices() -> None:
+  """The first line of a run: what it really runs on."""
+  device = jax.devices()[0]
+  print(
+      f"mixer_jax {mixer_jax.__version__}, JAX {jax.__version__}, backend {device.platform}:"
+      f" {jax.device_count()} x {device.device_kind}",
+      flush=True,
+  )
+
+
+def print_model(run: Experiment) -> None:
+  """The parameters and, under K-FAC, the curvature block of each."""
+  shapes = run.param_shapes
+  print(parameter_overview.get_parameter_overview(shapes, include_stats=False))
+  if _uses_kfac(run.config.optimizer):
+    problem = run.problem
+    blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
+    print(blocks_table(blocks), flush=True)
+
+
+def _uses_kfac(config: Any) -> bool:
+  if config.name == "graft":
+    return _uses_kfac(config.magnitude) or _uses_kfac(config.direction)
+  return config.name == "kfac"
+
+
+def blocks_table(blocks: Any) -> str:
+  """Layer, kind of curvature block and factor sizes, a line each."""
+  width = max(len(b.name) for b in blocks)
+  lines = [f"{'curvature block':{width}}  kind       factors"]
+  for b in blocks:
+    sizes = " x ".join(map(str, b.factor_sizes)) or "-"
+    lines.append(f"{b.name:{width}}  {b.kind:9}  {sizes}")
+  return "\n".join(lines)
+
+
+def epoch_line(row: dict[str, Any], num_epochs: int) -> str:
+  """One line about an epoch."""
+  top5 = f" top-5 {row['test/top5']:.2%}" if "test/top5" in row else ""
+  return (
+      f"epoch {row['epoch']}/{num_epochs}  train loss {row['train/loss']:.4f} accuracy"
+      f" {row['train/accuracy']:.2%}  test loss {row['test/loss']:.4f} top-1"
+      f" {row['test/top1']:.2%}{top5} (best {row['test/best_top1']:.2%} in epoch"
+      f" {row['test/best_epoch']})  lr {row['learning_rate']:.3g}"
+      f"  {row['images_per_second']:.0f} images/s  {row['seconds_per_epoch']:.1f} s"
+  )
+
+
+def summary(progress: Progress, target: float) -> str:
+  """What a run reached."""
+  text = (
+      f"{progress.epoch} epochs, best test top-1 {progress.best_top1:.2%} in epoch"
+      f" {progress.best_epoch}"
+  )
+  if target:
+    reached = f"in epoch {progress.target_epoch}" if progress.target_epoch else "not reached"
+    text += f", target {target:.0%} {reached}"
+  return text
+
+
+_PANELS = (
+    ("loss", "loss (nats)", ("train/loss", "test/loss")),
+    ("accuracy", "accuracy", ("train/accuracy", "test/top1")),
+    ("learning rate", "learning rate", ("learning_rate",)),
+)
+
+
+def curves(directory: pathlib.Path) -> pathlib.Path:
+  """Draws loss, accuracy and learning rate over epochs to `curves.png`.
+
+  Raises:
+    UserError: the run has no metrics yet.
+  """
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  rows = workdir.read_metrics(directory)
+  if not rows:
+    raise UserError(f"{directory} holds no metrics (no lines in {workdir.METRICS})")
+  figure, axes = plt.subplots(1, len(_PANELS), figsize=(13, 3.8), layout="constrained")
+  epochs = [row["epoch"] for row in rows]
+  for axis, (title, label, names) in zip(axes, _PANELS):
+    for name in names:
+      axis.plot(epochs, [row[name] for row in rows], marker="." if len(rows) < 30 else "", label=name)
+    axis.set(title=title, xlabel="epoch", ylabel=label)
+    axis.grid(alpha=0.3)
+    axis.legend()
+  config = workdir.load_config(directory)
+  figure.suptitle(f"{config.model.name}, {config.data.name}, {config.optimizer.name}")
+  path = directory / "curves.png"
+  figure.savefig(path, dpi=120)
+  plt.close(figure)
+  return path
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  if not flags.FLAGS.workdir:
+    raise UserError("--workdir is missing; it names the directory of a run")
+  print(curves(workdir.existing(flags.FLAGS.workdir)))
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("workdir", None, "Directory of the run.")
+  cli.run_commands({"curves": main})
