@@ -1,0 +1,132 @@
+"""Encoded images to uint8 arrays, with Pillow in a pool of threads."""
+
+from concurrent import futures
+import dataclasses
+import io
+import os
+from typing import Callable
+
+import numpy as np
+from PIL import Image
+from PIL import ImageOps
+import tqdm
+
+from mixer_jax.errors import UserError
+
+_CHUNK = 64  # images a task: small ones decode in less time than a task costs
+_SHOW_PROGRESS_ABOVE = 5_000  # images
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+  """The encoded images of one base split.
+
+  Attributes:
+    num: how many there are.
+    fingerprint: changes whenever any image, label or their order may have.
+    read: index -> (encoded image, label); called from several threads.
+    where: index -> the file (or record) in words, for messages.
+  """
+
+  num: int
+  fingerprint: str
+  read: Callable[[int], tuple[bytes, int]]
+  where: Callable[[int], str]
+
+
+def decode_image(data: bytes, where: str, stored_size: int = 0) -> np.ndarray:
+  """Decodes one image file, upright as its EXIF tag says.
+
+  Args:
+    data: the bytes of any format that Pillow reads.
+    where: names the image in messages.
+    stored_size: if positive, the shorter side is resized to it (bilinear,
+      antialiased) and the longer one cropped to it around the centre.
+
+  Returns:
+    [height, width, 3] uint8 RGB. 16-bit grey is scaled to 8 bits; an alpha
+    channel is dropped.
+
+  Raises:
+    UserError: if it is broken, or so large that decoding may fill the memory.
+  """
+  if not data:
+    raise UserError(f"{where}: broken image: the file is empty")
+  try:
+    with Image.open(io.BytesIO(data)) as image:
+      too_large = image.width * image.height > Image.MAX_IMAGE_PIXELS
+      if not too_large:
+        image = _to_rgb(ImageOps.exif_transpose(image))
+        if stored_size:
+          image = _resize_and_crop(image, stored_size)
+        return np.asarray(image)
+  except Image.DecompressionBombError:
+    too_large = True
+  except Exception as error:  # Pillow's plug-ins raise whatever they trip over.
+    reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else error
+    raise UserError(f"{where}: broken image: {reason}") from error
+  raise UserError(f"{where}: refused: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels")
+
+
+def decode_all(
+    records: Records, stored_size: int, allocate: Callable[[tuple[int, ...]], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Decodes every record.
+
+  Args:
+    records: what to decode.
+    stored_size: see `decode_image`.
+    allocate: shape -> a writable uint8 array of that shape, to be filled.
+
+  Returns:
+    images [n, height, width, 3] uint8 from `allocate`, labels [n] int32.
+
+  Raises:
+    UserError: if an image is broken, or if their sizes differ.
+  """
+  def decode(i):
+    data, label = records.read(i)
+    return decode_image(data, records.where(i), stored_size), label
+
+  first, _ = decode(0)
+  images = allocate((records.num, *first.shape))
+  labels = np.empty(records.num, np.int32)
+
+  def decode_chunk(start):
+    chunk = range(start, min(start + _CHUNK, records.num))
+    for i in chunk:
+      image, labels[i] = decode(i)
+      if image.shape != first.shape:
+        raise UserError(
+            f"{records.where(i)}: is {_size(image)} pixels (width x height) but {records.where(0)} is {_size(first)};"
+            " set data.stored_size to a side in pixels, e.g. --config.data.stored_size=256")
+      images[i] = image
+    return len(chunk)
+
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool, tqdm.tqdm(
+      total=records.num, desc="Decoding images (once)", unit=" images", unit_scale=True,
+      disable=records.num <= _SHOW_PROGRESS_ABOVE) as bar:
+    for done in pool.map(decode_chunk, range(0, records.num, _CHUNK)):
+      bar.update(done)
+  return images, labels
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+  if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip
+    grey = np.asarray(image, np.float32) / 257
+    image = Image.fromarray(np.rint(grey.clip(0, 255)).astype(np.uint8))
+  elif image.mode == "P" and "transparency" in image.info:
+    image = image.convert("RGBA")
+  return image.convert("RGB")
+
+
+def _resize_and_crop(image: Image.Image, side: int) -> Image.Image:
+  scale = side / min(image.size)
+  width, height = (max(side, round(scale * length)) for length in image.size)
+  image = image.resize((width, height), Image.Resampling.BILINEAR)
+  left, top = (width - side) // 2, (height - side) // 2
+  return image.crop((left, top, left + side, top + side))
+
+
+def _size(image: np.ndarray) -> str:
+  return f"{image.shape[1]}x{image.shape[0]}"

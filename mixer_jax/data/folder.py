@@ -1,0 +1,98 @@
+"""Image folders: ROOT/{train,test}/CLASS/IMAGE."""
+
+import os
+import pathlib
+
+import numpy as np
+
+from mixer_jax.data import cache
+from mixer_jax.data import decode
+from mixer_jax.data import splits
+from mixer_jax.errors import UserError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_LAYOUT = "an image folder has the layout ROOT/{train,test}/CLASS/IMAGE"
+
+
+class Folder:
+  """A folder of images in one sub-folder a class.
+
+  Attributes:
+    class_names: the sorted names of the train split's class folders.
+  """
+
+  def __init__(self, root: str, train_base: str = "train"):
+    """Finds the classes in ROOT/train_base.
+
+    Raises:
+      UserError: if the folder is missing or not laid out as it should be.
+    """
+    if not root:
+      raise UserError(f"data.dir='': data.name=folder needs the path of an image folder; {_LAYOUT}")
+    self._root = pathlib.Path(root).expanduser().absolute()
+    if not self._root.is_dir():
+      raise UserError(f"data.dir={root}: no such folder; {_LAYOUT}")
+    self.class_names = tuple(self._class_dirs(train_base))
+    self._train_base = train_base
+
+  def records(self, base: str) -> decode.Records:
+    """Lists the images of ROOT/base in a shuffled order that depends on their names only."""
+    classes = self._class_dirs(base)
+    unknown = sorted(set(classes) - set(self.class_names))
+    if unknown:
+      raise UserError(f"{self._root / base / unknown[0]}: class {unknown[0]!r} is not among the"
+                      f" {len(self.class_names)} class folders of {self._root / self._train_base}")
+    paths, labels, files = [], [], []
+    for name in classes:
+      images = _list_images(self._root / base / name)
+      if not images and base == self._train_base:
+        raise UserError(f"{self._root / base / name}: no images in this class folder; {_extensions()}")
+      for file_name, size, mtime_ns in images:
+        paths.append(os.path.join(self._root, base, name, file_name))
+        labels.append(self.class_names.index(name))
+        files.append((f"{name}/{file_name}", size, mtime_ns))
+    if not paths:
+      raise UserError(f"{self._root / base}: no images in its class folders; {_extensions()}")
+
+    order = splits.shuffled_order(len(paths))
+    return decode.Records(
+        num=len(paths),
+        fingerprint=cache.fingerprint(("folder", str(self._root), base, self.class_names), files),
+        read=lambda i: (_read_bytes(paths[order[i]]), labels[order[i]]),
+        where=lambda i: paths[order[i]])
+
+  def _class_dirs(self, base: str) -> list[str]:
+    path = self._root / base
+    if not path.is_dir():
+      found = ", ".join(sorted(p.name for p in self._root.iterdir() if p.is_dir())) or "none"
+      raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {_LAYOUT}")
+    names = sorted(e.name for e in _scan(path) if e.is_dir())
+    if not names:
+      raise UserError(f"{path}: no class folders in it; {_LAYOUT}")
+    return names
+
+
+def _list_images(path: pathlib.Path) -> list[tuple[str, int, int]]:
+  """Returns (name, bytes, mtime in ns) of the images in a folder, sorted."""
+  stats = [(e.name, e.stat()) for e in _scan(path) if e.name.lower().endswith(EXTENSIONS)]
+  return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def _scan(path: pathlib.Path) -> list[os.DirEntry]:
+  """Lists a folder without hidden entries (.DS_Store and the like)."""
+  try:
+    return [e for e in os.scandir(path) if not e.name.startswith(".")]
+  except OSError as error:
+    raise UserError(f"{path}: cannot be listed: {error.strerror}") from error
+
+
+def _read_bytes(path: str) -> bytes:
+  try:
+    with open(path, "rb") as file:
+      return file.read()
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _extensions() -> str:
+  return "images end in " + ", ".join(EXTENSIONS)

@@ -1,0 +1,61 @@
+"""Arrays in an .npz file: train_images, train_labels, test_images, test_labels."""
+
+import pathlib
+import zipfile
+import zlib
+
+import numpy as np
+
+from mixer_jax.data import splits
+from mixer_jax.errors import UserError
+
+_ALLOWED = "an .npz needs SPLIT_images uint8 [n, height, width, 3] and integer SPLIT_labels [n], e.g. train_images"
+
+
+class Npz:
+  """The base splits of an .npz file.
+
+  Attributes:
+    class_names: the file's `class_names`, else the numbers from 0 to the
+      largest training label.
+  """
+
+  def __init__(self, path: str):
+    """Reads the arrays' names and the class names.
+
+    Raises:
+      UserError: if it is not such a file.
+    """
+    self._path = path
+    if not pathlib.Path(path).expanduser().is_file():
+      raise UserError(f"data.dir={path!r}: no such file; data.name=npz needs the path of an .npz file")
+    try:
+      self._file = np.load(pathlib.Path(path).expanduser(), allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+      raise UserError(f"data.dir={path}: not a readable .npz file: {error}") from error
+    if not isinstance(self._file, np.lib.npyio.NpzFile):
+      raise UserError(f"data.dir={path}: holds a single array; {_ALLOWED}")
+    if "class_names" in self._file:
+      self.class_names = tuple(str(name) for name in self._array("class_names").ravel())
+    else:
+      self.class_names = tuple(str(i) for i in range(int(self.read("train").labels.max()) + 1))
+
+  def read(self, base: str) -> splits.Base:
+    """Returns the examples of a base split; the order is the file's."""
+    images, labels = self._array(f"{base}_images"), self._array(f"{base}_labels")
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+      raise UserError(f"{self._path}: {base}_images is {images.dtype} {list(images.shape)}; {_ALLOWED}")
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+      raise UserError(f"{self._path}: {base}_labels is {labels.dtype} {list(labels.shape)}"
+                      f" for {len(images)} images; {_ALLOWED}")
+    if not len(images):
+      raise UserError(f"{self._path}: {base}_images is empty; {_ALLOWED}")
+    return splits.Base(images, labels.astype(np.int32), shuffled=False)
+
+  def _array(self, name: str) -> np.ndarray:
+    if name not in self._file:
+      raise UserError(f"{self._path}: has no array {name!r}, only {', '.join(self._file.files) or 'none'}; {_ALLOWED}")
+    try:
+      return self._file[name]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+      raise UserError(f"{self._path}: array {name!r} cannot be read: {error}") from error

@@ -1,0 +1,199 @@
+"""TensorFlow Datasets without TensorFlow, and without a network where the files are here."""
+
+import contextlib
+import difflib
+import importlib.abc
+import importlib.machinery
+import os
+import pathlib
+import re
+import sys
+import threading
+import urllib.parse
+
+from absl import logging
+
+from mixer_jax.data import cache
+from mixer_jax.data import decode
+from mixer_jax.errors import UserError
+
+_PROBE_SECONDS = 10  # for all hosts together
+
+
+class Tfds:
+  """An image-classification set of TFDS, prepared as array_record.
+
+  Attributes:
+    class_names: of its `label` feature.
+  """
+
+  def __init__(self, name: str, data_dir: str):
+    """Finds the prepared set, or downloads and prepares it.
+
+    Args:
+      name: "cifar10", "cifar10:3.0.2", "dataset/config" or
+        "dataset/config:1.0.0"; without a version the newest one is read.
+      data_dir: where prepared sets are; "" for TFDS's default.
+
+    Raises:
+      UserError: if there is no such set, it holds no labelled images, or it is
+        not here and cannot be downloaded.
+    """
+    self._name = name
+    root = pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser().absolute()
+    with _without_tensorflow():
+      import tensorflow_datasets as tfds  # slow, so only when needed  # pylint: disable=g-import-not-at-top
+      self._dir = _find_prepared(name, root) or _prepare(tfds, name, root)
+      try:
+        self._builder = tfds.builder_from_directory(str(self._dir))
+      except Exception as error:
+        raise UserError(f"data.name={name}: {self._dir} cannot be read: {_one_line(error)}") from error
+      self.class_names = _class_names(tfds, name, self._builder.info.features)
+      self._decoders = {"image": tfds.decode.SkipDecoding()}
+
+  def records(self, base: str) -> decode.Records:
+    """Opens a base split, in the order in which it was prepared."""
+    available = list(self._builder.info.splits)
+    if base not in available:
+      raise UserError(f"data.name={self._name}: has no split {base!r}, only {', '.join(sorted(available))};"
+                      " set data.train_split and data.test_split")
+    with _without_tensorflow():
+      try:
+        source = self._builder.as_data_source(base, decoders=self._decoders)
+      except NotImplementedError as error:
+        raise UserError(
+            f"data.name={self._name}: {self._dir} is not in the array_record format, which is what can be read without"
+            f" TensorFlow; prepare it into another data.dir: {_command(self._name, 'NEW_DIR')}") from error
+      except Exception as error:
+        raise UserError(f"data.name={self._name}: {self._dir} cannot be read: {_one_line(error)}") from error
+
+    def read(i):
+      try:
+        example = source[i]
+      except Exception as error:
+        raise UserError(f"{where(i)}: cannot be read: {_one_line(error)}") from error
+      return example["image"], int(example["label"])
+
+    def where(i):
+      return f"{self._dir}, record {i} of {base!r}"
+
+    stats = [(path.name, path.stat()) for path in self._dir.iterdir()]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return decode.Records(
+        num=len(source), fingerprint=cache.fingerprint(("tfds", str(self._dir), base), files), read=read, where=where)
+
+
+class _TensorflowRefuser(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """An import hook that lets TFDS ask whether TensorFlow exists, but not import it."""
+
+  def find_spec(self, name, path=None, target=None):
+    del path, target
+    return importlib.machinery.ModuleSpec(name, self) if name == "tensorflow" else None
+
+  def create_module(self, spec):
+    raise ModuleNotFoundError("this needs TensorFlow, which mixer_jax does not use", name=spec.name)
+
+  def exec_module(self, module):
+    raise AssertionError("create_module has already refused")
+
+
+@contextlib.contextmanager
+def _without_tensorflow():
+  """Makes `import tensorflow` fail: TFDS would use it in places if it is installed."""
+  refuser = _TensorflowRefuser()
+  sys.meta_path.insert(0, refuser)
+  try:
+    yield
+  finally:
+    sys.meta_path.remove(refuser)
+
+
+def _find_prepared(name: str, root: pathlib.Path) -> pathlib.Path | None:
+  """Returns the newest ROOT/NAME[/CONFIG]/VERSION that fits, looking at files only."""
+  path, _, version = name.partition(":")
+  dataset, _, config = path.partition("/")
+  if not re.fullmatch(r"\w+", dataset):
+    return None
+  found = []
+  for info in (root / dataset).glob("**/dataset_info.json"):
+    *its_config, its_version = info.parent.relative_to(root / dataset).parts or ("",)
+    its_config = "/".join(its_config)
+    fits = config in ("", its_config) and version in ("", its_version)
+    if fits and re.fullmatch(r"\d+\.\d+\.\d+", its_version) and (info.parent / "features.json").exists():
+      found.append((its_config, [int(n) for n in its_version.split(".")], info.parent))
+  configs = sorted({its_config for its_config, _, _ in found})
+  if len(configs) > 1:
+    raise UserError(f"data.name={name}: {root / dataset} holds several configs, name one of them: "
+                    + ", ".join(f"{dataset}/{c}" for c in configs))
+  return max(found)[2] if found else None
+
+
+def _prepare(tfds, name: str, root: pathlib.Path) -> pathlib.Path:
+  """Downloads and prepares a set; returns its directory."""
+  dataset = re.split("[/:]", name)[0]
+  known = tfds.list_builders(with_community_datasets=False)
+  if dataset not in known:
+    close = difflib.get_close_matches(dataset, known)
+    raise UserError(f"data.name={name}: no such dataset in TFDS or in {root};"
+                    f" allowed are sample, folder, npz and TFDS names{' such as ' if close else ''}{', '.join(close)}")
+  try:
+    builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
+    _class_names(tfds, name, builder.info.features)  # refuse before a long download
+    problem = _unreachable([url for url in builder.url_infos if url.startswith("http")])
+    if not problem:
+      logging.info("Downloading and preparing %s in %s", name, root)
+      builder.download_and_prepare()
+  except UserError:
+    raise
+  except Exception as error:
+    problem = _one_line(error)
+  if problem:
+    raise UserError(
+        f"data.name={name}: not found in {root / dataset} and cannot be downloaded ({problem}); prepare it where there"
+        f" is a network and set data.dir: {_command(name, str(root))} ; or train on the bundled sample:"
+        " --config.data.name=sample")
+  return pathlib.Path(builder.data_dir)
+
+
+def _unreachable(urls: list[str]) -> str:
+  """Returns why the hosts of some URLs do not answer, "" if all do.
+
+  TFDS itself retries for minutes before it gives up. The threads are daemons
+  because a look-up of names can hang longer than any time-out of ours.
+  """
+  import requests  # pylint: disable=g-import-not-at-top
+  by_host = {urllib.parse.urlsplit(url).netloc: url for url in urls}
+  problems = {host: f"{host} did not answer within {_PROBE_SECONDS} s" for host in by_host}
+
+  def probe(host, url):
+    try:
+      status = requests.head(url, timeout=_PROBE_SECONDS / 2).status_code
+      problems[host] = f"{host} answers with status {status}" if status >= 500 else ""
+    except requests.RequestException as error:
+      problems[host] = f"{host} cannot be reached: {type(error).__name__}"
+
+  threads = [threading.Thread(target=probe, args=item, daemon=True) for item in by_host.items()]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(_PROBE_SECONDS / len(threads))
+  return next((problem for problem in problems.values() if problem), "")
+
+
+def _class_names(tfds, name: str, features) -> tuple[str, ...]:
+  fits = isinstance(features, tfds.features.FeaturesDict) and "image" in features and "label" in features
+  if not fits or not isinstance(features["image"], tfds.features.Image) or not isinstance(
+      features["label"], tfds.features.ClassLabel):
+    listed = ", ".join(f"{k}: {type(v).__name__}" for k, v in features.items()) if features else "none"
+    raise UserError(f"data.name={name}: needs the features image: Image and label: ClassLabel, but has {listed}")
+  return tuple(features["label"].names)
+
+
+def _command(name: str, data_dir: str) -> str:
+  return ('python -c "import tensorflow_datasets as tfds; '
+          f"tfds.builder('{name}', data_dir='{data_dir}', file_format='array_record').download_and_prepare()\"")
+
+
+def _one_line(error: Exception) -> str:
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  return lines[0][:300]
