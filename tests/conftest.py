@@ -1,0 +1,45 @@
+"""Eight virtual CPU devices for every test, and small things they share."""
+
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import numpy as np
+import pytest
+
+from mixer_jax import config as config_lib
+
+
+@pytest.fixture(scope="session")
+def shapes_npz(tmp_path_factory):
+  """A set that a small net can learn: a bright 4x4 square in one of 4 corners."""
+  rng = np.random.default_rng(0)
+  arrays = {}
+  for split, n in (("train", 256), ("test", 90)):
+    images = rng.integers(0, 60, (n, 8, 8, 3), dtype=np.uint8)
+    labels = np.arange(n, dtype=np.int32) % 4
+    for image, label in zip(images, labels):
+      row, column = 4 * (label // 2), 4 * (label % 2)
+      image[row : row + 4, column : column + 4] += 60
+    arrays |= {f"{split}_images": images, f"{split}_labels": labels}
+  path = tmp_path_factory.mktemp("shapes") / "shapes.npz"
+  np.savez(path, **arrays)
+  return path
+
+
+@pytest.fixture
+def tiny_config(shapes_npz):
+  """A run of seconds: 2 epochs of a 2-block Mixer on 8x8 images, one device."""
+  config = config_lib.default()
+  config.num_epochs = 2
+  config.batch_size = 32
+  config.eval_batch_size = 32
+  config.mesh.data = 1
+  config.model = config_lib.model(
+      "mixer_small", hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=32
+  )
+  config.data = config_lib.data("npz")
+  config.data.update(dir=str(shapes_npz), image_size=8, pad=1, flip=False)
+  config.optimizer = config_lib.optimizer("adam", learning_rate=3e-3)
+  return config

@@ -1,0 +1,194 @@
+"""MLP-Mixer against the paper's sizes, the public tree and NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import models
+from mixer_jax.errors import UserError
+
+# Millions of parameters without the head: Table 1 of the Mixer paper.
+PAPER_MILLIONS = {
+    "mixer_s32": 19,
+    "mixer_s16": 18,
+    "mixer_b32": 60,
+    "mixer_b16": 59,
+    "mixer_l32": 206,
+    "mixer_l16": 207,
+    "mixer_h14": 431,
+}
+# With 1,000 classes, as counted for the released checkpoints.
+RELEASED_COUNTS = {
+    "mixer_b16": 59_880_472,
+    "mixer_b32": 60_293_428,
+    "mixer_l16": 208_196_168,
+}
+
+
+def shapes(name, size=224, classes=1000, **overrides):
+  model = models.build(name, classes, **overrides)
+  return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, size, size, 3)))["params"]
+
+
+def count(params):
+  return sum(x.size for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("name, millions", PAPER_MILLIONS.items())
+def test_sizes_are_those_of_the_paper(name, millions):
+  params = shapes(name)
+  assert round((count(params) - count(params["head"])) / 1e6) == millions
+
+
+@pytest.mark.parametrize("name, number", RELEASED_COUNTS.items())
+def test_sizes_are_those_of_the_released_weights(name, number):
+  assert count(shapes(name)) == number
+
+
+def test_patch_4_variants_by_formula():
+  # S/4 on 32x32: 64 tokens, D_S 256, C 512, D_C 2048.
+  block = 2 * 64 * 256 + 256 + 64 + 2 * 512 * 2048 + 2048 + 512 + 4 * 512
+  stem, norm, head = 4 * 4 * 3 * 512 + 512, 2 * 512, 512 * 10 + 10
+  assert count(shapes("mixer_s4", 32, 10)) == 8 * block + stem + norm + head
+
+
+def test_every_variant_builds():
+  small_images = ("mixer_s4", "mixer_b4", "mixer_small")
+  for name in models.VARIANTS:
+    size = 32 if name in small_images else 224
+    params = shapes(name, size)
+    assert len([k for k in params if k.startswith("MixerBlock_")]) == models.fields(name)["num_blocks"]
+
+
+def test_parameter_tree_is_that_of_the_public_checkpoints():
+  params = shapes("mixer_b16", classes=21843)
+  paths = {
+      "/".join(k.key for k in path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(params)
+  }
+  block = {
+      "LayerNorm_0/bias": (768,),
+      "LayerNorm_0/scale": (768,),
+      "LayerNorm_1/bias": (768,),
+      "LayerNorm_1/scale": (768,),
+      "channel_mixing/Dense_0/bias": (3072,),
+      "channel_mixing/Dense_0/kernel": (768, 3072),
+      "channel_mixing/Dense_1/bias": (768,),
+      "channel_mixing/Dense_1/kernel": (3072, 768),
+      "token_mixing/Dense_0/bias": (384,),
+      "token_mixing/Dense_0/kernel": (196, 384),
+      "token_mixing/Dense_1/bias": (196,),
+      "token_mixing/Dense_1/kernel": (384, 196),
+  }
+  expected = {f"MixerBlock_{i}/{k}": s for i in range(12) for k, s in block.items()} | {
+      "stem/kernel": (16, 16, 3, 768),
+      "stem/bias": (768,),
+      "pre_head_layer_norm/scale": (768,),
+      "pre_head_layer_norm/bias": (768,),
+      "head/kernel": (768, 21843),
+      "head/bias": (21843,),
+  }
+  assert paths == expected
+
+
+def randomised(model, images):
+  """Parameters of the model's tree, all non-trivial."""
+  tree = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
+
+
+def numpy_mixer(p, images, patch, num_blocks):
+  """Equation 1 of the paper, in float64; returns logits and tokens."""
+
+  def norm(x, q):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + 1e-6) * q["scale"] + q["bias"]
+
+  def mlp(x, q):
+    x = x @ q["Dense_0"]["kernel"] + q["Dense_0"]["bias"]
+    x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return x @ q["Dense_1"]["kernel"] + q["Dense_1"]["bias"]
+
+  p = jax.tree.map(np.float64, p)
+  b, h, w, _ = images.shape
+  x = images.reshape(b, h // patch, patch, w // patch, patch, 3).swapaxes(2, 3)
+  x = x.reshape(b, -1, patch * patch * 3) @ p["stem"]["kernel"].reshape(patch * patch * 3, -1)
+  x = x + p["stem"]["bias"]
+  for i in range(num_blocks):
+    q = p[f"MixerBlock_{i}"]
+    x = x + mlp(norm(x, q["LayerNorm_0"]).swapaxes(1, 2), q["token_mixing"]).swapaxes(1, 2)
+    x = x + mlp(norm(x, q["LayerNorm_1"]), q["channel_mixing"])
+  y = norm(x, p["pre_head_layer_norm"]).mean(1)
+  return y @ p["head"]["kernel"] + p["head"]["bias"], x
+
+
+def small(**overrides):
+  fields = dict(hidden_dim=12, num_blocks=2, tokens_mlp_dim=7, channels_mlp_dim=20)
+  return models.build("mixer_small", 5, **fields | overrides)
+
+
+def test_forward_equals_numpy():
+  images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
+  model = small()
+  params = randomised(model, images)
+  logits, state = model.apply({"params": params}, images, mutable=["intermediates"])
+  expected, tokens = numpy_mixer(params, images, 4, 2)
+  np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
+  # The logits cannot see the second token-mixing bias; the tokens can.
+  np.testing.assert_allclose(state["intermediates"]["tokens"][0], tokens, rtol=2e-5, atol=2e-5)
+
+
+def test_head_starts_at_zero():
+  images = jnp.ones((2, 8, 8, 3))
+  variables = small().init(jax.random.key(0), images)
+  np.testing.assert_array_equal(small().apply(variables, images), 0.0)
+
+
+def test_bfloat16_computes_low_and_stores_high():
+  images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+  params = randomised(small(), images)
+  low = small(dtype="bfloat16")
+  logits, state = low.apply({"params": params}, images, mutable=["intermediates"])
+  assert state["intermediates"]["tokens"][0].dtype == jnp.bfloat16
+  assert logits.dtype == jnp.float32
+  own = low.init(jax.random.key(0), images)["params"]
+  assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype("float32")}
+  np.testing.assert_allclose(logits, small().apply({"params": params}, images), rtol=0.1, atol=0.3)
+
+
+def test_stochastic_depth_drops_whole_branches():
+  images = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(np.float32)
+  model = small(stochastic_depth=0.5)
+  params = randomised(model, images)
+  apply = lambda **kw: model.apply({"params": params}, images, mutable=["intermediates"], **kw)
+  tokens = lambda out: np.asarray(out[1]["intermediates"]["tokens"][0])
+  np.testing.assert_array_equal(tokens(apply()), tokens(apply(train=False)))
+  dropped = tokens(apply(train=True, rngs={"dropout": jax.random.key(0)}))
+  # Rates grow from 0 at the first block to 0.5 at the last. One whose two last
+  # branches are both dropped leaves with the tokens that enter the last block.
+  before = small(num_blocks=1).apply(
+      {"params": {k: v for k, v in params.items() if k != "MixerBlock_1"}},
+      images,
+      mutable=["intermediates"],
+  )
+  untouched = np.isclose(dropped, tokens(before), rtol=1e-5, atol=1e-5).all(axis=(1, 2))
+  assert 6 <= untouched.sum() <= 28  # binomial(64, 1/4)
+
+
+def test_dropout_acts_in_training_only():
+  images = jnp.ones((2, 8, 8, 3))
+  model = small(dropout_rate=0.5)
+  params = {"params": randomised(model, images)}
+  run = lambda key: model.apply(params, images, train=True, rngs={"dropout": jax.random.key(key)})
+  assert not np.allclose(run(0), run(1))
+  np.testing.assert_array_equal(model.apply(params, images), small().apply(params, images))
+
+
+def test_mistakes_are_named():
+  with pytest.raises(UserError, match="mixer_b61.*mixer_b16"):
+    models.build("mixer_b61", 10)
+  with pytest.raises(UserError, match="model.depth is no field of mixer_b16.*num_blocks"):
+    models.build("mixer_b16", 10, depth=3)
+  with pytest.raises(ValueError, match="patch_size 4 does not divide the image size 9x8"):
+    small().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3)))
