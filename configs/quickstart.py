@@ -1,24 +1,37 @@
-"""A small Mixer learns 5,000 real CIFAR-10 images with K-FAC on a CPU.
+"""A small Mixer learns 5,000 real CIFAR-10 images in two minutes on a CPU.
 
-  python -m mixer_jax.main --config=configs/quickstart.py[:sgd|adam|kfac]
+  python -m mixer_jax.main --config=configs/quickstart.py[:kfac|sgd|adam]
+
+K-FAC departs from the study's settings, which are made for 78,000 steps, not
+780: its factors forget the identity they start from sooner, its inverses are
+renewed more often, and its learning rate is higher.
 """
 
 from mixer_jax import config as config_lib
+from mixer_jax.errors import UserError
 
-_OPTIMIZERS = {
-    "sgd": dict(learning_rate=0.05, weight_decay=1e-4),
+OPTIMIZERS = {
+    "kfac": dict(learning_rate=0.02, weight_decay=1e-4, factor_decay=0.8, inverse_period=20),
+    "sgd": dict(learning_rate=0.1, weight_decay=1e-4),
     "adam": dict(learning_rate=1e-3, weight_decay=1e-4),
-    "kfac": dict(learning_rate=0.01, inverse_period=20),
 }
 
 
 def get_config(optimizer="kfac"):
+  if optimizer not in OPTIMIZERS:
+    raise UserError(f"the config takes the optimizer {optimizer!r}; allowed: kfac, sgd, adam")
   config = config_lib.default()
   config.num_epochs = 10
   config.model = config_lib.model(
-      "mixer_small", hidden_dim=128, num_blocks=4, tokens_mlp_dim=64, channels_mlp_dim=256
+      "mixer_small",
+      patch_size=8,
+      hidden_dim=256,
+      num_blocks=4,
+      tokens_mlp_dim=64,
+      channels_mlp_dim=512,
   )
   config.data = config_lib.data("sample")
-  config.optimizer = config_lib.optimizer(optimizer, **_OPTIMIZERS[optimizer])
+  config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
   config.schedule.update(name="cosine", warmup_epochs=0.5)
+  config.target_accuracy = 0.45
   return config

@@ -21,7 +21,7 @@ def shapes_npz(tmp_path_factory):
     labels = np.arange(n, dtype=np.int32) % 4
     for image, label in zip(images, labels):
       row, column = 4 * (label // 2), 4 * (label % 2)
-      image[row : row + 4, column : column + 4] += 60
+      image[row : row + 4, column : column + 4] += 150
     arrays |= {f"{split}_images": images, f"{split}_labels": labels}
   path = tmp_path_factory.mktemp("shapes") / "shapes.npz"
   np.savez(path, **arrays)

@@ -1,0 +1,91 @@
+"""Grafting: the norm of one optimizer, the direction of the other."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import optim
+from mixer_jax.optim import first_order
+from tests.optim import test_kfac
+
+PARAMS, BATCH = test_kfac.problem()
+OPTIMIZERS = {
+    "sgd": first_order.sgd(0.1, weight_decay=0.01),
+    "adam": first_order.adam(1e-3),
+    "adamw": first_order.adamw(1e-3),
+    "lamb": first_order.lamb(1e-3),
+    "adagrad": first_order.adagrad(1e-2),
+    "kfac": optim.kfac(0.01, test_kfac.predict, PARAMS, BATCH, factor_period=1, inverse_period=1),
+}
+
+
+def run(tx, steps=3):
+  """The updates of some steps along one fixed path of parameters."""
+  tx = optax.with_extra_args_support(tx)
+  state, params, history = tx.init(PARAMS), PARAMS, []
+  update = jax.jit(tx.update)
+  for t in range(steps):
+    grads = jax.grad(test_kfac.loss)(params, BATCH)
+    updates, state = update(grads, state, params, batch=BATCH, rng=jax.random.key(t))
+    history.append(updates)
+    params = optax.apply_updates(params, jax.tree.map(lambda g: -0.01 * g, grads))
+  return history
+
+
+HISTORY = {}
+
+
+def history(name):
+  if name not in HISTORY:
+    HISTORY[name] = run(OPTIMIZERS[name])
+  return HISTORY[name]
+
+
+@pytest.mark.parametrize("pair", list(itertools.product(OPTIMIZERS, repeat=2)), ids="-".join)
+def test_each_tensor_has_the_norm_of_one_and_the_direction_of_the_other(pair):
+  magnitude, direction = pair
+  steps = run(optim.graft(OPTIMIZERS[magnitude], OPTIMIZERS[direction]), steps=2)
+  for step, m, d in zip(steps, history(magnitude), history(direction)):
+    for x, m, d in zip(*map(jax.tree.leaves, (step, m, d))):
+      x, m, d = (np.float64(a).ravel() for a in (x, m, d))
+      np.testing.assert_allclose(np.linalg.norm(x), np.linalg.norm(m), rtol=1e-5)
+      assert x @ d / (np.linalg.norm(x) * np.linalg.norm(d)) > 1 - 1e-6
+      if magnitude == direction:
+        np.testing.assert_allclose(x, d, rtol=1e-5, atol=1e-9)
+
+
+def test_global_scope_compares_the_whole_tree():
+  tx = optim.graft(OPTIMIZERS["sgd"], OPTIMIZERS["adam"], scope="global")
+  for x, m, d in zip(run(tx), history("sgd"), history("adam")):
+    norm = lambda tree: np.sqrt(sum(np.sum(np.square(a)) for a in jax.tree.leaves(tree)))
+    expected = jax.tree.map(lambda leaf: leaf * norm(m) / norm(d), d)
+    test_kfac.close(x, expected, rtol=1e-5)
+
+
+def test_nests():
+  inner = optim.graft(OPTIMIZERS["adam"], OPTIMIZERS["kfac"])
+  for x, m in zip(run(optim.graft(OPTIMIZERS["sgd"], inner)), history("sgd")):
+    for x, m in zip(jax.tree.leaves(x), jax.tree.leaves(m)):
+      np.testing.assert_allclose(np.linalg.norm(x), np.linalg.norm(m), rtol=1e-5)
+
+
+def test_zero_and_tiny_directions_stay_finite():
+  identity = optax.identity()
+  tx = optim.graft(optax.scale(2.0), identity)
+  update = lambda g: tx.update(g, tx.init(g))[0]
+  np.testing.assert_array_equal(update(jnp.zeros(3)), 0.0)
+  # Squares of 1e-30 underflow in float32; the norms must not.
+  np.testing.assert_allclose(
+      optim.graft(optax.scale(2.0), identity, eps=0.0).update(jnp.full(4, 1e-30), tx.init(0.0))[0],
+      2e-30,
+      rtol=1e-5,
+  )
+
+
+def test_unknown_scope_is_refused():
+  with pytest.raises(ValueError, match="scope is 'layer'; allowed: tensor, global"):
+    optim.graft(optax.sgd(1), optax.sgd(1), scope="layer")

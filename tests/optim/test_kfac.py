@@ -1,0 +1,366 @@
+"""The K-FAC transform against dense algebra, NumPy and kfac-jax itself."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import kfac_jax
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import models, optim
+
+
+class Net(nn.Module):
+  """Two dense layers, ReLU between, 4 classes."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(4, name="two")(nn.relu(nn.Dense(6, name="one")(x)))
+
+
+def problem(batch_size=8, seed=0):
+  rng = np.random.default_rng(seed)
+  batch = {
+      "x": rng.normal(size=(batch_size, 5)).astype(np.float32),
+      "y": rng.integers(0, 4, batch_size).astype(np.int32),
+  }
+  params = Net().init(jax.random.key(seed), batch["x"])["params"]
+  return params, batch
+
+
+def predict(params, batch):
+  return Net().apply({"params": params}, batch["x"]), batch["y"]
+
+
+def loss(params, batch):
+  logits, labels = predict(params, batch)
+  return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def close(a, b, rtol, atol=0.0):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def matrix(layer):
+  return np.concatenate([layer["kernel"], layer["bias"][None]]).astype(np.float64)
+
+
+def first_update(damping_type, damping=1e-2):
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  options = dict(damping=damping, damping_type=damping_type, factor_decay=0.5)
+  tx = optim.scale_by_kfac(predict, params, batch, estimation="exact", **options)
+  updates, state = jax.jit(tx.update)(
+      grads, tx.init(params), params, batch=batch, rng=jax.random.key(0)
+  )
+  return grads, updates, jax.tree.map(np.float64, state.factors)
+
+
+def test_exact_damping_equals_the_dense_solve():
+  grads, updates, factors = first_update("exact")
+  for name in ("one", "two"):
+    dense = np.kron(factors[name].inputs, factors[name].outputs)
+    v = np.linalg.solve(dense + 1e-2 * np.eye(len(dense)), matrix(grads[name]).ravel())
+    np.testing.assert_allclose(matrix(updates[name]).ravel(), v, rtol=1e-4, atol=1e-5)
+
+
+def test_factored_damping_equals_the_formula():
+  grads, updates, factors = first_update("factored")
+  for name in ("one", "two"):
+    a, g = factors[name]
+    pi = np.sqrt((np.trace(a) / len(a)) / (np.trace(g) / len(g)))
+    a = a + pi * np.sqrt(1e-2) * np.eye(len(a))
+    g = g + np.sqrt(1e-2) / pi * np.eye(len(g))
+    v = np.linalg.inv(a) @ matrix(grads[name]) @ np.linalg.inv(g)
+    np.testing.assert_allclose(matrix(updates[name]), v, rtol=1e-4, atol=1e-5)
+
+
+def numpy_kfac(params, batches, labels, steps, lr, damping, decay, t_cov, t_inv, clip, wd):
+  """The study's algorithm (equations 4 to 6) with given sampled labels, float64."""
+  w = {k: matrix(v) for k, v in params.items()}
+  factors = {k: [np.eye(v.shape[0]), np.eye(v.shape[1])] for k, v in w.items()}
+  buffers = {k: np.zeros_like(v) for k, v in w.items()}
+  eig = {}
+
+  def forward(x):
+    ones = np.ones((len(x), 1))
+    a1 = np.concatenate([x, ones], 1)
+    z = a1 @ w["one"]
+    a2 = np.concatenate([np.maximum(z, 0), ones], 1)
+    logits = a2 @ w["two"]
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    return a1, z, a2, p / p.sum(1, keepdims=True)
+
+  def backward(z, p, y):
+    d2 = (p - np.eye(4)[y]) / len(y)  # of the batch-mean loss
+    return (d2 @ w["two"][:-1].T) * (z > 0), d2
+
+  for t in range(steps):
+    x, y = batches["x"], batches["y"]
+    a1, z, a2, p = forward(x)
+    n = len(x)
+    if t % t_cov == 0:
+      sampled = backward(z, p, labels[t])
+      for name, a, d in (("one", a1, sampled[0]), ("two", a2, sampled[1])):
+        fresh = [a.T @ a / n, n * d.T @ d]
+        factors[name] = [decay * f + (1 - decay) * s for f, s in zip(factors[name], fresh)]
+    if t % t_inv == 0:
+      eig = {k: [np.linalg.eigh(f) for f in v] for k, v in factors.items()}
+    d1, d2 = backward(z, p, y)
+    grads = {"one": a1.T @ d1, "two": a2.T @ d2}
+    update, inner = {}, 0.0
+    for name, g in grads.items():
+      (la, qa), (lg, qg) = eig[name]
+      v = qa @ ((qa.T @ g @ qg) / (np.outer(la, lg) + damping)) @ qg.T
+      update[name] = v
+      inner += np.sum(v * g) * lr**2
+    nu = min(1.0, np.sqrt(clip / inner))
+    for name, v in update.items():
+      v = v * nu + (wd * w[name] if t >= 20 * t_cov else 0.0)
+      buffers[name] = 0.9 * buffers[name] + v
+      w[name] = w[name] - lr * buffers[name]
+  return w
+
+
+def sampled_labels(params_by_step, batch, key):
+  """The labels that kfac-jax draws from the model with this key."""
+  logits, _ = predict(params_by_step, batch)
+  drawn = kfac_jax.CategoricalLogitsNegativeLogProbLoss(logits).sample(key)
+  return np.asarray(drawn)
+
+
+def test_the_published_algorithm():
+  params, batch = problem()
+  steps, lr, period = 25, 0.05, 1
+  tx = optim.kfac(
+      lr, predict, params, batch, factor_period=period, inverse_period=4, weight_decay=0.1
+  )
+  state, current, labels = tx.init(params), params, []
+  update = jax.jit(tx.update)
+  for t in range(steps):
+    key = jax.random.key(t)
+    labels.append(sampled_labels(current, batch, key))
+    grads = jax.grad(loss)(current, batch)
+    updates, state = update(grads, state, current, batch=batch, rng=key)
+    current = optax.apply_updates(current, updates)
+  expected = numpy_kfac(params, batch, labels, steps, lr, 1e-3, 0.95, period, 4, 1e-2, 0.1)
+  start = {k: matrix(v) for k, v in params.items()}
+  for name, value in expected.items():
+    moved = np.linalg.norm(value - start[name])
+    assert moved > 0.01  # or the comparison would say nothing
+    assert np.linalg.norm(matrix(current[name]) - value) < 1e-4 * np.linalg.norm(value)
+
+
+def test_one_step_equals_kfac_jax():
+  """kfac_jax.Optimizer with fixed rates; its factored damping, fresh factors."""
+  params, batch = problem()
+  damping, lr = 0.05, 0.3
+
+  def registered_loss(params, batch):
+    h = kfac_jax.register_dense(
+        batch["x"] @ params["one"]["kernel"] + params["one"]["bias"],
+        batch["x"],
+        params["one"]["kernel"],
+        params["one"]["bias"],
+    )
+    a = nn.relu(h)
+    logits = kfac_jax.register_dense(
+        a @ params["two"]["kernel"] + params["two"]["bias"],
+        a,
+        params["two"]["kernel"],
+        params["two"]["bias"],
+    )
+    kfac_jax.register_softmax_cross_entropy_loss(logits, batch["y"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+
+  theirs = kfac_jax.Optimizer(
+      jax.value_and_grad(registered_loss),
+      l2_reg=0.0,
+      value_func_has_aux=False,
+      use_adaptive_learning_rate=False,
+      use_adaptive_momentum=False,
+      use_adaptive_damping=False,
+      curvature_ema=0.95,
+      inverse_update_period=1,
+      estimation_mode="fisher_exact",
+      multi_device=False,
+      num_burnin_steps=0,
+  )
+  key = jax.random.key(3)
+  state = theirs.init(params, key, batch)
+  moved, _, _ = theirs.step(
+      jax.tree.map(jnp.array, params),
+      state,
+      key,
+      batch=batch,
+      global_step_int=0,
+      learning_rate=lr,
+      momentum=0.0,
+      damping=damping,
+  )
+  tx = optax.chain(
+      optim.scale_by_kfac(
+          predict,
+          params,
+          batch,
+          damping=damping,
+          damping_type="factored",
+          estimation="exact",
+          identity_start=False,
+          token_averaging="expand",
+      ),
+      optax.scale(-lr),
+  )
+  grads = jax.grad(loss)(params, batch)
+  updates, _ = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+  close(optax.apply_updates(params, updates), moved, rtol=1e-4, atol=1e-6)
+
+
+def steps_of(tx, params, batch, steps, state=None):
+  state = tx.init(params) if state is None else state
+
+  @jax.jit
+  def step(params, state, key):
+    grads = jax.grad(loss)(params, batch)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=key)
+    return optax.apply_updates(params, updates), state
+
+  for t in range(steps):
+    params, state = step(params, state, jax.random.key(t))
+  return params, state
+
+
+def test_periods_decide_what_a_step_renews():
+  params, batch = problem()
+  options = dict(factor_period=2, inverse_period=4)
+  tx = optim.scale_by_kfac(predict, params, batch, **options)
+  states = [tx.init(params)]
+  for t in range(6):
+    grads = jax.grad(loss)(params, batch)
+    _, state = tx.update(grads, states[-1], params, batch=batch, rng=jax.random.key(t))
+    states.append(state)
+  changed = lambda a, b: not np.array_equal(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0])
+  pairs = list(zip(states, states[1:]))
+  assert [changed(a.factors, b.factors) for a, b in pairs] == [True, False] * 3
+  assert [changed(a.inverses, b.inverses) for a, b in pairs] == [True, False, False, False, True, False]
+
+
+def test_scan_makes_the_steps_of_a_loop():
+  params, batch = problem()
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)
+
+  def body(carry, seed):
+    params, state = carry
+    grads = jax.grad(loss)(params, batch)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(seed))
+    return (optax.apply_updates(params, updates), state), None
+
+  (scanned, _), _ = jax.jit(lambda c: jax.lax.scan(body, c, jnp.arange(7)))((params, tx.init(params)))
+  looped, _ = steps_of(tx, params, batch, 7)
+  close(scanned, looped, rtol=1e-5, atol=1e-6)
+
+
+def test_composes_with_optax():
+  params, batch = problem()
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)
+  plain, _ = steps_of(tx, params, batch, 4)
+  finite, _ = steps_of(optax.apply_if_finite(tx, 2), params, batch, 4)
+  close(finite, plain, rtol=1e-6)
+  clipped, _ = steps_of(optax.chain(optax.clip_by_global_norm(1e9), tx), params, batch, 4)
+  close(clipped, plain, rtol=1e-6)
+  every_second, _ = steps_of(optax.MultiSteps(tx, 2).gradient_transformation(), params, batch, 4)
+  assert not np.allclose(every_second["one"]["kernel"], params["one"]["kernel"])
+
+
+def test_multi_transform_preconditions_its_part():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  key = jax.random.key(0)
+  kfac = optim.scale_by_kfac(predict, params, batch)
+  whole, _ = kfac.update(grads, kfac.init(params), params, batch=batch, rng=key)
+  mixed = optax.multi_transform(
+      {"kfac": kfac, "sgd": optax.scale(2.0)}, {"one": "kfac", "two": "sgd"}
+  )
+  state = mixed.init(params)
+  updates, _ = mixed.update(grads, state, params, batch=batch, rng=key, model_params=params)
+  close(updates["one"], whole["one"], rtol=1e-5)
+  close(updates["two"], jax.tree.map(lambda g: 2 * g, grads["two"]), rtol=1e-6)
+
+
+def test_a_sharded_batch_makes_the_same_steps():
+  params, batch = problem(batch_size=16)
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=5)
+  one, _ = steps_of(tx, params, batch, 10)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+  eight, _ = steps_of(tx, params, jax.device_put(batch, rows), 10)
+  close(eight, one, rtol=1e-4, atol=1e-5)
+
+
+def test_norm_constraint_bounds_the_step():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  run = lambda tx: tx.update(grads, tx.init(params), params, batch=batch, rng=jax.random.key(0))[0]
+  free = run(optim.scale_by_kfac(predict, params, batch))
+  bound = run(optim.scale_by_kfac(predict, params, batch, norm_constraint=1e-6, learning_rate=0.1))
+  inner = sum(jnp.vdot(v, g) for v, g in zip(jax.tree.leaves(free), jax.tree.leaves(grads)))
+  scale = np.sqrt(1e-6 / (0.1**2 * inner))
+  assert scale < 1
+  close(bound, jax.tree.map(lambda v: v * scale, free), rtol=1e-5)
+
+
+@pytest.mark.parametrize("damping_type", ["exact", "factored"])
+@pytest.mark.parametrize("case", ["zero head", "constant image", "batch of one", "dead units"])
+@pytest.mark.parametrize("identity_start", [True, False])
+def test_no_nan(case, damping_type, identity_start):
+  model = models.build(
+      "mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=6, channels_mlp_dim=10
+  )
+  size = 1 if case == "batch of one" else 4
+  images = np.random.default_rng(0).normal(size=(size, 8, 8, 3)).astype(np.float32)
+  if case == "constant image":
+    images = np.ones_like(images)
+  labels = np.arange(size) % 4
+  params = model.init(jax.random.key(0), images)["params"]
+  if case != "zero head":
+    params["head"]["kernel"] = params["head"]["kernel"] + 0.1
+  if case == "dead units":
+    params["MixerBlock_0"] = jax.tree.map(jnp.zeros_like, params["MixerBlock_0"])
+  model_predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  objective = lambda p: optax.softmax_cross_entropy_with_integer_labels(
+      *model_predict(p, (images, labels))
+  ).mean()
+  tx = optim.kfac(
+      0.01,
+      model_predict,
+      params,
+      (images, labels),
+      factor_period=1,
+      inverse_period=1,
+      damping_type=damping_type,
+      identity_start=identity_start,
+  )
+  state = tx.init(params)
+  for t in range(3):
+    grads = jax.grad(objective)(params)
+    updates, state = jax.jit(tx.update)(
+        grads, state, params, batch=(images, labels), rng=jax.random.key(t)
+    )
+    params = optax.apply_updates(params, updates)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state)))
+
+
+def test_mistakes_are_refused():
+  params, batch = problem()
+  build = lambda **kw: optim.scale_by_kfac(predict, params, batch, **kw)
+  with pytest.raises(ValueError, match="damping is 0.0; it must be above 0"):
+    build(damping=0.0)
+  with pytest.raises(ValueError, match="damping_type is 'tikhonov'; allowed: exact, factored"):
+    build(damping_type="tikhonov")
+  with pytest.raises(ValueError, match="factor_period is 0"):
+    build(factor_period=0)
+  with pytest.raises(ValueError, match="estimation is 'mc'; allowed: sampled, exact, empirical"):
+    build(estimation="mc")
+  with pytest.raises(ValueError, match="norm_constraint needs the learning_rate"):
+    build(norm_constraint=0.1)

@@ -1,0 +1,212 @@
+"""The loop end to end: learning, resuming, evaluating, devices, refusals."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import checkpoint, config as config_lib, evaluate, experiment, sharding, train, workdir
+from mixer_jax.errors import UserError
+
+OPTIMIZERS = {
+    "sgd": dict(learning_rate=0.1),
+    "adam": dict(learning_rate=1e-2),
+    "kfac": dict(learning_rate=0.05, factor_period=2, inverse_period=4, factor_decay=0.5),
+}
+TIMES = ("images_per_second", "seconds_per_epoch")
+
+
+def with_optimizer(config, name):
+  config.optimizer = config_lib.optimizer(name, **OPTIMIZERS[name])
+  return config
+
+
+def rows_without_times(path):
+  return [{k: v for k, v in row.items() if k not in TIMES} for row in workdir.read_metrics(path)]
+
+
+def final_state(config, path):
+  run = experiment.build(config)
+  saved = checkpoint.Checkpoints(path, read_only=True)
+  shapes = jax.eval_shape(lambda: train.init_state(run))
+  shapes = checkpoint.template(shapes, sharding.replicated(run.mesh))
+  return saved.restore(saved.find("latest"), shapes.params, train._without_params(shapes))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_learns_resumes_and_evaluates(name, tiny_config, tmp_path):
+  config = with_optimizer(tiny_config, name)
+  config.num_epochs = 6
+  whole = train.train(config, str(tmp_path / "whole"))
+  rows = workdir.read_metrics(whole)
+  assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6]
+  assert rows[-1]["train/loss"] < 0.7 * rows[0]["train/loss"]
+  assert rows[-1]["test/best_top1"] > 0.6  # chance is 0.25
+
+  # The same run, killed after two epochs: what it left behind, then a restart.
+  parts = tmp_path / "parts"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train, "_refuse_nonfinite", stop_in_epoch(3))
+    with pytest.raises(KeyboardInterrupt):
+      train.train(config, str(parts))
+  assert len(workdir.read_metrics(parts)) == 2
+  train.train(config, str(parts))
+  assert rows_without_times(parts) == rows_without_times(whole)
+  same = jax.tree.map(np.array_equal, final_state(config, parts), final_state(config, whole))
+  assert all(jax.tree.leaves(same))
+
+  for which, row in (("latest", rows[-1]), ("best", rows[rows[-1]["test/best_epoch"] - 1])):
+    metrics = evaluate.evaluate(str(whole), which)
+    assert metrics["top1"] == row["test/top1"]
+    assert metrics["loss"] == row["test/loss"]
+  for made in ("curves.png", "config.json", "metrics.jsonl"):
+    assert (whole / made).stat().st_size > 100
+  assert list((whole / "tensorboard").iterdir())
+
+
+def stop_in_epoch(number):
+  def stop(loss, epoch, step, saved):
+    if epoch == number:
+      raise KeyboardInterrupt
+
+  return stop
+
+
+def test_a_finished_run_says_so(tiny_config, tmp_path, capsys):
+  train.train(tiny_config, str(tmp_path))
+  before = (tmp_path / "metrics.jsonl").read_bytes()
+  capsys.readouterr()
+  train.train(tiny_config, str(tmp_path))
+  assert "finished already: 2 epochs" in capsys.readouterr().out
+  assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_config_is_refused_by_its_differences(tiny_config, tmp_path):
+  train.train(tiny_config, str(tmp_path))
+  tiny_config.optimizer.learning_rate = 0.5
+  with pytest.raises(UserError, match=r"optimizer.learning_rate was 0.003, is 0.5\."):
+    train.train(tiny_config, str(tmp_path))
+
+
+def one_epoch(config):
+  """Parameters and metrics after an epoch, without a directory."""
+  run = experiment.build(config)
+  state = jax.device_put(train.init_state(run), sharding.replicated(run.mesh))
+  state, metrics, _ = train.EpochTrainer(run)(state, 1)
+  return state, metrics
+
+
+def assert_same_run(a, b, rtol, atol):
+  (a, a_metrics), (b, b_metrics) = a, b
+  assert int(a.step) == int(b.step)
+  close = lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+  jax.tree.map(close, a.params, b.params)
+  close(a_metrics["loss"], b_metrics["loss"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_eight_devices_make_the_steps_of_one(name, tiny_config):
+  config = with_optimizer(tiny_config, name)
+  config.data.pad = 0
+  one = one_epoch(config)
+  config.mesh.data = 8
+  assert_same_run(one_epoch(config), one, rtol=2e-3, atol=2e-4)
+
+
+def test_many_steps_a_dispatch_are_the_same_steps(tiny_config):
+  config = with_optimizer(tiny_config, "sgd")
+  one = one_epoch(config)
+  config.steps_per_dispatch = 4
+  assert_same_run(one_epoch(config), one, rtol=1e-4, atol=1e-5)
+
+
+def test_accumulation_equals_one_batch(tiny_config):
+  config = with_optimizer(tiny_config, "sgd")
+  one = one_epoch(config)
+  config.accum_steps = 4
+  assert_same_run(one_epoch(config), one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_streamed_set_makes_the_steps_of_a_resident_one(tiny_config, monkeypatch):
+  config = with_optimizer(tiny_config, "sgd")
+  resident = one_epoch(config)
+  monkeypatch.setattr("mixer_jax.data.batches.DEVICE_BYTES", 0)
+  config.steps_per_dispatch = 4
+  assert_same_run(one_epoch(config), resident, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [8, 32, 88, 96])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_evaluation_counts_each_image_once(batch_size, devices, tiny_config):
+  tiny_config.eval_batch_size = batch_size
+  tiny_config.mesh.data = devices
+  run = experiment.build(tiny_config)
+  params = jax.tree.map(lambda x: x + 0.05, run.task.init(jax.random.key(0)))
+  metrics = evaluate.Evaluator(run)(params)
+  # All 90 images at once, by NumPy.
+  split = run.dataset.test
+  batch = run.task.batch(None, split.images, split.labels, train=False)
+  logits = np.float64(run.task.predict(params, batch)[0])
+  log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+  assert metrics["top1"] == pytest.approx(np.mean(logits.argmax(1) == split.labels), abs=1e-7)
+  assert metrics["loss"] == pytest.approx(-log_p[np.arange(90), split.labels].mean(), rel=1e-5)
+  assert metrics["top5"] == 1.0  # there are four classes
+
+
+def test_one_seed_is_one_run(tiny_config):
+  config = with_optimizer(tiny_config, "kfac")
+  (a, _), (b, _) = one_epoch(config), one_epoch(config)
+  assert all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))
+  config.seed = 1
+  c, _ = one_epoch(config)
+  assert not np.array_equal(a.params["stem"]["kernel"], c.params["stem"]["kernel"])
+
+
+def test_the_target_epoch_is_the_first_that_reaches_it():
+  progress = checkpoint.Progress()
+  for epoch, top1 in enumerate((0.2, 0.5, 0.4, 0.5, 0.6), start=1):
+    progress = progress.after(epoch, top1, target=0.45)
+  assert progress == checkpoint.Progress(epoch=5, best_top1=0.6, best_epoch=5, target_epoch=2)
+  assert checkpoint.Progress().after(1, 0.9, target=0.0).target_epoch == 0
+
+
+def test_rows_after_the_last_checkpoint_are_dropped(tmp_path):
+  rows = [{"epoch": e, "step": 10 * e, "train/loss": 1.0} for e in (1, 2, 3)]
+  text = "".join(json.dumps(row) + "\n" for row in rows)
+  (tmp_path / "metrics.jsonl").write_text(text + '{"epoch": 4, "st')
+  writer = workdir.MetricWriter(tmp_path, epoch=2)
+  writer.write({"epoch": 3, "step": 30, "train/loss": 0.5})
+  writer.close()
+  assert [row["train/loss"] for row in workdir.read_metrics(tmp_path)] == [1.0, 1.0, 0.5]
+
+
+def test_a_diverged_run_stops_and_names_its_last_checkpoint(tiny_config, tmp_path):
+  tiny_config.optimizer = config_lib.optimizer("sgd", learning_rate=1e30)
+  with pytest.raises(UserError, match="the training loss is (nan|inf) in epoch 1.*learning_rate"):
+    train.train(tiny_config, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8"),
+        ("batch_size", 512, "batch_size is 512, more than the 256 training images"),
+        ("eval_batch_size", 12, "eval_batch_size is 12; it must be a positive multiple of 8"),
+        ("mesh.data", 9, "mesh.data is 9; allowed: -1 for all, or 1 to 8 devices"),
+        ("model.name", "mixer_x", "model.name is 'mixer_x'; known models: mixer_"),
+        ("model.patch_size", 3, "image_size is 8; it must be a multiple of the patch size 3"),
+        ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: sgd, adam"),
+        ("optimizer.damping", 0.1, "optimizer.damping is no option of adam; it takes b1"),
+        ("optimizer.decay", "some", "optimizer.decay is 'some'; allowed: all, kernels"),
+        ("schedule.name", "cos", "schedule.name is 'cos'; allowed: constant, step"),
+        ("schedule.warmup_epochs", 2.0, "warmup_epochs is 2.0; it must be at least 0 and below"),
+        ("require_accelerator", True, "require_accelerator is True, but JAX finds only a CPU"),
+    ],
+)
+def test_config_mistakes_are_named(field, value, message, tiny_config, tmp_path):
+  tiny_config.mesh.data = 8
+  tiny_config.update_from_flattened_dict({field: value})
+  with pytest.raises(UserError, match=message):
+    train.train(tiny_config, str(tmp_path / "run"))
+  assert not (tmp_path / "run").exists()
