@@ -51,12 +51,29 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     arguments = flags.FLAGS(argv)
     if not flags.FLAGS["verbosity"].present:  # libraries log a page per checkpoint
-      logging.set_verbosity(logging.WARNING)
+      logging.set_verbosity(logging.ERROR)
     return arguments
   except flags.Error as e:
     _fail(e)
   except (UserError, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError) as e:
-    _fail(e.args[0] if isinstance(e, KeyError) and e.args else e)
+    # ml_collections puts a whole traceback into the message: its last line says it.
+    text = str(e.args[0] if isinstance(e, KeyError) and e.args else e)
+    _fail(text.strip().splitlines()[-1] if "Traceback" in text else text)
+
+
+def checked_config(config):
+  """The config of a flag, once it is known to exist.
+
+  Raises:
+    UserError: the flag is missing, or its file cannot be read.
+  """
+  if config is None:
+    raise UserError("--config is missing; for example --config=configs/quickstart.py")
+  try:
+    config.seed  # noqa: B018 (a file that cannot be read raises at the first access)
+  except OSError as e:
+    raise UserError(f"--config cannot be read: {e}") from e
+  return config
 
 
 def _fail(error: object) -> None:

@@ -8,7 +8,6 @@ from absl import flags
 from ml_collections import config_flags
 
 from mixer_jax import cli
-from mixer_jax.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, with :MODEL where it takes one.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; default: fresh under runs/.")
@@ -16,11 +15,10 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; default: 
 
 def main(argv: list[str]) -> None:
   del argv
-  if _CONFIG.value is None:
-    raise UserError("--config is missing; for example --config=configs/quickstart.py")
+  config = cli.checked_config(_CONFIG.value)
   from mixer_jax import train  # after the flags, so that a typing error fails at once
 
-  train.train(_CONFIG.value, _WORKDIR.value)
+  train.train(config, _WORKDIR.value)
 
 
 if __name__ == "__main__":

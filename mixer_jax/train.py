@@ -54,6 +54,31 @@ def init_state(run: Experiment) -> TrainState:
   return jax.jit(init, out_shardings=sharding.replicated(run.mesh))(run.config.seed)
 
 
+def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The keys of a step: augmentation, dropout, targets sampled for K-FAC."""
+  key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
+  return tuple(jax.random.split(key, 3))
+
+
+def update(run: Experiment, state: TrainState, totals: Any, batch: Any) -> tuple[TrainState, Any]:
+  """One step of the optimizer on a batch (traceable).
+
+  Args:
+    run: the experiment.
+    state: before the step.
+    totals: metrics so far, to which those of the batch are added.
+    batch: as `run.task.batch` makes it.
+  """
+  _, dropout_key, target_key = step_keys(state)
+  loss, accum_steps = run.task.loss, run.config.accum_steps
+  grads, metrics = _gradients(loss, accum_steps, state.params, batch, dropout_key)
+  updates, opt_state = run.tx.update(
+      grads, state.opt_state, state.params, batch=batch, rng=target_key
+  )
+  params = optax.apply_updates(state.params, updates)
+  return TrainState(state.step + 1, params, opt_state, state.key_data), totals.merge(metrics)
+
+
 def make_train_steps(run: Experiment):
   """The program of training.
 
@@ -62,30 +87,22 @@ def make_train_steps(run: Experiment):
     labels [n] and indices [steps, batch_size] to the state and metrics after
     these steps. It donates the state.
   """
-  task, tx = run.task, run.tx
   batched = sharding.batched(run.mesh)
 
   def step(images, labels, carry, indices):
     state, totals = carry
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
-    augment_key, dropout_key, target_key = jax.random.split(key, 3)
+    augment_key, _, _ = step_keys(state)
     pixels, classes = (
         jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
     )
-    batch = task.batch(augment_key, pixels, classes, train=True)
-    grads, metrics = _gradients(task.loss, run.config.accum_steps, state.params, batch, dropout_key)
-    updates, opt_state = tx.update(
-        grads, state.opt_state, state.params, batch=batch, rng=target_key
-    )
-    params = optax.apply_updates(state.params, updates)
-    state = TrainState(state.step + 1, params, opt_state, state.key_data)
-    return (state, totals.merge(metrics)), None
+    batch = run.task.batch(augment_key, pixels, classes, train=True)
+    return update(run, state, totals, batch), None
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.replicated(run.mesh))
   def train_steps(state, totals, images, labels, indices):
     steps = functools.partial(step, images, labels)
-    (state, totals), _ = jax.lax.scan(steps, (state, totals), indices)
-    return state, totals
+    carry, _ = jax.lax.scan(steps, (state, totals), indices)
+    return carry
 
   return train_steps
 
@@ -121,7 +138,7 @@ class EpochTrainer:
   def __init__(self, run: Experiment):
     self._run = run
     self._everywhere = sharding.replicated(run.mesh)
-    self._feed = batches.Feed(run.dataset.train, self._everywhere)
+    self.feed = batches.Feed(run.dataset.train, self._everywhere)
     self._program = None
     wanted = run.config.steps_per_dispatch or _STEPS_PER_DISPATCH
     # Windows of one size, so that one program serves the whole epoch.
@@ -138,7 +155,7 @@ class EpochTrainer:
     size = len(run.dataset.train.labels)
     indices = batches.train_indices(config.seed, epoch, size, config.batch_size)
     totals = jax.device_put(run.task.train_metrics.empty(), self._everywhere)
-    windows = self._feed.windows(indices, self.window)
+    windows = self.feed.windows(indices, self.window)
     first = next(windows)
     if self._program is None:
       self._program = _compile(make_train_steps(run), state, totals, *first)

@@ -1,13 +1,9 @@
 """TensorFlow Datasets without TensorFlow, and without a network where the files are here."""
 
-import contextlib
 import difflib
-import importlib.abc
-import importlib.machinery
 import os
 import pathlib
 import re
-import sys
 import threading
 import urllib.parse
 
@@ -16,6 +12,7 @@ from absl import logging
 from mixer_jax.data import cache
 from mixer_jax.data import decode
 from mixer_jax.errors import UserError
+from mixer_jax.no_tensorflow import without_tensorflow
 
 _PROBE_SECONDS = 10  # for all hosts together
 
@@ -41,7 +38,7 @@ class Tfds:
     """
     self._name = name
     root = pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser().absolute()
-    with _without_tensorflow():
+    with without_tensorflow():
       import tensorflow_datasets as tfds  # slow, so only when needed  # pylint: disable=g-import-not-at-top
       self._dir = _find_prepared(name, root) or _prepare(tfds, name, root)
       try:
@@ -57,7 +54,7 @@ class Tfds:
     if base not in available:
       raise UserError(f"data.name={self._name}: has no split {base!r}, only {', '.join(sorted(available))};"
                       " set data.train_split and data.test_split")
-    with _without_tensorflow():
+    with without_tensorflow():
       try:
         source = self._builder.as_data_source(base, decoders=self._decoders)
       except NotImplementedError as error:
@@ -81,31 +78,6 @@ class Tfds:
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return decode.Records(
         num=len(source), fingerprint=cache.fingerprint(("tfds", str(self._dir), base), files), read=read, where=where)
-
-
-class _TensorflowRefuser(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """An import hook that lets TFDS ask whether TensorFlow exists, but not import it."""
-
-  def find_spec(self, name, path=None, target=None):
-    del path, target
-    return importlib.machinery.ModuleSpec(name, self) if name == "tensorflow" else None
-
-  def create_module(self, spec):
-    raise ModuleNotFoundError("this needs TensorFlow, which mixer_jax does not use", name=spec.name)
-
-  def exec_module(self, module):
-    raise AssertionError("create_module has already refused")
-
-
-@contextlib.contextmanager
-def _without_tensorflow():
-  """Makes `import tensorflow` fail: TFDS would use it in places if it is installed."""
-  refuser = _TensorflowRefuser()
-  sys.meta_path.insert(0, refuser)
-  try:
-    yield
-  finally:
-    sys.meta_path.remove(refuser)
 
 
 def _find_prepared(name: str, root: pathlib.Path) -> pathlib.Path | None:

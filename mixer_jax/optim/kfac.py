@@ -6,12 +6,14 @@ A, G of `curvature.py` averaged over steps. The defaults are the settings of
 "Analyzing the Effectiveness of K-FAC on Training MLP-Mixers" and of its code.
 """
 
+from importlib import metadata
 from typing import Any, Callable, NamedTuple, Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from mixer_jax.no_tensorflow import without_tensorflow
 from mixer_jax.optim.blocks import Block, Diagonal, Kronecker, path_name
 
 Schedule = Callable[[jax.Array], jax.Array]
@@ -242,7 +244,8 @@ def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
 def _curvature_module():
   """Imports kfac-jax on demand: all else runs without it."""
   try:
-    from mixer_jax.optim import curvature
+    with without_tensorflow():  # its TensorFlow Probability would import it
+      from mixer_jax.optim import curvature
   except (ImportError, AttributeError) as e:
     raise ImportError(
         f"K-FAC needs a kfac-jax that works with JAX {jax.__version__} ({_kfac_version()} is"
@@ -252,8 +255,6 @@ def _curvature_module():
 
 
 def _kfac_version() -> str:
-  from importlib import metadata
-
   try:
     return f"kfac-jax {metadata.version('kfac-jax')}"
   except metadata.PackageNotFoundError:

@@ -1,0 +1,75 @@
+"""First-order chains against their equations in NumPy, as PyTorch has them."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax.optim import first_order
+
+
+def path(tx, steps=5):
+  """Parameters after each step on the loss sum(w^4) / 4."""
+  w = np.array([1.0, -2.0, 0.5], np.float32)
+  state, points = tx.init(w), []
+  for _ in range(steps):
+    updates, state = tx.update(w**3, state, w)
+    w = np.asarray(optax.apply_updates(w, updates))
+    points.append(w)
+  return np.array(points)
+
+
+def numpy_path(step, steps=5):
+  w, memory, points = np.array([1.0, -2.0, 0.5]), {}, []
+  for t in range(1, steps + 1):
+    w = step(w, w**3, memory, t)
+    points.append(w)
+  return np.array(points)
+
+
+def sgd(w, g, m, t):
+  m["b"] = 0.9 * m.get("b", 0.0) + g + 0.1 * w
+  return w - 0.01 * m["b"]
+
+
+def moments(g, m, t):
+  m["m"] = 0.9 * m.get("m", 0.0) + 0.1 * g
+  m["v"] = 0.999 * m.get("v", 0.0) + 0.001 * g**2
+  return (m["m"] / (1 - 0.9**t)) / (np.sqrt(m["v"] / (1 - 0.999**t)) + 1e-8)
+
+
+def adam(w, g, m, t):
+  return w - 0.01 * moments(g + 0.1 * w, m, t)
+
+
+def adamw(w, g, m, t):
+  return w - 0.01 * (moments(g, m, t) + 0.1 * w)
+
+
+def adagrad(w, g, m, t):
+  g = g + 0.1 * w
+  m["s"] = m.get("s", 0.1) + g**2
+  return w - 0.01 * g / np.sqrt(m["s"] + 1e-7)
+
+
+@pytest.mark.parametrize("step", [sgd, adam, adamw, adagrad])
+def test_steps_equal_numpy(step):
+  tx = getattr(first_order, step.__name__)(0.01, weight_decay=0.1)
+  np.testing.assert_allclose(path(tx), numpy_path(step), rtol=2e-5, atol=1e-6)
+
+
+def test_lamb_steps_as_far_as_the_parameters_are_long():
+  tx = first_order.lamb(0.1)
+  w = np.array([3.0, 4.0], np.float32)
+  updates, _ = tx.update(w**3, tx.init(w), w)
+  np.testing.assert_allclose(np.linalg.norm(updates), 0.1 * 5.0, rtol=1e-5)
+
+
+def test_a_mask_decays_its_part_alone():
+  params = {"kernel": np.ones(2, np.float32), "bias": np.ones(2, np.float32)}
+  mask = {"kernel": True, "bias": False}
+  tx = first_order.sgd(0.5, weight_decay=0.1, decay_mask=mask)
+  zeros = jax.tree.map(np.zeros_like, params)
+  updates, _ = tx.update(zeros, tx.init(params), params)
+  np.testing.assert_allclose(updates["kernel"], -0.05)
+  np.testing.assert_array_equal(updates["bias"], 0.0)
