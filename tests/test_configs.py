@@ -76,6 +76,18 @@ def test_the_study_s_kfac():
   assert {k: options[k] for k in expected} == expected
 
 
+def test_grafting_takes_both_orders():
+  for sides in ("sgd,kfac", "kfac,sgd", "kfac,kfac", "sgd,sgd"):
+    config = load("graft_cifar10", f"b16,{sides}")
+    assert config.model.name == "mixer_b16"
+    optimizer = config.optimizer
+    assert f"{optimizer.magnitude.name},{optimizer.direction.name}" == sides
+    assert (optimizer.scope, optimizer.eps) == ("tensor", 1e-16)
+    assert optimizer.magnitude.learning_rate == optimizer.direction.learning_rate == 1e-3
+  with pytest.raises(UserError, match="'b16,sgd'; allowed: MODEL,MAGNITUDE,DIRECTION"):
+    load("graft_cifar10", "b16,sgd")
+
+
 def test_the_default_model_is_b4():
   assert load("kfac_cifar100").model.name == "mixer_b4"
   with pytest.raises(UserError, match="'b5'; allowed: s4, b4, s16, b16"):

@@ -18,7 +18,11 @@ TIMES = ("images_per_second", "seconds_per_epoch")
 
 
 def with_optimizer(config, name):
-  config.optimizer = config_lib.optimizer(name, **OPTIMIZERS[name])
+  if name == "graft":
+    sides = (config_lib.optimizer(side, **OPTIMIZERS[side]) for side in ("sgd", "kfac"))
+    config.optimizer = config_lib.grafted(*sides)
+  else:
+    config.optimizer = config_lib.optimizer(name, **OPTIMIZERS[name])
   return config
 
 
@@ -34,7 +38,7 @@ def final_state(config, path):
   return saved.restore(saved.find("latest"), shapes.params, train._without_params(shapes))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "graft"])
 def test_learns_resumes_and_evaluates(name, tiny_config, tmp_path):
   config = with_optimizer(tiny_config, name)
   config.num_epochs = 6
