@@ -10,15 +10,15 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 
 SIDES = {
-    "sgd": dict(momentum=0.9),
-    "kfac": dict(
-        momentum=0.9,
-        damping=1e-3,
-        norm_constraint=1e-2,
-        factor_decay=0.95,
-        factor_period=10,
-        inverse_period=100,
-    ),
+  "sgd": dict(momentum=0.9),
+  "kfac": dict(
+    momentum=0.9,
+    damping=1e-3,
+    norm_constraint=1e-2,
+    factor_decay=0.95,
+    factor_period=10,
+    inverse_period=100,
+  ),
 }
 
 
@@ -26,11 +26,11 @@ def get_config(choice="s16,sgd,kfac"):
   variant, *names = choice.split(",")
   if len(names) != 2 or not set(names) <= set(SIDES):
     raise UserError(
-        f"the config takes {choice!r}; allowed: MODEL,MAGNITUDE,DIRECTION with optimizers sgd, kfac"
+      f"the config takes {choice!r}; allowed: MODEL,MAGNITUDE,DIRECTION with optimizers sgd, kfac"
     )
   magnitude, direction = (
-      config_lib.optimizer(name, learning_rate=1e-3, weight_decay=1e-4, decay="all", **SIDES[name])
-      for name in names
+    config_lib.optimizer(name, learning_rate=1e-3, weight_decay=1e-4, decay="all", **SIDES[name])
+    for name in names
   )
   config = config_lib.study("cifar10", variant)
   config.optimizer = config_lib.grafted(magnitude, direction)

@@ -11,9 +11,9 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 
 OPTIMIZERS = {
-    "kfac": dict(learning_rate=0.02, weight_decay=1e-4, factor_decay=0.8, inverse_period=20),
-    "sgd": dict(learning_rate=0.1, weight_decay=1e-4),
-    "adam": dict(learning_rate=1e-3, weight_decay=1e-4),
+  "kfac": dict(learning_rate=0.02, weight_decay=1e-4, factor_decay=0.8, inverse_period=20),
+  "sgd": dict(learning_rate=0.1, weight_decay=1e-4),
+  "adam": dict(learning_rate=1e-3, weight_decay=1e-4),
 }
 
 
@@ -23,12 +23,12 @@ def get_config(optimizer="kfac"):
   config = config_lib.default()
   config.num_epochs = 10
   config.model = config_lib.model(
-      "mixer_small",
-      patch_size=8,
-      hidden_dim=256,
-      num_blocks=4,
-      tokens_mlp_dim=64,
-      channels_mlp_dim=512,
+    "mixer_small",
+    patch_size=8,
+    hidden_dim=256,
+    num_blocks=4,
+    tokens_mlp_dim=64,
+    channels_mlp_dim=512,
   )
   config.data = config_lib.data("sample")
   config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])

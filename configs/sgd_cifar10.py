@@ -11,6 +11,6 @@ from mixer_jax import config as config_lib
 def get_config(model="b4"):
   config = config_lib.study("cifar10", model)
   config.optimizer = config_lib.optimizer(
-      "sgd", learning_rate=1e-3, momentum=0.9, weight_decay=1e-4, decay="all"
+    "sgd", learning_rate=1e-3, momentum=0.9, weight_decay=1e-4, decay="all"
   )
   return config

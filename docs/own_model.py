@@ -21,7 +21,9 @@ def spirals(key, n=512):
   turn_key, noise_key = jax.random.split(key)
   labels = jnp.arange(n) % 2
   turn = 3.0 * jnp.pi * jnp.sqrt(jax.random.uniform(turn_key, (n,)))
-  points = turn[:, None] * jnp.stack([jnp.cos(turn + jnp.pi * labels), jnp.sin(turn + jnp.pi * labels)], 1)
+  points = turn[:, None] * jnp.stack(
+    [jnp.cos(turn + jnp.pi * labels), jnp.sin(turn + jnp.pi * labels)], 1
+  )
   return (points + 0.3 * jax.random.normal(noise_key, (n, 2))) / 5.0, labels
 
 
@@ -30,10 +32,10 @@ def main(steps=300):
   params = model.init(jax.random.key(1), x)["params"]
   predict = lambda params, x: model.apply({"params": params}, x)
   tx = optax.chain(
-      optim.scale_by_kfac(predict, params, x, damping=1e-2, factor_period=1, inverse_period=5),
-      optax.clip_by_global_norm(1.0),
-      optax.trace(0.9),
-      optax.scale(-0.05),
+    optim.scale_by_kfac(predict, params, x, damping=1e-2, factor_period=1, inverse_period=5),
+    optax.clip_by_global_norm(1.0),
+    optax.trace(0.9),
+    optax.scale(-0.05),
   )
 
   def loss(params):

@@ -58,10 +58,10 @@ def input_cost(run: experiment.Experiment, rounds: int) -> dict[str, float]:
   stream = windows()
   split = run.dataset.train
   batch = run.task.batch(
-      jax.random.key(0),
-      jnp.asarray(split.images[: config.batch_size]),
-      jnp.asarray(split.labels[: config.batch_size]),
-      train=True,
+    jax.random.key(0),
+    jnp.asarray(split.images[: config.batch_size]),
+    jnp.asarray(split.labels[: config.batch_size]),
+    train=True,
   )
   batch = jax.device_put(batch, sharding.batched(run.mesh))
 
@@ -77,11 +77,11 @@ def input_cost(run: experiment.Experiment, rounds: int) -> dict[str, float]:
     jax.block_until_ready(done)
 
   seconds = take_turns(
-      {
-          "real": lambda: advance("real", train_steps, *next(stream)),
-          "fixed": lambda: advance("fixed", fixed_steps, batch),
-      },
-      rounds,
+    {
+      "real": lambda: advance("real", train_steps, *next(stream)),
+      "fixed": lambda: advance("fixed", fixed_steps, batch),
+    },
+    rounds,
   )
   rates = {name: trainer.window / s for name, s in seconds.items()}
   return rates | {"ratio": rates["real"] / rates["fixed"]}

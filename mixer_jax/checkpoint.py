@@ -32,7 +32,9 @@ class Progress:
 
   def after(self, epoch: int, top1: float, target: float) -> "Progress":
     """The progress once `epoch` has ended with this test accuracy."""
-    best = (top1, epoch) if top1 > self.best_top1 or epoch == 1 else (self.best_top1, self.best_epoch)
+    best = (
+      (top1, epoch) if top1 > self.best_top1 or epoch == 1 else (self.best_top1, self.best_epoch)
+    )
     reached = self.target_epoch or (epoch if 0 < target <= top1 else 0)
     return Progress(epoch, *best, reached)
 
@@ -48,15 +50,17 @@ class Checkpoints:
     self.path = workdir / "checkpoints"
     policies = ocp.checkpoint_managers
     options = ocp.CheckpointManagerOptions(
-        read_only=read_only,
-        create=not read_only,
-        cleanup_tmp_directories=not read_only,
-        preservation_policy=policies.AnyPreservationPolicy([
-            policies.LatestN(1),
-            policies.BestN(get_metric_fn=_rank, n=1),
-        ]),
-        # Used for ranking; the policy above decides what stays.
-        best_fn=_rank,
+      read_only=read_only,
+      create=not read_only,
+      cleanup_tmp_directories=not read_only,
+      preservation_policy=policies.AnyPreservationPolicy(
+        [
+          policies.LatestN(1),
+          policies.BestN(get_metric_fn=_rank, n=1),
+        ]
+      ),
+      # Used for ranking; the policy above decides what stays.
+      best_fn=_rank,
     )
     if read_only and not self.path.is_dir():
       raise UserError(f"{workdir} holds no checkpoints (looked for {self.path})")
@@ -74,13 +78,13 @@ class Checkpoints:
       top1: test accuracy of these parameters.
     """
     self._manager.save(
-        step,
-        args=ocp.args.Composite(
-            params=ocp.args.StandardSave(params),
-            state=ocp.args.StandardSave(state),
-            progress=ocp.args.JsonSave(dataclasses.asdict(progress) | {"format": FORMAT}),
-        ),
-        metrics={"top1": float(top1), "epoch": progress.epoch},
+      step,
+      args=ocp.args.Composite(
+        params=ocp.args.StandardSave(params),
+        state=ocp.args.StandardSave(state),
+        progress=ocp.args.JsonSave(dataclasses.asdict(progress) | {"format": FORMAT}),
+      ),
+      metrics={"top1": float(top1), "epoch": progress.epoch},
     )
 
   def close(self) -> None:
@@ -108,24 +112,24 @@ class Checkpoints:
     if which.isdigit() and int(which) in steps:
       return int(which)
     raise UserError(
-        f"checkpoint {which!r} is not in {self.path}; allowed: best, latest,"
-        f" {', '.join(map(str, sorted(steps)))}"
+      f"checkpoint {which!r} is not in {self.path}; allowed: best, latest,"
+      f" {', '.join(map(str, sorted(steps)))}"
     )
 
   def restore(self, step: int, params: Any, state: Any) -> tuple[Any, Any, Progress]:
     """Restores a train state onto the shapes and shardings of a template."""
     restored = self._restore(
-        step,
-        params=ocp.args.StandardRestore(params),
-        state=ocp.args.StandardRestore(state),
-        progress=ocp.args.JsonRestore(),
+      step,
+      params=ocp.args.StandardRestore(params),
+      state=ocp.args.StandardRestore(state),
+      progress=ocp.args.JsonRestore(),
     )
     return restored["params"], restored["state"], self._progress(step, restored["progress"])
 
   def restore_params(self, step: int, params: Any) -> tuple[Any, Progress]:
     """Restores the parameters alone, without reading optimizer state."""
     restored = self._restore(
-        step, params=ocp.args.StandardRestore(params), progress=ocp.args.JsonRestore()
+      step, params=ocp.args.StandardRestore(params), progress=ocp.args.JsonRestore()
     )
     return restored["params"], self._progress(step, restored["progress"])
 

@@ -38,13 +38,13 @@ def default() -> ml_collections.ConfigDict:
   config.data = data("sample")
   config.optimizer = optimizer("sgd", learning_rate=1e-3)
   config.schedule = ml_collections.ConfigDict(
-      dict(
-          name="constant",  # or step, cosine, linear
-          warmup_epochs=0.0,
-          end=0.0,  # last multiplier of cosine and linear
-          epochs=(),  # of "step": multiply by factor at these epochs
-          factor=0.1,
-      )
+    dict(
+      name="constant",  # or step, cosine, linear
+      warmup_epochs=0.0,
+      end=0.0,  # last multiplier of cosine and linear
+      epochs=(),  # of "step": multiply by factor at these epochs
+      factor=0.1,
+    )
   )
   return config
 
@@ -72,18 +72,18 @@ def optimizer(name: str, learning_rate: float, **options: Any) -> ml_collections
 
 
 def grafted(
-    magnitude: ml_collections.ConfigDict, direction: ml_collections.ConfigDict
+  magnitude: ml_collections.ConfigDict, direction: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
   """The optimizer part for `graft`: two complete optimizers."""
   return ml_collections.ConfigDict(
-      dict(name="graft", magnitude=magnitude, direction=direction, scope="tensor", eps=1e-16)
+    dict(name="graft", magnitude=magnitude, direction=direction, scope="tensor", eps=1e-16)
   )
 
 
 # Mean and standard deviation of pixels in [0, 1], as in the K-FAC study's code.
 _STATISTICS = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+  "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+  "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 
 
@@ -91,33 +91,33 @@ def data(name: str, statistics: str = "cifar10") -> ml_collections.ConfigDict:
   """The data part, with the augmentation of 32x32 images."""
   mean, std = _STATISTICS[name if name in _STATISTICS else statistics]
   return ml_collections.ConfigDict(
-      dict(
-          # A TFDS name, "folder", "npz" or "sample" (bundled CIFAR-10 images).
-          name=name,
-          # TFDS data_dir, root of the folder, or npz file; "": TFDS's default.
-          dir="",
-          # Where decoded images are kept; "": ~/.cache/mixer_jax.
-          cache_dir="",
-          train_split="train",
-          test_split="test",
-          # Images of a source with several sizes are stored at this size.
-          stored_size=0,
-          # What the model sees. resize > 0 scales images first.
-          image_size=32,
-          resize=0,
-          pad=4,  # random crop after padding, without resize
-          flip=True,
-          random_crop=False,  # with resize: random instead of centre crop
-          mean=mean,
-          std=std,
-      )
+    dict(
+      # A TFDS name, "folder", "npz" or "sample" (bundled CIFAR-10 images).
+      name=name,
+      # TFDS data_dir, root of the folder, or npz file; "": TFDS's default.
+      dir="",
+      # Where decoded images are kept; "": ~/.cache/mixer_jax.
+      cache_dir="",
+      train_split="train",
+      test_split="test",
+      # Images of a source with several sizes are stored at this size.
+      stored_size=0,
+      # What the model sees. resize > 0 scales images first.
+      image_size=32,
+      resize=0,
+      pad=4,  # random crop after padding, without resize
+      flip=True,
+      random_crop=False,  # with resize: random instead of centre crop
+      mean=mean,
+      std=std,
+    )
   )
 
 
 # Target accuracies of the K-FAC study, per data set and model.
 _TARGETS = {
-    "cifar10": {"s4": 0.80, "b4": 0.80, "s16": 0.70, "b16": 0.65},
-    "cifar100": {"b4": 0.45, "b16": 0.40},
+  "cifar10": {"s4": 0.80, "b4": 0.80, "s16": 0.70, "b16": 0.65},
+  "cifar100": {"b4": 0.45, "b16": 0.40},
 }
 
 

@@ -1,6 +1,6 @@
 """Exact metrics of a test split, in training and from a checkpoint.
 
-  python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=best|latest|STEP]
+python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=best|latest|STEP]
 """
 
 import functools
@@ -12,6 +12,7 @@ import jax
 from mixer_jax import checkpoint, cli, experiment, sharding, workdir
 from mixer_jax.data import batches
 from mixer_jax.errors import UserError
+
 
 class Evaluator:
   """Metrics over exactly the examples of the test split, each counted once.
@@ -30,7 +31,9 @@ class Evaluator:
 
     @functools.partial(jax.jit, out_shardings=self._everywhere)
     def add_batch(totals, params, images, labels, ids, mask):
-      pixels, classes = (jax.lax.with_sharding_constraint(x[ids], batched) for x in (images, labels))
+      pixels, classes = (
+        jax.lax.with_sharding_constraint(x[ids], batched) for x in (images, labels)
+      )
       batch = task.batch(None, pixels, classes, train=False)
       return totals.merge(task.evaluate(params, batch, mask))
 
@@ -69,8 +72,8 @@ def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, fl
   params, progress = saved.restore_params(step, shapes)
   metrics = Evaluator(run)(params)
   print(
-      f"{directory} step {step} (epoch {progress.epoch}) on {len(run.dataset.test.labels)} test"
-      f" images of {run.dataset.name}"
+    f"{directory} step {step} (epoch {progress.epoch}) on {len(run.dataset.test.labels)} test"
+    f" images of {run.dataset.name}"
   )
   return metrics
 
@@ -82,7 +85,7 @@ def main(argv: list[str]) -> None:
     raise UserError("--workdir is missing; it names the directory of a run")
   metrics = evaluate(options.workdir, options.checkpoint, options.data_dir)
   print(
-      f"test top-1 {metrics['top1']:.4%}  top-5 {metrics['top5']:.4%}  loss {metrics['loss']:.6f}"
+    f"test top-1 {metrics['top1']:.4%}  top-5 {metrics['top5']:.4%}  loss {metrics['loss']:.6f}"
   )
 
 

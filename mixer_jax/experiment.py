@@ -50,10 +50,10 @@ class Experiment:
     images = self.dataset.train.images
     size = (self.config.batch_size,)
     batch = jax.eval_shape(
-        functools.partial(self.task.batch, train=True),
-        jax.random.key(0),
-        jax.ShapeDtypeStruct(size + images.shape[1:], images.dtype),
-        jax.ShapeDtypeStruct(size, jnp.int32),
+      functools.partial(self.task.batch, train=True),
+      jax.random.key(0),
+      jax.ShapeDtypeStruct(size + images.shape[1:], images.dtype),
+      jax.ShapeDtypeStruct(size, jnp.int32),
     )
     return optim.Problem(self.task.predict, self.param_shapes, batch, self.task.likelihood)
 
@@ -78,14 +78,14 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   patch_size = models.build(config.model.name, 1, **overrides).patch_size
   if images.image_size % patch_size:
     raise UserError(
-        f"data.image_size is {images.image_size}; it must be a multiple of the patch size"
-        f" {patch_size} of {config.model.name}"
+      f"data.image_size is {images.image_size}; it must be a multiple of the patch size"
+      f" {patch_size} of {config.model.name}"
     )
   dataset = data.load(config.data)
   if config.batch_size > len(dataset.train.labels):
     raise UserError(
-        f"batch_size is {config.batch_size}, more than the {len(dataset.train.labels)}"
-        f" training images of {dataset.name}"
+      f"batch_size is {config.batch_size}, more than the {len(dataset.train.labels)}"
+      f" training images of {dataset.name}"
     )
   augment.check(images, dataset.train.images.shape)
   model = models.build(config.model.name, dataset.num_classes, **overrides)

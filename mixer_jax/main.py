@@ -9,7 +9,9 @@ from ml_collections import config_flags
 
 from mixer_jax import cli
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, with :MODEL where it takes one.")
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "Config file, with :MODEL where it takes one."
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; default: fresh under runs/.")
 
 

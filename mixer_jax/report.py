@@ -1,6 +1,6 @@
 """What a run shows: lines on the console and the picture of its curves.
 
-  python -m mixer_jax.report curves --workdir=DIR
+python -m mixer_jax.report curves --workdir=DIR
 """
 
 import pathlib
@@ -21,9 +21,9 @@ def print_devices() -> None:
   """The first line of a run: what it really runs on."""
   device = jax.devices()[0]
   print(
-      f"mixer_jax {mixer_jax.__version__}, JAX {jax.__version__}, backend {device.platform}:"
-      f" {jax.device_count()} x {device.device_kind}",
-      flush=True,
+    f"mixer_jax {mixer_jax.__version__}, JAX {jax.__version__}, backend {device.platform}:"
+    f" {jax.device_count()} x {device.device_kind}",
+    flush=True,
   )
 
 
@@ -57,19 +57,19 @@ def epoch_line(row: dict[str, Any], num_epochs: int) -> str:
   """One line about an epoch."""
   top5 = f" top-5 {row['test/top5']:.2%}" if "test/top5" in row else ""
   return (
-      f"epoch {row['epoch']}/{num_epochs}  train loss {row['train/loss']:.4f} accuracy"
-      f" {row['train/accuracy']:.2%}  test loss {row['test/loss']:.4f} top-1"
-      f" {row['test/top1']:.2%}{top5} (best {row['test/best_top1']:.2%} in epoch"
-      f" {row['test/best_epoch']})  lr {row['learning_rate']:.3g}"
-      f"  {row['images_per_second']:.0f} images/s  {row['seconds_per_epoch']:.1f} s"
+    f"epoch {row['epoch']}/{num_epochs}  train loss {row['train/loss']:.4f} accuracy"
+    f" {row['train/accuracy']:.2%}  test loss {row['test/loss']:.4f} top-1"
+    f" {row['test/top1']:.2%}{top5} (best {row['test/best_top1']:.2%} in epoch"
+    f" {row['test/best_epoch']})  lr {row['learning_rate']:.3g}"
+    f"  {row['images_per_second']:.0f} images/s  {row['seconds_per_epoch']:.1f} s"
   )
 
 
 def summary(progress: Progress, target: float) -> str:
   """What a run reached."""
   text = (
-      f"{progress.epoch} epochs, best test top-1 {progress.best_top1:.2%} in epoch"
-      f" {progress.best_epoch}"
+    f"{progress.epoch} epochs, best test top-1 {progress.best_top1:.2%} in epoch"
+    f" {progress.best_epoch}"
   )
   if target:
     reached = f"in epoch {progress.target_epoch}" if progress.target_epoch else "not reached"
@@ -78,9 +78,9 @@ def summary(progress: Progress, target: float) -> str:
 
 
 _PANELS = (
-    ("loss", "loss (nats)", ("train/loss", "test/loss")),
-    ("accuracy", "accuracy", ("train/accuracy", "test/top1")),
-    ("learning rate", "learning rate", ("learning_rate",)),
+  ("loss", "loss (nats)", ("train/loss", "test/loss")),
+  ("accuracy", "accuracy", ("train/accuracy", "test/top1")),
+  ("learning rate", "learning rate", ("learning_rate",)),
 )
 
 
@@ -102,7 +102,9 @@ def curves(directory: pathlib.Path) -> pathlib.Path:
   epochs = [row["epoch"] for row in rows]
   for axis, (title, label, names) in zip(axes, _PANELS):
     for name in names:
-      axis.plot(epochs, [row[name] for row in rows], marker="." if len(rows) < 30 else "", label=name)
+      axis.plot(
+        epochs, [row[name] for row in rows], marker="." if len(rows) < 30 else "", label=name
+      )
     axis.set(title=title, xlabel="epoch", ylabel=label)
     axis.grid(alpha=0.3)
     axis.legend()

@@ -18,14 +18,14 @@ def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
   size = available if config.mesh.data == -1 else config.mesh.data
   if not 1 <= size <= available:
     raise UserError(
-        f"mesh.data is {config.mesh.data}; allowed: -1 for all, or 1 to {available} devices"
+      f"mesh.data is {config.mesh.data}; allowed: -1 for all, or 1 to {available} devices"
     )
   for field in ("batch_size", "eval_batch_size"):
     parts = size * (config.accum_steps if field == "batch_size" else 1)
     if config[field] < 1 or config[field] % parts:
       raise UserError(
-          f"{field} is {config[field]}; it must be a positive multiple of {parts}"
-          f" ({size} devices x {parts // size} accumulation steps)"
+        f"{field} is {config[field]}; it must be a positive multiple of {parts}"
+        f" ({size} devices x {parts // size} accumulation steps)"
       )
   # Automatic axes: kfac-jax's contractions are refused under explicit ones.
   devices = np.array(jax.devices()[:size])

@@ -73,7 +73,7 @@ def update(run: Experiment, state: TrainState, totals: Any, batch: Any) -> tuple
   loss, accum_steps = run.task.loss, run.config.accum_steps
   grads, metrics = _gradients(loss, accum_steps, state.params, batch, dropout_key)
   updates, opt_state = run.tx.update(
-      grads, state.opt_state, state.params, batch=batch, rng=target_key
+    grads, state.opt_state, state.params, batch=batch, rng=target_key
   )
   params = optax.apply_updates(state.params, updates)
   return TrainState(state.step + 1, params, opt_state, state.key_data), totals.merge(metrics)
@@ -93,7 +93,7 @@ def make_train_steps(run: Experiment):
     state, totals = carry
     augment_key, _, _ = step_keys(state)
     pixels, classes = (
-        jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
+      jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
     )
     batch = run.task.batch(augment_key, pixels, classes, train=True)
     return update(run, state, totals, batch), None
@@ -195,7 +195,7 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
   """
   report.print_devices()
   run = experiment.build(config)
-  run.tx  # an unusable optimizer is refused before the directory exists
+  _ = run.tx  # an unusable optimizer is refused before the directory exists
   directory = workdir.create(path)
   workdir.store_config(directory, config)
   print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
@@ -220,7 +220,7 @@ def _start(run: Experiment, saved: checkpoint.Checkpoints) -> tuple[TrainState, 
   if step is None:
     return init_state(run), Progress()
   shapes = checkpoint.template(
-      jax.eval_shape(lambda: init_state(run)), sharding.replicated(run.mesh)
+    jax.eval_shape(lambda: init_state(run)), sharding.replicated(run.mesh)
   )
   params, rest, progress = saved.restore(step, shapes.params, _without_params(shapes))
   print(f"resumed from step {step}, epoch {progress.epoch}", flush=True)
@@ -232,11 +232,11 @@ def _without_params(state: TrainState) -> dict[str, Any]:
 
 
 def _run_epochs(
-    run: Experiment,
-    directory: pathlib.Path,
-    saved: checkpoint.Checkpoints,
-    state: TrainState,
-    progress: Progress,
+  run: Experiment,
+  directory: pathlib.Path,
+  saved: checkpoint.Checkpoints,
+  state: TrainState,
+  progress: Progress,
 ) -> Progress:
   """Runs the remaining epochs: train, evaluate, report, save."""
   config = run.config
@@ -264,23 +264,23 @@ def _row(run, step, metrics, test, progress, seconds) -> dict[str, Any]:
     test = {name: value for name, value in test.items() if name != "top5"}
   rate = optim.learning_rate(run.config.optimizer, run.multiplier)
   return {
-      "epoch": progress.epoch,
-      "step": step,
-      **{f"train/{name}": value for name, value in metrics.items()},
-      **{f"test/{name}": value for name, value in test.items()},
-      "test/best_top1": progress.best_top1,
-      "test/best_epoch": progress.best_epoch,
-      "test/target_epoch": progress.target_epoch,
-      "learning_rate": float(rate(step - 1)),
-      "images_per_second": run.steps_per_epoch * run.config.batch_size / seconds,
-      "seconds_per_epoch": seconds,
+    "epoch": progress.epoch,
+    "step": step,
+    **{f"train/{name}": value for name, value in metrics.items()},
+    **{f"test/{name}": value for name, value in test.items()},
+    "test/best_top1": progress.best_top1,
+    "test/best_epoch": progress.best_epoch,
+    "test/target_epoch": progress.target_epoch,
+    "learning_rate": float(rate(step - 1)),
+    "images_per_second": run.steps_per_epoch * run.config.batch_size / seconds,
+    "seconds_per_epoch": seconds,
   }
 
 
 def _refuse_nonfinite(loss: float, epoch: int, step: int, saved: checkpoint.Checkpoints) -> None:
   if not np.isfinite(loss):
     raise UserError(
-        f"the training loss is {loss} in epoch {epoch}, which ends at step {step}; the last good"
-        f" checkpoint is that of step {saved.latest()}. Try a lower optimizer.learning_rate or,"
-        " with K-FAC, a higher optimizer.damping"
+      f"the training loss is {loss} in epoch {epoch}, which ends at step {step}; the last good"
+      f" checkpoint is that of step {saved.latest()}. Try a lower optimizer.learning_rate or,"
+      " with K-FAC, a higher optimizer.damping"
     )

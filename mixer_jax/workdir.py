@@ -65,14 +65,14 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> No
     return
   old, new = dict(_flatten(_read_json(path))), dict(_flatten(new))
   differing = [
-      f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
-      for key in sorted(old.keys() | new.keys())
-      if old.get(key) != new.get(key)
+    f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
+    for key in sorted(old.keys() | new.keys())
+    if old.get(key) != new.get(key)
   ]
   if differing:
     raise UserError(
-        f"workdir {workdir} holds a run of another config: {'; '.join(differing)}."
-        " Take another --workdir, or the same config to resume"
+      f"workdir {workdir} holds a run of another config: {'; '.join(differing)}."
+      " Take another --workdir, or the same config to resume"
     )
 
 

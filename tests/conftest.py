@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import numpy as np
@@ -37,7 +39,7 @@ def tiny_config(shapes_npz):
   config.eval_batch_size = 32
   config.mesh.data = 1
   config.model = config_lib.model(
-      "mixer_small", hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=32
+    "mixer_small", hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=32
   )
   config.data = config_lib.data("npz")
   config.data.update(dir=str(shapes_npz), image_size=8, pad=1, flip=False)

@@ -16,12 +16,12 @@ TINY = ["--config.num_epochs=1", "--config.data.train_split=train[:256]", "--con
 
 def run(module, *args, env=(), timeout=120):
   return subprocess.run(
-      [sys.executable, "-m", f"mixer_jax.{module}", *args],
-      cwd=ROOT,
-      env=os.environ | dict(env),
-      capture_output=True,
-      text=True,
-      timeout=timeout,
+    [sys.executable, "-m", f"mixer_jax.{module}", *args],
+    cwd=ROOT,
+    env=os.environ | dict(env),
+    capture_output=True,
+    text=True,
+    timeout=timeout,
   )
 
 
@@ -37,21 +37,21 @@ QUICKSTART = "--config=configs/quickstart.py"
 
 
 @pytest.mark.parametrize(
-    "args, message",
-    [
-        ([], "--config is missing"),
-        (["--config=configs/none.py"], "configs/none.py"),
-        (["--config=configs/kfac_cifar100.py:b8"], "'b8'; allowed: s4, b4, s16, b16"),
-        (["--config=configs/quickstart.py:lion"], "'lion'; allowed: kfac, sgd, adam"),
-        ([QUICKSTART, "--config.optimiser.damping=1"], "optimiser"),
-        ([QUICKSTART, "--config.batch_size=many"], "batch_size"),
-        ([QUICKSTART, "--config.model.name=mixer_b61"], "mixer_b61"),
-        ([QUICKSTART, "--config.data.name=cifra10"], "cifra10"),
-        ([QUICKSTART, "--config.data.image_size=30"], "image_size"),
-        ([QUICKSTART, "--config.data.name=folder", "--config.data.dir=/nowhere"], "/nowhere"),
-        ([QUICKSTART, "--workdir=/proc/none"], "/proc/none cannot be written"),
-        ([QUICKSTART, "extra"], "unknown argument 'extra'"),
-    ],
+  "args, message",
+  [
+    ([], "--config is missing"),
+    (["--config=configs/none.py"], "configs/none.py"),
+    (["--config=configs/kfac_cifar100.py:b8"], "'b8'; allowed: s4, b4, s16, b16"),
+    (["--config=configs/quickstart.py:lion"], "'lion'; allowed: kfac, sgd, adam"),
+    ([QUICKSTART, "--config.optimiser.damping=1"], "optimiser"),
+    ([QUICKSTART, "--config.batch_size=many"], "batch_size"),
+    ([QUICKSTART, "--config.model.name=mixer_b61"], "mixer_b61"),
+    ([QUICKSTART, "--config.data.name=cifra10"], "cifra10"),
+    ([QUICKSTART, "--config.data.image_size=30"], "image_size"),
+    ([QUICKSTART, "--config.data.name=folder", "--config.data.dir=/nowhere"], "/nowhere"),
+    ([QUICKSTART, "--workdir=/proc/none"], "/proc/none cannot be written"),
+    ([QUICKSTART, "extra"], "unknown argument 'extra'"),
+  ],
 )
 def test_main_names_mistakes(args, message):
   assert message in error_line(run("main", *args))
@@ -68,7 +68,7 @@ def test_train_then_evaluate_without_tensorflow(tmp_path):
   trap = tmp_path / "trap" / "tensorflow"
   trap.mkdir(parents=True)
   (trap / "__init__.py").write_text(
-      f"open({str(tmp_path / 'imported')!r}, 'w').close()\n__version__ = '2.99.0'\n"
+    f"open({str(tmp_path / 'imported')!r}, 'w').close()\n__version__ = '2.99.0'\n"
   )
   env = {"PYTHONPATH": str(trap.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
   workdir = tmp_path / "runs" / "x"
@@ -81,7 +81,9 @@ def test_train_then_evaluate_without_tensorflow(tmp_path):
   logged = float(re.search(r"top-1 ([\d.]+)%", trained.stdout)[1])
   evaluated = run("evaluate", f"--workdir={relative}", env=env)
   assert evaluated.returncode == 0, evaluated.stderr
-  assert float(re.search(r"top-1 ([\d.]+)%", evaluated.stdout)[1]) == pytest.approx(logged, abs=0.01)
+  assert float(re.search(r"top-1 ([\d.]+)%", evaluated.stdout)[1]) == pytest.approx(
+    logged, abs=0.01
+  )
   assert not (tmp_path / "imported").exists()
   missing = error_line(run("evaluate", f"--workdir={relative}", "--checkpoint=7", env=env))
   assert "checkpoint '7' is not in" in missing

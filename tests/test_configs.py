@@ -8,7 +8,8 @@ import jax
 import ml_collections
 import pytest
 
-from mixer_jax import config as config_lib, models, optim
+from mixer_jax import config as config_lib
+from mixer_jax import models, optim
 from mixer_jax.errors import UserError
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
@@ -38,7 +39,11 @@ def test_loads_and_survives_json(name):
 def test_the_study_s_settings(dataset, optimizer, variant):
   config = load(f"{optimizer}_{dataset}", variant)
   assert (config.batch_size, config.num_epochs) == (64, 100)
-  assert (config.schedule.name, config.schedule.epochs, config.schedule.factor) == ("step", (40, 80), 0.1)
+  assert (config.schedule.name, config.schedule.epochs, config.schedule.factor) == (
+    "step",
+    (40, 80),
+    0.1,
+  )
   assert config.optimizer.name == optimizer
   assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (1e-3, 1e-4)
   assert config.optimizer.decay == "all"
@@ -47,13 +52,13 @@ def test_the_study_s_settings(dataset, optimizer, variant):
   sizes = (config.data.resize, config.data.image_size, config.data.pad)
   assert sizes == ((256, 224, 0) if large else (0, 32, 4))
   statistics = {
-      "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-      "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
   }
   assert (config.data.mean, config.data.std) == statistics[dataset]
   targets = {
-      "cifar10": dict(s4=0.8, b4=0.8, s16=0.7, b16=0.65),
-      "cifar100": dict(s4=0.0, b4=0.45, s16=0.0, b16=0.4),
+    "cifar10": dict(s4=0.8, b4=0.8, s16=0.7, b16=0.65),
+    "cifar100": dict(s4=0.0, b4=0.45, s16=0.0, b16=0.4),
   }
   assert config.target_accuracy == targets[dataset][variant]
 
@@ -61,17 +66,17 @@ def test_the_study_s_settings(dataset, optimizer, variant):
 def test_the_study_s_kfac():
   options = load("kfac_cifar100").optimizer
   expected = dict(
-      momentum=0.9,
-      damping=1e-3,
-      damping_type="exact",
-      norm_constraint=1e-2,
-      factor_decay=0.95,
-      factor_period=10,
-      inverse_period=100,
-      estimation="sampled",
-      token_averaging="published",
-      norms="gradient",
-      identity_start=True,
+    momentum=0.9,
+    damping=1e-3,
+    damping_type="exact",
+    norm_constraint=1e-2,
+    factor_decay=0.95,
+    factor_period=10,
+    inverse_period=100,
+    estimation="sampled",
+    token_averaging="published",
+    norms="gradient",
+    identity_start=True,
   )
   assert {k: options[k] for k in expected} == expected
 
@@ -96,6 +101,8 @@ def test_the_default_model_is_b4():
 
 def test_decay_mask_keeps_kernels_only():
   model = models.build("mixer_small", 10, num_blocks=1)
-  params = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), "float32"))
+  params = jax.eval_shape(
+    model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), "float32")
+  )
   for path, decayed in jax.tree_util.tree_leaves_with_path(optim.decay_mask(params["params"])):
     assert decayed == (path[-1].key == "kernel")

@@ -6,13 +6,23 @@ import jax
 import numpy as np
 import pytest
 
-from mixer_jax import checkpoint, config as config_lib, evaluate, experiment, sharding, train, workdir
+from mixer_jax import (
+  checkpoint,
+  evaluate,
+  experiment,
+  sharding,
+  train,
+  workdir,
+)
+from mixer_jax import (
+  config as config_lib,
+)
 from mixer_jax.errors import UserError
 
 OPTIMIZERS = {
-    "sgd": dict(learning_rate=0.1),
-    "adam": dict(learning_rate=1e-2),
-    "kfac": dict(learning_rate=0.05, factor_period=2, inverse_period=4, factor_decay=0.5),
+  "sgd": dict(learning_rate=0.1),
+  "adam": dict(learning_rate=1e-2),
+  "kfac": dict(learning_rate=0.05, factor_period=2, inverse_period=4, factor_decay=0.5),
 }
 TIMES = ("images_per_second", "seconds_per_epoch")
 
@@ -192,21 +202,21 @@ def test_a_diverged_run_stops_and_names_its_last_checkpoint(tiny_config, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "field, value, message",
-    [
-        ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8"),
-        ("batch_size", 512, "batch_size is 512, more than the 256 training images"),
-        ("eval_batch_size", 12, "eval_batch_size is 12; it must be a positive multiple of 8"),
-        ("mesh.data", 9, "mesh.data is 9; allowed: -1 for all, or 1 to 8 devices"),
-        ("model.name", "mixer_x", "model.name is 'mixer_x'; known models: mixer_"),
-        ("model.patch_size", 3, "image_size is 8; it must be a multiple of the patch size 3"),
-        ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: sgd, adam"),
-        ("optimizer.damping", 0.1, "optimizer.damping is no option of adam; it takes b1"),
-        ("optimizer.decay", "some", "optimizer.decay is 'some'; allowed: all, kernels"),
-        ("schedule.name", "cos", "schedule.name is 'cos'; allowed: constant, step"),
-        ("schedule.warmup_epochs", 2.0, "warmup_epochs is 2.0; it must be at least 0 and below"),
-        ("require_accelerator", True, "require_accelerator is True, but JAX finds only a CPU"),
-    ],
+  "field, value, message",
+  [
+    ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8"),
+    ("batch_size", 512, "batch_size is 512, more than the 256 training images"),
+    ("eval_batch_size", 12, "eval_batch_size is 12; it must be a positive multiple of 8"),
+    ("mesh.data", 9, "mesh.data is 9; allowed: -1 for all, or 1 to 8 devices"),
+    ("model.name", "mixer_x", "model.name is 'mixer_x'; known models: mixer_"),
+    ("model.patch_size", 3, "image_size is 8; it must be a multiple of the patch size 3"),
+    ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: sgd, adam"),
+    ("optimizer.damping", 0.1, "optimizer.damping is no option of adam; it takes b1"),
+    ("optimizer.decay", "some", "optimizer.decay is 'some'; allowed: all, kernels"),
+    ("schedule.name", "cos", "schedule.name is 'cos'; allowed: constant, step"),
+    ("schedule.warmup_epochs", 2.0, "warmup_epochs is 2.0; it must be at least 0 and below"),
+    ("require_accelerator", True, "require_accelerator is True, but JAX finds only a CPU"),
+  ],
 )
 def test_config_mistakes_are_named(field, value, message, tiny_config, tmp_path):
   tiny_config.mesh.data = 8

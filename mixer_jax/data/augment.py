@@ -91,15 +91,20 @@ def check(spec: ImageSpec, shape: tuple[int, ...]) -> None:
   """
   height, width = shape[-3:-1]
   if spec.resize and spec.resize < spec.image_size:
-    raise UserError(f"data.resize={spec.resize}: must be 0 or at least data.image_size={spec.image_size}")
+    raise UserError(
+      f"data.resize={spec.resize}: must be 0 or at least data.image_size={spec.image_size}"
+    )
   if not spec.resize and (height, width) != (spec.image_size, spec.image_size):
     raise UserError(
-        f"data.image_size={spec.image_size}: the images have {width}x{height} pixels (width x height);"
-        f" set data.image_size to their size, or data.resize to {spec.image_size} or more")
+      f"data.image_size={spec.image_size}: the images have {width}x{height} pixels (width x height);"
+      f" set data.image_size to their size, or data.resize to {spec.image_size} or more"
+    )
   if spec.pad < 0:
     raise UserError(f"data.pad={spec.pad}: must be 0 or more pixels")
   if len(spec.mean) != 3 or len(spec.std) != 3 or min(spec.std) <= 0:
-    raise UserError(f"data.mean={spec.mean}, data.std={spec.std}: need three numbers each, std positive")
+    raise UserError(
+      f"data.mean={spec.mean}, data.std={spec.std}: need three numbers each, std positive"
+    )
 
 
 def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
@@ -121,7 +126,8 @@ def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
 def _resize_centre_crop(images: jax.Array, spec: ImageSpec) -> jax.Array:
   start = (spec.resize - spec.image_size) // 2
   rows, columns = (
-      bilinear_matrix(spec.resize, n)[start:start + spec.image_size] for n in images.shape[1:3])
+    bilinear_matrix(spec.resize, n)[start : start + spec.image_size] for n in images.shape[1:3]
+  )
   images = images.astype(jnp.float32)
   # The highest precision, because GPUs would otherwise round pixels to 10 bits or fewer.
   images = jnp.einsum("ih,bhwc->biwc", rows, images, precision="highest")

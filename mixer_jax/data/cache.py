@@ -38,7 +38,10 @@ def fingerprint(identity: Any, files: Iterable[tuple[str, int, int]]) -> str:
 
 
 def read(
-    cache_dir: pathlib.Path, name: str, records: decode.Records, stored_size: int,
+  cache_dir: pathlib.Path,
+  name: str,
+  records: decode.Records,
+  stored_size: int,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the decoded records, from the cache if they are in it.
 
@@ -62,8 +65,12 @@ def read(
       arrays = _open(entry)
     except OSError as error:
       logging.log_first_n(
-          logging.WARNING, "data.cache_dir=%s cannot be used (%s): images are decoded into memory at every start",
-          1, cache_dir, error)
+        logging.WARNING,
+        "data.cache_dir=%s cannot be used (%s): images are decoded into memory at every start",
+        1,
+        cache_dir,
+        error,
+      )
   if arrays is None:
     arrays = decode.decode_all(records, stored_size, lambda shape: np.empty(shape, np.uint8))
   return arrays
@@ -98,7 +105,8 @@ def _build(entry: pathlib.Path, records: decode.Records, stored_size: int) -> No
   temporary = pathlib.Path(tempfile.mkdtemp(prefix=".building-", dir=entry.parent))
   try:
     images, labels = decode.decode_all(
-        records, stored_size, lambda shape: _create(temporary / "images.npy", shape))
+      records, stored_size, lambda shape: _create(temporary / "images.npy", shape)
+    )
     images.flush()
     np.save(temporary / "labels.npy", labels)
     (temporary / "meta.json").write_text(json.dumps(_meta(images, labels)))
@@ -126,15 +134,15 @@ def _create(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
 
 def _meta(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
   return {
-      "images": [list(images.shape), str(images.dtype), _checksum(images)],
-      "labels": [list(labels.shape), str(labels.dtype), _checksum(labels)],
+    "images": [list(images.shape), str(images.dtype), _checksum(images)],
+    "labels": [list(labels.shape), str(labels.dtype), _checksum(labels)],
   }
 
 
 def _checksum(array: np.ndarray) -> int:
   """Returns the CRC-32 of an array, or of every k-th row if it is very large."""
-  array = array[::1 + array.nbytes // _CHECKED_BYTES]
+  array = array[:: 1 + array.nbytes // _CHECKED_BYTES]
   checksum = 0
   for start in range(0, len(array), 1024):
-    checksum = zlib.crc32(np.ascontiguousarray(array[start:start + 1024]), checksum)
+    checksum = zlib.crc32(np.ascontiguousarray(array[start : start + 1024]), checksum)
   return checksum

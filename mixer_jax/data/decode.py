@@ -7,8 +7,7 @@ import os
 from typing import Callable
 
 import numpy as np
-from PIL import Image
-from PIL import ImageOps
+from PIL import Image, ImageOps
 import tqdm
 
 from mixer_jax.errors import UserError
@@ -69,7 +68,9 @@ def decode_image(data: bytes, where: str, stored_size: int = 0) -> np.ndarray:
 
 
 def decode_all(
-    records: Records, stored_size: int, allocate: Callable[[tuple[int, ...]], np.ndarray],
+  records: Records,
+  stored_size: int,
+  allocate: Callable[[tuple[int, ...]], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
   """Decodes every record.
 
@@ -84,6 +85,7 @@ def decode_all(
   Raises:
     UserError: if an image is broken, or if their sizes differ.
   """
+
   def decode(i):
     data, label = records.read(i)
     return decode_image(data, records.where(i), stored_size), label
@@ -98,14 +100,22 @@ def decode_all(
       image, labels[i] = decode(i)
       if image.shape != first.shape:
         raise UserError(
-            f"{records.where(i)}: is {_size(image)} pixels (width x height) but {records.where(0)} is {_size(first)};"
-            " set data.stored_size to a side in pixels, e.g. --config.data.stored_size=256")
+          f"{records.where(i)}: is {_size(image)} pixels (width x height) but {records.where(0)} is {_size(first)};"
+          " set data.stored_size to a side in pixels, e.g. --config.data.stored_size=256"
+        )
       images[i] = image
     return len(chunk)
 
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool, tqdm.tqdm(
-      total=records.num, desc="Decoding images (once)", unit=" images", unit_scale=True,
-      disable=records.num <= _SHOW_PROGRESS_ABOVE) as bar:
+  with (
+    futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    tqdm.tqdm(
+      total=records.num,
+      desc="Decoding images (once)",
+      unit=" images",
+      unit_scale=True,
+      disable=records.num <= _SHOW_PROGRESS_ABOVE,
+    ) as bar,
+  ):
     for done in pool.map(decode_chunk, range(0, records.num, _CHUNK)):
       bar.update(done)
   return images, labels

@@ -3,11 +3,7 @@
 import os
 import pathlib
 
-import numpy as np
-
-from mixer_jax.data import cache
-from mixer_jax.data import decode
-from mixer_jax.data import splits
+from mixer_jax.data import cache, decode, splits
 from mixer_jax.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -40,13 +36,17 @@ class Folder:
     classes = self._class_dirs(base)
     unknown = sorted(set(classes) - set(self.class_names))
     if unknown:
-      raise UserError(f"{self._root / base / unknown[0]}: class {unknown[0]!r} is not among the"
-                      f" {len(self.class_names)} class folders of {self._root / self._train_base}")
+      raise UserError(
+        f"{self._root / base / unknown[0]}: class {unknown[0]!r} is not among the"
+        f" {len(self.class_names)} class folders of {self._root / self._train_base}"
+      )
     paths, labels, files = [], [], []
     for name in classes:
       images = _list_images(self._root / base / name)
       if not images and base == self._train_base:
-        raise UserError(f"{self._root / base / name}: no images in this class folder; {_extensions()}")
+        raise UserError(
+          f"{self._root / base / name}: no images in this class folder; {_extensions()}"
+        )
       for file_name, size, mtime_ns in images:
         paths.append(os.path.join(self._root, base, name, file_name))
         labels.append(self.class_names.index(name))
@@ -56,10 +56,11 @@ class Folder:
 
     order = splits.shuffled_order(len(paths))
     return decode.Records(
-        num=len(paths),
-        fingerprint=cache.fingerprint(("folder", str(self._root), base, self.class_names), files),
-        read=lambda i: (_read_bytes(paths[order[i]]), labels[order[i]]),
-        where=lambda i: paths[order[i]])
+      num=len(paths),
+      fingerprint=cache.fingerprint(("folder", str(self._root), base, self.class_names), files),
+      read=lambda i: (_read_bytes(paths[order[i]]), labels[order[i]]),
+      where=lambda i: paths[order[i]],
+    )
 
   def _class_dirs(self, base: str) -> list[str]:
     path = self._root / base

@@ -38,7 +38,11 @@ _CITATION = """\
 
 
 def make_sample(
-    source: pathlib.Path, out: pathlib.Path, train_per_class: int = 500, test_per_class: int = 100, seed: int = 0,
+  source: pathlib.Path,
+  out: pathlib.Path,
+  train_per_class: int = 500,
+  test_per_class: int = 100,
+  seed: int = 0,
 ) -> pathlib.Path:
   """Writes the sample.
 
@@ -59,14 +63,17 @@ def make_sample(
   if result.exists():
     raise UserError(f"--out={out}: {result} exists; remove it first")
   chosen = {
-      "train": _choose(source / "train", train_per_class, seed),
-      "test": _choose(source / "test", test_per_class, seed),
+    "train": _choose(source / "train", train_per_class, seed),
+    "test": _choose(source / "test", test_per_class, seed),
   }
   class_names = sorted({path.parent.name for path in chosen["train"]})
-  description = _DESCRIPTION.format(train_per_class=train_per_class, test_per_class=test_per_class, seed=seed)
+  description = _DESCRIPTION.format(
+    train_per_class=train_per_class, test_per_class=test_per_class, seed=seed
+  )
   tfds.disable_progress_bar()
   _define_builder(chosen, class_names, description)(
-      data_dir=str(out), file_format="array_record").download_and_prepare()
+    data_dir=str(out), file_format="array_record"
+  ).download_and_prepare()
   for empty in (out / "downloads" / "extracted", out / "downloads"):  # TFDS leaves them.
     if empty.is_dir() and not any(empty.iterdir()):
       empty.rmdir()
@@ -76,19 +83,25 @@ def make_sample(
 def _choose(split_dir: pathlib.Path, per_class: int, seed: int) -> list[pathlib.Path]:
   """Returns `per_class` images of each class, independent of the other classes."""
   if not split_dir.is_dir():
-    raise UserError(f"--source: {split_dir}: no such folder; needed are {{train,test}}/CLASS/NAME.jpg")
+    raise UserError(
+      f"--source: {split_dir}: no such folder; needed are {{train,test}}/CLASS/NAME.jpg"
+    )
   chosen = []
   for class_dir in sorted(p for p in split_dir.iterdir() if p.is_dir()):
     paths = sorted(class_dir.glob("*.jpg"))
     if len(paths) < per_class:
-      raise UserError(f"--source: {class_dir} has {len(paths)} images (.jpg), fewer than the {per_class} wanted")
+      raise UserError(
+        f"--source: {class_dir} has {len(paths)} images (.jpg), fewer than the {per_class} wanted"
+      )
     rows = np.random.default_rng(seed).permutation(len(paths))[:per_class]
     chosen += [paths[i] for i in sorted(rows)]
   return chosen
 
 
 def _define_builder(
-    chosen: dict[str, list[pathlib.Path]], class_names: list[str], description: str,
+  chosen: dict[str, list[pathlib.Path]],
+  class_names: list[str],
+  description: str,
 ) -> type[tfds.core.GeneratorBasedBuilder]:
   """Returns a TFDS builder class for the chosen images, by split."""
 
@@ -101,12 +114,17 @@ def _define_builder(
 
     def _info(self):
       return tfds.core.DatasetInfo(
-          builder=self, description=description, citation=_CITATION,
-          homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-          features=tfds.features.FeaturesDict({
-              "image": tfds.features.Image(shape=_IMAGE_SHAPE, encoding_format="jpeg"),
-              "label": tfds.features.ClassLabel(names=class_names),
-          }))
+        builder=self,
+        description=description,
+        citation=_CITATION,
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        features=tfds.features.FeaturesDict(
+          {
+            "image": tfds.features.Image(shape=_IMAGE_SHAPE, encoding_format="jpeg"),
+            "label": tfds.features.ClassLabel(names=class_names),
+          }
+        ),
+      )
 
     def _split_generators(self, dl_manager):
       return {split: self._generate_examples(paths) for split, paths in chosen.items()}
@@ -120,7 +138,9 @@ def _define_builder(
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("--source", type=pathlib.Path, required=True)
   parser.add_argument("--out", type=pathlib.Path, required=True)
   parser.add_argument("--train_per_class", type=int, default=500)

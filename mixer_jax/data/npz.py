@@ -28,7 +28,9 @@ class Npz:
     """
     self._path = path
     if not pathlib.Path(path).expanduser().is_file():
-      raise UserError(f"data.dir={path!r}: no such file; data.name=npz needs the path of an .npz file")
+      raise UserError(
+        f"data.dir={path!r}: no such file; data.name=npz needs the path of an .npz file"
+      )
     try:
       self._file = np.load(pathlib.Path(path).expanduser(), allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -44,17 +46,23 @@ class Npz:
     """Returns the examples of a base split; the order is the file's."""
     images, labels = self._array(f"{base}_images"), self._array(f"{base}_labels")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-      raise UserError(f"{self._path}: {base}_images is {images.dtype} {list(images.shape)}; {_ALLOWED}")
+      raise UserError(
+        f"{self._path}: {base}_images is {images.dtype} {list(images.shape)}; {_ALLOWED}"
+      )
     if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-      raise UserError(f"{self._path}: {base}_labels is {labels.dtype} {list(labels.shape)}"
-                      f" for {len(images)} images; {_ALLOWED}")
+      raise UserError(
+        f"{self._path}: {base}_labels is {labels.dtype} {list(labels.shape)}"
+        f" for {len(images)} images; {_ALLOWED}"
+      )
     if not len(images):
       raise UserError(f"{self._path}: {base}_images is empty; {_ALLOWED}")
     return splits.Base(images, labels.astype(np.int32), shuffled=False)
 
   def _array(self, name: str) -> np.ndarray:
     if name not in self._file:
-      raise UserError(f"{self._path}: has no array {name!r}, only {', '.join(self._file.files) or 'none'}; {_ALLOWED}")
+      raise UserError(
+        f"{self._path}: has no array {name!r}, only {', '.join(self._file.files) or 'none'}; {_ALLOWED}"
+      )
     try:
       return self._file[name]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:

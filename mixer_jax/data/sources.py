@@ -14,11 +14,7 @@ from typing import Callable
 import ml_collections
 import numpy as np
 
-from mixer_jax.data import cache
-from mixer_jax.data import folder
-from mixer_jax.data import npz
-from mixer_jax.data import splits
-from mixer_jax.data import tfds_source
+from mixer_jax.data import cache, folder, npz, splits, tfds_source
 from mixer_jax.errors import UserError
 
 SAMPLE_NAME = "cifar10_sample"
@@ -70,7 +66,9 @@ def load(config: ml_collections.ConfigDict) -> Dataset:
     UserError: for anything that the config or the files have wrong.
   """
   if config.stored_size < 0:
-    raise UserError(f"data.stored_size={config.stored_size}: must be 0 (keep the images' size) or a side in pixels")
+    raise UserError(
+      f"data.stored_size={config.stored_size}: must be 0 (keep the images' size) or a side in pixels"
+    )
   train_base = splits.base_names(config.train_split, "data.train_split")[0]
   class_names, read_base = _open(config, train_base)
   read_base = functools.cache(read_base)  # both splits may be slices of one
@@ -84,8 +82,9 @@ def load(config: ml_collections.ConfigDict) -> Dataset:
   if train.images.shape[1:] != test.images.shape[1:]:
     sizes = ["{}x{}".format(*s.images.shape[2:0:-1]) for s in (train, test)]
     raise UserError(
-        f"data.stored_size=0: {config.train_split} has images of {sizes[0]} pixels (width x height) but"
-        f" {config.test_split} of {sizes[1]}; set data.stored_size to a common side in pixels")
+      f"data.stored_size=0: {config.train_split} has images of {sizes[0]} pixels (width x height) but"
+      f" {config.test_split} of {sizes[1]}; set data.stored_size to a common side in pixels"
+    )
   return Dataset(config.name, train, test, class_names)
 
 
@@ -93,7 +92,9 @@ def _open(config, train_base: str) -> tuple[tuple[str, ...], Callable[[str], spl
   """Returns the class names and a function from base split to its arrays."""
   if config.name == "npz":
     if config.stored_size:
-      raise UserError(f"data.stored_size={config.stored_size}: images of an .npz file keep their size; set it to 0")
+      raise UserError(
+        f"data.stored_size={config.stored_size}: images of an .npz file keep their size; set it to 0"
+      )
     source = npz.Npz(config.dir)
     return source.class_names, source.read
 
@@ -120,5 +121,7 @@ def _default_cache_dir() -> str:
 def _check_labels(labels: np.ndarray, num_classes: int, what: str) -> None:
   low, high = labels.min(), labels.max()
   if low < 0 or high >= num_classes:
-    raise UserError(f"{what}: labels run from {low} to {high}, but must lie in 0..{num_classes - 1}"
-                    " (TFDS marks examples without a public label by -1)")
+    raise UserError(
+      f"{what}: labels run from {low} to {high}, but must lie in 0..{num_classes - 1}"
+      " (TFDS marks examples without a public label by -1)"
+    )

@@ -39,7 +39,9 @@ def base_names(spec: str, field: str) -> list[str]:
   return [part["base"] for part in _parse(spec, field)]
 
 
-def select(spec: str, field: str, read_base: Callable[[str], Base]) -> tuple[np.ndarray, np.ndarray]:
+def select(
+  spec: str, field: str, read_base: Callable[[str], Base]
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns the images [n, height, width, 3] and labels [n] of a split string.
 
   Args:
@@ -65,7 +67,9 @@ def select(spec: str, field: str, read_base: Callable[[str], Base]) -> tuple[np.
   if len(chosen) == 1:
     return chosen[0]
   if len({images.shape[1:] for images, _ in chosen}) > 1:
-    raise UserError(f"{field}={spec!r}: the parts have images of different sizes; set data.stored_size")
+    raise UserError(
+      f"{field}={spec!r}: the parts have images of different sizes; set data.stored_size"
+    )
   return tuple(np.concatenate(arrays) for arrays in zip(*chosen))
 
 

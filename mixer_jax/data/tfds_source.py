@@ -9,8 +9,7 @@ import urllib.parse
 
 from absl import logging
 
-from mixer_jax.data import cache
-from mixer_jax.data import decode
+from mixer_jax.data import cache, decode
 from mixer_jax.errors import UserError
 from mixer_jax.no_tensorflow import without_tensorflow
 
@@ -37,14 +36,21 @@ class Tfds:
         not here and cannot be downloaded.
     """
     self._name = name
-    root = pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser().absolute()
+    root = (
+      pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
+      .expanduser()
+      .absolute()
+    )
     with without_tensorflow():
       import tensorflow_datasets as tfds  # slow, so only when needed  # pylint: disable=g-import-not-at-top
+
       self._dir = _find_prepared(name, root) or _prepare(tfds, name, root)
       try:
         self._builder = tfds.builder_from_directory(str(self._dir))
       except Exception as error:
-        raise UserError(f"data.name={name}: {self._dir} cannot be read: {_one_line(error)}") from error
+        raise UserError(
+          f"data.name={name}: {self._dir} cannot be read: {_one_line(error)}"
+        ) from error
       self.class_names = _class_names(tfds, name, self._builder.info.features)
       self._decoders = {"image": tfds.decode.SkipDecoding()}
 
@@ -52,17 +58,22 @@ class Tfds:
     """Opens a base split, in the order in which it was prepared."""
     available = list(self._builder.info.splits)
     if base not in available:
-      raise UserError(f"data.name={self._name}: has no split {base!r}, only {', '.join(sorted(available))};"
-                      " set data.train_split and data.test_split")
+      raise UserError(
+        f"data.name={self._name}: has no split {base!r}, only {', '.join(sorted(available))};"
+        " set data.train_split and data.test_split"
+      )
     with without_tensorflow():
       try:
         source = self._builder.as_data_source(base, decoders=self._decoders)
       except NotImplementedError as error:
         raise UserError(
-            f"data.name={self._name}: {self._dir} is not in the array_record format, which is what can be read without"
-            f" TensorFlow; prepare it into another data.dir: {_command(self._name, 'NEW_DIR')}") from error
+          f"data.name={self._name}: {self._dir} is not in the array_record format, which is what can be read without"
+          f" TensorFlow; prepare it into another data.dir: {_command(self._name, 'NEW_DIR')}"
+        ) from error
       except Exception as error:
-        raise UserError(f"data.name={self._name}: {self._dir} cannot be read: {_one_line(error)}") from error
+        raise UserError(
+          f"data.name={self._name}: {self._dir} cannot be read: {_one_line(error)}"
+        ) from error
 
     def read(i):
       try:
@@ -77,7 +88,11 @@ class Tfds:
     stats = [(path.name, path.stat()) for path in self._dir.iterdir()]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return decode.Records(
-        num=len(source), fingerprint=cache.fingerprint(("tfds", str(self._dir), base), files), read=read, where=where)
+      num=len(source),
+      fingerprint=cache.fingerprint(("tfds", str(self._dir), base), files),
+      read=read,
+      where=where,
+    )
 
 
 def _find_prepared(name: str, root: pathlib.Path) -> pathlib.Path | None:
@@ -91,12 +106,18 @@ def _find_prepared(name: str, root: pathlib.Path) -> pathlib.Path | None:
     *its_config, its_version = info.parent.relative_to(root / dataset).parts or ("",)
     its_config = "/".join(its_config)
     fits = config in ("", its_config) and version in ("", its_version)
-    if fits and re.fullmatch(r"\d+\.\d+\.\d+", its_version) and (info.parent / "features.json").exists():
+    if (
+      fits
+      and re.fullmatch(r"\d+\.\d+\.\d+", its_version)
+      and (info.parent / "features.json").exists()
+    ):
       found.append((its_config, [int(n) for n in its_version.split(".")], info.parent))
   configs = sorted({its_config for its_config, _, _ in found})
   if len(configs) > 1:
-    raise UserError(f"data.name={name}: {root / dataset} holds several configs, name one of them: "
-                    + ", ".join(f"{dataset}/{c}" for c in configs))
+    raise UserError(
+      f"data.name={name}: {root / dataset} holds several configs, name one of them: "
+      + ", ".join(f"{dataset}/{c}" for c in configs)
+    )
   return max(found)[2] if found else None
 
 
@@ -106,8 +127,10 @@ def _prepare(tfds, name: str, root: pathlib.Path) -> pathlib.Path:
   known = tfds.list_builders(with_community_datasets=False)
   if dataset not in known:
     close = difflib.get_close_matches(dataset, known)
-    raise UserError(f"data.name={name}: no such dataset in TFDS or in {root};"
-                    f" allowed are sample, folder, npz and TFDS names{' such as ' if close else ''}{', '.join(close)}")
+    raise UserError(
+      f"data.name={name}: no such dataset in TFDS or in {root};"
+      f" allowed are sample, folder, npz and TFDS names{' such as ' if close else ''}{', '.join(close)}"
+    )
   try:
     builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
     _class_names(tfds, name, builder.info.features)  # refuse before a long download
@@ -121,9 +144,10 @@ def _prepare(tfds, name: str, root: pathlib.Path) -> pathlib.Path:
     problem = _one_line(error)
   if problem:
     raise UserError(
-        f"data.name={name}: not found in {root / dataset} and cannot be downloaded ({problem}); prepare it where there"
-        f" is a network and set data.dir: {_command(name, str(root))} ; or train on the bundled sample:"
-        " --config.data.name=sample")
+      f"data.name={name}: not found in {root / dataset} and cannot be downloaded ({problem}); prepare it where there"
+      f" is a network and set data.dir: {_command(name, str(root))} ; or train on the bundled sample:"
+      " --config.data.name=sample"
+    )
   return pathlib.Path(builder.data_dir)
 
 
@@ -134,6 +158,7 @@ def _unreachable(urls: list[str]) -> str:
   because a look-up of names can hang longer than any time-out of ours.
   """
   import requests  # pylint: disable=g-import-not-at-top
+
   by_host = {urllib.parse.urlsplit(url).netloc: url for url in urls}
   problems = {host: f"{host} did not answer within {_PROBE_SECONDS} s" for host in by_host}
 
@@ -153,17 +178,28 @@ def _unreachable(urls: list[str]) -> str:
 
 
 def _class_names(tfds, name: str, features) -> tuple[str, ...]:
-  fits = isinstance(features, tfds.features.FeaturesDict) and "image" in features and "label" in features
-  if not fits or not isinstance(features["image"], tfds.features.Image) or not isinstance(
-      features["label"], tfds.features.ClassLabel):
-    listed = ", ".join(f"{k}: {type(v).__name__}" for k, v in features.items()) if features else "none"
-    raise UserError(f"data.name={name}: needs the features image: Image and label: ClassLabel, but has {listed}")
+  fits = (
+    isinstance(features, tfds.features.FeaturesDict) and "image" in features and "label" in features
+  )
+  if (
+    not fits
+    or not isinstance(features["image"], tfds.features.Image)
+    or not isinstance(features["label"], tfds.features.ClassLabel)
+  ):
+    listed = (
+      ", ".join(f"{k}: {type(v).__name__}" for k, v in features.items()) if features else "none"
+    )
+    raise UserError(
+      f"data.name={name}: needs the features image: Image and label: ClassLabel, but has {listed}"
+    )
   return tuple(features["label"].names)
 
 
 def _command(name: str, data_dir: str) -> str:
-  return ('python -c "import tensorflow_datasets as tfds; '
-          f"tfds.builder('{name}', data_dir='{data_dir}', file_format='array_record').download_and_prepare()\"")
+  return (
+    'python -c "import tensorflow_datasets as tfds; '
+    f"tfds.builder('{name}', data_dir='{data_dir}', file_format='array_record').download_and_prepare()\""
+  )
 
 
 def _one_line(error: Exception) -> str:

@@ -10,12 +10,12 @@ from mixer_jax.errors import UserError
 from mixer_jax.models import mixer
 from mixer_jax.models.mixer import Mixer
 
+__all__ = ["Mixer", "VARIANTS", "build", "fields"]
+
 # Each family: its class and its named variants (field values of the class).
 _FAMILIES = ((mixer.Mixer, mixer.VARIANTS),)
 
-VARIANTS = {
-    name: (cls, fields) for cls, variants in _FAMILIES for name, fields in variants.items()
-}
+VARIANTS = {name: (cls, fields) for cls, variants in _FAMILIES for name, fields in variants.items()}
 
 
 def fields(name: str) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def fields(name: str) -> dict[str, Any]:
     raise UserError(f"model.name is {name!r}; known models: {', '.join(near)}")
   cls, variant = VARIANTS[name]
   own = {
-      f.name: None if f.default is dataclasses.MISSING else f.default
-      for f in dataclasses.fields(cls)
-      if f.name not in ("parent", "name")
+    f.name: None if f.default is dataclasses.MISSING else f.default
+    for f in dataclasses.fields(cls)
+    if f.name not in ("parent", "name")
   }
   return own | variant
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 
 def gelu(x: jax.Array, form: str) -> jax.Array:

@@ -21,18 +21,18 @@ _L = dict(hidden_dim=1024, num_blocks=24, tokens_mlp_dim=512, channels_mlp_dim=4
 _H = dict(hidden_dim=1280, num_blocks=32, tokens_mlp_dim=640, channels_mlp_dim=5120)
 
 VARIANTS = {
-    "mixer_s32": dict(patch_size=32, **_S),
-    "mixer_s16": dict(patch_size=16, **_S),
-    "mixer_s4": dict(patch_size=4, **_S),
-    "mixer_b32": dict(patch_size=32, **_B),
-    "mixer_b16": dict(patch_size=16, **_B),
-    "mixer_b4": dict(patch_size=4, **_B),
-    "mixer_l32": dict(patch_size=32, **_L),
-    "mixer_l16": dict(patch_size=16, **_L),
-    "mixer_h14": dict(patch_size=14, **_H),
-    "mixer_small": dict(
-        patch_size=4, hidden_dim=256, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=1024
-    ),
+  "mixer_s32": dict(patch_size=32, **_S),
+  "mixer_s16": dict(patch_size=16, **_S),
+  "mixer_s4": dict(patch_size=4, **_S),
+  "mixer_b32": dict(patch_size=32, **_B),
+  "mixer_b16": dict(patch_size=16, **_B),
+  "mixer_b4": dict(patch_size=4, **_B),
+  "mixer_l32": dict(patch_size=32, **_L),
+  "mixer_l16": dict(patch_size=16, **_L),
+  "mixer_h14": dict(patch_size=14, **_H),
+  "mixer_small": dict(
+    patch_size=4, hidden_dim=256, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=1024
+  ),
 }
 
 
@@ -108,28 +108,28 @@ class Mixer(nn.Module):
     patch = (self.patch_size, self.patch_size)
     if images.shape[1] % patch[0] or images.shape[2] % patch[1]:
       raise ValueError(
-          f"patch_size {self.patch_size} does not divide the image size "
-          f"{images.shape[1]}x{images.shape[2]}"
+        f"patch_size {self.patch_size} does not divide the image size "
+        f"{images.shape[1]}x{images.shape[2]}"
       )
     x = nn.Conv(
-        self.hidden_dim, patch, strides=patch, padding="VALID", dtype=self.dtype, name="stem"
+      self.hidden_dim, patch, strides=patch, padding="VALID", dtype=self.dtype, name="stem"
     )(images)
     x = x.reshape(x.shape[0], -1, x.shape[-1])  # [batch, tokens, channels]
     for i in range(self.num_blocks):
       x = MixerBlock(
-          self.tokens_mlp_dim,
-          self.channels_mlp_dim,
-          dropout_rate=self.dropout_rate,
-          stochastic_depth=self.stochastic_depth * i / max(self.num_blocks - 1, 1),
-          gelu=self.gelu,
-          layer_norm_epsilon=self.layer_norm_epsilon,
-          dtype=self.dtype,
-          name=f"MixerBlock_{i}",
+        self.tokens_mlp_dim,
+        self.channels_mlp_dim,
+        dropout_rate=self.dropout_rate,
+        stochastic_depth=self.stochastic_depth * i / max(self.num_blocks - 1, 1),
+        gelu=self.gelu,
+        layer_norm_epsilon=self.layer_norm_epsilon,
+        dtype=self.dtype,
+        name=f"MixerBlock_{i}",
       )(x, train=train)
     self.sow("intermediates", "tokens", x)
-    x = nn.LayerNorm(
-        epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm"
-    )(x)
+    x = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm")(
+      x
+    )
     x = jnp.mean(x, axis=1, dtype=jnp.float32)
     # A zero head starts training at the uniform prediction, as published.
     return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)

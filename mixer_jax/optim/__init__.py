@@ -18,18 +18,18 @@ from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, scale_by_kfac
 
 __all__ = [
-    "GraftState",
-    "Problem",
-    "ScaleByKfacState",
-    "build",
-    "config_fields",
-    "decay_mask",
-    "graft",
-    "kfac",
-    "kfac_blocks",
-    "learning_rate",
-    "scale_by_kfac",
-    "schedules",
+  "GraftState",
+  "Problem",
+  "ScaleByKfacState",
+  "build",
+  "config_fields",
+  "decay_mask",
+  "graft",
+  "kfac",
+  "kfac_blocks",
+  "learning_rate",
+  "scale_by_kfac",
+  "schedules",
 ]
 
 
@@ -50,42 +50,42 @@ class Problem(NamedTuple):
 
 
 def _configured_kfac(
-    learning_rate: Any,
-    problem: Problem,
-    *,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-4,
-    decay_mask: Any = None,
-    norm_constraint: float = 1e-2,
-    damping: float = 1e-3,
-    damping_type: str = "exact",
-    factor_decay: float = 0.95,
-    factor_period: int = 10,
-    inverse_period: int = 100,
-    estimation: str = "sampled",
-    token_averaging: str = "published",
-    norms: str = "gradient",
-    identity_start: bool = True,
+  learning_rate: Any,
+  problem: Problem,
+  *,
+  momentum: float = 0.9,
+  weight_decay: float = 1e-4,
+  decay_mask: Any = None,
+  norm_constraint: float = 1e-2,
+  damping: float = 1e-3,
+  damping_type: str = "exact",
+  factor_decay: float = 0.95,
+  factor_period: int = 10,
+  inverse_period: int = 100,
+  estimation: str = "sampled",
+  token_averaging: str = "published",
+  norms: str = "gradient",
+  identity_start: bool = True,
 ) -> optax.GradientTransformation:
   options = {k: v for k, v in locals().items() if k not in ("learning_rate", "problem")}
   options["norm_constraint"] = norm_constraint or None  # 0 in a config: none
   return kfac(
-      learning_rate,
-      problem.predict,
-      problem.params,
-      problem.batch,
-      likelihood=problem.likelihood,
-      **options,
+    learning_rate,
+    problem.predict,
+    problem.params,
+    problem.batch,
+    likelihood=problem.likelihood,
+    **options,
   )
 
 
 _OPTIMIZERS = {
-    "sgd": first_order.sgd,
-    "adam": first_order.adam,
-    "adamw": first_order.adamw,
-    "lamb": first_order.lamb,
-    "adagrad": first_order.adagrad,
-    "kfac": _configured_kfac,
+  "sgd": first_order.sgd,
+  "adam": first_order.adam,
+  "adamw": first_order.adamw,
+  "lamb": first_order.lamb,
+  "adagrad": first_order.adagrad,
+  "kfac": _configured_kfac,
 }
 NAMES = (*_OPTIMIZERS, "graft")
 _GRAFT_FIELDS = ("magnitude", "direction", "scope", "eps")
@@ -102,7 +102,7 @@ def config_fields() -> dict[str, type]:
 
 
 def build(
-    config: ml_collections.ConfigDict, multiplier: schedules.Schedule, problem: Problem
+  config: ml_collections.ConfigDict, multiplier: schedules.Schedule, problem: Problem
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the optimizer that `config.optimizer` describes.
 
@@ -131,8 +131,7 @@ def build(
   options = {k: v for k, v in config.items() if k not in general and v is not None}
   if unknown := set(options) - set(known):
     raise UserError(
-        f"optimizer.{sorted(unknown)[0]} is no option of {config.name}; it takes"
-        f" {', '.join(known)}"
+      f"optimizer.{sorted(unknown)[0]} is no option of {config.name}; it takes {', '.join(known)}"
     )
   if config.decay not in ("all", "kernels"):
     raise UserError(f"optimizer.decay is {config.decay!r}; allowed: all, kernels")
@@ -152,7 +151,7 @@ def _missing(side: str):
 
 
 def learning_rate(
-    config: ml_collections.ConfigDict, multiplier: schedules.Schedule
+  config: ml_collections.ConfigDict, multiplier: schedules.Schedule
 ) -> schedules.Schedule:
   """The rate applied at an update; of a grafted pair, that of the magnitude."""
   while config.name == "graft":
@@ -163,5 +162,5 @@ def learning_rate(
 def decay_mask(params: Any) -> Any:
   """True for the kernels, False for biases, norms, scales and gates."""
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: path_name(path).rpartition("/")[2] == "kernel", params
+    lambda path, _: path_name(path).rpartition("/")[2] == "kernel", params
   )

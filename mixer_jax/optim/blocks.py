@@ -42,5 +42,5 @@ class Block(NamedTuple):
 
 
 def path_name(path: Sequence[Any]) -> str:
-  """"stem/kernel" for a key path of `jax.tree_util`."""
+  """ "stem/kernel" for a key path of `jax.tree_util`."""
   return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)

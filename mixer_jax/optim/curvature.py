@@ -30,9 +30,9 @@ Params = Any
 Batch = Any
 
 _MODES = {
-    "sampled": "fisher_gradients",
-    "exact": "fisher_exact",
-    "empirical": "fisher_empirical",
+  "sampled": "fisher_gradients",
+  "exact": "fisher_exact",
+  "empirical": "fisher_empirical",
 }
 
 
@@ -43,7 +43,7 @@ def _block_class(token_averaging: str, variant: str):
     """Stacks the rows of all tokens; statistics in float32 in any precision."""
 
     def update_curvature_matrix_estimate(
-        self, state, estimation_data, ema_old, ema_new, identity_weight, batch_size
+      self, state, estimation_data, ema_old, ema_new, identity_weight, batch_size
     ):
       del identity_weight
       [a] = estimation_data.primals.inputs
@@ -91,16 +91,16 @@ class Curvature:
   """
 
   def __init__(
-      self,
-      predict: Callable[[Params, Batch], Any],
-      params: Params,
-      batch: Batch,
-      *,
-      likelihood: str = "categorical",
-      estimation: str = "sampled",
-      token_averaging: str = "published",
-      norms: str = "gradient",
-      plain: Sequence[str] = (),
+    self,
+    predict: Callable[[Params, Batch], Any],
+    params: Params,
+    batch: Batch,
+    *,
+    likelihood: str = "categorical",
+    estimation: str = "sampled",
+    token_averaging: str = "published",
+    norms: str = "gradient",
+    plain: Sequence[str] = (),
   ):
     _check("likelihood", likelihood, ("categorical", "normal"))
     _check("estimation", estimation, _MODES)
@@ -110,14 +110,14 @@ class Curvature:
     self._likelihood = likelihood
     self._estimation = estimation
     self._estimator = kfac_jax.BlockDiagonalCurvature(
-        self._registered_loss,
-        default_estimation_mode=_MODES[estimation],
-        layer_tag_to_block_ctor={
-            variant: _block_class(token_averaging, variant)
-            for variant in ("dense", "repeated_dense", "patches")
-        },
-        # What no layer registered becomes a generic block, refused below.
-        auto_register_kwargs=dict(register_only_generic=True),
+      self._registered_loss,
+      default_estimation_mode=_MODES[estimation],
+      layer_tag_to_block_ctor={
+        variant: _block_class(token_averaging, variant)
+        for variant in ("dense", "repeated_dense", "patches")
+      },
+      # What no layer registered becomes a generic block, refused below.
+      auto_register_kwargs=dict(register_only_generic=True),
     )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
     self._batch_size = _outputs(jax.eval_shape(predict, *shapes))[0].shape[0]
@@ -140,7 +140,7 @@ class Curvature:
     leaves = jax.tree.leaves(params)
     # Order inside a block is that of registration: kernel, bias; scale, shift.
     index = self._estimator.params_vector_to_blocks_vectors(
-        jax.tree.unflatten(jax.tree.structure(params), range(len(leaves)))
+      jax.tree.unflatten(jax.tree.structure(params), range(len(leaves)))
     )
     blocks, uncovered = [], []
     for block, members in zip(self._estimator.blocks, index):
@@ -158,9 +158,9 @@ class Curvature:
       blocks.append(Block(name, kind, names, shapes, sizes))
     if uncovered:
       raise ValueError(
-          f"no K-FAC block covers the parameters {', '.join(uncovered)}: their layers are not"
-          " nn.Dense, patch nn.Conv or nn.LayerNorm and register no block of their own;"
-          " list them in `plain` to train them with the plain gradient"
+        f"no K-FAC block covers the parameters {', '.join(uncovered)}: their layers are not"
+        " nn.Dense, patch nn.Conv or nn.LayerNorm and register no block of their own;"
+        " list them in `plain` to train them with the plain gradient"
       )
     return tuple(blocks)
 
@@ -177,13 +177,13 @@ class Curvature:
     """
     state = self._estimator.init(rng, (params, batch), None, None)
     state = self._estimator.update_curvature_matrix_estimate(
-        state=state,
-        ema_old=0.0,
-        ema_new=1.0,
-        identity_weight=0.0,
-        batch_size=self._batch_size,
-        rng=rng,
-        func_args=(params, batch),
+      state=state,
+      ema_old=0.0,
+      ema_new=1.0,
+      identity_weight=0.0,
+      batch_size=self._batch_size,
+      rng=rng,
+      func_args=(params, batch),
     )
     # kfac-jax normalises the empirical Fisher by batch^2; here it is a mean of
     # per-example products, as the other two estimates are.

@@ -24,10 +24,10 @@ class GraftState(NamedTuple):
 
 
 def graft(
-    magnitude: optax.GradientTransformation,
-    direction: optax.GradientTransformation,
-    scope: str = "tensor",
-    eps: float = 1e-16,
+  magnitude: optax.GradientTransformation,
+  direction: optax.GradientTransformation,
+  scope: str = "tensor",
+  eps: float = 1e-16,
 ) -> optax.GradientTransformationExtraArgs:
   """Takes steps along one optimizer's updates, as long as the other's.
 

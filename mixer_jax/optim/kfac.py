@@ -14,19 +14,10 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax.no_tensorflow import without_tensorflow
-from mixer_jax.optim.blocks import Block, Diagonal, Kronecker, path_name
+from mixer_jax.optim import algebra
+from mixer_jax.optim.blocks import path_name
 
 Schedule = Callable[[jax.Array], jax.Array]
-
-# Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
-_EIGENVALUE_FLOOR = 1e-10
-
-
-class Eigen(NamedTuple):
-  """Eigendecomposition of a factor: values [d], vectors [d, d] in columns."""
-
-  values: jax.Array
-  vectors: jax.Array
 
 
 class ScaleByKfacState(NamedTuple):
@@ -45,30 +36,32 @@ class ScaleByKfacState(NamedTuple):
 
 
 def scale_by_kfac(
-    predict: Callable[[Any, Any], Any],
-    params: Any,
-    batch: Any,
-    *,
-    damping: float | Schedule = 1e-3,
-    damping_type: str = "exact",
-    factor_decay: float = 0.95,
-    factor_period: int = 10,
-    inverse_period: int = 100,
-    norm_constraint: float | None = None,
-    learning_rate: float | Schedule | None = None,
-    identity_start: bool = True,
-    likelihood: str = "categorical",
-    estimation: str = "sampled",
-    token_averaging: str = "published",
-    norms: str = "gradient",
-    plain: Sequence[str] = (),
+  predict: Callable[[Any, Any], Any],
+  params: Any,
+  batch: Any,
+  *,
+  damping: float | Schedule = 1e-3,
+  damping_type: str = "exact",
+  factor_decay: float = 0.95,
+  factor_period: int = 10,
+  inverse_period: int = 100,
+  norm_constraint: float | None = None,
+  learning_rate: float | Schedule | None = None,
+  identity_start: bool = True,
+  likelihood: str = "categorical",
+  estimation: str = "sampled",
+  token_averaging: str = "published",
+  norms: str = "gradient",
+  plain: Sequence[str] = (),
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
 
   The update function needs two extra arguments: `batch`, which `predict` gets,
   and `rng`, a key for the sampled targets. Everything happens under `lax.cond`
   inside the caller's `jit`, `lax.scan` or mesh, so a step that renews neither
-  factors nor inverses pays for the preconditioning products alone.
+  factors nor inverses pays for the preconditioning products alone. Where a
+  wrapper such as `optax.multi_transform` hides part of the parameters, the whole
+  tree is passed as a third extra argument, `model_params`.
 
   Args:
     predict: maps (params, batch) to the model's outputs [batch, n], or to
@@ -112,21 +105,23 @@ def scale_by_kfac(
   if norm_constraint is not None and learning_rate is None:
     raise ValueError("norm_constraint needs the learning_rate that the chain applies")
   curvature = _curvature_module().Curvature(
-      predict,
-      params,
-      batch,
-      likelihood=likelihood,
-      estimation=estimation,
-      token_averaging=token_averaging,
-      norms=norms,
-      plain=plain,
+    predict,
+    params,
+    batch,
+    likelihood=likelihood,
+    estimation=estimation,
+    token_averaging=token_averaging,
+    norms=norms,
+    plain=plain,
   )
-  invert = _invert_exact if damping_type == "exact" else _invert_factored
+  invert = algebra.invert_exact if damping_type == "exact" else algebra.invert_factored
 
   def init_fn(params):
     blocks = _covered(curvature.blocks, _by_path(params))
-    factors = {b.name: _initial_factors(b) for b in blocks if b.kind != "gradient"}
-    inverses = {b.name: _initial_inverses(b, damping_type) for b in blocks if b.kind == "kronecker"}
+    factors = {b.name: algebra.initial_factors(b) for b in blocks if b.kind != "gradient"}
+    inverses = {
+      b.name: algebra.initial_inverses(b, damping_type) for b in blocks if b.kind == "kronecker"
+    }
     return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses)
 
   def update_fn(updates, state, params=None, *, batch, rng, model_params=None, **extra):
@@ -138,36 +133,28 @@ def scale_by_kfac(
 
     def renewed_factors():
       fresh = curvature.estimate(whole, batch, rng)
-      renewals = state.count // factor_period
       weight = 1.0 - factor_decay
       if not identity_start:  # an average without bias towards its start
-        weight = weight / (1.0 - factor_decay ** (renewals + 1.0))
-      return {
-          name: jax.tree.map(lambda old, new: old + weight * (new - old), old, fresh[name])
-          for name, old in state.factors.items()
-      }
+        weight = weight / (1.0 - factor_decay ** (state.count // factor_period + 1.0))
+      mix = lambda old, new: old + weight * (new - old)
+      return {name: jax.tree.map(mix, old, fresh[name]) for name, old in state.factors.items()}
 
-    factors = jax.lax.cond(
-        state.count % factor_period == 0, renewed_factors, lambda: state.factors
-    )
+    factors = jax.lax.cond(state.count % factor_period == 0, renewed_factors, lambda: state.factors)
     inverses = jax.lax.cond(
-        state.count % inverse_period == 0,
-        lambda: {name: invert(factors[name], lam) for name in state.inverses},
-        lambda: state.inverses,
+      state.count % inverse_period == 0,
+      lambda: {name: invert(factors[name], lam) for name in state.inverses},
+      lambda: state.inverses,
     )
-    gradients = _by_path(updates)
-    blocks = [b for b in curvature.blocks if b.name in factors]
-    directions = {}
-    for b in blocks:
-      directions |= _precondition(b, gradients, factors[b.name], inverses.get(b.name), lam)
+    gradients, directions = _by_path(updates), {}
+    for block in curvature.blocks:
+      if own := factors.get(block.name):
+        inverse = inverses.get(block.name)
+        directions |= algebra.precondition(block, gradients, own, inverse, lam)
     if norm_constraint is not None:
       rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-      inner = sum(jnp.vdot(v, gradients[p]) for p, v in directions.items())
-      inner = jnp.maximum(rate**2 * inner, jnp.finfo(jnp.float32).tiny)
-      scale = jnp.minimum(1.0, jnp.sqrt(norm_constraint / inner))
-      directions = {p: v * scale for p, v in directions.items()}
+      directions = _constrain(directions, gradients, rate, norm_constraint)
     updates = jax.tree_util.tree_map_with_path(
-        lambda path, g: directions.get(path_name(path), g).astype(g.dtype), updates
+      lambda path, g: directions.get(path_name(path), g).astype(g.dtype), updates
     )
     return updates, ScaleByKfacState(optax.safe_increment(state.count), factors, inverses)
 
@@ -175,18 +162,18 @@ def scale_by_kfac(
 
 
 def kfac(
-    learning_rate: float | Schedule,
-    predict: Callable[[Any, Any], Any],
-    params: Any,
-    batch: Any,
-    *,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-4,
-    decay_mask: Any = None,
-    decay_from: int | None = None,
-    norm_constraint: float | None = 1e-2,
-    factor_period: int = 10,
-    **options: Any,
+  learning_rate: float | Schedule,
+  predict: Callable[[Any, Any], Any],
+  params: Any,
+  batch: Any,
+  *,
+  momentum: float = 0.9,
+  weight_decay: float = 1e-4,
+  decay_mask: Any = None,
+  decay_from: int | None = None,
+  norm_constraint: float | None = 1e-2,
+  factor_period: int = 10,
+  **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """The published K-FAC optimizer: precondition, clip, decay, momentum, step.
 
@@ -211,18 +198,18 @@ def kfac(
     decay_from = 20 * factor_period
   decay = lambda count: weight_decay * (count >= decay_from)
   return optax.chain(
-      scale_by_kfac(
-          predict,
-          params,
-          batch,
-          norm_constraint=norm_constraint,
-          learning_rate=learning_rate,
-          factor_period=factor_period,
-          **options,
-      ),
-      optax.add_decayed_weights(decay, decay_mask) if weight_decay else optax.identity(),
-      optax.trace(momentum),
-      optax.scale_by_learning_rate(learning_rate),
+    scale_by_kfac(
+      predict,
+      params,
+      batch,
+      norm_constraint=norm_constraint,
+      learning_rate=learning_rate,
+      factor_period=factor_period,
+      **options,
+    ),
+    optax.add_decayed_weights(decay, decay_mask) if weight_decay else optax.identity(),
+    optax.trace(momentum),
+    optax.scale_by_learning_rate(learning_rate),
   )
 
 
@@ -248,8 +235,8 @@ def _curvature_module():
       from mixer_jax.optim import curvature
   except (ImportError, AttributeError) as e:
     raise ImportError(
-        f"K-FAC needs a kfac-jax that works with JAX {jax.__version__} ({_kfac_version()} is"
-        f" installed; 0.0.8 works with jax >= 0.8.3, < 0.9.2): {e}"
+      f"K-FAC needs a kfac-jax that works with JAX {jax.__version__} ({_kfac_version()} is"
+      f" installed; 0.0.8 works with jax >= 0.8.3, < 0.9.2): {e}"
     ) from e
   return curvature
 
@@ -273,6 +260,14 @@ def _check_options(damping, damping_type, factor_decay, factor_period, inverse_p
       raise ValueError(f"{name} is {period}; it must be at least 1")
 
 
+def _constrain(directions, gradients, rate, norm_constraint):
+  """Shortens the update so that rate^2 <v, g> stays within the constraint."""
+  inner = sum(jnp.vdot(v, gradients[path]) for path, v in directions.items())
+  inner = jnp.maximum(rate**2 * inner, jnp.finfo(jnp.float32).tiny)
+  scale = jnp.minimum(1.0, jnp.sqrt(norm_constraint / inner))
+  return {path: v * scale for path, v in directions.items()}
+
+
 def _by_path(tree: Any) -> dict[str, jax.Array]:
   return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
@@ -287,67 +282,3 @@ def _covered(blocks, leaves):
     if all(present):
       covered.append(block)
   return covered
-
-
-def _initial_factors(block: Block) -> Kronecker | Diagonal:
-  if block.kind == "kronecker":
-    return Kronecker(*(jnp.eye(d) for d in block.factor_sizes))
-  return Diagonal(tuple(jnp.ones(shape) for shape in block.shapes))
-
-
-def _initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
-  """Those of identity factors; the first update replaces them."""
-  if damping_type == "exact":
-    return tuple(Eigen(jnp.ones(d), jnp.eye(d)) for d in block.factor_sizes)
-  return tuple(jnp.eye(d) for d in block.factor_sizes)
-
-
-def _invert_exact(factors, damping) -> tuple[Eigen, Eigen]:
-  """Eigendecompositions; the damping is added when they are used."""
-  del damping
-
-  def decompose(factor):
-    with jax.default_matmul_precision("highest"):
-      values, vectors = jnp.linalg.eigh(factor)
-    return Eigen(jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0), vectors)
-
-  return tuple(decompose(f) for f in factors)
-
-
-def _invert_factored(factors, damping) -> tuple[jax.Array, jax.Array]:
-  """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
-
-  pi = sqrt((tr A / dim A) / (tr G / dim G)); a factor without trace (dead units)
-  would make it 0 or infinite, hence the bounds.
-  """
-  mean_eigenvalue = [jnp.trace(f) / f.shape[0] for f in factors]
-  ratio = mean_eigenvalue[0] / jnp.maximum(mean_eigenvalue[1], _EIGENVALUE_FLOOR)
-  pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
-  shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
-
-  def invert(factor, shift):
-    identity = jnp.eye(factor.shape[0])
-    with jax.default_matmul_precision("highest"):
-      root = jax.scipy.linalg.cho_factor(factor + shift * identity)
-      return jax.scipy.linalg.cho_solve(root, identity)
-
-  return tuple(invert(f, s) for f, s in zip(factors, shifts))
-
-
-def _precondition(block, gradients, factors, inverses, damping) -> dict[str, jax.Array]:
-  """The preconditioned gradients of one block by parameter path, float32."""
-  grads = [gradients[path].astype(jnp.float32) for path in block.paths]
-  if block.kind == "diagonal":
-    return {p: g / (d + damping) for p, g, d in zip(block.paths, grads, factors.values)}
-  d_out = block.factor_sizes[1]
-  v = jnp.concatenate([g.reshape(-1, d_out) for g in grads])  # [d_in (+ 1), d_out]
-  a, g = inverses
-  if isinstance(a, Eigen):
-    v = a.vectors.T @ v @ g.vectors
-    v = v / (a.values[:, None] * g.values[None, :] + damping)
-    v = a.vectors @ v @ g.vectors.T
-  else:
-    v = a @ v @ g
-  d_in = v.shape[0] - (len(grads) - 1)
-  parts = [v[:d_in], v[d_in:]]
-  return {p: x.reshape(s) for p, x, s in zip(block.paths, parts, block.shapes)}

@@ -12,7 +12,6 @@ from typing import Any, Callable, Iterator
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import kfac_jax
 
 
@@ -40,7 +39,7 @@ def _param(module: nn.Module, name: str) -> jax.Array | None:
 
 def _register_dense(module: nn.Dense, x: jax.Array, y: jax.Array) -> jax.Array:
   return kfac_jax.register_dense(
-      y, x, _param(module, "kernel"), _param(module, "bias"), variant="dense"
+    y, x, _param(module, "kernel"), _param(module, "bias"), variant="dense"
   )
 
 
@@ -52,11 +51,11 @@ def _register_patches(module: nn.Conv, x: jax.Array, y: jax.Array) -> jax.Array:
   """A convolution whose stride is its kernel is a dense layer over patches."""
   size = _pair(module.kernel_size)
   plain = (
-      len(size) == 2
-      and _pair(module.strides or 1) == size
-      and module.padding == "VALID"
-      and module.feature_group_count == 1
-      and _pair(module.input_dilation or 1) == _pair(module.kernel_dilation or 1) == (1, 1)
+    len(size) == 2
+    and _pair(module.strides or 1) == size
+    and module.padding == "VALID"
+    and module.feature_group_count == 1
+    and _pair(module.input_dilation or 1) == _pair(module.kernel_dilation or 1) == (1, 1)
   )
   if not plain:  # left unregistered: reported by its path unless listed as plain
     return y
@@ -64,11 +63,11 @@ def _register_patches(module: nn.Conv, x: jax.Array, y: jax.Array) -> jax.Array:
   patches = x[:, : h * size[0], : w * size[1]]
   patches = patches.reshape(b, h, size[0], w, size[1], -1).swapaxes(2, 3)
   return kfac_jax.register_dense(
-      y,
-      patches.reshape(b, h, w, -1),
-      _param(module, "kernel"),
-      _param(module, "bias"),
-      variant="patches",
+    y,
+    patches.reshape(b, h, w, -1),
+    _param(module, "kernel"),
+    _param(module, "bias"),
+    variant="patches",
   )
 
 
@@ -85,7 +84,7 @@ def _register_norm(module: nn.LayerNorm, x: jax.Array, y: jax.Array) -> jax.Arra
 
 
 _REGISTER = {
-    nn.Dense: _register_dense,
-    nn.Conv: _register_patches,
-    nn.LayerNorm: _register_norm,
+  nn.Dense: _register_dense,
+  nn.Conv: _register_patches,
+  nn.LayerNorm: _register_norm,
 }

@@ -60,8 +60,8 @@ def _check(config: ml_collections.ConfigDict, num_epochs: float) -> None:
     raise UserError(f"schedule.name is {config.name!r}; allowed: {', '.join(NAMES)}")
   if not 0 <= config.warmup_epochs < num_epochs:
     raise UserError(
-        f"schedule.warmup_epochs is {config.warmup_epochs}; it must be at least 0 and below"
-        f" num_epochs ({num_epochs})"
+      f"schedule.warmup_epochs is {config.warmup_epochs}; it must be at least 0 and below"
+      f" num_epochs ({num_epochs})"
     )
   if not 0 <= config.end <= 1:
     raise UserError(f"schedule.end is {config.end}; allowed: 0 to 1")

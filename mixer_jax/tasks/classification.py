@@ -62,9 +62,7 @@ class Classification:
 
   def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, metrics.Collection]:
     """Mean cross-entropy in nats and the metrics of a training batch."""
-    logits = self.model.apply(
-        {"params": params}, batch["image"], train=True, rngs={"dropout": rng}
-    )
+    logits = self.model.apply({"params": params}, batch["image"], train=True, rngs={"dropout": rng})
     losses, top1, _ = _scores(logits, batch["label"])
     return jnp.mean(losses), self.train_metrics.single_from_model_output(loss=losses, top1=top1)
 

@@ -12,15 +12,23 @@ def _images(*shape, seed=0):
   return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
-@pytest.mark.parametrize("height,width,size", [(32, 32, 256), (20, 33, 64), (300, 200, 96), (50, 400, 128)])
+@pytest.mark.parametrize(
+  "height,width,size", [(32, 32, 256), (20, 33, 64), (300, 200, 96), (50, 400, 128)]
+)
 def test_resize_is_that_of_pillow_and_jax(height, width, size):
   images = _images(2, height, width, 3)
   ours = augment.test_images(images, augment.ImageSpec(size, resize=size))
-  by_jax = jax.image.resize(images.astype(np.float32) / 255, (2, size, size, 3), "bilinear", antialias=True)
+  by_jax = jax.image.resize(
+    images.astype(np.float32) / 255, (2, size, size, 3), "bilinear", antialias=True
+  )
   np.testing.assert_allclose(ours, by_jax, atol=1e-5)
   for image, ours_one in zip(images, ours):
-    by_pillow = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)) / 255
-    np.testing.assert_allclose(ours_one, by_pillow, atol=1 / 255 + 1e-6)  # Pillow rounds after each axis.
+    by_pillow = (
+      np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)) / 255
+    )
+    np.testing.assert_allclose(
+      ours_one, by_pillow, atol=1 / 255 + 1e-6
+    )  # Pillow rounds after each axis.
 
 
 def test_centre_crop_is_the_middle_of_the_resized_image():
@@ -41,11 +49,13 @@ def test_normalises_by_hand_values():
 def test_padded_crops_are_windows_of_the_padded_image_and_all_occur():
   image = _images(1, 4, 4, 3)
   padded = np.pad(image[0], ((1, 1), (1, 1), (0, 0)))
-  windows = [padded[y:y + 4, x:x + 4] for y in range(3) for x in range(3)]
+  windows = [padded[y : y + 4, x : x + 4] for y in range(3) for x in range(3)]
   windows += [window[:, ::-1] for window in windows]
   spec = augment.ImageSpec(4, pad=1)
   out = augment.train_images(jax.random.key(0), np.repeat(image, 500, 0), spec) * 255
-  counts = [sum(np.allclose(one, window, atol=1e-3) for one in np.asarray(out)) for window in windows]
+  counts = [
+    sum(np.allclose(one, window, atol=1e-3) for one in np.asarray(out)) for window in windows
+  ]
   assert sum(counts) == 500  # Each is exactly one of the windows,
   assert min(counts) > 10  # and all 18 of them occur (28 expected of each).
 
@@ -63,8 +73,10 @@ def test_flips_half_of_the_images_and_none_without_flip():
 def test_random_crop_of_a_resized_image_is_one_of_its_windows():
   images = np.repeat(_images(1, 6, 9, 3), 40, 0)
   whole = np.asarray(augment.test_images(images[:1], augment.ImageSpec(16, resize=16)))[0]
-  windows = np.stack([whole[y:y + 13, x:x + 13] for y in range(4) for x in range(4)])
-  out = augment.train_images(jax.random.key(2), images, augment.ImageSpec(13, 16, flip=False, random_crop=True))
+  windows = np.stack([whole[y : y + 13, x : x + 13] for y in range(4) for x in range(4)])
+  out = augment.train_images(
+    jax.random.key(2), images, augment.ImageSpec(13, 16, flip=False, random_crop=True)
+  )
   matches = np.isclose(np.asarray(out)[:, None], windows, atol=1e-5).all((2, 3, 4))
   assert (matches.sum(1) == 1).all()
   assert matches.any(0).sum() > 8
@@ -86,12 +98,15 @@ def test_depends_on_the_key_only_and_jit_changes_nothing():
   assert not np.allclose(jitted(jax.random.key(1), images, spec), plain)
 
 
-@pytest.mark.parametrize("spec,message", [
+@pytest.mark.parametrize(
+  "spec,message",
+  [
     (augment.ImageSpec(224), "data.image_size=224: the images have 32x30 pixels"),
     (augment.ImageSpec(224, resize=200), "data.resize=200"),
     (augment.ImageSpec(32, resize=32, std=(1, 0, 1)), "data.std"),
     (augment.ImageSpec(32, resize=32, pad=-1), "data.pad=-1"),
-])
+  ],
+)
 def test_refuses_what_does_not_fit(spec, message):
   with pytest.raises(UserError, match=message):
     augment.test_images(np.zeros((1, 30, 32, 3), np.uint8), spec)

@@ -32,9 +32,7 @@ def test_each_test_example_is_counted_once(size, batch_size):
 def test_windows_hold_the_examples_asked_for(limit, monkeypatch):
   monkeypatch.setattr(batches, "DEVICE_BYTES", limit)
   rng = np.random.default_rng(0)
-  split = Split(
-      rng.integers(0, 256, (50, 4, 4, 3), dtype=np.uint8), np.arange(50, dtype=np.int32)
-  )
+  split = Split(rng.integers(0, 256, (50, 4, 4, 3), dtype=np.uint8), np.arange(50, dtype=np.int32))
   feed = batches.Feed(split, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
   assert feed.on_device == bool(limit)
   indices = rng.integers(0, 50, (6, 5)).astype(np.int32)

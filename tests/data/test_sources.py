@@ -11,14 +11,19 @@ from PIL import Image
 import pytest
 
 from mixer_jax import data
-from mixer_jax.data import decode
-from mixer_jax.data import splits
+from mixer_jax.data import decode, splits
 from mixer_jax.errors import UserError
 
 
 def _config(tmp_path, **fields):
-  defaults = dict(name="folder", dir=str(tmp_path / "root"), cache_dir=str(tmp_path / "cache"), train_split="train",
-                  test_split="test", stored_size=0)
+  defaults = dict(
+    name="folder",
+    dir=str(tmp_path / "root"),
+    cache_dir=str(tmp_path / "cache"),
+    train_split="train",
+    test_split="test",
+    stored_size=0,
+  )
   return ml_collections.ConfigDict({**defaults, **fields})
 
 
@@ -33,7 +38,9 @@ def root(tmp_path):
     for cls in "dog", "cat":
       (tmp_path / "root" / split / cls).mkdir(parents=True)
       for i in range(num):
-        Image.new("RGB", (8, 6), _colour(split, cls, i)).save(tmp_path / "root" / split / cls / f"{i}.png")
+        Image.new("RGB", (8, 6), _colour(split, cls, i)).save(
+          tmp_path / "root" / split / cls / f"{i}.png"
+        )
   return tmp_path / "root"
 
 
@@ -51,10 +58,14 @@ def test_folder_has_the_right_pixels_labels_and_names(tmp_path, root):
   assert dataset.class_names == ("cat", "dog") and dataset.num_classes == 2
   for split, num in ("train", 10), ("test", 3):
     images, labels = getattr(dataset, split).images, getattr(dataset, split).labels
-    assert images.shape == (2 * num, 6, 8, 3) and images.dtype == np.uint8 and labels.dtype == np.int32
+    assert (
+      images.shape == (2 * num, 6, 8, 3) and images.dtype == np.uint8 and labels.dtype == np.int32
+    )
     assert (images == images[:, :1, :1]).all()
     found = {(*image[0, 0].tolist(), int(label)) for image, label in zip(images, labels)}
-    assert found == {(*_colour(split, cls, i), y) for i in range(num) for y, cls in enumerate(("cat", "dog"))}
+    assert found == {
+      (*_colour(split, cls, i), y) for i in range(num) for y, cls in enumerate(("cat", "dog"))
+    }
 
 
 def test_slices_partition_a_class_sorted_folder_and_keep_all_classes(tmp_path, root):
@@ -68,10 +79,17 @@ def test_slices_partition_a_class_sorted_folder_and_keep_all_classes(tmp_path, r
   np.testing.assert_array_equal(summed, np.concatenate([both[:2], both[-3:]]))
 
 
-@pytest.mark.parametrize("spec,message", [
-    ("train[", "not a split"), ("train[:101%]", "lies outside"), ("train[21:]", "lies outside"),
-    ("train[5:5]", "selects none"), ("val", "no such folder"), ("train[a:b]", "not a split"),
-])
+@pytest.mark.parametrize(
+  "spec,message",
+  [
+    ("train[", "not a split"),
+    ("train[:101%]", "lies outside"),
+    ("train[21:]", "lies outside"),
+    ("train[5:5]", "selects none"),
+    ("val", "no such folder"),
+    ("train[a:b]", "not a split"),
+  ],
+)
 def test_bad_split_strings(tmp_path, root, spec, message):
   assert message in _error(_config(tmp_path, test_split=spec))
 
@@ -109,7 +127,9 @@ def _break(root, what):
       path.rename(path.with_suffix(".tiff"))
 
 
-@pytest.mark.parametrize("what,place,message", [
+@pytest.mark.parametrize(
+  "what,place,message",
+  [
     ("zero", "train/cat/3.png", "broken image: the file is empty"),
     ("truncated", "train/cat/3.png", "broken image"),
     ("text", "train/cat/3.png", "broken image: not an image"),
@@ -120,7 +140,8 @@ def _break(root, what):
     ("no_train", "root/train", "no such folder (folders in data.dir: elsewhere, test)"),
     ("no_classes", "root/test", "no class folders"),
     ("no_test_images", "root/test", "images end in .jpg, .jpeg, .png"),
-])
+  ],
+)
 def test_folder_errors_name_the_place(tmp_path, root, what, place, message):
   _break(root, what)
   error = _error(_config(tmp_path))
@@ -157,8 +178,14 @@ def test_odd_modes_become_rgb():
   grey16 = Image.fromarray(np.array([[0, 257 * 128, 65535]], np.uint16))
   np.testing.assert_array_equal(decode.decode_image(_encoded(grey16), "x")[0, :, 0], [0, 128, 255])
   red = Image.new("RGB", (2, 2), (255, 0, 0))
-  for image, fmt in ((red.quantize(), "PNG"), (red.convert("RGBA"), "PNG"), (red.convert("CMYK"), "JPEG")):
-    np.testing.assert_allclose(decode.decode_image(_encoded(image, fmt), "x")[0, 0], [255, 0, 0], atol=2)
+  for image, fmt in (
+    (red.quantize(), "PNG"),
+    (red.convert("RGBA"), "PNG"),
+    (red.convert("CMYK"), "JPEG"),
+  ):
+    np.testing.assert_allclose(
+      decode.decode_image(_encoded(image, fmt), "x")[0, 0], [255, 0, 0], atol=2
+    )
   grey = decode.decode_image(_encoded(Image.new("L", (3, 2), 7)), "x")
   assert grey.shape == (2, 3, 3) and (grey == 7).all()
 
@@ -171,7 +198,10 @@ def test_exif_orientation_is_honoured_and_bombs_are_refused(monkeypatch):
   np.testing.assert_array_equal(turned, np.rot90(np.asarray(image), -1))
   for limit in 5, 2:  # Pillow itself raises only at twice its limit.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    with pytest.warns() if limit == 5 else monkeypatch.context(), pytest.raises(UserError, match="big.png: refused"):
+    with (
+      pytest.warns() if limit == 5 else monkeypatch.context(),
+      pytest.raises(UserError, match="big.png: refused"),
+    ):
       decode.decode_image(_encoded(image), "big.png")
 
 
@@ -209,7 +239,7 @@ def test_a_changed_folder_is_decoded_again(tmp_path, root, change):
 @pytest.mark.parametrize("damage", ["flip", "truncate", "no_meta", "bad_meta", "labels", "empty"])
 def test_a_damaged_cache_is_rebuilt(tmp_path, root, damage):
   before = np.array(data.load(_config(tmp_path)).train.images)
-  entry, = (tmp_path / "cache").glob("folder-train-*")
+  (entry,) = (tmp_path / "cache").glob("folder-train-*")
   images = entry / "images.npy"
   content = images.read_bytes()
   if damage == "flip":
@@ -241,8 +271,13 @@ def test_an_unwritable_cache_is_a_warning(tmp_path, root, caplog):
 
 def _npz(tmp_path, **changes):
   rng = np.random.default_rng(0)
-  arrays = dict(train_images=rng.integers(0, 256, (10, 4, 5, 3), np.uint8), train_labels=np.arange(10) % 3,
-                test_images=rng.integers(0, 256, (4, 4, 5, 3), np.uint8), test_labels=np.arange(4) % 3, **{})
+  arrays = dict(
+    train_images=rng.integers(0, 256, (10, 4, 5, 3), np.uint8),
+    train_labels=np.arange(10) % 3,
+    test_images=rng.integers(0, 256, (4, 4, 5, 3), np.uint8),
+    test_labels=np.arange(4) % 3,
+    **{},
+  )
   arrays = {k: v for k, v in {**arrays, **changes}.items() if v is not None}
   np.savez(tmp_path / "a.npz", **arrays)
   return _config(tmp_path, name="npz", dir=str(tmp_path / "a.npz")), arrays
@@ -256,19 +291,24 @@ def test_npz(tmp_path):
   assert dataset.class_names == ("0", "1", "2") and dataset.train.labels.dtype == np.int32
   config.train_split, config.test_split = "train[:60%]", "train[60%:]"
   parts = data.load(config)
-  assert sorted(np.concatenate([parts.train.labels, parts.test.labels])) == sorted(arrays["train_labels"])
+  assert sorted(np.concatenate([parts.train.labels, parts.test.labels])) == sorted(
+    arrays["train_labels"]
+  )
   config, _ = _npz(tmp_path, class_names=np.array(["a", "b", "c", "d"]))
   assert data.load(config).class_names == ("a", "b", "c", "d")
 
 
-@pytest.mark.parametrize("changes,message", [
+@pytest.mark.parametrize(
+  "changes,message",
+  [
     (dict(test_images=None), "has no array 'test_images'"),
     (dict(train_images=np.zeros((10, 4, 5, 3))), "train_images is float64"),
     (dict(train_labels=np.zeros(9, int)), "for 10 images"),
     (dict(train_labels=np.array([object()] * 10)), "'train_labels' cannot be read"),
     (dict(test_labels=np.full(4, 3)), "must lie in 0..2"),
     (dict(class_names=np.array(["a", "b"])), "must lie in 0..1"),
-])
+  ],
+)
 def test_npz_errors(tmp_path, changes, message):
   assert message in _error(_npz(tmp_path, **changes)[0])
 
@@ -276,4 +316,6 @@ def test_npz_errors(tmp_path, changes, message):
 def test_npz_file_errors(tmp_path):
   assert "no such file" in _error(_config(tmp_path, name="npz", dir="/nowhere.npz"))
   (tmp_path / "text.npz").write_text("hello")
-  assert "not a readable .npz" in _error(_config(tmp_path, name="npz", dir=str(tmp_path / "text.npz")))
+  assert "not a readable .npz" in _error(
+    _config(tmp_path, name="npz", dir=str(tmp_path / "text.npz"))
+  )

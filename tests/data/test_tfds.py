@@ -11,8 +11,7 @@ from PIL import Image
 import pytest
 
 from mixer_jax import data
-from mixer_jax.data import make_sample
-from mixer_jax.data import tfds_source
+from mixer_jax.data import make_sample, tfds_source
 from mixer_jax.errors import UserError
 
 
@@ -31,8 +30,14 @@ def connections(monkeypatch):
 
 
 def _config(tmp_path, **fields):
-  defaults = dict(name="sample", dir="", cache_dir=str(tmp_path / "cache"), train_split="train", test_split="test",
-                  stored_size=0)
+  defaults = dict(
+    name="sample",
+    dir="",
+    cache_dir=str(tmp_path / "cache"),
+    train_split="train",
+    test_split="test",
+    stored_size=0,
+  )
   return ml_collections.ConfigDict({**defaults, **fields})
 
 
@@ -59,8 +64,23 @@ def source(tmp_path):
 def test_sample_is_balanced_and_its_splits_share_no_image(tmp_path, connections):
   sample = data.load(_config(tmp_path))
   assert sample.class_names == (
-      "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-  assert sample.train.images.shape == (5000, 32, 32, 3) and sample.test.images.shape == (1000, 32, 32, 3)
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+  )
+  assert sample.train.images.shape == (5000, 32, 32, 3) and sample.test.images.shape == (
+    1000,
+    32,
+    32,
+    3,
+  )
   assert np.bincount(sample.train.labels).tolist() == [500] * 10
   assert np.bincount(sample.test.labels).tolist() == [100] * 10
   assert len(set(sample.train.labels[:100].tolist())) == 10, "the order should be shuffled"
@@ -74,9 +94,14 @@ def test_sample_is_balanced_and_its_splits_share_no_image(tmp_path, connections)
 def test_prepared_directory_is_read_without_a_connection(tmp_path, source, connections):
   made = make_sample.make_sample(source, tmp_path / "out", 3, 2)
   dataset = data.load(_config(tmp_path, name=make_sample.NAME, dir=str(tmp_path / "out")))
-  assert made == tmp_path / "out" / "cifar10_sample" / "1.0.0" and dataset.class_names == ("cat", "dog")
-  by_class = {label: {np.asarray(Image.open(path)).tobytes() for path in (source / "test" / cls).iterdir()}
-              for label, cls in enumerate(("cat", "dog"))}
+  assert made == tmp_path / "out" / "cifar10_sample" / "1.0.0" and dataset.class_names == (
+    "cat",
+    "dog",
+  )
+  by_class = {
+    label: {np.asarray(Image.open(path)).tobytes() for path in (source / "test" / cls).iterdir()}
+    for label, cls in enumerate(("cat", "dog"))
+  }
   found = {0: set(), 1: set()}
   for image, label in zip(dataset.test.images, dataset.test.labels):
     found[int(label)].add(image.tobytes())
@@ -85,7 +110,8 @@ def test_prepared_directory_is_read_without_a_connection(tmp_path, source, conne
   versioned = data.load(_config(tmp_path, name="cifar10_sample:1.0.0", dir=str(tmp_path / "out")))
   np.testing.assert_array_equal(versioned.train.images, dataset.train.images)
   assert "has no split 'validation', only test, train" in _error(
-      _config(tmp_path, name="cifar10_sample", dir=str(tmp_path / "out"), test_split="validation"))
+    _config(tmp_path, name="cifar10_sample", dir=str(tmp_path / "out"), test_split="validation")
+  )
 
 
 def test_make_sample_is_reproducible_and_balanced(tmp_path, source):
@@ -95,7 +121,9 @@ def test_make_sample_is_reproducible_and_balanced(tmp_path, source):
   for name in names:
     assert (one / name).read_bytes() == (two / name).read_bytes(), name
   assert "cyizhuo/CIFAR-10-dataset" in (one / "dataset_info.json").read_text()
-  labels = data.load(_config(tmp_path, name=make_sample.NAME, dir=str(tmp_path / "one"))).train.labels
+  labels = data.load(
+    _config(tmp_path, name=make_sample.NAME, dir=str(tmp_path / "one"))
+  ).train.labels
   assert np.bincount(labels).tolist() == [3, 3]
   with pytest.raises(UserError, match="has 4 images"):
     make_sample.make_sample(source, tmp_path / "three", 5, 2)
@@ -106,8 +134,13 @@ def test_unprepared_set_fails_within_15_seconds(tmp_path, connections):
   error = _error(_config(tmp_path, name="cifar10", dir=str(tmp_path / "none")))
   assert time.monotonic() - start < 15
   assert connections, "it should have tried"
-  for part in (str(tmp_path / "none" / "cifar10"), "tfds.builder('cifar10'", "download_and_prepare",
-               "--config.data.name=sample", "www.cs.toronto.edu cannot be reached"):
+  for part in (
+    str(tmp_path / "none" / "cifar10"),
+    "tfds.builder('cifar10'",
+    "download_and_prepare",
+    "--config.data.name=sample",
+    "www.cs.toronto.edu cannot be reached",
+  ):
     assert part in error
 
 
@@ -129,13 +162,16 @@ def test_set_without_image_and_label_is_refused(tmp_path, source):
   features = made / "features.json"
   features.write_text(features.read_text().replace('"label"', '"species"'))
   error = _error(_config(tmp_path, name=make_sample.NAME, dir=str(tmp_path / "out")))
-  assert "needs the features image: Image and label: ClassLabel" in error and "species: ClassLabel" in error
+  assert (
+    "needs the features image: Image and label: ClassLabel" in error
+    and "species: ClassLabel" in error
+  )
 
 
 def test_damaged_prepared_directory_is_a_line(tmp_path, source):
   made = make_sample.make_sample(source, tmp_path / "out", 3, 2)
   config = _config(tmp_path, name=make_sample.NAME, dir=str(tmp_path / "out"))
-  shard, = made.glob("*train*")
+  (shard,) = made.glob("*train*")
   shard.write_bytes(b"")
   assert str(made) in _error(config)
   (made / "dataset_info.json").write_text("{")
@@ -154,6 +190,10 @@ def test_tensorflow_is_not_imported_even_if_installed(tmp_path):
   (tmp_path / "tensorflow").mkdir()
   (tmp_path / "tensorflow" / "__init__.py").write_text("import os; os._exit(77)")
   program = (
-      "import ml_collections; from mixer_jax import data; data.load(ml_collections.ConfigDict(dict("
-      f"name='sample', dir='', cache_dir={str(tmp_path)!r}, train_split='train', test_split='test', stored_size=0)))")
-  subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}"], check=True)
+    "import ml_collections; from mixer_jax import data; data.load(ml_collections.ConfigDict(dict("
+    f"name='sample', dir='', cache_dir={str(tmp_path)!r}, train_split='train', test_split='test', stored_size=0)))"
+  )
+  subprocess.run(
+    [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {program}"],
+    check=True,
+  )

@@ -10,19 +10,19 @@ from mixer_jax.errors import UserError
 
 # Millions of parameters without the head: Table 1 of the Mixer paper.
 PAPER_MILLIONS = {
-    "mixer_s32": 19,
-    "mixer_s16": 18,
-    "mixer_b32": 60,
-    "mixer_b16": 59,
-    "mixer_l32": 206,
-    "mixer_l16": 207,
-    "mixer_h14": 431,
+  "mixer_s32": 19,
+  "mixer_s16": 18,
+  "mixer_b32": 60,
+  "mixer_b16": 59,
+  "mixer_l32": 206,
+  "mixer_l16": 207,
+  "mixer_h14": 431,
 }
 # With 1,000 classes, as counted for the released checkpoints.
 RELEASED_COUNTS = {
-    "mixer_b16": 59_880_472,
-    "mixer_b32": 60_293_428,
-    "mixer_l16": 208_196_168,
+  "mixer_b16": 59_880_472,
+  "mixer_b32": 60_293_428,
+  "mixer_l16": 208_196_168,
 }
 
 
@@ -58,35 +58,38 @@ def test_every_variant_builds():
   for name in models.VARIANTS:
     size = 32 if name in small_images else 224
     params = shapes(name, size)
-    assert len([k for k in params if k.startswith("MixerBlock_")]) == models.fields(name)["num_blocks"]
+    assert (
+      len([k for k in params if k.startswith("MixerBlock_")]) == models.fields(name)["num_blocks"]
+    )
 
 
 def test_parameter_tree_is_that_of_the_public_checkpoints():
   params = shapes("mixer_b16", classes=21843)
   paths = {
-      "/".join(k.key for k in path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(params)
+    "/".join(k.key for k in path): x.shape
+    for path, x in jax.tree_util.tree_leaves_with_path(params)
   }
   block = {
-      "LayerNorm_0/bias": (768,),
-      "LayerNorm_0/scale": (768,),
-      "LayerNorm_1/bias": (768,),
-      "LayerNorm_1/scale": (768,),
-      "channel_mixing/Dense_0/bias": (3072,),
-      "channel_mixing/Dense_0/kernel": (768, 3072),
-      "channel_mixing/Dense_1/bias": (768,),
-      "channel_mixing/Dense_1/kernel": (3072, 768),
-      "token_mixing/Dense_0/bias": (384,),
-      "token_mixing/Dense_0/kernel": (196, 384),
-      "token_mixing/Dense_1/bias": (196,),
-      "token_mixing/Dense_1/kernel": (384, 196),
+    "LayerNorm_0/bias": (768,),
+    "LayerNorm_0/scale": (768,),
+    "LayerNorm_1/bias": (768,),
+    "LayerNorm_1/scale": (768,),
+    "channel_mixing/Dense_0/bias": (3072,),
+    "channel_mixing/Dense_0/kernel": (768, 3072),
+    "channel_mixing/Dense_1/bias": (768,),
+    "channel_mixing/Dense_1/kernel": (3072, 768),
+    "token_mixing/Dense_0/bias": (384,),
+    "token_mixing/Dense_0/kernel": (196, 384),
+    "token_mixing/Dense_1/bias": (196,),
+    "token_mixing/Dense_1/kernel": (384, 196),
   }
   expected = {f"MixerBlock_{i}/{k}": s for i in range(12) for k, s in block.items()} | {
-      "stem/kernel": (16, 16, 3, 768),
-      "stem/bias": (768,),
-      "pre_head_layer_norm/scale": (768,),
-      "pre_head_layer_norm/bias": (768,),
-      "head/kernel": (768, 21843),
-      "head/bias": (21843,),
+    "stem/kernel": (16, 16, 3, 768),
+    "stem/bias": (768,),
+    "pre_head_layer_norm/scale": (768,),
+    "pre_head_layer_norm/bias": (768,),
+    "head/kernel": (768, 21843),
+    "head/bias": (21843,),
   }
   assert paths == expected
 
@@ -168,9 +171,9 @@ def test_stochastic_depth_drops_whole_branches():
   # Rates grow from 0 at the first block to 0.5 at the last. One whose two last
   # branches are both dropped leaves with the tokens that enter the last block.
   before = small(num_blocks=1).apply(
-      {"params": {k: v for k, v in params.items() if k != "MixerBlock_1"}},
-      images,
-      mutable=["intermediates"],
+    {"params": {k: v for k, v in params.items() if k != "MixerBlock_1"}},
+    images,
+    mutable=["intermediates"],
   )
   untouched = np.isclose(dropped, tokens(before), rtol=1e-5, atol=1e-5).all(axis=(1, 2))
   assert 6 <= untouched.sum() <= 28  # binomial(64, 1/4)

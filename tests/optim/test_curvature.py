@@ -113,12 +113,12 @@ def test_two_tokens_by_hand():
   predict = lambda p, b: (Shared().apply({"params": p}, b["x"]), b["y"])
   for token_averaging, outputs in (("published", 144.0), ("expand", 72.0)):
     curvature = Curvature(
-        predict,
-        params,
-        batch,
-        likelihood="normal",
-        estimation="empirical",
-        token_averaging=token_averaging,
+      predict,
+      params,
+      batch,
+      likelihood="normal",
+      estimation="empirical",
+      token_averaging=token_averaging,
     )
     factors = curvature.estimate(params, batch, jax.random.key(0))["w"]
     np.testing.assert_allclose(factors.inputs, [[2.5]], rtol=1e-6)
@@ -168,9 +168,9 @@ def mixer_blocks(**overrides):
 def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
   params, blocks = mixer_blocks(dtype=dtype)
   kernels = {
-      "/".join(k.key for k in path[:-1]): x.shape
-      for path, x in jax.tree_util.tree_leaves_with_path(params)
-      if path[-1].key == "kernel"
+    "/".join(k.key for k in path[:-1]): x.shape
+    for path, x in jax.tree_util.tree_leaves_with_path(params)
+    if path[-1].key == "kernel"
   }
   kronecker = [b for b in blocks if b.kind == "kronecker"]
   assert {b.name for b in kronecker} == set(kernels)
@@ -179,12 +179,14 @@ def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
     *d_in, d_out = kernels[block.name]
     assert block.factor_sizes == (np.prod(d_in) + 1, d_out)
     assert block.paths == (f"{block.name}/kernel", f"{block.name}/bias")
-  assert all(b.name.split("/")[-1].startswith(("LayerNorm", "pre_head")) for b in blocks if b.kind == "gradient")
+  assert all(
+    b.name.split("/")[-1].startswith(("LayerNorm", "pre_head"))
+    for b in blocks
+    if b.kind == "gradient"
+  )
 
 
 def test_factors_are_float32_under_bfloat16():
-  predict, params, batch = problem((6, 3, 7))
-  low = lambda p, b: Net().clone().apply({"params": jax.tree.map(jnp.asarray, p)}, b["x"])
   model = models.build("mixer_small", 10, hidden_dim=12, num_blocks=1, dtype="bfloat16")
   images = jnp.ones((4, 8, 8, 3))
   params = model.init(jax.random.key(0), images)["params"]

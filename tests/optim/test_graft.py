@@ -14,12 +14,12 @@ from tests.optim import test_kfac
 
 PARAMS, BATCH = test_kfac.problem()
 OPTIMIZERS = {
-    "sgd": first_order.sgd(0.1, weight_decay=0.01),
-    "adam": first_order.adam(1e-3),
-    "adamw": first_order.adamw(1e-3),
-    "lamb": first_order.lamb(1e-3),
-    "adagrad": first_order.adagrad(1e-2),
-    "kfac": optim.kfac(0.01, test_kfac.predict, PARAMS, BATCH, factor_period=1, inverse_period=1),
+  "sgd": first_order.sgd(0.1, weight_decay=0.01),
+  "adam": first_order.adam(1e-3),
+  "adamw": first_order.adamw(1e-3),
+  "lamb": first_order.lamb(1e-3),
+  "adagrad": first_order.adagrad(1e-2),
+  "kfac": optim.kfac(0.01, test_kfac.predict, PARAMS, BATCH, factor_period=1, inverse_period=1),
 }
 
 
@@ -49,9 +49,9 @@ def history(name):
 def test_each_tensor_has_the_norm_of_one_and_the_direction_of_the_other(pair):
   magnitude, direction = pair
   steps = run(optim.graft(OPTIMIZERS[magnitude], OPTIMIZERS[direction]), steps=2)
-  for step, m, d in zip(steps, history(magnitude), history(direction)):
-    for x, m, d in zip(*map(jax.tree.leaves, (step, m, d))):
-      x, m, d = (np.float64(a).ravel() for a in (x, m, d))
+  for step, *sides in zip(steps, history(magnitude), history(direction)):
+    for leaves in zip(*map(jax.tree.leaves, (step, *sides))):
+      x, m, d = (np.float64(a).ravel() for a in leaves)
       np.testing.assert_allclose(np.linalg.norm(x), np.linalg.norm(m), rtol=1e-5)
       assert x @ d / (np.linalg.norm(x) * np.linalg.norm(d)) > 1 - 1e-6
       if magnitude == direction:
@@ -68,8 +68,8 @@ def test_global_scope_compares_the_whole_tree():
 
 def test_nests():
   inner = optim.graft(OPTIMIZERS["adam"], OPTIMIZERS["kfac"])
-  for x, m in zip(run(optim.graft(OPTIMIZERS["sgd"], inner)), history("sgd")):
-    for x, m in zip(jax.tree.leaves(x), jax.tree.leaves(m)):
+  for step, sgd in zip(run(optim.graft(OPTIMIZERS["sgd"], inner)), history("sgd")):
+    for x, m in zip(jax.tree.leaves(step), jax.tree.leaves(sgd)):
       np.testing.assert_allclose(np.linalg.norm(x), np.linalg.norm(m), rtol=1e-5)
 
 
@@ -80,9 +80,9 @@ def test_zero_and_tiny_directions_stay_finite():
   np.testing.assert_array_equal(update(jnp.zeros(3)), 0.0)
   # Squares of 1e-30 underflow in float32; the norms must not.
   np.testing.assert_allclose(
-      optim.graft(optax.scale(2.0), identity, eps=0.0).update(jnp.full(4, 1e-30), tx.init(0.0))[0],
-      2e-30,
-      rtol=1e-5,
+    optim.graft(optax.scale(2.0), identity, eps=0.0).update(jnp.full(4, 1e-30), tx.init(0.0))[0],
+    2e-30,
+    rtol=1e-5,
   )
 
 

@@ -22,8 +22,8 @@ class Net(nn.Module):
 def problem(batch_size=8, seed=0):
   rng = np.random.default_rng(seed)
   batch = {
-      "x": rng.normal(size=(batch_size, 5)).astype(np.float32),
-      "y": rng.integers(0, 4, batch_size).astype(np.int32),
+    "x": rng.normal(size=(batch_size, 5)).astype(np.float32),
+    "y": rng.integers(0, 4, batch_size).astype(np.int32),
   }
   params = Net().init(jax.random.key(seed), batch["x"])["params"]
   return params, batch
@@ -52,7 +52,7 @@ def first_update(damping_type, damping=1e-2):
   options = dict(damping=damping, damping_type=damping_type, factor_decay=0.5)
   tx = optim.scale_by_kfac(predict, params, batch, estimation="exact", **options)
   updates, state = jax.jit(tx.update)(
-      grads, tx.init(params), params, batch=batch, rng=jax.random.key(0)
+    grads, tx.init(params), params, batch=batch, rng=jax.random.key(0)
   )
   return grads, updates, jax.tree.map(np.float64, state.factors)
 
@@ -134,7 +134,7 @@ def test_the_published_algorithm():
   params, batch = problem()
   steps, lr, period = 25, 0.05, 1
   tx = optim.kfac(
-      lr, predict, params, batch, factor_period=period, inverse_period=4, weight_decay=0.1
+    lr, predict, params, batch, factor_period=period, inverse_period=4, weight_decay=0.1
   )
   state, current, labels = tx.init(params), params, []
   update = jax.jit(tx.update)
@@ -159,58 +159,58 @@ def test_one_step_equals_kfac_jax():
 
   def registered_loss(params, batch):
     h = kfac_jax.register_dense(
-        batch["x"] @ params["one"]["kernel"] + params["one"]["bias"],
-        batch["x"],
-        params["one"]["kernel"],
-        params["one"]["bias"],
+      batch["x"] @ params["one"]["kernel"] + params["one"]["bias"],
+      batch["x"],
+      params["one"]["kernel"],
+      params["one"]["bias"],
     )
     a = nn.relu(h)
     logits = kfac_jax.register_dense(
-        a @ params["two"]["kernel"] + params["two"]["bias"],
-        a,
-        params["two"]["kernel"],
-        params["two"]["bias"],
+      a @ params["two"]["kernel"] + params["two"]["bias"],
+      a,
+      params["two"]["kernel"],
+      params["two"]["bias"],
     )
     kfac_jax.register_softmax_cross_entropy_loss(logits, batch["y"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
 
   theirs = kfac_jax.Optimizer(
-      jax.value_and_grad(registered_loss),
-      l2_reg=0.0,
-      value_func_has_aux=False,
-      use_adaptive_learning_rate=False,
-      use_adaptive_momentum=False,
-      use_adaptive_damping=False,
-      curvature_ema=0.95,
-      inverse_update_period=1,
-      estimation_mode="fisher_exact",
-      multi_device=False,
-      num_burnin_steps=0,
+    jax.value_and_grad(registered_loss),
+    l2_reg=0.0,
+    value_func_has_aux=False,
+    use_adaptive_learning_rate=False,
+    use_adaptive_momentum=False,
+    use_adaptive_damping=False,
+    curvature_ema=0.95,
+    inverse_update_period=1,
+    estimation_mode="fisher_exact",
+    multi_device=False,
+    num_burnin_steps=0,
   )
   key = jax.random.key(3)
   state = theirs.init(params, key, batch)
   moved, _, _ = theirs.step(
-      jax.tree.map(jnp.array, params),
-      state,
-      key,
-      batch=batch,
-      global_step_int=0,
-      learning_rate=lr,
-      momentum=0.0,
-      damping=damping,
+    jax.tree.map(jnp.array, params),
+    state,
+    key,
+    batch=batch,
+    global_step_int=0,
+    learning_rate=lr,
+    momentum=0.0,
+    damping=damping,
   )
   tx = optax.chain(
-      optim.scale_by_kfac(
-          predict,
-          params,
-          batch,
-          damping=damping,
-          damping_type="factored",
-          estimation="exact",
-          identity_start=False,
-          token_averaging="expand",
-      ),
-      optax.scale(-lr),
+    optim.scale_by_kfac(
+      predict,
+      params,
+      batch,
+      damping=damping,
+      damping_type="factored",
+      estimation="exact",
+      identity_start=False,
+      token_averaging="expand",
+    ),
+    optax.scale(-lr),
   )
   grads = jax.grad(loss)(params, batch)
   updates, _ = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
@@ -243,7 +243,14 @@ def test_periods_decide_what_a_step_renews():
   changed = lambda a, b: not np.array_equal(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0])
   pairs = list(zip(states, states[1:]))
   assert [changed(a.factors, b.factors) for a, b in pairs] == [True, False] * 3
-  assert [changed(a.inverses, b.inverses) for a, b in pairs] == [True, False, False, False, True, False]
+  assert [changed(a.inverses, b.inverses) for a, b in pairs] == [
+    True,
+    False,
+    False,
+    False,
+    True,
+    False,
+  ]
 
 
 def test_scan_makes_the_steps_of_a_loop():
@@ -256,7 +263,9 @@ def test_scan_makes_the_steps_of_a_loop():
     updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(seed))
     return (optax.apply_updates(params, updates), state), None
 
-  (scanned, _), _ = jax.jit(lambda c: jax.lax.scan(body, c, jnp.arange(7)))((params, tx.init(params)))
+  (scanned, _), _ = jax.jit(lambda c: jax.lax.scan(body, c, jnp.arange(7)))(
+    (params, tx.init(params))
+  )
   looped, _ = steps_of(tx, params, batch, 7)
   close(scanned, looped, rtol=1e-5, atol=1e-6)
 
@@ -280,7 +289,7 @@ def test_multi_transform_preconditions_its_part():
   kfac = optim.scale_by_kfac(predict, params, batch)
   whole, _ = kfac.update(grads, kfac.init(params), params, batch=batch, rng=key)
   mixed = optax.multi_transform(
-      {"kfac": kfac, "sgd": optax.scale(2.0)}, {"one": "kfac", "two": "sgd"}
+    {"kfac": kfac, "sgd": optax.scale(2.0)}, {"one": "kfac", "two": "sgd"}
   )
   state = mixed.init(params)
   updates, _ = mixed.update(grads, state, params, batch=batch, rng=key, model_params=params)
@@ -315,7 +324,7 @@ def test_norm_constraint_bounds_the_step():
 @pytest.mark.parametrize("identity_start", [True, False])
 def test_no_nan(case, damping_type, identity_start):
   model = models.build(
-      "mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=6, channels_mlp_dim=10
+    "mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=6, channels_mlp_dim=10
   )
   size = 1 if case == "batch of one" else 4
   images = np.random.default_rng(0).normal(size=(size, 8, 8, 3)).astype(np.float32)
@@ -329,23 +338,23 @@ def test_no_nan(case, damping_type, identity_start):
     params["MixerBlock_0"] = jax.tree.map(jnp.zeros_like, params["MixerBlock_0"])
   model_predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
   objective = lambda p: optax.softmax_cross_entropy_with_integer_labels(
-      *model_predict(p, (images, labels))
+    *model_predict(p, (images, labels))
   ).mean()
   tx = optim.kfac(
-      0.01,
-      model_predict,
-      params,
-      (images, labels),
-      factor_period=1,
-      inverse_period=1,
-      damping_type=damping_type,
-      identity_start=identity_start,
+    0.01,
+    model_predict,
+    params,
+    (images, labels),
+    factor_period=1,
+    inverse_period=1,
+    damping_type=damping_type,
+    identity_start=identity_start,
   )
   state = tx.init(params)
   for t in range(3):
     grads = jax.grad(objective)(params)
     updates, state = jax.jit(tx.update)(
-        grads, state, params, batch=(images, labels), rng=jax.random.key(t)
+      grads, state, params, batch=(images, labels), rng=jax.random.key(t)
     )
     params = optax.apply_updates(params, updates)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state)))

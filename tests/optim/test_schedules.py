@@ -15,16 +15,16 @@ def values(counts, num_epochs=10, **fields):
 
 
 @pytest.mark.parametrize(
-    "fields, counts, expected",
-    [
-        (dict(name="constant"), [0, 99], [1, 1]),
-        (dict(name="step", epochs=(4, 8)), [0, 39, 40, 79, 80, 99], [1, 1, 0.1, 0.1, 0.01, 0.01]),
-        (dict(name="linear"), [0, 25, 50, 100], [1, 0.75, 0.5, 0]),
-        (dict(name="linear", end=0.2), [0, 50, 100], [1, 0.6, 0.2]),
-        (dict(name="cosine"), [0, 50, 100], [1, 0.5, 0]),
-        (dict(name="constant", warmup_epochs=1.0), [0, 4, 9, 10, 50], [0.1, 0.5, 1, 1, 1]),
-        (dict(name="linear", warmup_epochs=2.0), [1, 20, 60, 100], [0.1, 1, 0.5, 0]),
-    ],
+  "fields, counts, expected",
+  [
+    (dict(name="constant"), [0, 99], [1, 1]),
+    (dict(name="step", epochs=(4, 8)), [0, 39, 40, 79, 80, 99], [1, 1, 0.1, 0.1, 0.01, 0.01]),
+    (dict(name="linear"), [0, 25, 50, 100], [1, 0.75, 0.5, 0]),
+    (dict(name="linear", end=0.2), [0, 50, 100], [1, 0.6, 0.2]),
+    (dict(name="cosine"), [0, 50, 100], [1, 0.5, 0]),
+    (dict(name="constant", warmup_epochs=1.0), [0, 4, 9, 10, 50], [0.1, 0.5, 1, 1, 1]),
+    (dict(name="linear", warmup_epochs=2.0), [1, 20, 60, 100], [0.1, 1, 0.5, 0]),
+  ],
 )
 def test_values(fields, counts, expected):
   np.testing.assert_allclose(values(counts, **fields), expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,82 @@
+"""The linear algebra of K-FAC: inverses of factors and what is done with them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.optim.blocks import Block, Diagonal, Kronecker
+
+# Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
+_EIGENVALUE_FLOOR = 1e-10
+
+
+class Eigen(NamedTuple):
+  """Eigendecomposition of a factor: values [d], vectors [d, d] in columns."""
+
+  values: jax.Array
+  vectors: jax.Array
+
+
+def initial_factors(block: Block) -> Kronecker | Diagonal:
+  if block.kind == "kronecker":
+    return Kronecker(*(jnp.eye(d) for d in block.factor_sizes))
+  return Diagonal(tuple(jnp.ones(shape) for shape in block.shapes))
+
+
+def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
+  """Those of identity factors; the first update replaces them."""
+  if damping_type == "exact":
+    return tuple(Eigen(jnp.ones(d), jnp.eye(d)) for d in block.factor_sizes)
+  return tuple(jnp.eye(d) for d in block.factor_sizes)
+
+
+def invert_exact(factors, damping) -> tuple[Eigen, Eigen]:
+  """Eigendecompositions; the damping is added when they are used."""
+  del damping
+
+  def decompose(factor):
+    with jax.default_matmul_precision("highest"):
+      values, vectors = jnp.linalg.eigh(factor)
+    return Eigen(jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0), vectors)
+
+  return tuple(decompose(f) for f in factors)
+
+
+def invert_factored(factors, damping) -> tuple[jax.Array, jax.Array]:
+  """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
+
+  pi = sqrt((tr A / dim A) / (tr G / dim G)); a factor without trace (dead units)
+  would make it 0 or infinite, hence the bounds.
+  """
+  mean_eigenvalue = [jnp.trace(f) / f.shape[0] for f in factors]
+  ratio = mean_eigenvalue[0] / jnp.maximum(mean_eigenvalue[1], _EIGENVALUE_FLOOR)
+  pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
+  shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
+
+  def invert(factor, shift):
+    identity = jnp.eye(factor.shape[0])
+    with jax.default_matmul_precision("highest"):
+      root = jax.scipy.linalg.cho_factor(factor + shift * identity)
+      return jax.scipy.linalg.cho_solve(root, identity)
+
+  return tuple(invert(f, s) for f, s in zip(factors, shifts))
+
+
+def precondition(block, gradients, factors, inverses, damping) -> dict[str, jax.Array]:
+  """The preconditioned gradients of one block by parameter path, float32."""
+  grads = [gradients[path].astype(jnp.float32) for path in block.paths]
+  if block.kind == "diagonal":
+    return {p: g / (d + damping) for p, g, d in zip(block.paths, grads, factors.values)}
+  d_out = block.factor_sizes[1]
+  v = jnp.concatenate([g.reshape(-1, d_out) for g in grads])  # [d_in (+ 1), d_out]
+  a, g = inverses
+  if isinstance(a, Eigen):
+    v = a.vectors.T @ v @ g.vectors
+    v = v / (a.values[:, None] * g.values[None, :] + damping)
+    v = a.vectors @ v @ g.vectors.T
+  else:
+    v = a @ v @ g
+  d_in = v.shape[0] - (len(grads) - 1)
+  parts = [v[:d_in], v[d_in:]]
+  return {p: x.reshape(s) for p, x, s in zip(block.paths, parts, block.shapes)}
