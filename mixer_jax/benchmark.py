@@ -1,10 +1,12 @@
 """Measures, in one run, what a figure is compared with and the figure itself.
 
   python -m mixer_jax.benchmark input --config=configs/quickstart.py
+  python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
 
 Machines are noisy: the candidates take turns, and ratios are of medians.
 """
 
+import dataclasses
 import functools
 import statistics
 import time
@@ -14,8 +16,10 @@ from absl import flags
 import jax
 import jax.numpy as jnp
 from ml_collections import config_flags
+import optax
 
-from mixer_jax import cli, experiment, report, sharding, train
+from mixer_jax import cli, experiment, flops, optim, report, sharding, train
+from mixer_jax import config as config_lib
 from mixer_jax.data import batches
 
 
@@ -56,14 +60,7 @@ def input_cost(run: experiment.Experiment, rounds: int) -> dict[str, float]:
       yield from trainer.feed.windows(indices, trainer.window)
 
   stream = windows()
-  split = run.dataset.train
-  batch = run.task.batch(
-    jax.random.key(0),
-    jnp.asarray(split.images[: config.batch_size]),
-    jnp.asarray(split.labels[: config.batch_size]),
-    train=True,
-  )
-  batch = jax.device_put(batch, sharding.batched(run.mesh))
+  batch = fixed_batch(run)
 
   @functools.partial(jax.jit, donate_argnums=0)
   def fixed_steps(state, totals, batch):
@@ -87,6 +84,83 @@ def input_cost(run: experiment.Experiment, rounds: int) -> dict[str, float]:
   return rates | {"ratio": rates["real"] / rates["fixed"]}
 
 
+def fixed_batch(run: experiment.Experiment) -> Any:
+  """An augmented batch on the devices."""
+  split, size = run.dataset.train, run.config.batch_size
+  images, labels = jnp.asarray(split.images[:size]), jnp.asarray(split.labels[:size])
+  batch = run.task.batch(jax.random.key(0), images, labels, train=True)
+  return jax.device_put(batch, sharding.batched(run.mesh))
+
+
+def optimizer_costs(run: experiment.Experiment, rounds: int) -> dict[str, float]:
+  """Seconds of a step of each optimizer on one fixed batch.
+
+  K-FAC's three kinds of steps (plain, with factors, with factors and inverses)
+  are timed apart and averaged with the weights of its periods.
+
+  Args:
+    run: gives the model, data and batch; its optimizer is replaced.
+    rounds: steps timed of each kind.
+
+  Returns:
+    Seconds a step of "sgd", "adam", "kfac", "kfac plain", "kfac factors",
+    "kfac inverses" and "kfac_jax.Optimizer" (its defaults, averaged over its
+    inverse period of 5).
+  """
+  from mixer_jax import peers
+
+  batch = fixed_batch(run)
+  totals = jax.device_put(run.task.train_metrics.empty(), sharding.replicated(run.mesh))
+  periods = dict(factor_period=10, inverse_period=100)
+  candidates = {}
+  for name, options in (("sgd", {}), ("adam", {}), ("kfac", periods)):
+    config = run.config.copy_and_resolve_references()
+    config.optimizer = config_lib.optimizer(name, learning_rate=1e-4, **options)
+    candidates |= _steps(dataclasses.replace(run, config=config), name, totals, batch)
+  their_step = peers.kfac_jax_step(run, batch)
+  for _ in range(5):
+    their_step()
+  candidates["kfac_jax.Optimizer"] = lambda: [their_step() for _ in range(5)]
+  seconds = take_turns(candidates, rounds)
+  seconds["kfac_jax.Optimizer"] /= 5
+  plain, factors = seconds["kfac plain"], seconds["kfac factors"]
+  per_factor = (factors - plain) / periods["factor_period"]
+  per_inverse = (seconds["kfac inverses"] - factors) / periods["inverse_period"]
+  return seconds | {"kfac": plain + per_factor + per_inverse}
+
+
+def _steps(run, name, totals, batch) -> dict[str, Callable[[], None]]:
+  """The kinds of steps of one optimizer, told apart by the update count."""
+  program = jax.jit(functools.partial(train.update, run), donate_argnums=0)
+  state = train.init_state(run)
+
+  def step(count: int) -> None:
+    nonlocal state
+    counts = optax.tree.set(state.opt_state, count=jnp.asarray(count, jnp.int32))
+    state, done = program(state.replace(opt_state=counts), totals, batch)
+    jax.block_until_ready(done)
+
+  if name != "kfac":
+    return {name: lambda: step(1)}
+  kinds = {"kfac inverses": 0, "kfac factors": 10, "kfac plain": 1}
+  return {kind: functools.partial(step, count) for kind, count in kinds.items()}
+
+
+def _optimizers(argv: list[str]) -> None:
+  del argv
+  config = cli.checked_config(flags.FLAGS.config)
+  report.print_devices()
+  run = experiment.build(config)
+  seconds = optimizer_costs(run, flags.FLAGS.rounds)
+  problem = run.problem
+  blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
+  predicted = flops.step_costs(blocks, config.batch_size).ratio(10, 100)
+  print(f"{config.model.name}, batch {config.batch_size}")
+  for name, value in seconds.items():
+    print(f"{name:20} {value:9.4f} s/step  {value / seconds['sgd']:6.2f} x SGD")
+  print(f"predicted from FLOPs: kfac {predicted:.2f} x SGD")
+
+
 def _input(argv: list[str]) -> None:
   del argv
   config = cli.checked_config(flags.FLAGS.config)
@@ -101,4 +175,4 @@ def _input(argv: list[str]) -> None:
 if __name__ == "__main__":
   config_flags.DEFINE_config_file("config", None, "Config file.")
   flags.DEFINE_integer("rounds", 10, "Timed rounds.", lower_bound=1)
-  cli.run_commands({"input": _input})
+  cli.run_commands({"input": _input, "optimizers": _optimizers})

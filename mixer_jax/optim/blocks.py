@@ -32,6 +32,7 @@ class Block(NamedTuple):
     paths: the parameters' paths; of a Kronecker block the kernel, then the bias.
     shapes: the parameters' shapes.
     factor_sizes: (d_in [+ 1], d_out) of a Kronecker block, else ().
+    tokens: how many rows of an example share a Kronecker block's weights, else 0.
   """
 
   name: str
@@ -39,6 +40,7 @@ class Block(NamedTuple):
   paths: tuple[str, ...]
   shapes: tuple[tuple[int, ...], ...]
   factor_sizes: tuple[int, ...]
+  tokens: int
 
 
 def path_name(path: Sequence[Any]) -> str:

@@ -16,6 +16,7 @@ The published code treats its patch embedding, a convolution, apart: there
 A = sum a a^T / (B T^2), so that its product equals that of "expand".
 """
 
+import math
 import re
 from typing import Any, Callable, Sequence
 
@@ -146,16 +147,17 @@ class Curvature:
     for block, members in zip(self._estimator.blocks, index):
       names = tuple(paths[i] for i in members)
       shapes = tuple(leaves[i].shape for i in members)
-      sizes = ()
+      sizes, tokens = (), 0
       if isinstance(block, kfac_jax.KroneckerFactored):
         kind, sizes = "kronecker", tuple(block.array_shape)
+        tokens = math.prod(block.outputs_shapes[0][:-1]) // self._batch_size
       elif isinstance(block, kfac_jax.NaiveDiagonal):
         kind = "gradient"
         uncovered += [n for n in names if not any(re.search(p, n) for p in plain)]
       else:
         kind = norms
       name = names[0].rpartition("/")[0] or names[0]
-      blocks.append(Block(name, kind, names, shapes, sizes))
+      blocks.append(Block(name, kind, names, shapes, sizes, tokens))
     if uncovered:
       raise ValueError(
         f"no K-FAC block covers the parameters {', '.join(uncovered)}: their layers are not"
