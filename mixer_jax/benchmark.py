@@ -3,7 +3,7 @@
   python -m mixer_jax.benchmark input --config=configs/quickstart.py
   python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
 
-Machines are noisy: the candidates take turns, and ratios are of medians.
+Machines are noisy: the candidates take turns, and medians are reported.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from mixer_jax import config as config_lib
 from mixer_jax.data import batches
 
 
-def take_turns(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-  """Median seconds of each candidate, run in turn after one warm-up round."""
+def take_turns(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+  """Seconds of each candidate in each round, run in turn after a warm-up round."""
   seconds = {name: [] for name in candidates}
   for i in range(rounds + 1):
     for name, call in candidates.items():
@@ -32,7 +32,7 @@ def take_turns(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[s
       call()
       if i:
         seconds[name].append(time.perf_counter() - start)
-  return {name: statistics.median(times) for name, times in seconds.items()}
+  return seconds
 
 
 def input_cost(run: experiment.Experiment, rounds: int) -> dict[str, float]:
@@ -46,7 +46,8 @@ def input_cost(run: experiment.Experiment, rounds: int) -> dict[str, float]:
     rounds: windows timed of each.
 
   Returns:
-    `real`, `fixed` (steps per second) and `ratio`, real over fixed.
+    `real`, `fixed` (median steps per second) and `ratio`, the median over rounds
+    of real over fixed.
   """
   config, everywhere = run.config, sharding.replicated(run.mesh)
   trainer = train.EpochTrainer(run)
@@ -80,8 +81,10 @@ def input_cost(run: experiment.Experiment, rounds: int) -> dict[str, float]:
     },
     rounds,
   )
-  rates = {name: trainer.window / s for name, s in seconds.items()}
-  return rates | {"ratio": rates["real"] / rates["fixed"]}
+  rates = {name: trainer.window / statistics.median(s) for name, s in seconds.items()}
+  # Neighbours in time share the machine's mood: the ratio is taken round by round.
+  ratio = statistics.median(f / r for f, r in zip(seconds["fixed"], seconds["real"]))
+  return rates | {"ratio": ratio}
 
 
 def fixed_batch(run: experiment.Experiment) -> Any:
@@ -121,7 +124,8 @@ def optimizer_costs(run: experiment.Experiment, rounds: int) -> dict[str, float]
   for _ in range(5):
     their_step()
   candidates["kfac_jax.Optimizer"] = lambda: [their_step() for _ in range(5)]
-  seconds = take_turns(candidates, rounds)
+  times = take_turns(candidates, rounds)
+  seconds = {name: statistics.median(values) for name, values in times.items()}
   seconds["kfac_jax.Optimizer"] /= 5
   plain, factors = seconds["kfac plain"], seconds["kfac factors"]
   per_factor = (factors - plain) / periods["factor_period"]
@@ -174,5 +178,5 @@ def _input(argv: list[str]) -> None:
 
 if __name__ == "__main__":
   config_flags.DEFINE_config_file("config", None, "Config file.")
-  flags.DEFINE_integer("rounds", 10, "Timed rounds.", lower_bound=1)
+  flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
   cli.run_commands({"input": _input, "optimizers": _optimizers})
