@@ -18,6 +18,7 @@ SIDES = {
     factor_decay=0.95,
     factor_period=10,
     inverse_period=100,
+    decay_from=200,
   ),
 }
 

@@ -26,5 +26,6 @@ def get_config(model="b4"):
     token_averaging="published",
     norms="gradient",
     identity_start=True,
+    decay_from=200,  # weight decay from 20 factor periods on
   )
   return config

@@ -63,6 +63,12 @@ def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, fl
   """
   directory = workdir.existing(path)
   config = workdir.load_config(directory)
+  # What trained the run need not be what evaluates it.
+  config.update(require_accelerator=False, accum_steps=1)
+  config.mesh.data = -1
+  devices = jax.device_count()
+  config.eval_batch_size = -(-config.eval_batch_size // devices) * devices
+  config.batch_size = devices
   if data_dir is not None:
     config.data.dir = data_dir
   saved = checkpoint.Checkpoints(directory, read_only=True)

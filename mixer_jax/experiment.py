@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
-from mixer_jax import data, models, optim, sharding, tasks
+from mixer_jax import check, data, models, optim, sharding, tasks
 from mixer_jax.data import augment
 from mixer_jax.errors import UserError
 
@@ -69,6 +69,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   Raises:
     UserError: a field of the config, or the data, is not usable.
   """
+  check.check(config)
   if config.require_accelerator and jax.devices()[0].platform == "cpu":
     raise UserError("require_accelerator is True, but JAX finds only a CPU")
   mesh = sharding.make_mesh(config)

@@ -31,16 +31,18 @@ def print_model(run: Experiment) -> None:
   """The parameters and, under K-FAC, the curvature block of each."""
   shapes = run.param_shapes
   print(parameter_overview.get_parameter_overview(shapes, include_stats=False))
-  if _uses_kfac(run.config.optimizer):
+  if kfac := _kfac_config(run.config.optimizer):
     problem = run.problem
-    blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
+    options = {"norms": kfac.norms} if kfac.norms else {}
+    blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch, **options)
     print(blocks_table(blocks), flush=True)
 
 
-def _uses_kfac(config: Any) -> bool:
+def _kfac_config(config: Any) -> Any:
+  """The K-FAC part of an optimizer's config, or None."""
   if config.name == "graft":
-    return _uses_kfac(config.magnitude) or _uses_kfac(config.direction)
-  return config.name == "kfac"
+    return _kfac_config(config.magnitude) or _kfac_config(config.direction)
+  return config if config.name == "kfac" else None
 
 
 def blocks_table(blocks: Any) -> str:

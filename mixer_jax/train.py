@@ -197,13 +197,15 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
   run = experiment.build(config)
   _ = run.tx  # an unusable optimizer is refused before the directory exists
   directory = workdir.create(path)
-  workdir.store_config(directory, config)
-  print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
   saved = checkpoint.Checkpoints(directory)
   try:
+    workdir.store_config(directory, config, started=saved.latest() is not None)
+    print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
     state, progress = _start(run, saved)
     if progress.epoch >= config.num_epochs:
       print(f"finished already: {report.summary(progress, config.target_accuracy)}")
+      if not (directory / "curves.png").exists():  # killed before they were drawn
+        report.curves(directory)
       return directory
     report.print_model(run)
     progress = _run_epochs(run, directory, saved, state, progress)
@@ -247,6 +249,7 @@ def _run_epochs(
     step = epoch * run.steps_per_epoch
     _refuse_nonfinite(metrics["loss"], epoch, step, saved)
     test = evaluator(state.params)
+    _refuse_nonfinite(test["loss"], epoch, step, saved)
     progress = progress.after(epoch, test["top1"], config.target_accuracy)
     row = _row(run, step, metrics, test, progress, seconds)
     writer.write(row)
@@ -279,8 +282,10 @@ def _row(run, step, metrics, test, progress, seconds) -> dict[str, Any]:
 
 def _refuse_nonfinite(loss: float, epoch: int, step: int, saved: checkpoint.Checkpoints) -> None:
   if not np.isfinite(loss):
+    last = saved.latest()
+    kept = f"the last good checkpoint is that of step {last}" if last else "no checkpoint is left"
     raise UserError(
-      f"the training loss is {loss} in epoch {epoch}, which ends at step {step}; the last good"
-      f" checkpoint is that of step {saved.latest()}. Try a lower optimizer.learning_rate or,"
+      f"the loss is {loss} in epoch {epoch}, which ends at step {step}; {kept}. Try a lower"
+      " optimizer.learning_rate or,"
       " with K-FAC, a higher optimizer.damping"
     )

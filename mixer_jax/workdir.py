@@ -27,7 +27,7 @@ def create(path: str | None) -> pathlib.Path:
   if not path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = os.path.join("runs", f"{now}-{os.getpid()}")
-  workdir = pathlib.Path(path).expanduser().absolute()
+  workdir = pathlib.Path(os.path.expanduser(path)).absolute()
   probe = workdir / f".writable-{os.getpid()}"
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -44,21 +44,30 @@ def existing(path: str) -> pathlib.Path:
   Raises:
     UserError: there is no such directory.
   """
-  workdir = pathlib.Path(path).expanduser().absolute()
+  workdir = pathlib.Path(os.path.expanduser(path)).absolute()
   if not workdir.is_dir():
     raise UserError(f"workdir {workdir} does not exist")
   return workdir
 
 
-def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
+# Where a run is, not what it is: a resumed run may have moved.
+_OF_THE_MACHINE = ("mesh.data", "data.dir", "data.cache_dir", "require_accelerator")
+
+
+def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
   """Keeps the config beside the checkpoints, or compares it with the one kept.
+
+  Args:
+    workdir: the run's directory.
+    config: of the run now.
+    started: whether there is a checkpoint; without one nothing has to fit.
 
   Raises:
     UserError: the run was started with another config; names what differs.
   """
   path = workdir / CONFIG
   new = json.loads(config.to_json())
-  if not path.exists():
+  if not (started and path.exists()):
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(new, indent=2, sort_keys=True) + "\n")
     temporary.replace(path)
@@ -67,7 +76,7 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> No
   differing = [
     f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
-    if old.get(key) != new.get(key)
+    if old.get(key) != new.get(key) and key not in _OF_THE_MACHINE
   ]
   if differing:
     raise UserError(
@@ -85,7 +94,10 @@ def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
   path = workdir / CONFIG
   if not path.exists():
     raise UserError(f"{workdir} holds no run (no {CONFIG} in it)")
-  return ml_collections.ConfigDict(_read_json(path))
+  config = _read_json(path)
+  if not isinstance(config, dict):
+    raise UserError(f"{path} is not the config of a run")
+  return ml_collections.ConfigDict(config)
 
 
 def _read_json(path: pathlib.Path) -> Any:

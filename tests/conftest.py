@@ -6,6 +6,7 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands do
 
 import numpy as np
 import pytest

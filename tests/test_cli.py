@@ -34,6 +34,7 @@ def error_line(result):
 
 
 QUICKSTART = "--config=configs/quickstart.py"
+GRAFT = "--config=configs/graft_cifar10.py:s4,sgd,kfac"
 
 
 @pytest.mark.parametrize(
@@ -51,10 +52,29 @@ QUICKSTART = "--config=configs/quickstart.py"
     ([QUICKSTART, "--config.data.name=folder", "--config.data.dir=/nowhere"], "/nowhere"),
     ([QUICKSTART, "--workdir=/proc/none"], "/proc/none cannot be written"),
     ([QUICKSTART, "extra"], "unknown argument 'extra'"),
+    (["--config=BROKEN"], "invalid syntax (broken.py"),
+    (["--config=EMPTY"], "--config cannot be used"),
+    ([GRAFT, "--config.optimizer.scope=layer"], "scope is 'layer'; allowed: tensor, global"),
   ],
 )
-def test_main_names_mistakes(args, message):
+def test_main_names_mistakes(args, message, tmp_path):
+  broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
+  broken.write_text("def get_config(:\n")
+  empty.write_text(
+    "import ml_collections\n\ndef get_config():\n  return ml_collections.ConfigDict()\n"
+  )
+  files = {"BROKEN": str(broken), "EMPTY": str(empty)}
+  for name, path in files.items():
+    args = [arg.replace(name, path) for arg in args]
   assert message in error_line(run("main", *args))
+
+
+def test_an_unusable_cache_is_told(tmp_path):
+  (tmp_path / "file").write_text("")
+  cache = f"--config.data.cache_dir={tmp_path}/file/cache"
+  result = run("main", QUICKSTART + ":sgd", f"--workdir={tmp_path}/run", cache, *TINY)
+  assert result.returncode == 0, result.stderr
+  assert result.stderr.count("images are decoded into memory at every start") == 1
 
 
 def test_evaluate_names_mistakes(tmp_path):

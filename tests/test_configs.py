@@ -77,6 +77,7 @@ def test_the_study_s_kfac():
     token_averaging="published",
     norms="gradient",
     identity_start=True,
+    decay_from=200,
   )
   assert {k: options[k] for k in expected} == expected
 

@@ -10,6 +10,7 @@ from mixer_jax import (
   checkpoint,
   evaluate,
   experiment,
+  report,
   sharding,
   train,
   workdir,
@@ -150,6 +151,16 @@ def test_a_streamed_set_makes_the_steps_of_a_resident_one(tiny_config, monkeypat
   assert_same_run(one_epoch(config), resident, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("random_crop", [False, True])
+def test_large_inputs_are_resized_in_the_step(random_crop, tiny_config):
+  config = with_optimizer(tiny_config, "sgd")
+  config.data.update(resize=24, image_size=20, random_crop=random_crop)
+  state, metrics = one_epoch(config)
+  assert np.isfinite(metrics["loss"])
+  # Five by five patches of 4 pixels: the token-mixing layers see 25 tokens.
+  assert state.params["MixerBlock_0"]["token_mixing"]["Dense_0"]["kernel"].shape[0] == 25
+
+
 @pytest.mark.parametrize("batch_size", [8, 32, 88, 96])
 @pytest.mark.parametrize("devices", [1, 8])
 def test_evaluation_counts_each_image_once(batch_size, devices, tiny_config):
@@ -195,15 +206,77 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path):
   assert [row["train/loss"] for row in workdir.read_metrics(tmp_path)] == [1.0, 1.0, 0.5]
 
 
+def test_a_last_step_that_diverges_saves_nothing(tiny_config, tmp_path):
+  """The training loss is still finite then: only the parameters are not."""
+  tiny_config.num_epochs = 1
+  tiny_config.data.train_split = "train[:32]"
+  tiny_config.optimizer = config_lib.optimizer("sgd", learning_rate=1e38, momentum=0.0)
+  with pytest.raises(UserError, match="the loss is (nan|inf) in epoch 1.*no checkpoint is left"):
+    train.train(tiny_config, str(tmp_path))
+  assert not workdir.read_metrics(tmp_path)
+  # Nothing was saved, so the advice can be followed in the same directory.
+  tiny_config.optimizer.learning_rate = 0.1
+  train.train(tiny_config, str(tmp_path))
+  assert len(workdir.read_metrics(tmp_path)) == 1
+
+
+def test_a_run_may_move_and_be_evaluated_elsewhere(tiny_config, tmp_path):
+  tiny_config.num_epochs = 1
+  path = train.train(tiny_config, str(tmp_path))
+  stored = json.loads((path / "config.json").read_text())
+  stored["require_accelerator"] = True
+  stored["mesh"]["data"] = 64
+  stored["eval_batch_size"] = 30
+  (path / "config.json").write_text(json.dumps(stored))
+  [row] = workdir.read_metrics(path)
+  metrics = evaluate.evaluate(str(path), "latest")
+  assert metrics["top1"] == pytest.approx(row["test/top1"], abs=1e-6)
+
+
+def test_the_table_of_blocks_follows_the_options(tiny_config, capsys):
+  for norms in ("gradient", "diagonal"):
+    tiny_config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, norms=norms)
+    report.print_model(experiment.build(tiny_config))
+    lines = capsys.readouterr().out.splitlines()
+    assert [x.split()[1] for x in lines if x.startswith("MixerBlock_0/LayerNorm_0 ")] == [norms]
+
+
+def test_devices_share_the_work(tiny_config):
+  """Results alone would be equal, too, if every device did everything."""
+
+  def flops(devices):
+    tiny_config.mesh.data = devices
+    run = experiment.build(with_optimizer(tiny_config, "sgd"))
+    split = run.dataset.train
+    args = (train.init_state(run), run.task.train_metrics.empty())
+    args += (split.images, split.labels, np.zeros((1, 32), np.int32))
+    compiled = train.make_train_steps(run).lower(*args).compile()
+    return compiled.cost_analysis()["flops"]
+
+  assert flops(8) < 0.25 * flops(1)
+
+
 def test_a_diverged_run_stops_and_names_its_last_checkpoint(tiny_config, tmp_path):
   tiny_config.optimizer = config_lib.optimizer("sgd", learning_rate=1e30)
-  with pytest.raises(UserError, match="the training loss is (nan|inf) in epoch 1.*learning_rate"):
+  with pytest.raises(UserError, match="the loss is (nan|inf) in epoch 1.*learning_rate"):
     train.train(tiny_config, str(tmp_path))
 
 
 @pytest.mark.parametrize(
   "field, value, message",
   [
+    ("seed", -1, "seed is -1; allowed: 0 to 2147483647"),
+    ("accum_steps", 0, "accum_steps is 0; allowed: 1 or more"),
+    ("checkpoint_epochs", 0, "checkpoint_epochs is 0; allowed: 1 or more"),
+    ("steps_per_dispatch", -1, "steps_per_dispatch is -1; allowed: 0 or more"),
+    ("target_accuracy", 45.0, "target_accuracy is 45.0; allowed: 0 to 1"),
+    ("task", "segmentation", "task is 'segmentation'; allowed: classification"),
+    ("model.patch_size", 0, "model.patch_size is 0; allowed: 1 or more"),
+    ("model.hidden_dim", -1, "model.hidden_dim is -1; allowed: 1 or more"),
+    ("model.dtype", "int8", "model.dtype is 'int8'; allowed: float32, bfloat16"),
+    ("model.gelu", "relu", "model.gelu is 'relu'; allowed: tanh, exact"),
+    ("model.dropout_rate", 1.5, "model.dropout_rate is 1.5; allowed: 0 to 0.999"),
+    ("optimizer.learning_rate", -1.0, "optimizer.learning_rate is -1.0; allowed: 0 or more"),
     ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8"),
     ("batch_size", 512, "batch_size is 512, more than the 256 training images"),
     ("eval_batch_size", 12, "eval_batch_size is 12; it must be a positive multiple of 8"),

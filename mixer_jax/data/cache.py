@@ -5,8 +5,10 @@ appears by one rename, so a reader sees all of it or nothing, and programs that
 start together do no harm. What does not agree with meta.json is built anew.
 """
 
+import functools
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import re
@@ -15,10 +17,11 @@ import tempfile
 from typing import Any, Iterable
 import zlib
 
-from absl import logging
 import numpy as np
 
 from mixer_jax.data import decode
+
+_LOG = logging.getLogger(__name__)
 
 _FORMAT = 1  # raise it when decoding changes, so that old entries are not read
 _CHECKED_BYTES = 2**30  # checksum all of an array up to this size, else a sample
@@ -64,16 +67,18 @@ def read(
       _build(entry, records, stored_size)
       arrays = _open(entry)
     except OSError as error:
-      logging.log_first_n(
-        logging.WARNING,
-        "data.cache_dir=%s cannot be used (%s): images are decoded into memory at every start",
-        1,
-        cache_dir,
-        error,
+      _warn_once(
+        f"data.cache_dir={cache_dir} cannot be used ({error.strerror or error}): images are"
+        " decoded into memory at every start"
       )
   if arrays is None:
     arrays = decode.decode_all(records, stored_size, lambda shape: np.empty(shape, np.uint8))
   return arrays
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+  _LOG.warning(message)
 
 
 def _open(entry: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
@@ -91,7 +96,7 @@ def _open(entry: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
     reason = "a file is missing"
   except (OSError, ValueError, EOFError) as error:
     reason = str(error)
-  logging.warning("Cache entry %s is damaged (%s): building it again", entry, reason)
+  _LOG.warning("Cache entry %s is damaged (%s): building it again", entry, reason)
   return None
 
 
@@ -119,7 +124,7 @@ def _build(entry: pathlib.Path, records: decode.Records, stored_size: int) -> No
         raise
       return  # another process was quicker; its entry is as good
     shutil.rmtree(entry / "damaged", ignore_errors=True)
-    logging.info("Cached %d decoded images in %s", records.num, entry)
+    _LOG.info("Cached %d decoded images in %s", records.num, entry)
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
 

@@ -25,7 +25,7 @@ class Folder:
     """
     if not root:
       raise UserError(f"data.dir='': data.name=folder needs the path of an image folder; {_LAYOUT}")
-    self._root = pathlib.Path(root).expanduser().absolute()
+    self._root = pathlib.Path(os.path.expanduser(root)).absolute()
     if not self._root.is_dir():
       raise UserError(f"data.dir={root}: no such folder; {_LAYOUT}")
     self.class_names = tuple(self._class_dirs(train_base))
@@ -75,8 +75,15 @@ class Folder:
 
 def _list_images(path: pathlib.Path) -> list[tuple[str, int, int]]:
   """Returns (name, bytes, mtime in ns) of the images in a folder, sorted."""
-  stats = [(e.name, e.stat()) for e in _scan(path) if e.name.lower().endswith(EXTENSIONS)]
-  return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+  return sorted(_stat(e) for e in _scan(path) if e.name.lower().endswith(EXTENSIONS))
+
+
+def _stat(entry: os.DirEntry) -> tuple[str, int, int]:
+  try:
+    stat = entry.stat()
+  except OSError as e:  # a link to nothing
+    raise UserError(f"{entry.path}: cannot be read ({e.strerror})") from e
+  return entry.name, stat.st_size, stat.st_mtime_ns
 
 
 def _scan(path: pathlib.Path) -> list[os.DirEntry]:

@@ -1,5 +1,6 @@
 """Arrays in an .npz file: train_images, train_labels, test_images, test_labels."""
 
+import os
 import pathlib
 import zipfile
 import zlib
@@ -27,12 +28,12 @@ class Npz:
       UserError: if it is not such a file.
     """
     self._path = path
-    if not pathlib.Path(path).expanduser().is_file():
+    if not pathlib.Path(os.path.expanduser(path)).is_file():
       raise UserError(
         f"data.dir={path!r}: no such file; data.name=npz needs the path of an .npz file"
       )
     try:
-      self._file = np.load(pathlib.Path(path).expanduser(), allow_pickle=False)
+      self._file = np.load(os.path.expanduser(path), allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
       raise UserError(f"data.dir={path}: not a readable .npz file: {error}") from error
     if not isinstance(self._file, np.lib.npyio.NpzFile):

@@ -104,7 +104,7 @@ def _open(config, train_base: str) -> tuple[tuple[str, ...], Callable[[str], spl
     source = tfds_source.Tfds(SAMPLE_NAME, str(SAMPLE_DIR))
   else:
     source = tfds_source.Tfds(config.name, config.dir)
-  cache_dir = pathlib.Path(config.cache_dir or _default_cache_dir()).expanduser()
+  cache_dir = pathlib.Path(os.path.expanduser(config.cache_dir or _default_cache_dir()))
 
   def read_base(base: str) -> splits.Base:
     records = source.records(base)

@@ -1,13 +1,12 @@
 """TensorFlow Datasets without TensorFlow, and without a network where the files are here."""
 
 import difflib
+import logging
 import os
 import pathlib
 import re
 import threading
 import urllib.parse
-
-from absl import logging
 
 from mixer_jax.data import cache, decode
 from mixer_jax.errors import UserError
@@ -136,7 +135,7 @@ def _prepare(tfds, name: str, root: pathlib.Path) -> pathlib.Path:
     _class_names(tfds, name, builder.info.features)  # refuse before a long download
     problem = _unreachable([url for url in builder.url_infos if url.startswith("http")])
     if not problem:
-      logging.info("Downloading and preparing %s in %s", name, root)
+      logging.getLogger(__name__).info("Downloading and preparing %s in %s", name, root)
       builder.download_and_prepare()
   except UserError:
     raise

@@ -66,6 +66,7 @@ def _configured_kfac(
   token_averaging: str = "published",
   norms: str = "gradient",
   identity_start: bool = True,
+  decay_from: int | None = None,
 ) -> optax.GradientTransformation:
   options = {k: v for k, v in locals().items() if k not in ("learning_rate", "problem")}
   options["norm_constraint"] = norm_constraint or None  # 0 in a config: none
@@ -98,7 +99,8 @@ def _options(name: str) -> dict[str, inspect.Parameter]:
 
 def config_fields() -> dict[str, type]:
   """The options of all optimizers with their types, for the config."""
-  return {k: p.annotation for name in _OPTIMIZERS for k, p in _options(name).items()}
+  fields = {k: p.annotation for name in _OPTIMIZERS for k, p in _options(name).items()}
+  return {k: int if t == (int | None) else t for k, t in fields.items()}
 
 
 def build(
@@ -123,7 +125,10 @@ def build(
   if config.name == "graft":
     sides = [config.get(side) or _missing(side) for side in ("magnitude", "direction")]
     extra = {k: config[k] for k in ("scope", "eps") if config.get(k) is not None}
-    return graft(*(build(side, multiplier, problem) for side in sides), **extra)
+    try:
+      return graft(*(build(side, multiplier, problem) for side in sides), **extra)
+    except ValueError as e:
+      raise UserError(f"optimizer graft: {e}") from e
   if config.name not in _OPTIMIZERS:
     raise UserError(f"optimizer.name is {config.name!r}; allowed: {', '.join(NAMES)}")
   known = _options(config.name)

@@ -7,4 +7,6 @@ A task offers: `init(rng)`, `batch(rng, images, labels, train)`,
 
 from mixer_jax.tasks.classification import Classification
 
-__all__ = ["Classification"]
+__all__ = ["Classification", "NAMES"]
+
+NAMES = ("classification",)
