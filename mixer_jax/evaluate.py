@@ -65,8 +65,9 @@ def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, fl
   config = workdir.load_config(directory)
   # What trained the run need not be what evaluates it.
   config.update(require_accelerator=False, accum_steps=1)
-  config.mesh.data = -1
-  devices = jax.device_count()
+  if config.mesh.data > jax.device_count():
+    config.mesh.data = -1
+  devices = jax.device_count() if config.mesh.data == -1 else config.mesh.data
   config.eval_batch_size = -(-config.eval_batch_size // devices) * devices
   config.batch_size = devices
   if data_dir is not None:

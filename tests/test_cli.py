@@ -54,7 +54,10 @@ GRAFT = "--config=configs/graft_cifar10.py:s4,sgd,kfac"
     ([QUICKSTART, "extra"], "unknown argument 'extra'"),
     (["--config=BROKEN"], "invalid syntax (broken.py"),
     (["--config=EMPTY"], "--config cannot be used"),
-    ([GRAFT, "--config.optimizer.scope=layer"], "scope is 'layer'; allowed: tensor, global"),
+    (
+      [GRAFT, "--config.data.name=sample", "--config.optimizer.scope=layer"],
+      "scope is 'layer'; allowed: tensor, global",
+    ),
   ],
 )
 def test_main_names_mistakes(args, message, tmp_path):

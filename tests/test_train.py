@@ -123,6 +123,8 @@ def assert_same_run(a, b, rtol, atol):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_eight_devices_make_the_steps_of_one(name, tiny_config):
   config = with_optimizer(tiny_config, name)
+  if name == "adam":  # or it scales up gradients that are zero but for rounding
+    config.optimizer.eps = 1e-2
   config.data.pad = 0
   one = one_epoch(config)
   config.mesh.data = 8

@@ -89,7 +89,6 @@ _OPTIMIZERS = {
   "kfac": _configured_kfac,
 }
 NAMES = (*_OPTIMIZERS, "graft")
-_GRAFT_FIELDS = ("magnitude", "direction", "scope", "eps")
 
 
 def _options(name: str) -> dict[str, inspect.Parameter]:
@@ -132,7 +131,7 @@ def build(
   if config.name not in _OPTIMIZERS:
     raise UserError(f"optimizer.name is {config.name!r}; allowed: {', '.join(NAMES)}")
   known = _options(config.name)
-  general = ("name", "learning_rate", "clip_norm", "decay", *_GRAFT_FIELDS)
+  general = ("name", "learning_rate", "clip_norm", "decay")
   options = {k: v for k, v in config.items() if k not in general and v is not None}
   if unknown := set(options) - set(known):
     raise UserError(
