@@ -1,6 +1,12 @@
-"""Layers that the model families share."""
+"""Layers that the model families share.
 
-from typing import Any
+A layer with parameters of its own, not inside an `nn.Dense` or `nn.Conv`, says by
+the class attribute `curvature` what a second-order optimizer makes of them:
+"scale_and_shift" (y = x * scale + bias, either may be missing) or "gradient" (no
+curvature: the plain gradient).
+"""
+
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -35,6 +41,66 @@ class MlpBlock(nn.Module):
     x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
     x = nn.Dense(dim, dtype=self.dtype)(x)
     return nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+
+
+def image_tokens(images: jax.Array, patch_size: int, dim: int, dtype: Any) -> jax.Array:
+  """Patch embedding by the layer "stem" of the calling module.
+
+  Args:
+    images: [batch, height, width, channels].
+    patch_size: side of a square patch in pixels.
+    dim: channels of a token.
+    dtype: the dtype of the computation.
+
+  Returns:
+    [batch, tokens, dim], rows of patches from the top, each from the left.
+
+  Raises:
+    ValueError: patch_size does not divide the images.
+  """
+  height, width = images.shape[1:3]
+  if height % patch_size or width % patch_size:
+    raise ValueError(f"patch_size {patch_size} does not divide the image size {height}x{width}")
+  patch = (patch_size, patch_size)
+  x = nn.Conv(dim, patch, strides=patch, padding="VALID", dtype=dtype, name="stem")(images)
+  return x.reshape(x.shape[0], -1, dim)
+
+
+class Affine(nn.Module):
+  """Aff of ResMLP: y = x * scale + bias per channel (TPAMI, Equation 1).
+
+  Attributes:
+    dtype: the dtype of the computation; parameters are float32.
+  """
+
+  dtype: Any = "float32"
+  curvature: ClassVar[str] = "scale_and_shift"
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [..., channels] to the same shape; starts as the identity."""
+    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+    bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+    return x.astype(self.dtype) * scale.astype(self.dtype) + bias.astype(self.dtype)
+
+
+class LayerScale(nn.Module):
+  """y = x * scale per channel, at the end of a residual branch (Touvron et al., 2021).
+
+  Attributes:
+    init: initial value of all scales.
+    dtype: the dtype of the computation; parameters are float32.
+  """
+
+  init: float
+  dtype: Any = "float32"
+  curvature: ClassVar[str] = "scale_and_shift"
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [..., channels] to the same shape."""
+    scale = self.param("scale", nn.initializers.constant(self.init), (x.shape[-1],))
+    return x.astype(self.dtype) * scale.astype(self.dtype)
 
 
 class StochasticDepth(nn.Module):

@@ -105,16 +105,7 @@ class Mixer(nn.Module):
     The tokens before the last normalisation, [batch, tokens, channels], are
     sown as "tokens" into the collection "intermediates".
     """
-    patch = (self.patch_size, self.patch_size)
-    if images.shape[1] % patch[0] or images.shape[2] % patch[1]:
-      raise ValueError(
-        f"patch_size {self.patch_size} does not divide the image size "
-        f"{images.shape[1]}x{images.shape[2]}"
-      )
-    x = nn.Conv(
-      self.hidden_dim, patch, strides=patch, padding="VALID", dtype=self.dtype, name="stem"
-    )(images)
-    x = x.reshape(x.shape[0], -1, x.shape[-1])  # [batch, tokens, channels]
+    x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
     for i in range(self.num_blocks):
       x = MixerBlock(
         self.tokens_mlp_dim,
