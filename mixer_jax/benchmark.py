@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from absl import flags
 import jax
@@ -95,8 +95,26 @@ def fixed_batch(run: experiment.Experiment) -> Any:
   return jax.device_put(batch, sharding.batched(run.mesh))
 
 
-def optimizer_costs(run: experiment.Experiment, rounds: int) -> dict[str, float]:
-  """Seconds of a step of each optimizer on one fixed batch.
+class Cost(NamedTuple):
+  """What a step of an optimizer takes.
+
+  Attributes:
+    seconds: median time of a step.
+    ratio: to an SGD step, the median over rounds.
+    peak_bytes: arguments, results and temporaries of its largest program.
+  """
+
+  seconds: float
+  ratio: float
+  peak_bytes: int
+
+
+_PERIODS = dict(factor_period=10, inverse_period=100)
+_THEIR_STEPS = 5  # the inverse period of `kfac_jax.Optimizer`
+
+
+def optimizer_costs(run: experiment.Experiment, rounds: int) -> dict[str, Cost]:
+  """Times the steps of each optimizer on one fixed batch.
 
   K-FAC's three kinds of steps (plain, with factors, with factors and inverses)
   are timed apart and averaged with the weights of its periods.
@@ -106,42 +124,57 @@ def optimizer_costs(run: experiment.Experiment, rounds: int) -> dict[str, float]
     rounds: steps timed of each kind.
 
   Returns:
-    Seconds a step of "sgd", "adam", "kfac", "kfac plain", "kfac factors",
-    "kfac inverses" and "kfac_jax.Optimizer" (its defaults, averaged over its
+    The cost of "sgd", "adam", "kfac", its kinds "kfac plain", "kfac factors" and
+    "kfac inverses", and "kfac_jax.Optimizer" (its defaults, averaged over its
     inverse period of 5).
   """
   from mixer_jax import peers
 
   batch = fixed_batch(run)
   totals = jax.device_put(run.task.train_metrics.empty(), sharding.replicated(run.mesh))
-  periods = dict(factor_period=10, inverse_period=100)
-  candidates = {}
-  for name, options in (("sgd", {}), ("adam", {}), ("kfac", periods)):
+  candidates, peaks = {}, {}
+  for name, options in (("sgd", {}), ("adam", {}), ("kfac", _PERIODS)):
     config = run.config.copy_and_resolve_references()
     config.optimizer = config_lib.optimizer(name, learning_rate=1e-4, **options)
-    candidates |= _steps(dataclasses.replace(run, config=config), name, totals, batch)
+    steps = _steps(dataclasses.replace(run, config=config), name, totals, batch)
+    peak = peak_bytes(steps[min(steps)])
+    candidates |= steps
+    peaks |= dict.fromkeys([*steps, name], peak)
   their_step = peers.kfac_jax_step(run, batch)
-  for _ in range(5):
-    their_step()
-  candidates["kfac_jax.Optimizer"] = lambda: [their_step() for _ in range(5)]
+  peaks["kfac_jax.Optimizer"] = peak_bytes(lambda: [their_step() for _ in range(_THEIR_STEPS)])
+  candidates["kfac_jax.Optimizer"] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
   times = take_turns(candidates, rounds)
-  seconds = {name: statistics.median(values) for name, values in times.items()}
-  seconds["kfac_jax.Optimizer"] /= 5
-  plain, factors = seconds["kfac plain"], seconds["kfac factors"]
-  per_factor = (factors - plain) / periods["factor_period"]
-  per_inverse = (seconds["kfac inverses"] - factors) / periods["inverse_period"]
-  return seconds | {"kfac": plain + per_factor + per_inverse}
+  times["kfac_jax.Optimizer"] = [s / _THEIR_STEPS for s in times["kfac_jax.Optimizer"]]
+  times["kfac"] = [
+    plain
+    + (factors - plain) / _PERIODS["factor_period"]
+    + (inverses - factors) / _PERIODS["inverse_period"]
+    for plain, factors, inverses in zip(
+      times["kfac plain"], times["kfac factors"], times["kfac inverses"]
+    )
+  ]
+  return {
+    name: Cost(
+      statistics.median(seconds),
+      statistics.median(own / sgd for own, sgd in zip(seconds, times["sgd"])),
+      peaks[name],
+    )
+    for name, seconds in times.items()
+  }
 
 
 def _steps(run, name, totals, batch) -> dict[str, Callable[[], None]]:
   """The kinds of steps of one optimizer, told apart by the update count."""
-  program = jax.jit(functools.partial(train.update, run), donate_argnums=0)
   state = train.init_state(run)
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def update(state, count):
+    counted = optax.tree.set(state.opt_state, count=count)
+    return train.update(run, state.replace(opt_state=counted), totals, batch)
 
   def step(count: int) -> None:
     nonlocal state
-    counts = optax.tree.set(state.opt_state, count=jnp.asarray(count, jnp.int32))
-    state, done = program(state.replace(opt_state=counts), totals, batch)
+    state, done = update(state, jnp.asarray(count, jnp.int32))
     jax.block_until_ready(done)
 
   if name != "kfac":
@@ -150,19 +183,37 @@ def _steps(run, name, totals, batch) -> dict[str, Callable[[], None]]:
   return {kind: functools.partial(step, count) for kind, count in kinds.items()}
 
 
+def peak_bytes(call: Callable[[], Any]) -> int:
+  """Memory of the largest program that a first call compiles, as XLA plans it."""
+  client = jax.devices()[0].client
+  before = client.live_executables()  # held, so that no new one takes an old one's id
+  known = {id(e) for e in before}
+  call()
+  plans = [e.get_compiled_memory_stats() for e in client.live_executables() if id(e) not in known]
+  return max(
+    p.argument_size_in_bytes + p.output_size_in_bytes - p.alias_size_in_bytes + p.temp_size_in_bytes
+    for p in plans
+  )
+
+
 def _optimizers(argv: list[str]) -> None:
   del argv
   config = cli.checked_config(flags.FLAGS.config)
   report.print_devices()
   run = experiment.build(config)
-  seconds = optimizer_costs(run, flags.FLAGS.rounds)
   problem = run.problem
   blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
-  predicted = flops.step_costs(blocks, config.batch_size).ratio(10, 100)
-  print(f"{config.model.name}, batch {config.batch_size}")
-  for name, value in seconds.items():
-    print(f"{name:20} {value:9.4f} s/step  {value / seconds['sgd']:6.2f} x SGD")
-  print(f"predicted from FLOPs: kfac {predicted:.2f} x SGD")
+  predicted = flops.step_costs(blocks, config.batch_size).ratio(*_PERIODS.values())
+  costs = optimizer_costs(run, flags.FLAGS.rounds)
+  print(f"{config.model.name}, batch {config.batch_size}, {config.model.dtype or 'float32'}")
+  for name, cost in costs.items():
+    print(
+      f"{name:20} {cost.seconds:9.4f} s/step  {cost.ratio:6.2f} x SGD"
+      f"  {cost.peak_bytes / 2**20:9.0f} MiB"
+    )
+  measured, theirs = costs["kfac"].ratio, costs["kfac_jax.Optimizer"].ratio
+  print(f"K-FAC predicted from FLOPs {predicted:.2f} x SGD; measured {measured:.2f}")
+  print(f"kfac_jax.Optimizer takes {theirs / measured:.2f} times K-FAC's step")
 
 
 def _input(argv: list[str]) -> None:

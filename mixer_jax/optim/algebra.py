@@ -1,6 +1,6 @@
 """The linear algebra of K-FAC: inverses of factors and what is done with them."""
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,36 +31,64 @@ def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
   return tuple(jnp.eye(d) for d in block.factor_sizes)
 
 
-def invert_exact(factors, damping) -> tuple[Eigen, Eigen]:
+def exact_inverses(factors: dict[str, Kronecker], damping) -> dict[str, tuple[Eigen, Eigen]]:
   """Eigendecompositions; the damping is added when they are used."""
   del damping
 
   def decompose(factor):
-    with jax.default_matmul_precision("highest"):
-      values, vectors = jnp.linalg.eigh(factor)
+    values, vectors = jnp.linalg.eigh(factor)
     return Eigen(jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0), vectors)
 
-  return tuple(decompose(f) for f in factors)
+  return _of_each_matrix(decompose, factors)
 
 
-def invert_factored(factors, damping) -> tuple[jax.Array, jax.Array]:
+def factored_inverses(factors: dict[str, Kronecker], damping) -> dict[str, tuple[jax.Array, ...]]:
   """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
 
   pi = sqrt((tr A / dim A) / (tr G / dim G)); a factor without trace (dead units)
   would make it 0 or infinite, hence the bounds.
   """
-  mean_eigenvalue = [jnp.trace(f) / f.shape[0] for f in factors]
-  ratio = mean_eigenvalue[0] / jnp.maximum(mean_eigenvalue[1], _EIGENVALUE_FLOOR)
-  pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
-  shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
 
-  def invert(factor, shift):
-    identity = jnp.eye(factor.shape[0])
-    with jax.default_matmul_precision("highest"):
-      root = jax.scipy.linalg.cho_factor(factor + shift * identity)
-      return jax.scipy.linalg.cho_solve(root, identity)
+  def shifted(block):
+    mean_eigenvalue = [jnp.trace(f) / f.shape[0] for f in block]
+    ratio = mean_eigenvalue[0] / jnp.maximum(mean_eigenvalue[1], _EIGENVALUE_FLOOR)
+    pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
+    shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
+    return Kronecker(*(f + shift * jnp.eye(f.shape[0]) for f, shift in zip(block, shifts)))
 
-  return tuple(invert(f, s) for f, s in zip(factors, shifts))
+  def invert(matrix):
+    identity = jnp.eye(matrix.shape[0])
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), identity)
+
+  return _of_each_matrix(invert, {name: shifted(block) for name, block in factors.items()})
+
+
+def _of_each_matrix(invert: Callable, factors: dict[str, Kronecker]) -> dict[str, tuple]:
+  """Applies `invert` to all matrices, those of equal size together where it is faster.
+
+  An accelerator is kept busy by a stack of small matrices. On CPU a stack is
+  worked off one by one, while apart they run at the same time on several cores
+  (measured: 1.0 to 1.9 times as long for a stack, sizes 64 to 2,049).
+  """
+  matrices, structure = jax.tree.flatten(factors)
+  sizes = sorted({len(m) for m in matrices})
+
+  def apart(*matrices):
+    return [invert(m) for m in matrices]
+
+  def stacked(*matrices):
+    results = [None] * len(matrices)
+    for size in sizes:
+      members = [i for i, m in enumerate(matrices) if len(m) == size]
+      stack = jax.vmap(invert)(jnp.stack([matrices[i] for i in members]))
+      for place, i in enumerate(members):
+        results[i] = jax.tree.map(lambda x, place=place: x[place], stack)
+    return results
+
+  with jax.default_matmul_precision("highest"):
+    results = jax.lax.platform_dependent(*matrices, cpu=apart, default=stacked)
+  pairs = jax.tree.unflatten(structure, results)
+  return {name: tuple(pair) for name, pair in pairs.items()}
 
 
 def precondition(block, gradients, factors, inverses, damping) -> dict[str, jax.Array]:

@@ -114,7 +114,8 @@ def scale_by_kfac(
     norms=norms,
     plain=plain,
   )
-  invert = algebra.invert_exact if damping_type == "exact" else algebra.invert_factored
+  exact = damping_type == "exact"
+  invert = algebra.exact_inverses if exact else algebra.factored_inverses
 
   def init_fn(params):
     blocks = _covered(curvature.blocks, _by_path(params))
@@ -142,7 +143,7 @@ def scale_by_kfac(
     factors = jax.lax.cond(state.count % factor_period == 0, renewed_factors, lambda: state.factors)
     inverses = jax.lax.cond(
       state.count % inverse_period == 0,
-      lambda: {name: invert(factors[name], lam) for name in state.inverses},
+      lambda: invert({name: factors[name] for name in state.inverses}, lam),
       lambda: state.inverses,
     )
     gradients, directions = _by_path(updates), {}
