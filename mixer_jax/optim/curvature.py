@@ -126,8 +126,13 @@ class Curvature:
     self.blocks = self._list_blocks(shapes[0], norms, plain)
 
   def _registered_loss(self, params: Params, batch: Batch) -> jax.Array:
-    with linen.registered_layers():
+    with linen.registered_layers() as plain:
       outputs, targets = _outputs(self._predict(params, batch))
+    self._declared_plain = {
+      path_name(path)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+      if any(leaf is p for p in plain)
+    }
     outputs = outputs.astype(jnp.float32)
     if self._likelihood == "categorical":
       kfac_jax.register_softmax_cross_entropy_loss(outputs, targets)
@@ -153,7 +158,8 @@ class Curvature:
         tokens = math.prod(block.outputs_shapes[0][:-1]) // self._batch_size
       elif isinstance(block, kfac_jax.NaiveDiagonal):
         kind = "gradient"
-        uncovered += [n for n in names if not any(re.search(p, n) for p in plain)]
+        listed = lambda name: any(re.search(p, name) for p in plain)
+        uncovered += [n for n in names if n not in self._declared_plain and not listed(n)]
       else:
         kind = norms
       name = names[0].rpartition("/")[0] or names[0]
@@ -161,7 +167,7 @@ class Curvature:
     if uncovered:
       raise ValueError(
         f"no K-FAC block covers the parameters {', '.join(uncovered)}: their layers are not"
-        " nn.Dense, patch nn.Conv or nn.LayerNorm and register no block of their own;"
+        " nn.Dense, nn.Conv or nn.LayerNorm and do not say what to make of them;"
         " list them in `plain` to train them with the plain gradient"
       )
     return tuple(blocks)

@@ -1,13 +1,18 @@
 """Flax Linen layers announce themselves to K-FAC while a model is applied.
 
-Inside `registered_layers()` every `nn.Dense`, every patch-embedding `nn.Conv`
-and every `nn.LayerNorm` registers its own curvature block with kfac-jax. Any
-Linen model works unchanged, in any compute dtype, and a model that is not
-trained with K-FAC carries no trace of it. Automatic registration is not used:
-it silently falls back to a diagonal block for layers in bfloat16.
+Inside `registered_layers()` every `nn.Dense`, `nn.Conv` and `nn.LayerNorm`
+registers its own curvature block with kfac-jax. Any Linen model works unchanged,
+in any compute dtype, and a model that is not trained with K-FAC carries no trace
+of it. Automatic registration is not used: it silently falls back to a diagonal
+block for layers in bfloat16.
+
+A layer with parameters of its own joins by the class attribute `curvature`:
+"scale_and_shift" (y = x * scale + bias, parameters of these names, either may be
+missing) or "gradient" (no block: the plain gradient).
 """
 
 import contextlib
+import math
 from typing import Any, Callable, Iterator
 
 import flax.linen as nn
@@ -16,64 +21,88 @@ import kfac_jax
 
 
 @contextlib.contextmanager
-def registered_layers() -> Iterator[None]:
-  """Within this context, applied Linen layers register their blocks."""
-  with nn.intercept_methods(_register_layer):
-    yield
+def registered_layers() -> Iterator[list[jax.Array]]:
+  """Within this context, applied Linen layers register their blocks.
+
+  Yields:
+    A list that fills with the parameters whose layers ask for the plain gradient.
+  """
+  plain = []
+  with nn.intercept_methods(lambda *call: _register_layer(plain, *call)):
+    yield plain
 
 
-def _register_layer(next_call: Callable, args, kwargs, context: nn.module.InterceptorContext):
+def _register_layer(
+  plain: list[jax.Array],
+  next_call: Callable,
+  args: tuple[Any, ...],
+  kwargs: dict[str, Any],
+  context: nn.module.InterceptorContext,
+) -> Any:
   """Calls a layer's `__call__` and tags its output with its parameters."""
   module = context.module
   if context.method_name != "__call__" or module.is_initializing():
     return next_call(*args, **kwargs)
-  for layer_type, register in _REGISTER.items():
-    if type(module) is layer_type:
-      return register(module, args[0], next_call(*args, **kwargs))
+  declared = getattr(type(module), "curvature", None)
+  if declared == "gradient" or _is_grouped(module):
+    plain += [x for x in module.variables.get("params", {}).values() if not isinstance(x, dict)]
+  elif declared == "scale_and_shift":
+    y = next_call(*args, **kwargs)
+    return kfac_jax.register_scale_and_shift(y, args[0], *_params(module, "scale", "bias"))
+  elif register := _REGISTER.get(type(module)):
+    return register(module, args[0], next_call(*args, **kwargs))
   return next_call(*args, **kwargs)
 
 
-def _param(module: nn.Module, name: str) -> jax.Array | None:
-  return module.get_variable("params", name) if module.has_variable("params", name) else None
+def _is_grouped(module: nn.Module) -> bool:
+  """Whether each output sees a part of the inputs only: not a dense layer."""
+  return type(module) is nn.Conv and module.feature_group_count > 1
+
+
+def _params(module: nn.Module, *names: str) -> list[jax.Array | None]:
+  params = module.variables.get("params", {})
+  return [params.get(name) for name in names]
 
 
 def _register_dense(module: nn.Dense, x: jax.Array, y: jax.Array) -> jax.Array:
-  return kfac_jax.register_dense(
-    y, x, _param(module, "kernel"), _param(module, "bias"), variant="dense"
+  return kfac_jax.register_dense(y, x, *_params(module, "kernel", "bias"), variant="dense")
+
+
+def _register_conv(module: nn.Conv, x: jax.Array, y: jax.Array) -> jax.Array:
+  """A convolution is a dense layer over the patches that it sees."""
+  if y.ndim != 4 or module.padding not in ("SAME", "VALID"):
+    return y  # unregistered: reported by its path unless listed as plain
+  patches = _patches(module, x)
+  return kfac_jax.register_dense(y, patches, *_params(module, "kernel", "bias"), variant="patches")
+
+
+def _patches(module: nn.Conv, x: jax.Array) -> jax.Array:
+  """[batch, height, width, kh * kw * channels] in the order of the kernel."""
+  size, strides = _pair(module.kernel_size), _pair(module.strides or 1)
+  dilations = [_pair(d or 1) for d in (module.input_dilation, module.kernel_dilation)]
+  if strides == size and module.padding == "VALID" and dilations == [(1, 1), (1, 1)]:
+    h, w = x.shape[1] // size[0], x.shape[2] // size[1]
+    x = x[:, : h * size[0], : w * size[1]].reshape(-1, h, size[0], w, size[1], x.shape[-1])
+    return x.swapaxes(2, 3).reshape(-1, h, w, math.prod(size) * x.shape[-1])
+  patches = jax.lax.conv_general_dilated_patches(
+    x,
+    size,
+    strides,
+    module.padding,
+    *dilations,
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
   )
+  patches = patches.reshape(*patches.shape[:3], x.shape[-1], -1)  # channels come first there
+  return patches.swapaxes(3, 4).reshape(*patches.shape[:3], -1)
 
 
 def _pair(value: Any) -> tuple[Any, ...]:
   return (value, value) if value is None or isinstance(value, int) else tuple(value)
 
 
-def _register_patches(module: nn.Conv, x: jax.Array, y: jax.Array) -> jax.Array:
-  """A convolution whose stride is its kernel is a dense layer over patches."""
-  size = _pair(module.kernel_size)
-  plain = (
-    len(size) == 2
-    and _pair(module.strides or 1) == size
-    and module.padding == "VALID"
-    and module.feature_group_count == 1
-    and _pair(module.input_dilation or 1) == _pair(module.kernel_dilation or 1) == (1, 1)
-  )
-  if not plain:  # left unregistered: reported by its path unless listed as plain
-    return y
-  b, h, w, d = y.shape
-  patches = x[:, : h * size[0], : w * size[1]]
-  patches = patches.reshape(b, h, size[0], w, size[1], -1).swapaxes(2, 3)
-  return kfac_jax.register_dense(
-    y,
-    patches.reshape(b, h, w, -1),
-    _param(module, "kernel"),
-    _param(module, "bias"),
-    variant="patches",
-  )
-
-
 def _register_norm(module: nn.LayerNorm, x: jax.Array, y: jax.Array) -> jax.Array:
   """Tags scale and shift of the normalised input, which Linen does not expose."""
-  scale, bias = _param(module, "scale"), _param(module, "bias")
+  scale, bias = _params(module, "scale", "bias")
   if scale is None and bias is None:
     return y
   bare = module.clone(use_scale=False, use_bias=False, parent=None, name=None)
@@ -85,6 +114,6 @@ def _register_norm(module: nn.LayerNorm, x: jax.Array, y: jax.Array) -> jax.Arra
 
 _REGISTER = {
   nn.Dense: _register_dense,
-  nn.Conv: _register_patches,
+  nn.Conv: _register_conv,
   nn.LayerNorm: _register_norm,
 }

@@ -10,6 +10,7 @@ from typing import Callable
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from mixer_jax.errors import UserError
 
@@ -37,7 +38,7 @@ def build(config: ml_collections.ConfigDict, steps_per_epoch: int, num_epochs: f
   _check(config, num_epochs)
   warmup = config.warmup_epochs * steps_per_epoch
   total = num_epochs * steps_per_epoch
-  boundaries = jnp.array([round(e * steps_per_epoch) for e in config.epochs] or [jnp.inf])
+  boundaries = np.array([round(e * steps_per_epoch) for e in config.epochs], np.float32)
 
   def multiplier(count):
     count = jnp.asarray(count, jnp.float32)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import models, optim
+from mixer_jax.models import layers
 from mixer_jax.optim.curvature import Curvature
 
 
@@ -153,6 +154,64 @@ def test_patch_embedding_equals_a_dense_layer_over_patches():
   published = factors(Stem(), params, "published")
   np.testing.assert_allclose(published.inputs, conv.inputs / 6, rtol=1e-5)
   np.testing.assert_allclose(published.outputs, conv.outputs * 6, rtol=1e-4, atol=1e-7)
+
+
+def test_convolution_equals_brute_force():
+  class Conv(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.Conv(2, (3, 3), strides=(2, 1), padding="SAME", name="conv")(x)
+      return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+  x = np.random.default_rng(0).normal(size=(4, 4, 3, 2)).astype(np.float32)
+  params = Conv().init(jax.random.key(0), x)["params"]
+  predict = lambda p, b: Conv().apply({"params": p}, b)
+  curvature = Curvature(predict, params, x, estimation="exact", token_averaging="expand")
+  factors = curvature.estimate(params, x, jax.random.key(0))["conv"]
+  padded = np.pad(x, ((0, 0), (0, 1), (1, 1), (0, 0)))  # SAME: the odd pixel goes below
+  rows = [padded[:, i : i + 3, j : j + 3].reshape(4, -1) for i in (0, 2) for j in range(3)]
+  rows = np.concatenate([np.concatenate(rows), np.ones((24, 1))], axis=1)
+  np.testing.assert_allclose(factors.inputs, rows.T @ rows / 24, rtol=1e-5, atol=1e-6)
+  # Gradients of all labels with respect to the convolution's outputs.
+  kernel, bias = params["head"]["kernel"], params["head"]["bias"]
+  outputs = rows[:, :-1] @ params["conv"]["kernel"].reshape(18, 2) + params["conv"]["bias"]
+  logits = outputs.reshape(6, 4, 2).swapaxes(0, 1).reshape(4, 12) @ kernel + bias
+  expected = 0.0
+  for p in np.asarray(jax.nn.softmax(logits)):
+    for y in range(3):
+      d = ((p - np.eye(3)[y]) @ kernel.T).reshape(6, 2)
+      expected = expected + p[y] * d.T @ d / 4
+  np.testing.assert_allclose(factors.outputs, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_layers_say_what_to_make_of_their_parameters():
+  class Gate(nn.Module):
+    curvature = "gradient"
+
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(4, name="inner")(x * self.param("gate", nn.initializers.ones, (4,)))
+
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.Conv(4, (3, 3), feature_group_count=2, name="grouped")(x)
+      x = layers.LayerScale(0.5, name="scale")(layers.Affine(name="affine")(x))
+      return nn.Dense(3, name="head")(Gate(name="gated")(x).mean(axis=(1, 2)))
+
+  x = np.random.default_rng(0).normal(size=(4, 5, 5, 2)).astype(np.float32)
+  params = Net().init(jax.random.key(0), x)["params"]
+  predict = lambda p, b: Net().apply({"params": p}, b)
+  kinds = {b.paths: b.kind for b in optim.kfac_blocks(predict, params, x, norms="diagonal")}
+  assert kinds == {
+    ("affine/scale", "affine/bias"): "diagonal",
+    ("scale/scale",): "diagonal",
+    ("gated/inner/kernel", "gated/inner/bias"): "kronecker",
+    ("head/kernel", "head/bias"): "kronecker",
+    ("gated/gate",): "gradient",
+    ("grouped/kernel",): "gradient",
+    ("grouped/bias",): "gradient",
+  }
 
 
 def mixer_blocks(**overrides):

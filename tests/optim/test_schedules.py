@@ -1,5 +1,6 @@
 """Schedules against values written by hand."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -28,3 +29,16 @@ def values(counts, num_epochs=10, **fields):
 )
 def test_values(fields, counts, expected):
   np.testing.assert_allclose(values(counts, **fields), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_schedule_built_while_tracing_is_good_afterwards():
+  config = config_lib.default().schedule
+  config.update(name="step", epochs=(4, 8))
+  built = []
+
+  @jax.jit
+  def traced(count):
+    built.append(schedules.build(config, steps_per_epoch=10, num_epochs=10))
+    return built[0](count)
+
+  assert float(traced(40)) == float(built[0](40)) == np.float32(0.1)
