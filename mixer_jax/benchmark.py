@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from ml_collections import config_flags
 import optax
 
-from mixer_jax import cli, experiment, flops, optim, report, sharding, train
+from mixer_jax import cli, experiment, flops, optim, sharding, train
 from mixer_jax import config as config_lib
 from mixer_jax.data import batches
+from mixer_jax.report import console
 
 
 def take_turns(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
@@ -199,7 +200,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 def _optimizers(argv: list[str]) -> None:
   del argv
   config = cli.checked_config(flags.FLAGS.config)
-  report.print_devices()
+  console.print_devices()
   run = experiment.build(config)
   problem = run.problem
   blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
@@ -219,7 +220,7 @@ def _optimizers(argv: list[str]) -> None:
 def _input(argv: list[str]) -> None:
   del argv
   config = cli.checked_config(flags.FLAGS.config)
-  report.print_devices()
+  console.print_devices()
   rates = input_cost(experiment.build(config), flags.FLAGS.rounds)
   print(f"{config.model.name}, {config.optimizer.name}, batch {config.batch_size}")
   print(f"real data    {rates['real']:.2f} steps/s")

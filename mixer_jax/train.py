@@ -14,12 +14,13 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from mixer_jax import checkpoint, experiment, optim, report, sharding, workdir
+from mixer_jax import checkpoint, experiment, optim, sharding, workdir
 from mixer_jax.checkpoint import Progress
 from mixer_jax.data import batches
 from mixer_jax.errors import UserError
 from mixer_jax.evaluate import Evaluator
 from mixer_jax.experiment import Experiment
+from mixer_jax.report import console, curves
 
 # A loop on the device hides the cost of a call; on a CPU, too, it is faster.
 _STEPS_PER_DISPATCH = 16
@@ -193,7 +194,7 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
   Raises:
     UserError: something that the user can mend.
   """
-  report.print_devices()
+  console.print_devices()
   run = experiment.build(config)
   _ = run.tx  # an unusable optimizer is refused before the directory exists
   directory = workdir.create(path)
@@ -203,16 +204,16 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
     print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
     state, progress = _start(run, saved)
     if progress.epoch >= config.num_epochs:
-      print(f"finished already: {report.summary(progress, config.target_accuracy)}")
+      print(f"finished already: {console.summary(progress, config.target_accuracy)}")
       if not (directory / "curves.png").exists():  # killed before they were drawn
-        report.curves(directory)
+        curves.draw(directory)
       return directory
-    report.print_model(run)
+    console.print_model(run)
     progress = _run_epochs(run, directory, saved, state, progress)
   finally:
     saved.close()
-  figure = report.curves(directory)
-  print(f"done: {report.summary(progress, config.target_accuracy)}\ncurves in {figure}")
+  figure = curves.draw(directory)
+  print(f"done: {console.summary(progress, config.target_accuracy)}\ncurves in {figure}")
   return directory
 
 
@@ -253,7 +254,7 @@ def _run_epochs(
     progress = progress.after(epoch, test["top1"], config.target_accuracy)
     row = _row(run, step, metrics, test, progress, seconds)
     writer.write(row)
-    print(report.epoch_line(row, config.num_epochs), flush=True)
+    print(console.epoch_line(row, config.num_epochs), flush=True)
     due = epoch % config.checkpoint_epochs == 0 or epoch == config.num_epochs
     if due or progress.best_epoch == epoch:
       saved.save(step, state.params, _without_params(state), progress, test["top1"])

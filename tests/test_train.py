@@ -10,7 +10,6 @@ from mixer_jax import (
   checkpoint,
   evaluate,
   experiment,
-  report,
   sharding,
   train,
   workdir,
@@ -19,6 +18,7 @@ from mixer_jax import (
   config as config_lib,
 )
 from mixer_jax.errors import UserError
+from mixer_jax.report import console
 
 OPTIMIZERS = {
   "sgd": dict(learning_rate=0.1),
@@ -238,7 +238,7 @@ def test_a_run_may_move_and_be_evaluated_elsewhere(tiny_config, tmp_path):
 def test_the_table_of_blocks_follows_the_options(tiny_config, capsys):
   for norms in ("gradient", "diagonal"):
     tiny_config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, norms=norms)
-    report.print_model(experiment.build(tiny_config))
+    console.print_model(experiment.build(tiny_config))
     lines = capsys.readouterr().out.splitlines()
     assert [x.split()[1] for x in lines if x.startswith("MixerBlock_0/LayerNorm_0 ")] == [norms]
 

@@ -1,19 +1,13 @@
-"""What a run shows: lines on the console and the picture of its curves.
+"""What a run prints."""
 
-python -m mixer_jax.report curves --workdir=DIR
-"""
-
-import pathlib
 from typing import Any
 
-from absl import flags
 from clu import parameter_overview
 import jax
 
 import mixer_jax
-from mixer_jax import cli, optim, workdir
+from mixer_jax import optim
 from mixer_jax.checkpoint import Progress
-from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 
 
@@ -77,54 +71,3 @@ def summary(progress: Progress, target: float) -> str:
     reached = f"in epoch {progress.target_epoch}" if progress.target_epoch else "not reached"
     text += f", target {target:.0%} {reached}"
   return text
-
-
-_PANELS = (
-  ("loss", "loss (nats)", ("train/loss", "test/loss")),
-  ("accuracy", "accuracy", ("train/accuracy", "test/top1")),
-  ("learning rate", "learning rate", ("learning_rate",)),
-)
-
-
-def curves(directory: pathlib.Path) -> pathlib.Path:
-  """Draws loss, accuracy and learning rate over epochs to `curves.png`.
-
-  Raises:
-    UserError: the run has no metrics yet.
-  """
-  import matplotlib
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
-  rows = workdir.read_metrics(directory)
-  if not rows:
-    raise UserError(f"{directory} holds no metrics (no lines in {workdir.METRICS})")
-  figure, axes = plt.subplots(1, len(_PANELS), figsize=(13, 3.8), layout="constrained")
-  epochs = [row["epoch"] for row in rows]
-  for axis, (title, label, names) in zip(axes, _PANELS):
-    for name in names:
-      axis.plot(
-        epochs, [row[name] for row in rows], marker="." if len(rows) < 30 else "", label=name
-      )
-    axis.set(title=title, xlabel="epoch", ylabel=label)
-    axis.grid(alpha=0.3)
-    axis.legend()
-  config = workdir.load_config(directory)
-  figure.suptitle(f"{config.model.name}, {config.data.name}, {config.optimizer.name}")
-  path = directory / "curves.png"
-  figure.savefig(path, dpi=120)
-  plt.close(figure)
-  return path
-
-
-def main(argv: list[str]) -> None:
-  del argv
-  if not flags.FLAGS.workdir:
-    raise UserError("--workdir is missing; it names the directory of a run")
-  print(curves(workdir.existing(flags.FLAGS.workdir)))
-
-
-if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Directory of the run.")
-  cli.run_commands({"curves": main})

@@ -1,0 +1,1 @@
+"""Runs and models as lines, tables and figures."""
