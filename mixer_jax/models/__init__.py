@@ -7,13 +7,19 @@ from typing import Any
 import flax.linen as nn
 
 from mixer_jax.errors import UserError
-from mixer_jax.models import mixer
+from mixer_jax.models import gmlp, mixer, resmlp
+from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
+from mixer_jax.models.resmlp import ResMlp
 
-__all__ = ["Mixer", "VARIANTS", "build", "fields"]
+__all__ = ["Gmlp", "Mixer", "ResMlp", "VARIANTS", "build", "fields", "image_size"]
 
 # Each family: its class and its named variants (field values of the class).
-_FAMILIES = ((mixer.Mixer, mixer.VARIANTS),)
+_FAMILIES = (
+  (mixer.Mixer, mixer.VARIANTS),
+  (resmlp.ResMlp, resmlp.VARIANTS),
+  (gmlp.Gmlp, gmlp.VARIANTS),
+)
 
 VARIANTS = {name: (cls, fields) for cls, variants in _FAMILIES for name, fields in variants.items()}
 
@@ -40,11 +46,21 @@ def build(name: str, num_classes: int, **overrides: Any) -> nn.Module:
   """Builds the named model; `overrides` replace any of its fields.
 
   Raises:
-    UserError: an unknown name, or a field that the model does not have.
+    UserError: an unknown name, a field that the model does not have, or a value
+      that the field does not take.
   """
   known = fields(name)
   for field in overrides:
     if field not in known:
       raise UserError(f"model.{field} is no field of {name}; it has {', '.join(known)}")
   cls, _ = VARIANTS[name]
-  return cls(**known | overrides | {"num_classes": num_classes})
+  try:
+    return cls(**known | overrides | {"num_classes": num_classes})
+  except ValueError as e:
+    raise UserError(f"model {name}: {e}") from e
+
+
+def image_size(name: str) -> int:
+  """Side in pixels of the square images that the named model is meant for."""
+  small = name.rpartition("_")[2] in ("small", "s4", "b4")
+  return 32 if small else 224

@@ -13,7 +13,13 @@ import jax
 
 
 def gelu(x: jax.Array, form: str) -> jax.Array:
-  """GELU, `form` "tanh" (Google's Mixer code) or "exact" (timm, deit)."""
+  """GELU, `form` "tanh" (Google's Mixer code) or "exact" (timm, deit).
+
+  Raises:
+    ValueError: another form.
+  """
+  if form not in ("tanh", "exact"):
+    raise ValueError(f"gelu is {form!r}; known: tanh, exact")
   return nn.gelu(x, approximate=form == "tanh")
 
 
@@ -25,21 +31,23 @@ class MlpBlock(nn.Module):
     dropout_rate: probability of zeroing a unit, after each dense layer.
     gelu: "tanh" or "exact".
     dtype: the dtype of the computation; parameters are float32.
+    kernel_init: initialiser of both kernels.
   """
 
   mlp_dim: int
   dropout_rate: float = 0.0
   gelu: str = "tanh"
   dtype: Any = "float32"
+  kernel_init: Any = nn.initializers.lecun_normal()
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [..., dim] to [..., dim]; needs the rng "dropout" if it drops."""
     dim = x.shape[-1]
-    x = nn.Dense(self.mlp_dim, dtype=self.dtype)(x)
+    x = nn.Dense(self.mlp_dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
     x = gelu(x, self.gelu)
     x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-    x = nn.Dense(dim, dtype=self.dtype)(x)
+    x = nn.Dense(dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
     return nn.Dropout(self.dropout_rate, deterministic=not train)(x)
 
 

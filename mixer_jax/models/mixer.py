@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import layers
+from mixer_jax.models import attention, layers
 
 # Table 1 of the paper; the patch size 4 variants are those of the K-FAC study
 # (32x32 images), `mixer_small` is a small net to train from scratch.
@@ -35,9 +35,20 @@ VARIANTS = {
   ),
 }
 
+TOKEN_MIXERS = ("mlp", *attention.KINDS)
+
+
+def patch_centres(rows: int, columns: int) -> jax.Array:
+  """Centres (y, x) in [0, 1]^2 of the patches of an image: [1, rows * columns, 2]."""
+  y, x = (jnp.arange(n) + 0.5 for n in (rows, columns))
+  return jnp.stack(jnp.meshgrid(y / rows, x / columns, indexing="ij"), axis=-1).reshape(1, -1, 2)
+
 
 class MixerBlock(nn.Module):
-  """Token mixing, then channel mixing, each pre-normalised and residual."""
+  """Token mixing, then channel mixing, each pre-normalised and residual.
+
+  The fields are those of `Mixer`.
+  """
 
   tokens_mlp_dim: int
   channels_mlp_dim: int
@@ -45,11 +56,26 @@ class MixerBlock(nn.Module):
   stochastic_depth: float = 0.0
   gelu: str = "tanh"
   layer_norm_epsilon: float = 1e-6
+  token_mixer: str = "mlp"
+  num_heads: int = 8
   dtype: Any = "float32"
 
   @nn.compact
-  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape."""
+  def __call__(
+    self, x: jax.Array, positions: jax.Array | None = None, *, train: bool = False
+  ) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape.
+
+    Args:
+      x: [batch, tokens, channels].
+      positions: [1, tokens, 2], for attention only.
+      train: whether dropout and stochastic depth act.
+
+    Raises:
+      ValueError: an unknown token_mixer, or heads that do not divide the channels.
+    """
+    if self.token_mixer not in TOKEN_MIXERS:
+      raise ValueError(f"token_mixer is {self.token_mixer!r}; known: {', '.join(TOKEN_MIXERS)}")
 
     def norm(x):
       return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype)(x)
@@ -60,28 +86,40 @@ class MixerBlock(nn.Module):
 
     # The released training code keeps dropped branches unscaled.
     depth = layers.StochasticDepth(self.stochastic_depth, rescale=False)
-    y = jnp.swapaxes(norm(x), 1, 2)  # [batch, channels, tokens]
-    y = jnp.swapaxes(mlp(y, self.tokens_mlp_dim, "token_mixing"), 1, 2)
+    if self.token_mixer == "mlp":
+      y = jnp.swapaxes(norm(x), 1, 2)  # [batch, channels, tokens]
+      y = jnp.swapaxes(mlp(y, self.tokens_mlp_dim, "token_mixing"), 1, 2)
+    else:
+      y = attention.SoftmaxFreeAttention(
+        self.token_mixer, self.num_heads, dtype=self.dtype, name="token_mixing"
+      )(norm(x), positions)
     x = x + depth(y, train=train)
     y = mlp(norm(x), self.channels_mlp_dim, "channel_mixing")
     return x + depth(y, train=train)
 
 
 class Mixer(nn.Module):
-  """MLP-Mixer for images.
+  """MLP-Mixer for images, or the same with attention in place of token mixing.
+
+  The token-mixing MLP tells tokens apart by their order. Attention does not: it
+  gets the centres of the patches, in [0, 1]^2, as coordinates prepended to each
+  head's queries, keys and values (Cao, 2021).
 
   Attributes:
     num_classes: size of the output.
     patch_size: side of a square patch in pixels; it divides height and width.
     hidden_dim: channels C of a token.
     num_blocks: number of Mixer blocks.
-    tokens_mlp_dim: hidden width D_S of token mixing.
+    tokens_mlp_dim: hidden width D_S of token mixing; attention does not use it.
     channels_mlp_dim: hidden width D_C of channel mixing.
     dropout_rate: dropout in the MLPs.
     stochastic_depth: drop rate of the last block; it grows linearly from zero
       at the first (Section 3.1 and Appendix B of the paper).
     gelu: "tanh", as in the public models, or "exact".
     layer_norm_epsilon: 1e-6 in the public models.
+    token_mixer: "mlp", or attention without softmax, "galerkin" or "fourier";
+      then one model takes images of any size.
+    num_heads: heads of the attention; they divide hidden_dim.
     dtype: the dtype of the computation; parameters, normalisation statistics
       and logits are float32.
   """
@@ -96,6 +134,8 @@ class Mixer(nn.Module):
   stochastic_depth: float = 0.0
   gelu: str = "tanh"
   layer_norm_epsilon: float = 1e-6
+  token_mixer: str = "mlp"
+  num_heads: int = 8
   dtype: Any = "float32"
 
   @nn.compact
@@ -106,6 +146,7 @@ class Mixer(nn.Module):
     sown as "tokens" into the collection "intermediates".
     """
     x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
+    positions = patch_centres(*(side // self.patch_size for side in images.shape[1:3]))
     for i in range(self.num_blocks):
       x = MixerBlock(
         self.tokens_mlp_dim,
@@ -114,9 +155,11 @@ class Mixer(nn.Module):
         stochastic_depth=self.stochastic_depth * i / max(self.num_blocks - 1, 1),
         gelu=self.gelu,
         layer_norm_epsilon=self.layer_norm_epsilon,
+        token_mixer=self.token_mixer,
+        num_heads=self.num_heads,
         dtype=self.dtype,
         name=f"MixerBlock_{i}",
-      )(x, train=train)
+      )(x, positions, train=train)
     self.sow("intermediates", "tokens", x)
     x = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm")(
       x

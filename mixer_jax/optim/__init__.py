@@ -164,7 +164,7 @@ def learning_rate(
 
 
 def decay_mask(params: Any) -> Any:
-  """True for the kernels, False for biases, norms, scales and gates."""
+  """True for kernels and Toeplitz diagonals, False for biases, norms, scales and tokens."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, _: path_name(path).rpartition("/")[2] == "kernel", params
+    lambda path, _: path_name(path).rpartition("/")[2] in ("kernel", "diagonals"), params
   )

@@ -7,6 +7,7 @@ import pytest
 
 from mixer_jax import models
 from mixer_jax.errors import UserError
+from mixer_jax.models import mixer
 
 # Millions of parameters without the head: Table 1 of the Mixer paper.
 PAPER_MILLIONS = {
@@ -55,7 +56,7 @@ def test_patch_4_variants_by_formula():
 
 def test_every_variant_builds():
   small_images = ("mixer_s4", "mixer_b4", "mixer_small")
-  for name in models.VARIANTS:
+  for name in mixer.VARIANTS:
     size = 32 if name in small_images else 224
     params = shapes(name, size)
     assert (
@@ -101,17 +102,38 @@ def randomised(model, images):
   return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
 
 
-def numpy_mixer(p, images, patch, num_blocks):
-  """Equation 1 of the paper, in float64; returns logits and tokens."""
+def numpy_mixer(p, images, patch, num_blocks, attention_heads=0):
+  """Equation 1 of the paper, in float64; returns logits and tokens.
 
-  def norm(x, q):
+  With attention heads, Galerkin attention mixes the tokens (Cao, 2021).
+  """
+
+  def norm(x, q, epsilon=1e-6):
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(var + 1e-6) * q["scale"] + q["bias"]
+    return (x - mean) / np.sqrt(var + epsilon) * q["scale"] + q["bias"]
 
   def mlp(x, q):
     x = x @ q["Dense_0"]["kernel"] + q["Dense_0"]["bias"]
     x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     return x @ q["Dense_1"]["kernel"] + q["Dense_1"]["bias"]
+
+  def galerkin(x, p):
+    rows, columns = h // patch, w // patch
+    centres = [((i + 0.5) / rows, (j + 0.5) / columns) for i in range(rows) for j in range(columns)]
+    out, n, width = [], x.shape[1], x.shape[2] // attention_heads
+    for head in range(attention_heads):
+      q, k, v = (
+        (x @ p[name]["kernel"] + p[name]["bias"])[..., head * width : (head + 1) * width]
+        for name in "qkv"
+      )
+      k = norm(k, {a: s[head] for a, s in p["k_norm"].items()}, 1e-5)
+      v = norm(v, {a: s[head] for a, s in p["v_norm"].items()}, 1e-5)
+      q, k, v = (np.concatenate([np.tile(centres, (b, 1, 1)), y], axis=-1) for y in (q, k, v))
+      out.append(q @ (k.swapaxes(1, 2) @ v) / n)
+    return np.concatenate(out, axis=-1) @ p["out"]["kernel"] + p["out"]["bias"]
+
+  def token_mixing(x, p):
+    return galerkin(x, p) if attention_heads else mlp(x.swapaxes(1, 2), p).swapaxes(1, 2)
 
   p = jax.tree.map(np.float64, p)
   b, h, w, _ = images.shape
@@ -120,7 +142,7 @@ def numpy_mixer(p, images, patch, num_blocks):
   x = x + p["stem"]["bias"]
   for i in range(num_blocks):
     q = p[f"MixerBlock_{i}"]
-    x = x + mlp(norm(x, q["LayerNorm_0"]).swapaxes(1, 2), q["token_mixing"]).swapaxes(1, 2)
+    x = x + token_mixing(norm(x, q["LayerNorm_0"]), q["token_mixing"])
     x = x + mlp(norm(x, q["LayerNorm_1"]), q["channel_mixing"])
   y = norm(x, p["pre_head_layer_norm"]).mean(1)
   return y @ p["head"]["kernel"] + p["head"]["bias"], x
@@ -140,6 +162,30 @@ def test_forward_equals_numpy():
   np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
   # The logits cannot see the second token-mixing bias; the tokens can.
   np.testing.assert_allclose(state["intermediates"]["tokens"][0], tokens, rtol=2e-5, atol=2e-5)
+
+
+def test_galerkin_mixer_equals_numpy():
+  images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
+  model = small(token_mixer="galerkin", num_heads=3)
+  params = randomised(model, images)
+  logits, state = model.apply({"params": params}, images, mutable=["intermediates"])
+  expected, tokens = numpy_mixer(params, images, 4, 2, attention_heads=3)
+  np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
+  np.testing.assert_allclose(state["intermediates"]["tokens"][0], tokens, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("token_mixer", ["galerkin", "fourier"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mixers_with_attention_run_in_any_size(token_mixer, dtype):
+  model = small(token_mixer=token_mixer, num_heads=3, dtype=dtype)
+  params = model.init(jax.random.key(0), jnp.ones((1, 8, 8, 3)))["params"]
+  assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+  params["head"]["kernel"] += 1.0 + jnp.arange(5)
+  for size in ((8, 8), (12, 20)):
+    images = jax.random.normal(jax.random.key(1), (2, *size, 3))
+    logits = model.apply({"params": params}, images)
+    assert logits.shape == (2, 5) and logits.dtype == jnp.float32
+    assert np.isfinite(logits).all()
 
 
 def test_head_starts_at_zero():
@@ -195,3 +241,7 @@ def test_mistakes_are_named():
     models.build("mixer_b16", 10, depth=3)
   with pytest.raises(ValueError, match="patch_size 4 does not divide the image size 9x8"):
     small().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3)))
+  with pytest.raises(ValueError, match="token_mixer is 'softmax'; known: mlp, galerkin, fourier"):
+    small(token_mixer="softmax").init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+  with pytest.raises(ValueError, match="num_heads 5 does not divide the 12 channels"):
+    small(token_mixer="fourier", num_heads=5).init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))

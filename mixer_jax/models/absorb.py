@@ -1,0 +1,251 @@
+"""ResMLP for inference: Aff and LayerScale folded into the layers beside them.
+
+The paper (Section 2) says that Aff costs nothing at inference, since the adjacent
+linear layer can absorb it. What is exact:
+
+- Over channels, all of it: the second Aff goes into the first layer of the MLP,
+  LayerScale into the last, the last Aff into the head (it commutes with the mean).
+- Over patches, Aff and LayerScale act on channels and the matrix K [tokens in,
+  tokens out], with bias a, on tokens. With Aff's scale s and bias b and LayerScale l,
+
+    l_c (sum_u K_ut (s_c x_uc + b_c) + a_t) = l_c s_c sum_u K_ut x_uc + l_c (b_c r_t + a_t)
+
+  where r_t = sum_u K_ut. Both scales become one, after K, and all biases one term
+  over tokens and channels. K cannot take the scale in: all channels share it. The
+  preceding layers cannot take b over without dividing by s, which may be zero.
+- A convolution over patches takes both scales into its kernel. The term over tokens
+  and channels stays, for its zero padding makes b count less at the border.
+- The MLP over patches keeps its Aff and LayerScale: GELU stands between them, and
+  the channels share its matrices.
+
+A block so loses 5 of its 11 additions and multiplications per value, among them all
+that stand before a matrix product. It gains tokens x channels numbers (S12 at
+224x224: 6% of the parameters). XLA fuses most of such operations with others: expect
+a few per cent of the time at most.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax.models import layers, resmlp
+
+Params = dict[str, Any]
+
+
+class TokenAffine(nn.Module):
+  """y = x * scale + bias, the bias of each token its own.
+
+  Attributes:
+    use_scale: whether there is a scale.
+    dtype: the dtype of the computation; parameters are float32.
+  """
+
+  use_scale: bool = True
+  dtype: Any = "float32"
+  curvature: ClassVar[str] = "gradient"
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape."""
+    if self.use_scale:
+      x = x * self.param("scale", nn.initializers.ones, x.shape[-1:]).astype(self.dtype)
+    return x + self.param("bias", nn.initializers.zeros, x.shape[1:]).astype(self.dtype)
+
+
+class AbsorbedBlock(nn.Module):
+  """`resmlp.ResMlpBlock` with its affine layers absorbed; the fields are its own."""
+
+  grid: tuple[int, int]
+  channels_mlp_dim: int
+  patch_communication: str
+  gelu: str
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape."""
+    kind = self.patch_communication
+    options = dict(gelu=self.gelu, dtype=self.dtype)
+    if kind == "mlp":
+      y = resmlp.communicate(layers.Affine(self.dtype, name="norm1")(x), kind, self.grid, **options)
+      x = x + layers.LayerScale(1.0, self.dtype, name="layer_scale_1")(y)
+    elif kind != "none":
+      y = resmlp.communicate(x, kind, self.grid, use_bias=False, **options)
+      x = x + TokenAffine(kind == "linear", self.dtype, name="token_affine")(y)
+    return x + layers.MlpBlock(self.channels_mlp_dim, name="cross_channel", **options)(x)
+
+
+class AbsorbedClassBlock(nn.Module):
+  """`resmlp.ClassMlpBlock` with its affine layers absorbed; the fields are its own."""
+
+  channels_mlp_dim: int
+  gelu: str
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, token: jax.Array, patches: jax.Array) -> jax.Array:
+    """The new class token: [batch, 1, channels] from itself and [batch, tokens, channels]."""
+    y = jnp.swapaxes(jnp.concatenate([token, patches], axis=1), 1, 2)
+    y = nn.Dense(1, use_bias=False, dtype=self.dtype, name="cross_patch")(y)
+    token = token + TokenAffine(dtype=self.dtype, name="token_affine")(jnp.swapaxes(y, 1, 2))
+    return token + layers.MlpBlock(
+      self.channels_mlp_dim, gelu=self.gelu, dtype=self.dtype, name="cross_channel"
+    )(token)
+
+
+class AbsorbedResMlp(nn.Module):
+  """What `absorb_affine` makes of a `resmlp.ResMlp`; the fields are its own, and
+
+  Attributes:
+    image_size: height and width of the images, or None if only their number of
+      patches matters.
+  """
+
+  num_classes: int
+  patch_size: int
+  hidden_dim: int
+  num_blocks: int
+  channels_mlp_dim: int
+  pooling: str = "average"
+  patch_communication: str = "linear"
+  gelu: str = "exact"
+  dtype: Any = "float32"
+  image_size: tuple[int, int] | None = None
+
+  @nn.compact
+  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
+
+    Sows "tokens" as `resmlp.ResMlp` does.
+
+    Raises:
+      ValueError: train is True, or the images are not of image_size.
+    """
+    if train:
+      raise ValueError("train is True; a model with absorbed affine layers is for inference only")
+    if self.image_size not in (None, images.shape[1:3]):
+      height, width = self.image_size
+      raise ValueError(f"images have shape {images.shape}; known: [batch, {height}, {width}, 3]")
+    x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
+    shared = dict(channels_mlp_dim=self.channels_mlp_dim, gelu=self.gelu, dtype=self.dtype)
+    for i in range(self.num_blocks):
+      x = AbsorbedBlock(
+        (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size),
+        patch_communication=self.patch_communication,
+        name=f"ResMlpBlock_{i}",
+        **shared,
+      )(x)
+    self.sow("intermediates", "tokens", x)
+    if self.pooling == "class_mlp":
+      token = resmlp.ClassToken(self.dtype, name="class_token")(x)
+      for i in range(2):
+        token = AbsorbedClassBlock(name=f"ClassMlpBlock_{i}", **shared)(token, x)
+      x = token
+    return nn.Dense(self.num_classes, name="head")(jnp.mean(x, axis=1, dtype=jnp.float32))
+
+
+def absorb_affine(
+  model: resmlp.ResMlp, params: Params, image_size: tuple[int, int] | None = None
+) -> tuple[AbsorbedResMlp, Params]:
+  """Folds Aff and LayerScale into the neighbouring layers, for inference.
+
+  Args:
+    model: a ResMLP with normalization "affine".
+    params: its parameters, NumPy or JAX arrays.
+    image_size: height and width of the images; needed, and used, only if patches
+      communicate by convolutions, whose zero padding it places.
+
+  Returns:
+    A model and its parameters (NumPy, float32) with the outputs of the given ones.
+
+  Raises:
+    ValueError: LayerNorm, which no linear layer can absorb, or no image_size
+      where it is needed.
+  """
+  if model.normalization != "affine":
+    raise ValueError(f"normalization is {model.normalization!r}; only 'affine' can be absorbed")
+  kind, grid = model.patch_communication, None
+  if kind not in ("conv3x3", "depthwise", "separable"):
+    image_size = None
+  elif image_size is None:
+    raise ValueError(f"image_size is None; patch_communication {kind!r} needs (height, width)")
+  else:
+    image_size = (image_size[0], image_size[1])  # a list would not be hashable
+    grid = (image_size[0] // model.patch_size, image_size[1] // model.patch_size)
+  params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  absorbed = {name: layer for name, layer in params.items() if name != "norm"}
+  absorbed["head"] = _after_affine(params["norm"], params["head"])
+  for name, block in params.items():
+    if name.startswith("ResMlpBlock_"):
+      absorbed[name] = _cross_patch(block, kind, grid) | _cross_channel(block)
+    elif name.startswith("ClassMlpBlock_"):
+      absorbed[name] = _cross_patch(block, "linear", None) | _cross_channel(block)
+  own = {f.name for f in dataclasses.fields(AbsorbedResMlp)} - {"parent", "name", "image_size"}
+  fields = {field: getattr(model, field) for field in own}
+  return AbsorbedResMlp(**fields, image_size=image_size), jax.tree.map(np.float32, absorbed)
+
+
+def _after_affine(affine: Params, dense: Params) -> Params:
+  """Aff, then Dense, as one Dense."""
+  return {
+    "kernel": affine["scale"][:, None] * dense["kernel"],
+    "bias": affine["bias"] @ dense["kernel"] + dense["bias"],
+  }
+
+
+def _cross_channel(block: Params) -> Params:
+  """The parameters of the MLP over channels in an absorbed block."""
+  mlp, scale = block["cross_channel"], block["layer_scale_2"]["scale"]
+  first = _after_affine(block["norm2"], mlp["Dense_0"])
+  last = jax.tree.map(lambda x: x * scale, mlp["Dense_1"])
+  return {"cross_channel": {"Dense_0": first, "Dense_1": last}}
+
+
+def _cross_patch(block: Params, kind: str, grid: tuple[int, int] | None) -> Params:
+  """The parameters of patch communication in an absorbed block."""
+  if kind == "none":
+    return {}
+  if kind == "mlp":
+    return {name: block[name] for name in ("norm1", "cross_patch", "layer_scale_1")}
+  scale, shift = block["norm1"]["scale"], block["norm1"]["bias"]
+  post = block["layer_scale_1"]["scale"]
+  kernel, bias = block["cross_patch"]["kernel"], block["cross_patch"]["bias"]
+  if kind == "linear":
+    moved = post * (np.outer(kernel.sum(0), shift) + bias[:, None])
+    return {
+      "cross_patch": {"kernel": kernel},
+      "token_affine": {"scale": scale * post, "bias": moved},
+    }
+  moved = _constant_image(kernel, shift, grid) + bias
+  # The inputs of a kernel are its third axis, or per channel its fourth.
+  kernel = kernel * (scale[:, None] if kind == "conv3x3" else scale)
+  if kind != "separable":
+    return {"cross_patch": {"kernel": kernel * post}, "token_affine": {"bias": moved * post}}
+  pointwise = jax.tree.map(lambda x: x * post, block["cross_patch_pointwise"])
+  return {
+    "cross_patch": {"kernel": kernel},
+    "cross_patch_pointwise": {"kernel": pointwise["kernel"]},
+    "token_affine": {"bias": moved @ pointwise["kernel"] + pointwise["bias"]},
+  }
+
+
+def _constant_image(kernel: np.ndarray, pixel: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+  """A 3x3 convolution, zero padded, of an image that is `pixel` [channels] everywhere.
+
+  Args:
+    kernel: [3, 3, channels or 1 (depth-wise), channels].
+    pixel: [channels].
+    grid: height and width of the image.
+
+  Returns:
+    [height * width, channels].
+  """
+  taps = (pixel[:, None] * kernel if kernel.shape[2] > 1 else pixel * kernel).sum(2)
+  inside = np.pad(np.ones(grid), 1)
+  windows = np.lib.stride_tricks.sliding_window_view(inside, (3, 3))  # [height, width, 3, 3]
+  return np.einsum("hwyx,yxc->hwc", windows, taps).reshape(-1, kernel.shape[3])

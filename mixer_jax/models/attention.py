@@ -1,0 +1,110 @@
+"""Attention without softmax, of Galerkin and Fourier type.
+
+Cao, "Choose a Transformer: Fourier or Galerkin", NeurIPS 2021,
+https://arxiv.org/abs/2105.14995.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+# Each kind: what its two LayerNorms normalise.
+KINDS = {"galerkin": ("k", "v"), "fourier": ("q", "k")}
+
+
+class SoftmaxFreeAttention(nn.Module):
+  """Multi-head self-attention without softmax, for any number of tokens.
+
+  With Q, K, V [n, d] of one head and LN a LayerNorm of that head's own:
+
+    galerkin: Q (LN(K)^T LN(V)) / n, linear in n,
+    fourier: (LN(Q) LN(K)^T) V / n, quadratic in n.
+
+  The scale is the paper's 1 / n, which makes the products quadratures over the
+  domain, so that a trained layer carries over to other resolutions. (The
+  published code divides the Fourier scores by the root of the head's width,
+  too; the scales of the LayerNorms absorb such a constant.)
+
+  Two more differences from the published code: attention weights are not
+  dropped (there, half of them are, in evaluation as well), and the layer "out"
+  is always there (there, only with positions).
+
+  Attributes:
+    kind: "galerkin" or "fourier".
+    num_heads: number of heads; it divides the channels.
+    init_gain: gain eta of the queries', keys' and values' start, Xavier uniform
+      times eta plus delta I (the paper's diagonally dominant initialisation).
+    init_diagonal: delta of the same.
+    norm_epsilon: of the LayerNorms. With the small start their inputs have a
+      variance near init_diagonal^2 = 1e-4 times that of x; the published Darcy
+      models take 1e-7.
+    dtype: the dtype of the computation; parameters are float32.
+  """
+
+  kind: str
+  num_heads: int
+  init_gain: float = 1e-2
+  init_diagonal: float = 1e-2
+  norm_epsilon: float = 1e-5
+  dtype: Any = "float32"
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, positions: jax.Array | None = None, mask: jax.Array | None = None
+  ) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape.
+
+    Args:
+      x: [batch, tokens, channels].
+      positions: [batch or 1, tokens, p], coordinates prepended to the queries,
+        keys and values of each head after the LayerNorms; heads are then
+        channels / num_heads + p wide.
+      mask: [batch, tokens], True for a real token. Others influence none, and n
+        counts the real ones only.
+
+    Raises:
+      ValueError: an unknown kind, or num_heads does not divide the channels.
+    """
+    dim, heads = x.shape[-1], self.num_heads
+    if self.kind not in KINDS:
+      raise ValueError(f"kind of attention is {self.kind!r}; known: {', '.join(KINDS)}")
+    if heads < 1 or dim % heads:
+      raise ValueError(f"num_heads {heads} does not divide the {dim} channels")
+
+    def project(name):
+      y = nn.Dense(dim, kernel_init=self._kernel_init, dtype=self.dtype, name=name)(x)
+      y = y.reshape(*x.shape[:2], heads, dim // heads)
+      if name in KINDS[self.kind]:
+        # Over a head's channels, with scale and bias [heads, channels / heads].
+        y = nn.LayerNorm(
+          epsilon=self.norm_epsilon,
+          reduction_axes=-1,
+          feature_axes=(-2, -1),
+          dtype=self.dtype,
+          name=f"{name}_norm",
+        )(y)
+      if positions is None:
+        return y
+      shape = (*y.shape[:3], positions.shape[-1])
+      return jnp.concatenate(
+        [jnp.broadcast_to(positions[:, :, None].astype(y.dtype), shape), y], axis=-1
+      )
+
+    q, k, v = (project(name) for name in ("q", "k", "v"))
+    n = x.shape[1]
+    if mask is not None:  # both kinds are linear in the keys: none, no influence
+      k = jnp.where(mask[:, :, None, None], k, 0)
+      n = jnp.maximum(jnp.sum(mask, axis=1), 1).astype(k.dtype)[:, None, None, None]
+    k = k / n
+    if self.kind == "galerkin":
+      y = jnp.einsum("bnhd,bhde->bnhe", q, jnp.einsum("bnhd,bnhe->bhde", k, v))
+    else:
+      y = jnp.einsum("bhnm,bmhe->bnhe", jnp.einsum("bnhd,bmhd->bhnm", q, k), v)
+    return nn.Dense(dim, dtype=self.dtype, name="out")(y.reshape(*x.shape[:2], -1))
+
+  def _kernel_init(self, key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    """Xavier uniform times init_gain, plus init_diagonal on the diagonal."""
+    kernel = nn.initializers.xavier_uniform()(key, shape, dtype)
+    return self.init_gain * kernel + self.init_diagonal * jnp.eye(*shape, dtype=dtype)

@@ -1,0 +1,143 @@
+"""Softmax-free attention against the paper's formulas in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax.models import attention
+
+CASES = [(kind, p) for kind in attention.KINDS for p in (0, 2)]
+
+
+def build(kind, **overrides):
+  return attention.SoftmaxFreeAttention(**dict(kind=kind, num_heads=3) | overrides)
+
+
+def inputs(tokens=7, p=2, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.normal(size=(2, tokens, 12)), rng.uniform(size=(2, tokens, p)) if p else None
+
+
+def randomised(model, *inputs):
+  """Parameters of the model's tree, all non-trivial."""
+  tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
+
+
+def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
+  """One sequence x [n, d] in float64, head by head, always as (Q K^T) V / n."""
+  p = jax.tree.map(np.float64, params)
+  n, width = len(x), x.shape[1] // heads
+
+  def head(name, i):
+    y = (x @ p[name]["kernel"] + p[name]["bias"])[:, i * width : (i + 1) * width]
+    if name in {"galerkin": "kv", "fourier": "qk"}[kind]:
+      norm = p[f"{name}_norm"]
+      y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + epsilon)
+      y = y * norm["scale"][i] + norm["bias"][i]
+    return y if positions is None else np.concatenate([positions, y], axis=1)
+
+  out = [(head("q", i) @ head("k", i).T) @ head("v", i) / n for i in range(heads)]
+  return np.concatenate(out, axis=1) @ p["out"]["kernel"] + p["out"]["bias"]
+
+
+@pytest.mark.parametrize("kind, p", CASES)
+def test_equals_numpy(kind, p):
+  x, positions = inputs(p=p)
+  model = build(kind)
+  params = randomised(model, x, positions)
+  expected = [
+    numpy_attention(params, kind, x[i], None if positions is None else positions[i])
+    for i in range(2)
+  ]
+  out = model.apply({"params": params}, x, positions)
+  np.testing.assert_allclose(out, np.stack(expected), rtol=2e-5, atol=2e-5)
+
+
+def test_epsilon_is_that_of_the_layer_norms():
+  x, positions = inputs()
+  model = build("galerkin", norm_epsilon=0.5)
+  params = randomised(model, x, positions)
+  expected = numpy_attention(params, "galerkin", x[0], positions[0], epsilon=0.5)
+  out = model.apply({"params": params}, x, positions)
+  np.testing.assert_allclose(out[0], expected, rtol=2e-5, atol=2e-5)
+
+
+def largest_array(kind, n):
+  """Most numbers in one intermediate result for one sequence of n tokens."""
+  model = build(kind)
+  x = jax.ShapeDtypeStruct((1, n, 12), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), x)
+  jaxpr = jax.make_jaxpr(model.apply)(params, x)
+  return max(v.aval.size for equation in jaxpr.eqns for v in equation.outvars)
+
+
+def test_galerkin_is_linear_in_the_tokens_and_fourier_quadratic():
+  assert largest_array("galerkin", 1000) == 12 * 1000
+  assert largest_array("fourier", 1000) == 3 * 1000 * 1000
+
+
+@pytest.mark.parametrize("kind, p", CASES)
+def test_masked_tokens_do_not_matter(kind, p):
+  x, positions = inputs(9, p)
+  mask = np.array([[1, 1, 0, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 0]], bool)
+  model = build(kind)
+  params = {"params": randomised(model, x, positions)}
+  out = model.apply(params, x, positions, mask)
+  for i, real in enumerate(mask):
+    short = None if positions is None else positions[i : i + 1, real]
+    alone = model.apply(params, x[i : i + 1, real], short)
+    np.testing.assert_allclose(out[i, real], alone[0], rtol=1e-5, atol=1e-5)
+  assert np.abs(model.apply(params, x, positions) - out).max() > 0.01  # the mask did it
+  assert np.isfinite(model.apply(params, x, positions, np.zeros_like(mask))).all()
+
+
+@pytest.mark.parametrize("kind", attention.KINDS)
+def test_only_positions_tell_tokens_apart(kind):
+  x, positions = inputs()
+  order = np.array([3, 0, 6, 1, 5, 2, 4])
+  model = build(kind)
+  params = {"params": randomised(model, x)}
+  out = model.apply(params, x)
+  np.testing.assert_allclose(model.apply(params, x[:, order]), out[:, order], rtol=1e-4, atol=1e-5)
+  params = {"params": randomised(model, x, positions)}
+  out = model.apply(params, x, positions)
+  assert np.abs(model.apply(params, x[:, order], positions) - out[:, order]).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", attention.KINDS)
+def test_two_norms_of_each_head_and_start_near_a_small_identity(kind):
+  x, positions = inputs()
+  params = build(kind).init(jax.random.key(0), x, positions)["params"]
+  assert set(params) == {"q", "k", "v", "out"} | (
+    {"k_norm", "v_norm"} if kind == "galerkin" else {"q_norm", "k_norm"}
+  )
+  assert params["k_norm"]["scale"].shape == params["k_norm"]["bias"].shape == (3, 4)
+  assert params["out"]["kernel"].shape == (3 * (4 + 2), 12)
+  for name in "qkv":
+    # Xavier uniform: at most sqrt(6 / (12 + 12)), times 0.01.
+    rest = np.abs(params[name]["kernel"] - 0.01 * np.eye(12))
+    assert 0.004 < rest.max() <= 0.01 * 0.5
+    np.testing.assert_array_equal(params[name]["bias"], 0.0)
+
+
+@pytest.mark.parametrize("kind", attention.KINDS)
+def test_bfloat16_computes_low_and_stores_high(kind):
+  x, positions = inputs()
+  params = randomised(build(kind), x, positions)
+  low = build(kind, dtype="bfloat16")
+  out = low.apply({"params": params}, x, positions)
+  assert out.dtype == jnp.bfloat16
+  own = low.init(jax.random.key(0), x, positions)["params"]
+  assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype("float32")}
+  expected = build(kind).apply({"params": params}, x, positions)
+  np.testing.assert_allclose(np.float32(out), expected, rtol=0.05, atol=0.3)
+
+
+def test_mistakes_are_named():
+  with pytest.raises(ValueError, match="kind of attention is 'softmax'; known: galerkin, fourier"):
+    build("softmax").init(jax.random.key(0), jnp.zeros((1, 4, 12)))
+  with pytest.raises(ValueError, match="num_heads 5 does not divide the 12 channels"):
+    build("fourier", num_heads=5).init(jax.random.key(0), jnp.zeros((1, 4, 12)))

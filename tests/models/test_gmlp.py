@@ -1,0 +1,287 @@
+"""gMLP, tMLP and aMLP against the paper's sizes, timm's counts and NumPy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+
+from mixer_jax.models import gmlp
+
+# Millions of parameters at 224x224 with 1,000 classes: Table 1 of the paper.
+PAPER_MILLIONS = {"gmlp_ti16": 5.9, "gmlp_s16": 19.5, "gmlp_b16": 73.4}
+# The same, counted in timm 1.0 (gmlp_ti16_224, gmlp_s16_224, gmlp_b16_224).
+TIMM_COUNTS = {"gmlp_ti16": 5_867_328, "gmlp_s16": 19_422_656, "gmlp_b16": 73_075_392}
+EPSILONS = dict(layer_norm_epsilon=0.05, gate_epsilon=0.2)  # large enough to be seen
+SHAPES = [dict(gating=g) for g in gmlp.GATINGS] + [
+  dict(spatial="toeplitz"),
+  dict(attention_dim=5),
+  dict(gating="additive", spatial="toeplitz", attention_dim=5),
+]
+
+
+def build(name, num_classes=5, **overrides):
+  return gmlp.Gmlp(**{"num_classes": num_classes} | gmlp.VARIANTS[name] | overrides)
+
+
+def small(**overrides):
+  return build("gmlp_small", **dict(hidden_dim=12, num_blocks=2, ffn_dim=20) | overrides)
+
+
+def block(**overrides):
+  return gmlp.GmlpBlock(**dict(ffn_dim=8, max_tokens=9) | overrides)
+
+
+def shapes(model, size=224):
+  return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, size, size, 3)))["params"]
+
+
+def count(tree):
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def randomised(model, *inputs):
+  """Parameters of the model's tree, all non-trivial."""
+  tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
+
+
+def tokens_of(model, params, images, **kw):
+  state = model.apply({"params": params}, images, mutable=["intermediates"], **kw)[1]
+  return np.asarray(state["intermediates"]["tokens"][0])
+
+
+def numpy_block(p, x, gating, layer_norm_epsilon, gate_epsilon):
+  """The paper's pseudo-code for one sequence x [tokens, channels], in float64."""
+
+  def norm(x, q, epsilon):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + epsilon) * q["scale"] + q["bias"]
+
+  def proj(x, q):
+    return x @ q["kernel"] + q["bias"]
+
+  def tiny_attention(x, q):
+    q_, k, v = np.split(proj(x, q["qkv"]), 3, axis=-1)
+    a = np.exp(q_ @ k.T / np.sqrt(q_.shape[-1]))
+    return proj(a / a.sum(-1, keepdims=True) @ v, q["out"])
+
+  def spatial(v, q):
+    n = len(v)
+    if "Dense_0" in q:
+      w, b = q["Dense_0"]["kernel"].T, q["Dense_0"]["bias"]
+    else:
+      t, b = q["ToeplitzDense_0"]["diagonals"], q["ToeplitzDense_0"]["bias"]
+      w = scipy.linalg.toeplitz(t[len(b) - 1 :], t[len(b) - 1 :: -1])
+    return w[:n, :n] @ v + b[:n, None]
+
+  y = norm(x, p["norm"], layer_norm_epsilon)
+  z = proj(y, p["Dense_0"])
+  z = z * (1 + np.vectorize(math.erf)(z / np.sqrt(2))) / 2
+  u, v = np.split(z, 2, axis=-1) if gating == "split" else (z, z)
+  f = spatial(norm(v, p["spatial_gating"]["norm"], gate_epsilon), p["spatial_gating"])
+  if "tiny_attention" in p:
+    f = f + tiny_attention(y, p["tiny_attention"])
+  s = {"linear": f, "additive": u + f, "multiplicative": u * f, "split": u * f}[gating]
+  return x + proj(s, p["Dense_1"])
+
+
+def numpy_gmlp(p, images, patch, num_blocks, gating):
+  """Logits and last tokens of images [batch, height, width, 3], in float64."""
+  p = jax.tree.map(np.float64, p)
+  b, h, w, _ = images.shape
+  x = images.reshape(b, h // patch, patch, w // patch, patch, 3).swapaxes(2, 3)
+  x = x.reshape(b, -1, patch * patch * 3) @ p["stem"]["kernel"].reshape(patch * patch * 3, -1)
+  x = x + p["stem"]["bias"]
+  for i in range(num_blocks):
+    x = np.stack([numpy_block(p[f"GmlpBlock_{i}"], y, gating, *EPSILONS.values()) for y in x])
+  mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+  y = (x - mean) / np.sqrt(var + EPSILONS["layer_norm_epsilon"])
+  y = (y * p["norm"]["scale"] + p["norm"]["bias"]).mean(1)
+  return y @ p["head"]["kernel"] + p["head"]["bias"], x
+
+
+@pytest.mark.parametrize("name", TIMM_COUNTS)
+def test_sizes_are_those_of_timm_and_near_the_paper(name):
+  number = count(shapes(build(name, 1000)))
+  assert number == TIMM_COUNTS[name]
+  # 5.87, 19.42 and 73.08 million: the paper prints up to 0.5% more.
+  assert number / 1e6 == pytest.approx(PAPER_MILLIONS[name], rel=0.006)
+
+
+def test_sizes_of_the_other_families_by_formula():
+  # S/16: 196 tokens, d 256, d_ffn 1536 and thus a gate of 768 channels, 30 blocks.
+  attention = 256 * 3 * 64 + 3 * 64 + 64 * 768 + 768
+  s16 = TIMM_COUNTS["gmlp_s16"]
+  assert count(shapes(build("amlp_s16", 1000))) == s16 + 30 * attention
+  toeplitz = 2 * 196 - 1 - 196 * 196
+  assert count(shapes(build("tmlp_s16", 1000))) == s16 + 30 * toeplitz
+
+
+def test_every_variant_builds():
+  for name, fields in gmlp.VARIANTS.items():
+    params = shapes(build(name), 32 if name.endswith("small") else 224)
+    assert len([k for k in params if k.startswith("GmlpBlock_")]) == fields["num_blocks"]
+
+
+def test_parameter_tree():
+  paths = lambda tree: {
+    "/".join(k.key for k in path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  expected = {
+    "norm/scale": (128,),
+    "norm/bias": (128,),
+    "Dense_0/kernel": (128, 768),
+    "Dense_0/bias": (768,),
+    "spatial_gating/norm/scale": (384,),
+    "spatial_gating/norm/bias": (384,),
+    "spatial_gating/Dense_0/kernel": (196, 196),
+    "spatial_gating/Dense_0/bias": (196,),
+    "tiny_attention/qkv/kernel": (128, 192),
+    "tiny_attention/qkv/bias": (192,),
+    "tiny_attention/out/kernel": (64, 384),
+    "tiny_attention/out/bias": (384,),
+    "Dense_1/kernel": (384, 128),
+    "Dense_1/bias": (128,),
+  }
+  params = shapes(build("amlp_ti16", 10))
+  assert paths(params.pop("GmlpBlock_29")) == expected
+  rest = {k: v for k, v in params.items() if not k.startswith("GmlpBlock_")}
+  assert paths(rest) == {
+    "stem/kernel": (16, 16, 3, 128),
+    "stem/bias": (128,),
+    "norm/scale": (128,),
+    "norm/bias": (128,),
+    "head/kernel": (128, 10),
+    "head/bias": (10,),
+  }
+  toeplitz = shapes(build("tmlp_ti16"))["GmlpBlock_0"]["spatial_gating"]["ToeplitzDense_0"]
+  assert paths(toeplitz) == {"diagonals": (391,), "bias": (196,)}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_forward_equals_numpy(shape):
+  images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
+  model = small(**shape, **EPSILONS)
+  params = randomised(model, images)
+  expected, tokens = numpy_gmlp(params, images, 4, 2, shape.get("gating", "split"))
+  logits = model.apply({"params": params}, images)
+  np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
+  np.testing.assert_allclose(tokens_of(model, params, images), tokens, rtol=2e-5, atol=2e-5)
+
+
+def test_epsilons_are_those_of_timm():
+  model = build("gmlp_s16")
+  assert (model.layer_norm_epsilon, model.gate_epsilon) == (1e-6, 1e-5)
+
+
+@pytest.mark.parametrize("gating", gmlp.GATINGS)
+@pytest.mark.parametrize("spatial", gmlp.SPATIALS)
+def test_gates_start_as_the_identity(gating, spatial):
+  z = jax.random.normal(jax.random.key(0), (2, 9, 6))
+  unit = gmlp.SpatialGatingUnit(9, gating, spatial)
+  out, variables = unit.init_with_output(jax.random.key(1), z)
+  params = variables["params"]
+  layer = params["ToeplitzDense_0" if spatial == "toeplitz" else "Dense_0"]
+  if gating == "linear":  # no identity: a linear layer, with weights of variance 1 / 9
+    weights = layer["diagonals" if spatial == "toeplitz" else "kernel"]
+    assert 0.2 < np.std(weights) < 0.5
+    np.testing.assert_array_equal(layer["bias"], 0.0)
+  else:
+    np.testing.assert_array_equal(layer["bias"], 0.0 if gating == "additive" else 1.0)
+    np.testing.assert_allclose(out, z[..., :3] if gating == "split" else z, atol=1e-4)
+
+
+def test_toeplitz_is_the_explicit_matrix():
+  diagonals, bias = np.array([1.0, 2, 3, 4, 5]), np.array([10.0, 20, 30])
+  matrix = np.array([[3.0, 2, 1], [4, 3, 2], [5, 4, 3]])  # W[i, j] = t[i - j + 2]
+  x = np.random.default_rng(0).normal(size=(2, 4, 3))
+  layer = gmlp.ToeplitzDense(kernel_init=jax.nn.initializers.normal(1.0))
+  params = {"diagonals": diagonals, "bias": bias}
+  out = layer.apply({"params": params}, x)
+  np.testing.assert_allclose(out, np.einsum("ij,abj->abi", matrix, x) + bias, rtol=1e-5)
+  assert count(layer.init(jax.random.key(0), x)) == 2 * 3 - 1 + 3
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_masked_tokens_do_not_matter(shape):
+  """Real tokens of a padded sequence come out as those of the shorter one."""
+  rng = np.random.default_rng(0)
+  x, padding = rng.normal(size=(2, 6, 7)), rng.normal(size=(2, 3, 7))
+  model = block(**shape, **EPSILONS)
+  params = randomised(model, np.zeros((2, 9, 7)))
+  padded, mask = np.concatenate([x, padding], axis=1), np.arange(9)[None] < np.array([[6], [6]])
+  out = model.apply({"params": params}, padded, mask)
+  alone = model.apply({"params": params}, x)
+  np.testing.assert_allclose(out[:, :6], alone, rtol=1e-5, atol=1e-5)
+  p = jax.tree.map(np.float64, params)
+  expected = [numpy_block(p, y, shape.get("gating", "split"), *EPSILONS.values()) for y in x]
+  np.testing.assert_allclose(alone, np.stack(expected), rtol=2e-5, atol=2e-5)
+  # The mask did it: without one the padding is seen.
+  assert np.abs(model.apply({"params": params}, padded)[:, :6] - alone).max() > 0.01
+
+
+def test_masks_may_have_holes_and_differ_by_sequence():
+  rng = np.random.default_rng(0)
+  mask = np.array([[1, 0, 1, 1, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 0, 0]], bool)
+  x = rng.normal(size=(2, 9, 7))
+  model = block(attention_dim=5)
+  params = {"params": randomised(model, x)}
+  other = np.where(mask[..., None], x, rng.normal(size=x.shape))
+  first, second = model.apply(params, x, mask), model.apply(params, other, mask)
+  np.testing.assert_allclose(np.asarray(first)[mask], np.asarray(second)[mask], rtol=1e-6)
+  assert np.isfinite(model.apply(params, x, np.zeros_like(mask))).all()
+
+
+def test_head_starts_at_zero():
+  images = jnp.ones((2, 8, 8, 3))
+  variables = small().init(jax.random.key(0), images)
+  np.testing.assert_array_equal(small().apply(variables, images), 0.0)
+
+
+@pytest.mark.parametrize("shape", [dict(attention_dim=4), dict(spatial="toeplitz")], ids=str)
+def test_bfloat16_computes_low_and_stores_high(shape):
+  images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+  params = randomised(small(**shape), images)
+  low = small(dtype="bfloat16", **shape)
+  assert tokens_of(low, params, images).dtype == jnp.bfloat16
+  logits = low.apply({"params": params}, images)
+  assert logits.dtype == jnp.float32
+  own = low.init(jax.random.key(0), images)["params"]
+  assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype("float32")}
+  expected = small(**shape).apply({"params": params}, images)
+  np.testing.assert_allclose(logits, expected, rtol=0.1, atol=0.3)
+
+
+def test_stochastic_depth_drops_whole_branches_of_every_block_and_rescales():
+  images = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(np.float32)
+  model = small(stochastic_depth=0.5, num_blocks=1)
+  params = randomised(model, images)
+  kept = tokens_of(model, params, images)
+  dropped = tokens_of(model, params, images, train=True, rngs={"dropout": jax.random.key(0)})
+  stem = tokens_of(small(num_blocks=0), params, images)
+  is_stem = np.isclose(dropped, stem, rtol=1e-4, atol=1e-4).all(axis=(1, 2))
+  twice = stem + 2 * (kept - stem)
+  is_twice = np.isclose(dropped, twice, rtol=1e-4, atol=1e-4).all(axis=(1, 2))
+  assert (is_stem ^ is_twice).all()
+  assert 18 <= is_stem.sum() <= 46  # binomial(64, 1/2)
+
+
+def test_mistakes_are_named():
+  init = lambda model, tokens=9: model.init(jax.random.key(0), jnp.zeros((1, tokens, 4)))
+  with pytest.raises(ValueError, match="gating is 'gated'; known: linear, additive, mult.*, split"):
+    init(block(gating="gated"))
+  with pytest.raises(ValueError, match="spatial is 'conv'; known: dense, toeplitz"):
+    init(block(spatial="conv"))
+  with pytest.raises(ValueError, match="attention_dim is -1; 0 is none"):
+    init(block(attention_dim=-1))
+  with pytest.raises(ValueError, match="ffn_dim is 7; gating 'split' needs an even one"):
+    init(block(ffn_dim=7))
+  init(block(ffn_dim=7, gating="additive"))
+  with pytest.raises(ValueError, match="10 tokens are more than max_tokens 9"):
+    init(block(), tokens=10)
+  with pytest.raises(ValueError, match="patch_size 4 does not divide the image size 9x8"):
+    small().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3)))

@@ -1,0 +1,77 @@
+"""Every model of the zoo under K-FAC: a block per dense layer, a step that helps."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import models, optim
+
+SMALL = {
+  "mixer_small": dict(hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=24),
+  "gmlp_small": dict(hidden_dim=16, num_blocks=2, ffn_dim=24),
+  "resmlp_s12": dict(patch_size=4, hidden_dim=16, num_blocks=2, channels_mlp_dim=24),
+}
+CASES = [
+  ("mixer_small", {}),
+  ("mixer_small", dict(token_mixer="galerkin", num_heads=4)),
+  ("mixer_small", dict(token_mixer="fourier", num_heads=4)),
+  ("resmlp_s12", {}),
+  ("resmlp_s12", dict(normalization="layer_norm", pooling="class_mlp")),
+  *(("resmlp_s12", dict(patch_communication=c)) for c in ("none", "mlp", "conv3x3")),
+  *(("resmlp_s12", dict(patch_communication=c)) for c in ("depthwise", "separable")),
+  *(("gmlp_small", dict(gating=g)) for g in ("linear", "additive", "multiplicative", "split")),
+  ("gmlp_small", dict(spatial="toeplitz")),
+  ("gmlp_small", dict(attention_dim=6)),
+]
+IDS = ["-".join([name, *map(str, fields.values())]) for name, fields in CASES]
+
+
+@pytest.mark.parametrize("norms", ["gradient", "diagonal"])
+@pytest.mark.parametrize("name, fields", CASES, ids=IDS)
+def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields, norms):
+  model = models.build(name, 4, **SMALL[name] | fields)
+  rng = np.random.default_rng(0)
+  labels = np.arange(16) % 4
+  images = rng.normal(size=(16, 16, 16, 3)).astype(np.float32) + labels[:, None, None, None]
+  params = model.init(jax.random.key(0), images)["params"]
+  params["head"]["kernel"] = jax.random.normal(jax.random.key(1), params["head"]["kernel"].shape)
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  batch = (images, labels)
+
+  blocks = optim.kfac_blocks(predict, params, batch, norms=norms)
+  dense = {path for path, kind in kernels(model, params, images) if kind == "dense"}
+  kronecker = {b.name for b in blocks if b.kind == "kronecker"}
+  assert dense == kronecker
+  named = [path for b in blocks for path in b.paths]
+  paths = ["/".join(k.key for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+  assert sorted(named) == sorted(paths)
+
+  def loss(params):
+    logits, labels = predict(params, batch)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+  tx = optim.kfac(1e-2, predict, params, batch, norms=norms)
+  before, grads = jax.jit(jax.value_and_grad(loss))(params)
+  update = jax.jit(tx.update)
+  updates, state = update(grads, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
+  assert jax.jit(loss)(optax.apply_updates(params, updates)) < before
+
+
+def kernels(model, params, images):
+  """Paths of layers with a kernel, and whether the layer is dense or grouped."""
+  found = []
+
+  def note(next_call, args, kwargs, context):
+    module = context.module
+    if context.method_name == "__call__" and isinstance(module, (nn.Dense, nn.Conv)):
+      grouped = getattr(module, "feature_group_count", 1) > 1
+      found.append(("/".join(module.path), "grouped" if grouped else "dense"))
+    return next_call(*args, **kwargs)
+
+  with nn.intercept_methods(note):
+    jax.eval_shape(lambda p, x: model.apply({"params": p}, x), params, jnp.asarray(images))
+  return found
