@@ -1,0 +1,162 @@
+"""The public files of Mixer, ResMLP and gMLP that `read` knows by name.
+
+Addresses and settings are those of google-research/vision_transformer (the list
+of its bucket in vit_jax.ipynb, the input pipeline), facebookresearch/deit
+(resmlp_models.py, README_resmlp.md) and timm 1.0.31 (models/mlp_mixer.py).
+"""
+
+import dataclasses
+import difflib
+import re
+from typing import Any, NamedTuple
+
+
+class Normalization(NamedTuple):
+  """Mean and standard deviation of the channels, for pixels scaled to [0, 1]."""
+
+  mean: tuple[float, float, float]
+  std: tuple[float, float, float]
+
+
+# Pixels to [-1, 1], as in Google's input pipelines.
+MINUS_ONE_TO_ONE = Normalization((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# Pixels to [0, 1], as in "ImageNet-21K Pretraining for the Masses" (miil).
+ZERO_TO_ONE = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A public file.
+
+  Attributes:
+    name: what `read` takes: the publisher and the publisher's own name.
+    layout: key of `layouts.LAYOUTS`, which says GELU and LayerNorm epsilons.
+    model: name in `models.VARIANTS`.
+    num_classes: width of its head.
+    normalization: of the pixels it was trained on.
+    urls: where it is, maybe in several formats; the first is taken.
+    image_size: side in pixels of the square images it was trained on.
+    overrides: fields in which the model differs from the named one.
+    second_source: name of another publisher's file with the same weights, if there is one.
+  """
+
+  name: str
+  layout: str
+  model: str
+  num_classes: int
+  normalization: Normalization
+  urls: tuple[str, ...]
+  image_size: int = 224
+  overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
+  second_source: str = ""
+
+
+# Google: path in gs://mixer_models, model, classes, the same weights elsewhere.
+_GOOGLE = (
+  ("imagenet1k/Mixer-B_16", "mixer_b16", 1000, "timm/mixer_b16_224.goog_in21k_ft_in1k"),
+  ("imagenet1k/Mixer-L_16", "mixer_l16", 1000, "timm/mixer_l16_224.goog_in21k_ft_in1k"),
+  ("imagenet21k/Mixer-B_16", "mixer_b16", 21843, "timm/mixer_b16_224.goog_in21k"),
+  ("imagenet21k/Mixer-L_16", "mixer_l16", 21843, "timm/mixer_l16_224.goog_in21k"),
+  ("sam/Mixer-B_16", "mixer_b16", 1000, ""),
+  ("sam/Mixer-B_32", "mixer_b32", 1000, ""),
+  ("gsam/Mixer-B_16", "mixer_b16", 1000, ""),
+  ("gsam/Mixer-B_32", "mixer_b32", 1000, ""),
+  ("gsam/Mixer-S_16", "mixer_s16", 1000, ""),
+  ("gsam/Mixer-S_32", "mixer_s32", 1000, ""),
+  ("gsam/Mixer-S_8", "mixer_s16", 1000, ""),
+)
+_GOOGLE_OVERRIDES = {"gsam/Mixer-S_8": dict(patch_size=8)}
+# timm: name, model, classes, normalization, the older file among the releases on GitHub.
+_TIMM = (
+  ("mixer_b16_224.goog_in21k_ft_in1k", "mixer_b16", 1000, MINUS_ONE_TO_ONE,
+   "v0.1-vitjx/jx_mixer_b16_224-76587d61"),
+  ("mixer_b16_224.goog_in21k", "mixer_b16", 21843, MINUS_ONE_TO_ONE,
+   "v0.1-vitjx/jx_mixer_b16_224_in21k-617b3de2"),
+  ("mixer_l16_224.goog_in21k_ft_in1k", "mixer_l16", 1000, MINUS_ONE_TO_ONE,
+   "v0.1-vitjx/jx_mixer_l16_224-92f9adc4"),
+  ("mixer_l16_224.goog_in21k", "mixer_l16", 21843, MINUS_ONE_TO_ONE,
+   "v0.1-vitjx/jx_mixer_l16_224_in21k-846aa33c"),
+  ("mixer_b16_224.miil_in21k_ft_in1k", "mixer_b16", 1000, ZERO_TO_ONE,
+   "v0.1-tresnet/mixer_b16_224_miil-9229a591"),
+  ("mixer_b16_224.miil_in21k", "mixer_b16", 11221, ZERO_TO_ONE,
+   "v0.1-tresnet/mixer_b16_224_miil_in21k-2a558a71"),
+  ("gmlp_s16_224.ra3_in1k", "gmlp_s16", 1000, MINUS_ONE_TO_ONE,
+   "v0.1-weights/gmlp_s16_224_raa-10536d42"),
+)  # fmt: skip
+# ResMLP: file of deit, name in timm, model.
+_RESMLP = (
+  ("resmlp_12_no_dist", "resmlp_12_224.fb_in1k", "resmlp_s12"),
+  ("resmlp_24_no_dist", "resmlp_24_224.fb_in1k", "resmlp_s24"),
+  ("resmlp_36_no_dist", "resmlp_36_224.fb_in1k", "resmlp_s36"),
+  ("resmlpB_24_no_dist", "resmlp_big_24_224.fb_in1k", "resmlp_b24_8"),
+  ("resmlp_12_dist", "resmlp_12_224.fb_distilled_in1k", "resmlp_s12"),
+  ("resmlp_24_dist", "resmlp_24_224.fb_distilled_in1k", "resmlp_s24"),
+  ("resmlp_36_dist", "resmlp_36_224.fb_distilled_in1k", "resmlp_s36"),
+  ("resmlpB_24_dist", "resmlp_big_24_224.fb_distilled_in1k", "resmlp_b24_8"),
+  ("resmlpB_24_22k", "resmlp_big_24_224.fb_in22k_ft_in1k", "resmlp_b24_8"),
+  ("resmlp_12_dino", "resmlp_12_224.fb_dino", "resmlp_s12"),
+  ("resmlp_24_dino", "resmlp_24_224.fb_dino", "resmlp_s24"),
+)
+
+_HUB = "https://huggingface.co/timm/{}/resolve/main/model.safetensors"
+_RELEASE = "https://github.com/rwightman/pytorch-image-models/releases/download/{}.pth"
+_DEIT = "https://dl.fbaipublicfiles.com/deit/{}.pth"
+
+
+def _entries():
+  for path, model, classes, second in _GOOGLE:
+    urls = (f"gs://mixer_models/{path}.npz",)
+    yield Entry(
+      f"google/{path}",
+      "linen",
+      model,
+      classes,
+      MINUS_ONE_TO_ONE,
+      urls,
+      overrides=_GOOGLE_OVERRIDES.get(path, {}),
+      second_source=second,
+    )
+  google = {second: f"google/{path}" for path, _, _, second in _GOOGLE}
+  for file, model, classes, normalization, release in _TIMM:
+    urls = (_HUB.format(file), _RELEASE.format(release))
+    name, layout = f"timm/{file}", "timm_" + model.partition("_")[0]
+    second = google.get(name, "")
+    yield Entry(name, layout, model, classes, normalization, urls, second_source=second)
+  for file, name, model in _RESMLP:
+    deit, timm = f"deit/{file}", f"timm/{name}"
+    for own, other, layout, url in (
+      (deit, timm, "deit_resmlp", _DEIT.format(file)),
+      (timm, deit, "timm_resmlp", _HUB.format(name)),
+    ):
+      yield Entry(own, layout, model, 1000, IMAGENET, (url,), second_source=other)
+
+
+CATALOG = {entry.name: entry for entry in _entries()}
+
+
+def find(source: str) -> Entry | None:
+  """The entry of this name or address; None if it is neither."""
+  if source in CATALOG:
+    return CATALOG[source]
+  source = source.replace("https://storage.googleapis.com/", "gs://", 1)
+  return next((entry for entry in CATALOG.values() if source in entry.urls), None)
+
+
+def near(source: str) -> list[str]:
+  """Names that a mistyped one may mean, at most three."""
+  return difflib.get_close_matches(source, CATALOG, n=3, cutoff=0.6)
+
+
+def published_sha256(url: str) -> str:
+  """First digits of a file's SHA-256, which PyTorch's hub puts into names; "" if not."""
+  match = re.search(r"-([0-9a-f]{8,})\.pth$", url)
+  return match[1] if match else ""
+
+
+def find_by_sha256(sha256: str) -> Entry | None:
+  """The entry whose published checksum is that of a file; None if there is none."""
+  for entry in CATALOG.values():
+    if any(digits and sha256.startswith(digits) for digits in map(published_sha256, entry.urls)):
+      return entry
+  return None

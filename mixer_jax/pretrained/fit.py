@@ -1,0 +1,237 @@
+"""Weights of one task for another: classes, resolution, patch grid.
+
+Tokens are the patches of a square grid, row by row. Where a model has more or
+fewer of them than a file, the weights over tokens change in one of these ways:
+
+"block_diagonal", as in Appendix C of the Mixer paper (arXiv 2105.01601): the
+  grid is K times the file's, K an integer. The big grid is cut into K x K tiles
+  of the file's grid, and each tile is mixed as the file's grid was, by itself:
+  the matrices are K^2 copies on a diagonal of blocks, biases K^2 copies. The
+  hidden width of token mixing grows by K^2 as well. (The paper cuts the sequence
+  of tokens into K^2 equal parts. Rows of a big grid are not consecutive within a
+  tile, so here tokens are reordered on both sides: tile by tile, each row by row.)
+"interpolate_bilinear", "interpolate_bicubic": any grid. The layer does what it
+  did on the file's grid, between two resizes: tokens are resized to the file's
+  grid, mixed, and the result is resized back. Both resizes are linear and are
+  multiplied into the weights, W -> D^T W U^T and b -> U b. Shrinking is
+  antialiased; equal grids change nothing.
+"""
+
+import collections
+import logging
+import math
+import re
+from typing import Any, Iterable, Mapping
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax.errors import UserError
+
+_LOG = logging.getLogger(__name__)
+
+BLOCK_DIAGONAL = "block_diagonal"
+_INTERPOLATIONS = {"interpolate_bilinear": "linear", "interpolate_bicubic": "cubic"}
+RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
+
+# Axes of the parameters over tokens, by path.
+_TOKEN_AXES = {
+  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_0/kernel": ("in", "hidden"),
+  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_0/bias": ("hidden",),
+  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_1/kernel": ("hidden", "out"),
+  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_1/bias": ("out",),
+  r"(ResMlpBlock_\d+/cross_patch|GmlpBlock_\d+/spatial_gating/Dense_0)/kernel": ("in", "out"),
+  r"(ResMlpBlock_\d+/cross_patch|GmlpBlock_\d+/spatial_gating/Dense_0)/bias": ("out",),
+}
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_resize(resize: str) -> None:
+  """Raises a UserError if there is no such way to resize."""
+  if resize and resize not in RESIZES:
+    raise UserError(f"resize_tokens is {resize!r}; known: '' (not at all), {', '.join(RESIZES)}")
+
+
+def tokens_of(shapes: Shapes) -> int:
+  """Number of tokens that the parameters mix; 0 if they mix any number."""
+  for path, shape in shapes.items():
+    if _token_axes(path)[:1] == ("in",) and len(shape) == 2:
+      return shape[0]
+  return 0
+
+
+def widened(shapes: Shapes, tokens: int) -> int:
+  """How many times wider "block_diagonal" makes token mixing, for so many tokens.
+
+  Raises:
+    UserError: the grid is no integer multiple of the file's.
+  """
+  old, new = _side(tokens_of(shapes)), _side(tokens)
+  if new % old:
+    raise UserError(
+      f"block_diagonal takes a {old}x{old} grid of patches to an integer multiple of it, not to"
+      f" {new}x{new}; {', '.join(_INTERPOLATIONS)} take it to any"
+    )
+  return (new // old) ** 2
+
+
+def fit(source: str, arrays: dict[str, np.ndarray], template: Any, resize: str) -> Any:
+  """Parameters for a model out of a file's arrays.
+
+  Args:
+    source: the file, for messages.
+    arrays: by path, in our names and axes.
+    template: the model's parameters or their shapes, as `jax.eval_shape` gives them.
+    resize: one of `RESIZES`, or "" to refuse another number of tokens.
+
+  Returns:
+    A tree like the template's of float32 arrays.
+
+  Raises:
+    UserError: parameters are missing, left over or of the wrong shape (all of them
+      are named), or the number of tokens differs and cannot or may not be fitted.
+  """
+  check_resize(resize)
+  shapes = {path: x.shape for path, x in traverse_util.flatten_dict(template, sep="/").items()}
+  arrays = _with_tokens(source, arrays, shapes, resize)
+  arrays = _with_head(source, arrays, shapes)
+  _compare(source, arrays, shapes)
+  return traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
+
+
+def _with_tokens(
+  source: str, arrays: dict[str, np.ndarray], shapes: Shapes, resize: str
+) -> dict[str, np.ndarray]:
+  """Takes the weights over tokens to the model's number of them."""
+  own = {path: arrays[path].shape for path in shapes if path in arrays}
+  tokens = tokens_of(shapes)
+  if tokens_of(own) in (0, tokens) or not tokens:
+    return arrays  # of another kind, they fail the comparison
+  old, new = _side(tokens_of(own)), _side(tokens)
+  if not resize:
+    raise UserError(
+      f"{source} mixes a {old}x{old} grid of patches, the model one of {new}x{new};"
+      f" set resize_tokens to {' or '.join(RESIZES)}"
+    )
+  if resize == BLOCK_DIAGONAL:
+    times = math.isqrt(widened(own, tokens))
+    change = lambda array, axes: _block_diagonal(array, axes, old, times)
+  else:
+    matrices = {
+      "in": _resize_matrix(new, old, _INTERPOLATIONS[resize]).T,
+      "out": _resize_matrix(old, new, _INTERPOLATIONS[resize]),
+    }
+    change = lambda array, axes: _interpolate(array, axes, matrices)
+  _LOG.info("%s: token mixing taken from %dx%d to %dx%d (%s)", source, old, old, new, new, resize)
+  return {
+    path: change(array, axes) if _is_over(array, axes := _token_axes(path), old**2) else array
+    for path, array in arrays.items()
+  }
+
+
+def _is_over(array: np.ndarray, axes: tuple[str, ...], tokens: int) -> bool:
+  """Whether an array has these axes, and so many tokens along its axes over tokens."""
+  sizes = {size for size, axis in zip(array.shape, axes) if axis != "hidden"}
+  return bool(axes) and len(axes) == array.ndim and sizes <= {tokens}
+
+
+def _block_diagonal(array: np.ndarray, axes: tuple[str, ...], side: int, times: int) -> np.ndarray:
+  """Copies for times x times tiles, each a grid of side x side tokens."""
+  copies = np.eye(times**2, dtype=array.dtype) if array.ndim == 2 else np.ones(times**2)
+  array = np.kron(copies, array).astype(array.dtype)
+  # Axes over tokens go tile by tile now; `place` of each token of the big grid, row by row.
+  row, column = np.divmod(np.arange((side * times) ** 2), side * times)
+  tile = row // side * times + column // side
+  place = tile * side**2 + row % side * side + column % side
+  for i, axis in enumerate(axes):
+    if axis != "hidden":
+      array = np.take(array, place, axis=i)
+  return array
+
+
+def _resize_matrix(old: int, new: int, method: str) -> np.ndarray:
+  """The matrix [new^2, old^2] that resizes a square grid, antialiased; rows sum to 1."""
+  one_axis = jax.image.resize(jnp.eye(old), (new, old), method, antialias=True)
+  one_axis = np.asarray(one_axis, np.float64)
+  return np.kron(one_axis, one_axis)
+
+
+def _interpolate(
+  array: np.ndarray, axes: tuple[str, ...], matrices: Mapping[str, np.ndarray]
+) -> np.ndarray:
+  for i, axis in enumerate(axes):
+    if axis in matrices:
+      array = np.moveaxis(np.tensordot(matrices[axis], array, (1, i)), 0, i)
+  return array.astype(np.float32)
+
+
+def _token_axes(path: str) -> tuple[str, ...]:
+  """What each axis of a parameter is, if it is one over tokens; else ()."""
+  for pattern, axes in _TOKEN_AXES.items():
+    if re.fullmatch(pattern, path):
+      return axes
+  return ()
+
+
+def _side(tokens: int) -> int:
+  side = math.isqrt(tokens)
+  if side**2 != tokens:
+    raise UserError(f"{tokens} tokens are no square grid of patches; only those can be resized")
+  return side
+
+
+def _with_head(source: str, arrays: dict[str, np.ndarray], shapes: Shapes) -> dict[str, np.ndarray]:
+  """Gives a fresh zero head where the classes differ or the file has no head."""
+  if "head/kernel" not in shapes:
+    return arrays
+  head = {path for path in arrays if path.startswith("head/")}
+  channels, classes = shapes["head/kernel"]
+  own = arrays["head/kernel"].shape if "head/kernel" in head else (channels, 0)
+  if head and (own[0] != channels or own[1:] == (classes,)):
+    return arrays
+  _LOG.info("%s has a head for %d classes; fresh zero head for %d", source, own[1], classes)
+  fresh = {path: np.zeros(shapes[path], np.float32) for path in shapes if path.startswith("head/")}
+  return {path: array for path, array in arrays.items() if path not in head} | fresh
+
+
+def _compare(source: str, arrays: dict[str, np.ndarray], shapes: Shapes) -> None:
+  """Refuses any difference in names and shapes, all in one message."""
+  missing = _summary(path for path in shapes if path not in arrays)
+  left_over = _summary(path for path in arrays if path not in shapes)
+  shaped = collections.defaultdict(list)
+  for path in shapes:
+    if path in arrays and arrays[path].shape != shapes[path]:
+      shaped[f"{list(arrays[path].shape)} instead of {list(shapes[path])}"].append(path)
+  problems = [f"missing are {missing}"] if missing else []
+  problems += [f"left over are {left_over}"] if left_over else []
+  problems += [f"{_summary(paths)} of shape {text}" for text, paths in shaped.items()]
+  if problems:
+    raise UserError(f"{source} does not fit the model: {'; '.join(problems)}")
+
+
+def _summary(paths: Iterable[str]) -> str:
+  """Names paths, those that differ in the block only together: "MixerBlock_{0-11}/..."."""
+  blocks = collections.defaultdict(list)
+  for path in paths:
+    match = re.match(r"(.*?Block_|blocks\.)(\d+)(.*)", path)
+    pattern, number = (f"{match[1]}{{}}{match[3]}", match[2]) if match else (path, "")
+    blocks[pattern].append(number)
+  return ", ".join(
+    pattern.replace("{}", _ranges(list(map(int, numbers)))) if numbers[0] else pattern
+    for pattern, numbers in blocks.items()
+  )
+
+
+def _ranges(numbers: list[int]) -> str:
+  """[0, 1, 2, 5] as "{0-2,5}", and [3] as "3"."""
+  runs: list[list[int]] = []
+  for n in sorted(numbers):
+    if runs and n == runs[-1][-1] + 1:
+      runs[-1].append(n)
+    else:
+      runs.append([n])
+  text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+  return text if len(numbers) == 1 else f"{{{text}}}"

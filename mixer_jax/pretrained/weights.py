@@ -1,0 +1,193 @@
+"""Weights in this library's names, with what their peer's code fixes; read and saved."""
+
+import dataclasses
+import logging
+import os
+import pathlib
+from typing import Any
+
+from flax import traverse_util
+import numpy as np
+
+from mixer_jax.errors import UserError
+from mixer_jax.pretrained import catalog, containers, files, layouts, npz
+from mixer_jax.pretrained import fit as fit_lib
+from mixer_jax.pretrained.catalog import Normalization
+
+_LOG = logging.getLogger(__name__)
+
+# Fields that parameters do not show: two models with the same tree may differ in them.
+_UNSEEN = (
+  "gelu",
+  "layer_norm_epsilon",
+  "gate_epsilon",
+  "gating",
+  "normalization",
+  "token_mixer",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+  """A file of weights.
+
+  Attributes:
+    source: where they come from, as it was given.
+    sha256: of the file, in hexadecimal digits.
+    layout: key of `layouts.LAYOUTS`.
+    arrays: float32, by our paths ("MixerBlock_0/token_mixing/Dense_0/kernel").
+    fields: of the model, fixed by the code that the weights were trained or
+      published with: GELU, epsilons.
+    normalization: of the pixels they were trained on; None if that is not known.
+  """
+
+  source: str
+  sha256: str
+  layout: str
+  arrays: dict[str, np.ndarray]
+  fields: dict[str, Any]
+  normalization: Normalization | None
+
+  @property
+  def num_classes(self) -> int:
+    """Width of the head; 0 if the file has none."""
+    kernel = self.arrays.get("head/kernel")
+    return 0 if kernel is None else kernel.shape[-1]
+
+  @property
+  def num_tokens(self) -> int:
+    """Tokens that the weights mix; 0 if they mix any number."""
+    return fit_lib.tokens_of(self._shapes)
+
+  @property
+  def patch_size(self) -> int:
+    """Side of a patch in pixels; 0 if the file has no patch embedding."""
+    kernel = self.arrays.get("stem/kernel")
+    return 0 if kernel is None else kernel.shape[0]
+
+  @property
+  def _shapes(self) -> dict[str, tuple[int, ...]]:
+    return {path: array.shape for path, array in self.arrays.items()}
+
+  def model_fields(self, image_size: int, resize_tokens: str = "") -> dict[str, Any]:
+    """Fields with which to build the model.
+
+    Args:
+      image_size: side in pixels of the images that the model will see.
+      resize_tokens: as for `fit`.
+
+    Returns:
+      `fields`, and for "block_diagonal" at a higher resolution the width of a
+      Mixer's token mixing.
+
+    Raises:
+      UserError: an unknown `resize_tokens`, or one that the resolution does not allow.
+    """
+    fit_lib.check_resize(resize_tokens)
+    kernel = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/kernel")
+    if resize_tokens != fit_lib.BLOCK_DIAGONAL or kernel is None or not self.patch_size:
+      return dict(self.fields)
+    tokens = (image_size // self.patch_size) ** 2
+    if tokens == self.num_tokens:
+      return dict(self.fields)
+    width = kernel[1] * fit_lib.widened(self._shapes, tokens)
+    return self.fields | {"tokens_mlp_dim": width}
+
+  def fit(self, template: Any, resize_tokens: str = "") -> Any:
+    """The parameters for a model, strictly checked.
+
+    Another number of classes gets a fresh zero head, which is logged.
+
+    Args:
+      template: the model's parameters or their shapes, as `jax.eval_shape` gives them.
+      resize_tokens: what is done where the model has another number of tokens: one of
+        `RESIZES` (see `mixer_jax.pretrained.fit`), or "" to refuse it.
+
+    Returns:
+      A tree like the template's of float32 arrays.
+
+    Raises:
+      UserError: parameters are missing, left over or of the wrong shape (all are
+        named in one message), or the number of tokens differs and
+        `resize_tokens` does not allow it.
+    """
+    return fit_lib.fit(self.source, self.arrays, template, resize_tokens)
+
+
+def read(source: str, cache_dir: str = "") -> Weights:
+  """Reads public weights, or some that `save` wrote.
+
+  Args:
+    source: a path, an address (https://, gs:// and others) or a name of `CATALOG`.
+      Only the latter two download, once.
+    cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
+
+  Raises:
+    UserError: the file is not to be had, damaged, or not of a known layout.
+  """
+  path, sha256 = files.local(source, cache_dir)
+  arrays, notes = containers.read(path)
+  layout, arrays = layouts.convert(source, arrays)
+  known = layouts.LAYOUTS[layout]
+  entry = catalog.find(source) or catalog.find_by_sha256(sha256)
+  fields, normalization = dict(known.fields), known.normalization
+  if entry:
+    normalization = entry.normalization
+  if notes:
+    fields, normalization = _from_notes(source, notes)
+  weights = Weights(source, sha256, layout, arrays, fields, normalization)
+  if entry and weights.num_classes not in (0, entry.num_classes):
+    raise UserError(
+      f"{source}: has {weights.num_classes} classes, but {entry.name} has {entry.num_classes}"
+    )
+  _LOG.info(
+    "Read %s: %s, %d parameters, %d classes, SHA-256 %s",
+    *(source, known.title, sum(a.size for a in arrays.values()), weights.num_classes, sha256),
+  )
+  return weights
+
+
+def save(
+  path: str | os.PathLike,
+  params: Any,
+  model: Any = None,
+  normalization: Normalization | None = None,
+) -> None:
+  """Saves parameters as `.npz` with Linen's names, the layout of Google's files.
+
+  Loaders of that layout read it. What it has no place for is noted in the
+  archive's comment, which others do not see and `read` knows.
+
+  Args:
+    path: ends in `.npz`; a file there is replaced at once, or not at all.
+    params: the parameters.
+    model: their model, whose GELU, epsilons and the like are noted.
+    normalization: of the pixels it was trained on, noted as well.
+
+  Raises:
+    UserError: the path has another ending, or cannot be written.
+  """
+  path = pathlib.Path(path).expanduser()
+  if path.suffix != ".npz":
+    raise UserError(f"{path}: weights are saved as .npz")
+  notes = {
+    "fields": {name: getattr(model, name) for name in _UNSEEN if hasattr(model, name)},
+    "normalization": normalization,
+  }
+  try:
+    npz.write(
+      path, traverse_util.flatten_dict(params, sep="/"), notes if model or normalization else {}
+    )
+  except OSError as error:
+    raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _from_notes(source: str, notes: Any) -> tuple[dict[str, Any], Normalization | None]:
+  """The fields and the normalization that `save` noted."""
+  match notes:
+    case {"fields": dict(fields), "normalization": None | [[_, _, _], [_, _, _]] as statistics}:
+      known = all(k in _UNSEEN and isinstance(v, str | float) for k, v in fields.items())
+      numbers = [x for row in statistics or () for x in row]
+      if known and all(isinstance(x, int | float) for x in numbers):
+        return fields, statistics and Normalization(*map(tuple, statistics))
+  raise UserError(f"{source}: the notes in the archive's comment are damaged")

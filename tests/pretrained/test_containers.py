@@ -1,0 +1,180 @@
+"""Files that are damaged, hostile or something else are refused with one line."""
+
+import io
+import json
+import pickle
+import struct
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+
+from mixer_jax import pretrained
+from mixer_jax.errors import UserError
+from tests.pretrained.conftest import FAMILIES, safetensors, shapes
+
+NAME = "MixerBlock_0/token_mixing/Dense_0/kernel"
+
+
+def npz(savez=np.savez, **arrays):
+  buffer = io.BytesIO()
+  savez(buffer, **arrays)
+  return buffer.getvalue()
+
+
+def archive(*members, comment=b""):
+  buffer = io.BytesIO()
+  with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+    warnings.simplefilter("ignore")  # of names that come twice
+    for name, content in members:
+      file.writestr(name, content)
+    file.comment = comment
+  return buffer.getvalue()
+
+
+def npy(array):
+  buffer = io.BytesIO()
+  np.save(buffer, array)
+  return buffer.getvalue()
+
+
+def claims(shape):
+  """An array of four numbers whose header says otherwise."""
+  return npy(np.ones(4, np.float32)).replace(
+    b"(4,), }" + b" " * 30, f"{shape}, }}".encode().ljust(37)
+  )
+
+
+def tampered(content, **changes):
+  """A .safetensors file with one array whose header says otherwise."""
+  start = 8 + int.from_bytes(content[:8], "little")
+  header = json.loads(content[8:start])
+  header[NAME] |= changes
+  text = json.dumps(header).encode()
+  return struct.pack("<Q", len(text)) + text + content[start:]
+
+
+def with_header(text, data=b""):
+  return struct.pack("<Q", len(text)) + text + data
+
+
+ONES = np.ones((4, 2), np.float32)
+GOOD_NPZ = npz(**{NAME: np.random.default_rng(0).normal(size=(64, 64))})
+GOOD = safetensors({NAME: ("F32", ONES)})
+TWO = safetensors({"a": ("F32", ONES), "b": ("F32", ONES)})
+
+REFUSED = {
+  "empty": (b"", "is empty"),
+  "text": (b"these are no weights", "holds no weights.*npz, .safetensors and PyTorch's .pth"),
+  "html": (b"<!DOCTYPE html><html>403</html>", "holds no weights"),
+  "npy": (npy(ONES), "holds no weights"),
+  "hdf5": (b"\x89HDF\r\n\x1a\n" + b"\0" * 50, "holds no weights"),
+  "truncated": (GOOD_NPZ[: len(GOOD_NPZ) // 2], "is damaged or cut off"),
+  "flipped": (GOOD_NPZ[:9000] + b"\xff\xff\xff" + GOOD_NPZ[9003:], "Bad CRC-32"),
+  "compressed_flipped": (
+    (c := npz(np.savez_compressed, **{NAME: ONES * np.pi}))[:100] + b"\xff" * 9 + c[109:],
+    "is damaged",
+  ),
+  "no_arrays": (npz(), "holds no|cut off"),
+  "pickled": (npz(**{NAME: np.array([{"a": 1}], object)}), "Object arrays cannot be loaded"),
+  "integers": (npz(**{NAME: np.ones(3, np.int32)}), "holds int32, not floating-point"),
+  "texts": (npz(**{NAME: np.array(["a"])}), "holds <U1, not floating-point"),
+  "nan": (npz(**{NAME: np.array([1, np.nan])}), f"not all numbers are finite in {NAME}"),
+  "infinite": (npz(**{NAME: np.array([1e300])}), f"not all numbers are finite in {NAME}"),
+  "no_array": (archive((NAME, b"#!/bin/sh")), f"{NAME} is no array"),
+  "twice": (archive((f"{NAME}.npy", npy(ONES)), (f"{NAME}.npy", npy(ONES))), "archive twice"),
+  "too_many": (archive((f"{NAME}.npy", claims((10**12,)))), "is damaged"),
+  "negative": (archive((f"{NAME}.npy", claims((-4,)))), "is damaged"),
+  "notes": (
+    archive((f"{NAME}.npy", npy(ONES)), comment=b'{"mixer_jax": {"fields": {"x": 1}}}'),
+    "the notes in the archive's comment are damaged",
+  ),
+  "st_truncated": (GOOD[:-3], "ends at byte 32 of 29"),
+  "st_header_cut": (GOOD[:40], "the header would be"),
+  "st_huge_header": (struct.pack("<Q", 2**60) + b"{}", "the header would be"),
+  "st_no_json": (with_header(b"{nonsense}"), "is damaged"),
+  "st_no_utf8": (with_header(b'{"\xff\xfe": 1}'), "is damaged"),
+  "st_deep": (with_header(b'{"a":' * 100_000), "is damaged"),
+  "st_empty": (with_header(b"{}"), "holds no arrays"),
+  "st_escaping": (tampered(GOOD, data_offsets=[0, 10**9], shape=[250_000_000]), "ends at byte"),
+  "st_negative": (tampered(GOOD, data_offsets=[-32, 0]), "has no range of bytes"),
+  "st_reversed": (tampered(GOOD, data_offsets=[32, 0]), "has no range of bytes"),
+  "st_no_range": (tampered(GOOD, data_offsets="all"), "has no range of bytes"),
+  "st_gap": (tampered(GOOD, data_offsets=[4, 32], shape=[7]), "begins at byte 4 of the data, not"),
+  "st_rest": (tampered(GOOD, data_offsets=[0, 28], shape=[7]), "4 bytes belong to no array"),
+  "st_shape": (tampered(GOOD, shape=[4, 3]), "has 32 bytes, not those of float32"),
+  "st_bad_shape": (tampered(GOOD, shape=[-4, -2]), "has the shape"),
+  "st_text_shape": (tampered(GOOD, shape="42"), "has the shape"),
+  "st_dtype": (tampered(GOOD, dtype="I32"), "is of type I32; read are F64, F32, F16, BF16"),
+  "st_odd_dtype": (tampered(GOOD, dtype=["F32"]), "is damaged"),
+  "st_overlap": (
+    TWO.replace(b"[32, 64]", b"[16, 48]"),
+    "b begins at byte 16 of the data, not at 32",
+  ),
+  "st_twice": (TWO.replace(b'"b"', b'"a"'), "the header has a name twice"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_one_line(tmp_path, name):
+  content, message = REFUSED[name]
+  path = tmp_path / "weights.npz"
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=message) as caught:
+    pretrained.read(str(path))
+  assert str(path) in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+def test_the_good_ones_of_the_above_are_read(tmp_path):
+  for content in (GOOD_NPZ, GOOD, tampered(GOOD), archive((f"{NAME}.npy", npy(ONES)))):
+    (tmp_path / "weights").write_bytes(content)
+    assert list(pretrained.read(str(tmp_path / "weights")).arrays) == [NAME]
+
+
+class Trap:
+  def __reduce__(self):
+    return exec, ("import pathlib; pathlib.Path('sprung').touch()",)
+
+
+def test_nothing_in_a_file_is_run(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  trap = pickle.dumps(Trap(), protocol=2)
+  object_array = io.BytesIO()
+  np.lib.format.write_array_header_1_0(
+    object_array, {"descr": "|O", "fortran_order": False, "shape": (1,)}
+  )
+  for content in (
+    trap,
+    archive(("archive/data.pkl", trap), ("archive/version", b"3\n")),
+    archive((f"{NAME}.npy", object_array.getvalue() + trap)),
+    archive((NAME, trap)),
+  ):
+    (tmp_path / "weights.npz").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+      pretrained.read("weights.npz")
+    assert "\n" not in str(caught.value)
+  assert [p.name for p in tmp_path.iterdir()] == ["weights.npz"]
+
+
+def test_names_that_point_elsewhere_write_nothing(tmp_path):
+  inner = tmp_path / "a" / "b"
+  inner.mkdir(parents=True)
+  names = ("../evil", "/tmp/evil", "..\\..\\evil", f"{NAME}/../../evil")
+  (inner / "weights.npz").write_bytes(
+    archive(*((f"{name}.npy", npy(np.ones((16, 8)))) for name in (NAME, *names)))
+  )
+  weights = pretrained.read(str(inner / "weights.npz"))
+  assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "b", "weights.npz"]
+  with pytest.raises(UserError, match=r"left over are.*\.\./evil"):
+    weights.fit(shapes(FAMILIES["mixer"]()))
+
+
+def test_missing_files_and_folders(tmp_path):
+  with pytest.raises(UserError, match="absent.npz: no such file$"):
+    pretrained.read(str(tmp_path / "absent.npz"))
+  with pytest.raises(UserError, match="is no file"):
+    pretrained.read(str(tmp_path))
+  with pytest.raises(UserError, match="no such file.*google/imagenet21k/Mixer-B_16"):
+    pretrained.read("google/imagenet21k/Mixer-B16")

@@ -1,0 +1,252 @@
+"""Every public layout, read as a file, against what the peer's own code computed."""
+
+import io
+import pathlib
+import sys
+import types
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mixer_jax import pretrained
+from mixer_jax.errors import UserError
+from tests.pretrained.conftest import run, safetensors, shapes
+
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PEERS = {
+  "google_mixer": (dict(gelu="tanh", layer_norm_epsilon=1e-6), HALF),
+  "timm_mixer": (dict(gelu="exact", layer_norm_epsilon=1e-6), HALF),
+  "timm_resmlp": (dict(gelu="exact", normalization="affine"), IMAGENET),
+  "deit_resmlp": (dict(gelu="exact", normalization="affine"), IMAGENET),
+  "timm_gmlp": (dict(gelu="exact", layer_norm_epsilon=1e-6, gate_epsilon=1e-5), HALF),
+}
+
+
+def error(found, expected):
+  return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+def outputs(peer, **fields):
+  weights = pretrained.read(peer.path)
+  model = peer.model(**weights.model_fields(image_size=32) | fields)
+  return run(model, weights.fit(shapes(model)), peer.images)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_outputs_are_those_of_the_peers_code(peer, name):
+  peer = peer(name)
+  logits, tokens = outputs(peer)
+  assert error(logits, peer.logits) < 1e-5
+  # A Mixer's logits cannot see its second token-mixing bias.
+  assert error(tokens, peer.tokens) < 1e-5
+
+
+def test_timms_mixer_with_the_other_gelu(peer):
+  peer = peer("timm_mixer_tanh")
+  logits, tokens = outputs(peer, gelu="tanh")
+  assert error(logits, peer.logits) < 1e-5
+  assert error(tokens, peer.tokens) < 1e-5
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_peers_settings_come_with_the_file(peer, name):
+  weights = pretrained.read(peer(name).path)
+  assert (weights.model_fields(image_size=32), weights.normalization) == PEERS[name]
+  assert (weights.num_classes, weights.num_tokens, weights.patch_size) == (5, 16, 8)
+
+
+@pytest.mark.parametrize(
+  "name, wrong",
+  [
+    ("google_mixer", dict(gelu="exact")),
+    ("google_mixer", dict(layer_norm_epsilon=1e-5)),
+    ("timm_resmlp", dict(gelu="tanh")),
+    ("timm_gmlp", dict(layer_norm_epsilon=1e-5)),
+    ("timm_gmlp", dict(gate_epsilon=1e-6)),
+  ],
+)
+def test_these_comparisons_would_see_a_wrong_setting(peer, name, wrong):
+  peer = peer(name)
+  assert error(outputs(peer, **wrong)[1], peer.tokens) > 5e-5
+
+
+def google_arrays(peer):
+  with np.load(peer.path) as file:
+    return dict(file)
+
+
+def write(path, arrays, savez=np.savez):
+  buffer = io.BytesIO()
+  savez(buffer, **arrays)
+  pathlib.Path(path).write_bytes(buffer.getvalue())
+
+
+def pre_linen(arrays, second_norm):
+  """The names before Linen, as big_vision and vit_jax convert them, and their axes of size 1."""
+  old = {}
+  for name, array in arrays.items():
+    name = name.replace("pre_head_layer_norm", "Mixer/encoder_norm").replace("stem", "embedding")
+    name = name.replace("MixerBlock_", "Mixer/encoderblock_")
+    name = name.replace("LayerNorm_1", second_norm)
+    for i in (0, 1):
+      for kind in ("token_mixing", "channel_mixing"):
+        for leaf in ("kernel", "bias"):
+          name = name.replace(f"{kind}/Dense_{i}/{leaf}", f"{kind}_phase_0/{leaf}{i + 1}")
+    old[name] = array[None] if "bias2" in name or "kernel1" in name else array
+  return old
+
+
+@pytest.mark.parametrize("second_norm", ["LayerNorm_1", "LayerNorm_2"])
+def test_before_linen(peer, second_norm):
+  peer = peer("google_mixer")
+  arrays = pre_linen(google_arrays(peer), second_norm)
+  assert "Mixer/encoderblock_1/token_mixing_phase_0/kernel1" in arrays
+  write(peer.path, arrays)
+  logits, tokens = outputs(peer)
+  assert pretrained.read(peer.path).layout == "pre_linen"
+  assert error(logits, peer.logits) < 1e-5
+  assert error(tokens, peer.tokens) < 1e-5
+
+
+@pytest.mark.parametrize("prefix", ["params/", "opt/target/"])
+@pytest.mark.parametrize("before_linen", [False, True])
+def test_training_checkpoints_of_big_vision(peer, prefix, before_linen):
+  peer = peer("google_mixer")
+  arrays = google_arrays(peer)
+  if before_linen:
+    arrays = pre_linen(arrays, "LayerNorm_1")
+  rest = {"opt/state/step": np.int32(7), "extra/loss": np.float32(1)}
+  write(peer.path, {prefix + k: v for k, v in arrays.items()} | rest, np.savez_compressed)
+  assert error(outputs(peer)[1], peer.tokens) < 1e-5
+
+
+def test_half_precision(peer):
+  peer = peer("google_mixer")
+  arrays = google_arrays(peer)
+  low = {k: v.astype(ml_dtypes.bfloat16) for k, v in arrays.items()}
+  write(peer.path, low)
+  npz = pretrained.read(peer.path).arrays
+  # All the same in .safetensors, some of it in float16 and float64.
+  kinds = {"stem/bias": ("F16", np.float16), "head/bias": ("F64", np.float64)}
+  mixed = {k: kinds.get(k, ("BF16", ml_dtypes.bfloat16)) for k in arrays}
+  content = safetensors({k: (kind, arrays[k].astype(t)) for k, (kind, t) in mixed.items()})
+  pathlib.Path(peer.path).write_bytes(content)
+  read = pretrained.read(peer.path).arrays
+  for key, array in arrays.items():
+    np.testing.assert_array_equal(npz[key], low[key].astype(np.float32))
+    np.testing.assert_array_equal(read[key], array.astype(mixed[key][1]).astype(np.float32))
+    assert npz[key].dtype == read[key].dtype == np.float32
+
+
+@pytest.mark.parametrize("prefix", ["module.", "backbone.", "module.backbone."])
+def test_prefixes_of_training(peer, tmp_path, prefix):
+  peer = peer("deit_resmlp")
+  arrays = {k: v for k, v in deit_state(peer).items() if not k.startswith("head.")}
+  named = {prefix + k: ("F32", v) for k, v in arrays.items()}
+  if "backbone" in prefix:  # with DINO's projection head beside it
+    rest = prefix.removesuffix("backbone.")
+    named[f"{rest}head.mlp.0.weight"] = ("F32", np.ones((3, 16), np.float32))
+  pathlib.Path(peer.path).write_bytes(safetensors(named))
+  weights = pretrained.read(peer.path)
+  model = peer.model(**weights.model_fields(image_size=32))
+  logits, tokens = run(model, weights.fit(shapes(model)), peer.images)
+  assert error(tokens, peer.tokens) < 1e-5
+  # There is no classifier in it.
+  assert weights.num_classes == 0
+  np.testing.assert_array_equal(logits, 0.0)
+
+
+def deit_state(peer):
+  """The state dict in deit's names, parsed by the format's definition."""
+  import json
+
+  content = pathlib.Path(peer.path).read_bytes()
+  start = 8 + int.from_bytes(content[:8], "little")
+  state = {}
+  for name, spec in json.loads(content[8:start]).items():
+    if name != "__metadata__":
+      begin, end = spec["data_offsets"]
+      array = np.frombuffer(content[start + begin : start + end], np.float32)
+      state[name] = array.reshape(spec["shape"])
+  return state
+
+
+class FakeTorch(types.ModuleType):
+  """PyTorch as far as reading needs it, to run without it; `load` notes its arguments."""
+
+  class Tensor:
+    def __init__(self, array):
+      self.array = array
+
+    def is_floating_point(self):
+      return np.issubdtype(self.array.dtype, np.floating)
+
+    def detach(self):
+      return self
+
+    float = contiguous = detach
+
+    def numpy(self):
+      return self.array
+
+  def __init__(self, content, version="2.13.0+cpu"):
+    super().__init__("torch")
+    self.content, self.__version__ = content, version
+
+  def load(self, path, **options):
+    assert options == dict(map_location="cpu", weights_only=True)
+    return self.content
+
+
+@pytest.mark.parametrize(
+  "wrap",
+  [
+    lambda state: state,
+    lambda state: {"model": state, "epoch": 299},
+    lambda state: {"state_dict": {"model": state}},
+    lambda state: {"teacher": {f"module.backbone.{k}": v for k, v in state.items()}, "epoch": 1},
+  ],
+)
+def test_where_pytorch_files_keep_the_state(peer, monkeypatch, wrap):
+  state = {k: FakeTorch.Tensor(v) for k, v in deit_state(peer("deit_resmlp")).items()}
+  peer = peer("deit_resmlp_pth")
+  monkeypatch.setitem(sys.modules, "torch", FakeTorch(wrap(state)))
+  logits, tokens = outputs(peer)
+  assert error(logits, peer.logits) < 1e-5
+  assert error(tokens, peer.tokens) < 1e-5
+
+
+def test_a_file_that_pytorch_wrote(peer):
+  pytest.importorskip("torch")
+  peer = peer("deit_resmlp_pth")
+  logits, tokens = outputs(peer)
+  assert error(logits, peer.logits) < 1e-5
+  assert error(tokens, peer.tokens) < 1e-5
+
+
+def test_pytorch_is_optional_and_must_be_safe(peer, monkeypatch):
+  path = peer("deit_resmlp_pth").path
+  monkeypatch.setitem(sys.modules, "torch", None)
+  with pytest.raises(UserError, match=r"PyTorch's files need PyTorch \(pip install torch\)"):
+    pretrained.read(path)
+  monkeypatch.setitem(sys.modules, "torch", FakeTorch({}, "2.5.1"))
+  with pytest.raises(UserError, match=r"needs PyTorch 2.6, this is 2.5.1"):
+    pretrained.read(path)
+  for content in ({"epoch": 3}, [1, 2], {"model": {"a": 1}}):
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch(content))
+    with pytest.raises(UserError, match="there is no state dict in it"):
+      pretrained.read(path)
+  mixed = {"a": FakeTorch.Tensor(np.ones(2)), "b": FakeTorch.Tensor(np.ones(2, int))}
+  monkeypatch.setitem(sys.modules, "torch", FakeTorch(mixed))
+  with pytest.raises(UserError, match="b is no tensor of floating-point numbers"):
+    pretrained.read(path)
+
+
+def test_other_nets_are_refused(tmp_path):
+  path = tmp_path / "vit.npz"
+  vit = {f"Transformer/encoderblock_{i}/LayerNorm_0/scale": np.ones(3) for i in range(9)}
+  np.savez(path, **vit)
+  with pytest.raises(UserError, match=r"its 9 arrays \(Transformer/encoderblock_0.*in none of"):
+    pretrained.read(str(path))
