@@ -133,6 +133,10 @@ class Checkpoints:
     )
     return restored["params"], self._progress(step, restored["progress"])
 
+  def restore_arrays(self, step: int) -> Any:
+    """The parameters as they were saved, on the first device, without a model."""
+    return self._restore(step, params=ocp.args.StandardRestore())["params"]
+
   def _restore(self, step: int, **items: Any) -> Any:
     try:
       return self._manager.restore(step, args=ocp.args.Composite(**items))

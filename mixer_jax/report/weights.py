@@ -1,0 +1,128 @@
+"""What the layers learned: token mixing as images, and how sparse layers are.
+
+After Touvron et al., "ResMLP" (TPAMI 2022), Figures 2 and 3, for any model of
+the zoo. A token-mixing kernel [tokens, units] gives one image of the patch grid
+per unit: the weights with which the unit reads the patches.
+"""
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from mixer_jax.errors import UserError
+from mixer_jax.optim.blocks import path_name
+
+# The first token-mixing product of each family.
+_TOKEN_MIXING = re.compile(
+  r"/(token_mixing/Dense_0|cross_patch|cross_patch/Dense_0|spatial_gating/Dense_0)/kernel$"
+)
+_UNITS = 12  # shown per layer
+
+
+def kernels(params: Any) -> dict[str, np.ndarray]:
+  """All dense kernels [inputs, outputs] by path, in the order of the layers."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  named = {path_name(path): np.asarray(x) for path, x in leaves}
+  chosen = {k: v.reshape(-1, v.shape[-1]) for k, v in named.items() if k.endswith("/kernel")}
+  return dict(sorted(chosen.items(), key=lambda item: _natural(item[0])))
+
+
+def _natural(path: str) -> list[Any]:
+  """Orders Block_10 after Block_9."""
+  return [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", path)]
+
+
+def sparsity(kernel: np.ndarray, threshold: float = 0.05) -> float:
+  """Share of weights whose absolute value is below `threshold` times the largest."""
+  magnitude = np.abs(kernel)
+  largest = magnitude.max()
+  return float(np.mean(magnitude < threshold * largest)) if largest > 0 else 1.0
+
+
+def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pathlib.Path]:
+  """Writes token_mixing.png, sparsity.png and weights.json.
+
+  Args:
+    params: a model's parameters.
+    grid: patches of an image, (rows, columns).
+    directory: where the files go; made if it is missing.
+
+  Returns:
+    The files written.
+
+  Raises:
+    UserError: the model mixes no tokens with a matrix of this grid's size.
+  """
+  named = kernels(params)
+  tokens = grid[0] * grid[1]
+  mixing = {k: v for k, v in named.items() if _TOKEN_MIXING.search(k) and len(v) == tokens}
+  if not mixing:
+    raise UserError(
+      f"the model has no token-mixing matrix for {grid[0]}x{grid[1]} patches; it has"
+      f" {', '.join(f'{k} {v.shape}' for k, v in list(named.items())[:3])}, ..."
+    )
+  directory.mkdir(parents=True, exist_ok=True)
+  shares = {name: sparsity(kernel) for name, kernel in named.items()}
+  numbers = directory / "weights.json"
+  numbers.write_text(json.dumps({"grid": grid, "sparsity": shares}, indent=1) + "\n")
+  images = _draw_mixing(mixing, grid, directory / "token_mixing.png")
+  return [images, _draw_sparsity(shares, directory / "sparsity.png"), numbers]
+
+
+def _draw_mixing(mixing, grid, path: pathlib.Path) -> pathlib.Path:
+  """A row per layer, units spread evenly over the layer; blue is negative."""
+  plt = _pyplot()
+  columns = min(_UNITS, min(v.shape[1] for v in mixing.values()))
+  figure, axes = plt.subplots(
+    len(mixing),
+    columns,
+    figsize=(columns * 0.9, len(mixing) * 0.95),
+    squeeze=False,
+    layout="constrained",
+  )
+  for row, (name, kernel) in zip(axes, mixing.items()):
+    units = np.linspace(0, kernel.shape[1] - 1, columns).round().astype(int)
+    for axis, unit in zip(row, units):
+      image = kernel[:, unit].reshape(grid)
+      limit = np.abs(image).max() or 1.0
+      axis.imshow(image, cmap="RdBu_r", vmin=-limit, vmax=limit)
+      axis.set(xticks=[], yticks=[])
+    row[0].set_ylabel(name.split("/")[0].rpartition("_")[2], rotation=0, labelpad=10)
+  figure.supylabel("block")
+  figure.suptitle("weights with which units of token mixing read the patches", fontsize=10)
+  return _save(figure, path)
+
+
+def _draw_sparsity(shares: dict[str, float], path: pathlib.Path) -> pathlib.Path:
+  """Share of small weights over the depth, a line per kind of layer."""
+  plt = _pyplot()
+  figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+  kinds: dict[str, list[tuple[int, float]]] = {}
+  for name, share in shares.items():
+    if found := re.match(r"[A-Za-z]+_(\d+)/(.*)/kernel$", name):
+      kinds.setdefault(found[2], []).append((int(found[1]), share))
+  for kind, points in kinds.items():
+    axis.plot(*zip(*points), marker="o", label=kind)
+  axis.set(xlabel="block", ylabel="weights below 5% of the layer's largest", ylim=(0, 1))
+  axis.grid(alpha=0.3)
+  axis.legend(fontsize=8)
+  return _save(figure, path)
+
+
+def _pyplot():
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  return plt
+
+
+def _save(figure, path: pathlib.Path) -> pathlib.Path:
+  figure.savefig(path, dpi=120)
+  _pyplot().close(figure)
+  return path
