@@ -1,8 +1,9 @@
 """Refuses configs whose values cannot mean anything, before anything is read."""
 
 import ml_collections
+from ml_collections import config_dict
 
-from mixer_jax import models, optim, tasks
+from mixer_jax import models, optim, pretrained, tasks
 from mixer_jax.errors import UserError
 
 _INFINITY = float("inf")
@@ -17,6 +18,10 @@ _RANGES = {
   "steps_per_dispatch": (0, _INFINITY),
   "target_accuracy": (0, 1),
   "checkpoint_epochs": (1, _INFINITY),
+  "model.num_heads": (1, _INFINITY),
+  "model.ffn_dim": (1, _INFINITY),
+  "model.attention_dim": (0, _INFINITY),
+  "model.gate_epsilon": (0, _INFINITY),
   "model.patch_size": (1, _INFINITY),
   "model.hidden_dim": (1, _INFINITY),
   "model.num_blocks": (0, _INFINITY),
@@ -44,6 +49,7 @@ _OPTIMIZER_RANGES = {
 }
 _CHOICES = {
   "task": tasks.NAMES,
+  "resize_tokens": ("", *pretrained.RESIZES),
   "model.dtype": ("float32", "bfloat16"),
   "model.gelu": ("tanh", "exact"),
 }
@@ -55,6 +61,12 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: names the first field that is wrong, its value and what is allowed.
   """
+  try:
+    _ = config.pretrained
+  except config_dict.RequiredValueError as e:
+    raise UserError(
+      "pretrained is missing; this config starts from weights: --config.pretrained=FILE"
+    ) from e
   models.fields(config.model.name)  # an unknown name says more than its fields
   for field, (low, high) in _RANGES.items():
     _check_range(field, _value(config, field), low, high)

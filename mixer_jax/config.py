@@ -34,6 +34,13 @@ def default() -> ml_collections.ConfigDict:
   config.require_accelerator = False
   # Devices over which a batch is split; -1: all.
   config.mesh = ml_collections.ConfigDict(dict(data=-1))
+  # Weights to start from: a file, an address or a name of `pretrained.CATALOG`.
+  config.pretrained = ""
+  # What becomes of their token mixing where the model has more or fewer tokens:
+  # block_diagonal, interpolate_bilinear or interpolate_bicubic; "": refused.
+  config.resize_tokens = ""
+  # Normalise images otherwise than those the weights were trained on.
+  config.any_normalization = False
   config.task = "classification"
   config.model = model("mixer_b4")
   config.data = data("sample")
@@ -127,8 +134,9 @@ def study(dataset: str, variant: str) -> ml_collections.ConfigDict:
 
   Args:
     dataset: "cifar10" or "cifar100".
-    variant: "s4" and "b4" see 32x32 images; "s16" and "b16" see them resized to
-      256x256 and cropped to 224x224.
+    variant: "s4" and "b4" see 32x32 images; "s16", "b16" and "b16_pt" see them
+      resized to 256x256 and cropped to 224x224. "b16_pt" starts from
+      `config.pretrained`, which has to be given.
 
   Returns:
     A config: batch 64, 100 epochs, learning rate times 0.1 at epochs 40 and 80.
@@ -136,13 +144,18 @@ def study(dataset: str, variant: str) -> ml_collections.ConfigDict:
   Raises:
     UserError: another variant.
   """
-  if variant not in ("s4", "b4", "s16", "b16"):
-    raise UserError(f"the config takes the model {variant!r}; allowed: s4, b4, s16, b16")
+  if variant not in ("s4", "b4", "s16", "b16", "b16_pt"):
+    raise UserError(f"the config takes the model {variant!r}; allowed: s4, b4, s16, b16, b16_pt")
   config = default()
-  config.model = model(f"mixer_{variant}")
+  config.model = model(f"mixer_{variant.removesuffix('_pt')}")
   config.data = data(dataset)
-  if variant.endswith("16"):
+  if "16" in variant:
     config.data.update(resize=256, image_size=224, pad=0)
+  if variant == "b16_pt":
+    config.pretrained = config_dict.required_placeholder(str)
+    # Those of the public weights. The study's code keeps the data set's own, and
+    # takes the exact form of GELU on Google's ImageNet-1k weights.
+    config.data.update(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
   config.batch_size = 64
   config.num_epochs = 100
   config.schedule.update(name="step", epochs=(40, 80), factor=0.1)

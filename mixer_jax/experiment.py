@@ -73,15 +73,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   if config.require_accelerator and jax.devices()[0].platform == "cpu":
     raise UserError("require_accelerator is True, but JAX finds only a CPU")
   mesh = sharding.make_mesh(config)
-  overrides = {k: v for k, v in config.model.items() if k != "name" and v is not None}
   images = _image_spec(config)
-  # A bad model is refused before data are read or downloaded.
-  patch_size = models.build(config.model.name, 1, **overrides).patch_size
-  if images.image_size % patch_size:
-    raise UserError(
-      f"data.image_size is {images.image_size}; it must be a multiple of the patch size"
-      f" {patch_size} of {config.model.name}"
-    )
+  _check_model(build_model(config.model, 1), config.model.name, images)
   dataset = data.load(config.data)
   if config.batch_size > len(dataset.train.labels):
     raise UserError(
@@ -89,8 +82,27 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       f" training images of {dataset.name}"
     )
   augment.check(images, dataset.train.images.shape)
-  model = models.build(config.model.name, dataset.num_classes, **overrides)
+  model = build_model(config.model, dataset.num_classes)
   return Experiment(config, mesh, dataset, tasks.Classification(model, images))
+
+
+def build_model(config: ml_collections.ConfigDict, num_classes: int) -> Any:
+  """The Linen module that `config.model` describes."""
+  overrides = {k: v for k, v in config.items() if k != "name" and v is not None}
+  return models.build(config.name, num_classes, **overrides)
+
+
+def _check_model(model: Any, name: str, images: augment.ImageSpec) -> None:
+  """Refuses a bad model before data are read or downloaded."""
+  if images.image_size % model.patch_size:
+    raise UserError(
+      f"data.image_size is {images.image_size}; it must be a multiple of the patch size"
+      f" {model.patch_size} of {name}"
+    )
+  try:
+    jax.eval_shape(tasks.Classification(model, images).init, jax.random.key(0))
+  except ValueError as e:
+    raise UserError(f"model {name}: {e}") from e
 
 
 def _image_spec(config: ml_collections.ConfigDict) -> augment.ImageSpec:

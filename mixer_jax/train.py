@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from mixer_jax import checkpoint, experiment, optim, sharding, workdir
+from mixer_jax import check, checkpoint, experiment, fine_tuning, optim, sharding, workdir
 from mixer_jax.checkpoint import Progress
 from mixer_jax.data import batches
 from mixer_jax.errors import UserError
@@ -43,16 +43,21 @@ class TrainState:
   key_data: jax.Array
 
 
-def init_state(run: Experiment) -> TrainState:
-  """The state before step 0, on every device of the mesh."""
+def init_state(run: Experiment, params: Any = None) -> TrainState:
+  """The state before step 0, on every device of the mesh.
 
-  def init(seed):
+  Args:
+    run: the experiment.
+    params: where to start; None: fresh ones, drawn with the run's seed.
+  """
+
+  def init(seed, params):
     params_key, run_key = jax.random.split(jax.random.key(seed))
-    params = run.task.init(params_key)
+    params = run.task.init(params_key) if params is None else params
     key_data = jax.random.key_data(run_key)
     return TrainState(jnp.zeros((), jnp.int32), params, run.tx.init(params), key_data)
 
-  return jax.jit(init, out_shardings=sharding.replicated(run.mesh))(run.config.seed)
+  return jax.jit(init, out_shardings=sharding.replicated(run.mesh))(run.config.seed, params)
 
 
 def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -195,14 +200,17 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
     UserError: something that the user can mend.
   """
   console.print_devices()
+  check.check(config)
+  config, weights = fine_tuning.adopt(config, workdir.stored_config(path))
   run = experiment.build(config)
+  params = weights and weights.fit(run.param_shapes, config.resize_tokens)
   _ = run.tx  # an unusable optimizer is refused before the directory exists
   directory = workdir.create(path)
   saved = checkpoint.Checkpoints(directory)
   try:
     workdir.store_config(directory, config, started=saved.latest() is not None)
     print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
-    state, progress = _start(run, saved)
+    state, progress = _start(run, saved, params)
     if progress.epoch >= config.num_epochs:
       print(f"finished already: {console.summary(progress, config.target_accuracy)}")
       if not (directory / "curves.png").exists():  # killed before they were drawn
@@ -217,11 +225,13 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
   return directory
 
 
-def _start(run: Experiment, saved: checkpoint.Checkpoints) -> tuple[TrainState, Progress]:
-  """The newest checkpoint's state, or a fresh one."""
+def _start(
+  run: Experiment, saved: checkpoint.Checkpoints, params: Any
+) -> tuple[TrainState, Progress]:
+  """The newest checkpoint's state, or one before step 0 (see `init_state`)."""
   step = saved.latest()
   if step is None:
-    return init_state(run), Progress()
+    return init_state(run, params), Progress()
   shapes = checkpoint.template(
     jax.eval_shape(lambda: init_state(run)), sharding.replicated(run.mesh)
   )

@@ -85,6 +85,14 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
     )
 
 
+def stored_config(path: str | None) -> ml_collections.ConfigDict | None:
+  """The config of the run to be resumed in a directory; None if there is none yet."""
+  workdir = pathlib.Path(os.path.expanduser(path)).absolute() if path else None
+  if workdir is None or not any(workdir.glob("checkpoints/[0-9]*")):
+    return None
+  return load_config(workdir)
+
+
 def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
   """The config that a run was started with.
 

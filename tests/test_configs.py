@@ -8,8 +8,8 @@ import jax
 import ml_collections
 import pytest
 
+from mixer_jax import check, models, optim, pretrained
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim
 from mixer_jax.errors import UserError
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
@@ -96,14 +96,44 @@ def test_grafting_takes_both_orders():
 
 def test_the_default_model_is_b4():
   assert load("kfac_cifar100").model.name == "mixer_b4"
-  with pytest.raises(UserError, match="'b5'; allowed: s4, b4, s16, b16"):
+  with pytest.raises(UserError, match="'b5'; allowed: s4, b4, s16, b16, b16_pt"):
     load("kfac_cifar100", "b5")
 
 
-def test_decay_mask_keeps_kernels_only():
-  model = models.build("mixer_small", 10, num_blocks=1)
-  params = jax.eval_shape(
-    model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), "float32")
-  )
-  for path, decayed in jax.tree_util.tree_leaves_with_path(optim.decay_mask(params["params"])):
-    assert decayed == (path[-1].key == "kernel")
+SHAPES_ONLY = {"hidden_dim": 8, "num_blocks": 1, "patch_size": 4}
+
+
+@pytest.mark.parametrize(
+  "name, fields",
+  [
+    ("mixer_small", {}),
+    ("mixer_small", dict(token_mixer="galerkin", num_heads=2)),
+    ("resmlp_s12", dict(pooling="class_mlp")),
+    ("resmlp_s12", dict(patch_communication="separable", normalization="layer_norm")),
+    ("gmlp_small", dict(attention_dim=4)),
+    ("gmlp_small", dict(spatial="toeplitz")),
+  ],
+)
+def test_decay_mask_keeps_weights_and_nothing_else(name, fields):
+  model = models.build(name, 10, **SHAPES_ONLY | fields)
+  images = jax.ShapeDtypeStruct((1, 8, 8, 3), "float32")
+  params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  decayed = {True: set(), False: set()}
+  for path, mask in jax.tree_util.tree_leaves_with_path(optim.decay_mask(params)):
+    decayed[mask].add(path[-1].key)
+  assert decayed[True] <= {"kernel", "diagonals"} and "kernel" in decayed[True]
+  assert decayed[False] <= {"bias", "scale", "embedding"} and "bias" in decayed[False]
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_fine_tuning_asks_for_the_weights(dataset):
+  config = load(f"kfac_{dataset}", "b16_pt")
+  assert config.model.name == "mixer_b16"
+  assert (config.data.resize, config.data.image_size) == (256, 224)
+  assert config.target_accuracy == {"cifar10": 0.9, "cifar100": 0.7}[dataset]
+  public = pretrained.CATALOG["google/imagenet21k/Mixer-B_16"].normalization
+  assert (config.data.mean, config.data.std) == (public.mean, public.std)
+  with pytest.raises(UserError, match="pretrained is missing.*--config.pretrained=FILE"):
+    check.check(config)
+  config.pretrained = "w.npz"
+  check.check(config)
