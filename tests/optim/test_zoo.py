@@ -1,5 +1,7 @@
 """Every model of the zoo under K-FAC: a block per dense layer, a step that helps."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,9 +12,9 @@ import pytest
 from mixer_jax import models, optim
 
 SMALL = {
-  "mixer_small": dict(hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=24),
-  "gmlp_small": dict(hidden_dim=16, num_blocks=2, ffn_dim=24),
-  "resmlp_s12": dict(patch_size=4, hidden_dim=16, num_blocks=2, channels_mlp_dim=24),
+  "mixer_small": dict(hidden_dim=16, num_blocks=1, tokens_mlp_dim=8, channels_mlp_dim=24),
+  "gmlp_small": dict(hidden_dim=16, num_blocks=1, ffn_dim=24),
+  "resmlp_s12": dict(patch_size=4, hidden_dim=16, num_blocks=1, channels_mlp_dim=24),
 }
 CASES = [
   ("mixer_small", {}),
@@ -29,9 +31,8 @@ CASES = [
 IDS = ["-".join([name, *map(str, fields.values())]) for name, fields in CASES]
 
 
-@pytest.mark.parametrize("norms", ["gradient", "diagonal"])
 @pytest.mark.parametrize("name, fields", CASES, ids=IDS)
-def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields, norms):
+def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields):
   model = models.build(name, 4, **SMALL[name] | fields)
   rng = np.random.default_rng(0)
   labels = np.arange(16) % 4
@@ -41,7 +42,7 @@ def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields, n
   predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
   batch = (images, labels)
 
-  blocks = optim.kfac_blocks(predict, params, batch, norms=norms)
+  blocks = optim.kfac_blocks(predict, params, batch, norms="diagonal")
   dense = {path for path, kind in kernels(model, params, images) if kind == "dense"}
   kronecker = {b.name for b in blocks if b.kind == "kronecker"}
   assert dense == kronecker
@@ -53,12 +54,18 @@ def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields, n
     logits, labels = predict(params, batch)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-  tx = optim.kfac(1e-2, predict, params, batch, norms=norms)
-  before, grads = jax.jit(jax.value_and_grad(loss))(params)
-  update = jax.jit(tx.update)
-  updates, state = update(grads, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+  tx = optim.kfac(1e-3, predict, params, batch, norms="diagonal")
+
+  # Compiled once and without optimizations: compilation is what takes time here.
+  @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+  def step(params, state):
+    before, grads = jax.value_and_grad(loss)(params)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
+    return before, updates, state, loss(optax.apply_updates(params, updates))
+
+  before, updates, state, after = step(params, tx.init(params))
   assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
-  assert jax.jit(loss)(optax.apply_updates(params, updates)) < before
+  assert after < before
 
 
 def kernels(model, params, images):
