@@ -35,8 +35,13 @@ def test_row_of_a_small_mixer():
   assert table.line(row).startswith("| `mixer_small` | 32 | 4.7 | 0.34 |")
 
 
-def test_sizes_alone():
-  (row,) = table.measure(["resmlp_s12"], batch_size=1, rounds=0)
+def test_sizes_alone_and_with_absorbed_affine_layers():
+  row, absorbed = table.measure(["resmlp_s12"], batch_size=1, rounds=0)
   assert row.images_per_second == 0.0
   assert table.line(row).endswith("| - |")
   assert round(row.multiply_adds / 1e9, 1) == 3.0  # ResMLP, Table 1
+  assert absorbed.name == "resmlp_s12, absorbed"
+  # Aff (2 x 384) twice and LayerScale (384) twice go from each of 12 blocks, the
+  # cross-patch bias (196), and the last Aff; a scale and a bias a token come.
+  gone = 12 * (6 * 384 + 196) + 2 * 384
+  assert row.parameters - absorbed.parameters == gone - 12 * (384 + 196 * 384)
