@@ -1,9 +1,13 @@
-"""Eight virtual CPU devices for every test, and small things they share."""
+"""Eight virtual CPU devices for every test, and small things they share.
+
+LLVM's optimizations are off: the tests spend their time compiling small programs.
+"""
 
 import os
 
 os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+  os.environ.get("XLA_FLAGS", "")
+  + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands do

@@ -1,7 +1,5 @@
 """Every model of the zoo under K-FAC: a block per dense layer, a step that helps."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -56,8 +54,7 @@ def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields):
 
   tx = optim.kfac(1e-3, predict, params, batch, norms="diagonal")
 
-  # Compiled once and without optimizations: compilation is what takes time here.
-  @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+  @jax.jit  # one program: compilation is what takes time here
   def step(params, state):
     before, grads = jax.value_and_grad(loss)(params)
     updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
