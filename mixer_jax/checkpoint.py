@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from mixer_jax.errors import UserError
 
 # Raised when the layout of a checkpoint changes.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)

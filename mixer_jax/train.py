@@ -1,5 +1,6 @@
 """The training loop: one program for every task, optimizer and device count."""
 
+import contextlib
 import functools
 import itertools
 import pathlib
@@ -14,7 +15,17 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from mixer_jax import check, checkpoint, experiment, fine_tuning, optim, sharding, workdir
+from mixer_jax import (
+  check,
+  checkpoint,
+  experiment,
+  fine_tuning,
+  optim,
+  provenance,
+  sharding,
+  step_norms,
+  workdir,
+)
 from mixer_jax.checkpoint import Progress
 from mixer_jax.data import batches
 from mixer_jax.errors import UserError
@@ -24,6 +35,8 @@ from mixer_jax.report import console, curves
 
 # A loop on the device hides the cost of a call; on a CPU, too, it is faster.
 _STEPS_PER_DISPATCH = 16
+# A file of this name in a run's directory ends it with a checkpoint after the epoch.
+STOP = "stop"
 
 
 @flax.struct.dataclass
@@ -90,8 +103,8 @@ def make_train_steps(run: Experiment):
 
   Returns:
     A jitted function of the state, metrics so far, images [n, h, w, 3] uint8,
-    labels [n] and indices [steps, batch_size] to the state and metrics after
-    these steps. It donates the state.
+    labels [n] and indices [steps, batch_size] to the state after these steps,
+    and (metrics, `step_norms.squares` of each step). It donates the state.
   """
   batched = sharding.batched(run.mesh)
 
@@ -102,13 +115,14 @@ def make_train_steps(run: Experiment):
       jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
     )
     batch = run.task.batch(augment_key, pixels, classes, train=True)
-    return update(run, state, totals, batch), None
+    state, totals = update(run, state, totals, batch)
+    return (state, totals), step_norms.squares(state.opt_state)
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.replicated(run.mesh))
   def train_steps(state, totals, images, labels, indices):
     steps = functools.partial(step, images, labels)
-    carry, _ = jax.lax.scan(steps, (state, totals), indices)
-    return carry
+    (state, totals), squares = jax.lax.scan(steps, (state, totals), indices)
+    return state, (totals, squares)
 
   return train_steps
 
@@ -165,17 +179,18 @@ class EpochTrainer:
     first = next(windows)
     if self._program is None:
       self._program = _compile(make_train_steps(run), state, totals, *first)
-    start = time.perf_counter()
+    start, squares = time.perf_counter(), []
     with tqdm(total=len(indices), desc=f"epoch {epoch}", unit="step", leave=False) as bar:
       for i, window in enumerate(itertools.chain([first], windows)):
         before = totals
-        state, totals = self._program(state, totals, *window)
+        state, (totals, squared) = self._program(state, totals, *window)
+        squares.append(squared)
         # Read the call before this one: the bar is true and the queue short.
         if i:
           bar.set_postfix(loss=f"{before.compute()['loss']:.3f}", refresh=False)
           bar.update(self.window)
       metrics = {name: float(value) for name, value in totals.compute().items()}
-    return state, metrics, time.perf_counter() - start
+    return state, metrics | step_norms.root_mean(squares), time.perf_counter() - start
 
 
 def _compile(function, *args):
@@ -206,8 +221,7 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
   params = weights and weights.fit(run.param_shapes, config.resize_tokens)
   _ = run.tx  # an unusable optimizer is refused before the directory exists
   directory = workdir.create(path)
-  saved = checkpoint.Checkpoints(directory)
-  try:
+  with contextlib.closing(checkpoint.Checkpoints(directory)) as saved:
     workdir.store_config(directory, config, started=saved.latest() is not None)
     print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
     state, progress = _start(run, saved, params)
@@ -217,11 +231,11 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
         curves.draw(directory)
       return directory
     console.print_model(run)
-    progress = _run_epochs(run, directory, saved, state, progress)
-  finally:
-    saved.close()
+    with provenance.session(directory, run, progress.epoch):
+      progress = _run_epochs(run, directory, saved, state, progress)
   figure = curves.draw(directory)
-  print(f"done: {console.summary(progress, config.target_accuracy)}\ncurves in {figure}")
+  done = "done" if progress.epoch == config.num_epochs else "stopped"
+  print(f"{done}: {console.summary(progress, config.target_accuracy)}\ncurves in {figure}")
   return directory
 
 
@@ -251,7 +265,7 @@ def _run_epochs(
   state: TrainState,
   progress: Progress,
 ) -> Progress:
-  """Runs the remaining epochs: train, evaluate, report, save."""
+  """Runs the remaining epochs, or those until `STOP`: train, evaluate, report, save."""
   config = run.config
   evaluator, trainer = Evaluator(run), EpochTrainer(run)
   writer = workdir.MetricWriter(directory, progress.epoch)
@@ -265,9 +279,13 @@ def _run_epochs(
     row = _row(run, step, metrics, test, progress, seconds)
     writer.write(row)
     print(console.epoch_line(row, config.num_epochs), flush=True)
-    due = epoch % config.checkpoint_epochs == 0 or epoch == config.num_epochs
+    stop = (directory / STOP).exists()
+    due = epoch % config.checkpoint_epochs == 0 or epoch == config.num_epochs or stop
     if due or progress.best_epoch == epoch:
       saved.save(step, state.params, _without_params(state), progress, test["top1"])
+    if stop:
+      (directory / STOP).unlink()
+      break
   writer.close()
   return progress
 
@@ -297,6 +315,5 @@ def _refuse_nonfinite(loss: float, epoch: int, step: int, saved: checkpoint.Chec
     kept = f"the last good checkpoint is that of step {last}" if last else "no checkpoint is left"
     raise UserError(
       f"the loss is {loss} in epoch {epoch}, which ends at step {step}; {kept}. Try a lower"
-      " optimizer.learning_rate or,"
-      " with K-FAC, a higher optimizer.damping"
+      " optimizer.learning_rate or, with K-FAC, a higher optimizer.damping"
     )

@@ -17,10 +17,14 @@ class GraftState(NamedTuple):
   Attributes:
     magnitude: state of the optimizer that gives the norm.
     direction: state of the optimizer that gives the direction.
+    norms: Euclidean norms of both updates of the last step, before they were
+      combined: (magnitude's, direction's), each a tree of float32 scalars like
+      the parameters; zeros before the first step. For whoever watches the run.
   """
 
   magnitude: Any
   direction: Any
+  norms: tuple[Any, Any]
 
 
 def graft(
@@ -55,17 +59,19 @@ def graft(
   direction = optax.with_extra_args_support(direction)
 
   def init_fn(params):
-    return GraftState(magnitude.init(params), direction.init(params))
+    zeros = jax.tree.map(lambda _: jnp.zeros((), jnp.float32), params)
+    return GraftState(magnitude.init(params), direction.init(params), (zeros, zeros))
 
   def update_fn(updates, state, params=None, **extra):
     m, magnitude_state = magnitude.update(updates, state.magnitude, params, **extra)
     d, direction_state = direction.update(updates, state.direction, params, **extra)
+    norms = jax.tree.map(_norm, m), jax.tree.map(_norm, d)
     if scope == "tensor":
-      step = jax.tree.map(lambda m, d: _rescale(d, _norm(m), _norm(d), eps), m, d)
+      step = jax.tree.map(lambda d, m, n: _rescale(d, m, n, eps), d, *norms)
     else:
       m_norm, d_norm = optax.tree.norm(m), optax.tree.norm(d)
       step = jax.tree.map(lambda d: _rescale(d, m_norm, d_norm, eps), d)
-    return step, GraftState(magnitude_state, direction_state)
+    return step, GraftState(magnitude_state, direction_state, norms)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
