@@ -10,8 +10,9 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 
 SIDES = {
-  "sgd": dict(momentum=0.9),
+  "sgd": dict(learning_rate=1e-2, momentum=0.9),
   "kfac": dict(
+    learning_rate=1e-3,
     momentum=0.9,
     damping=1e-3,
     norm_constraint=1e-2,
@@ -30,8 +31,7 @@ def get_config(choice="s16,sgd,kfac"):
       f"the config takes {choice!r}; allowed: MODEL,MAGNITUDE,DIRECTION with optimizers sgd, kfac"
     )
   magnitude, direction = (
-    config_lib.optimizer(name, learning_rate=1e-3, weight_decay=1e-4, decay="all", **SIDES[name])
-    for name in names
+    config_lib.optimizer(name, weight_decay=1e-4, decay="all", **SIDES[name]) for name in names
   )
   config = config_lib.study("cifar10", variant)
   config.optimizer = config_lib.grafted(magnitude, direction)

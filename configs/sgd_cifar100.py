@@ -2,7 +2,7 @@
 
   python -m mixer_jax.main --config=configs/sgd_cifar100.py[:s4|b4|s16|b16|b16_pt]
 
-Batch 64, 100 epochs, learning rate 1e-3 and a tenth of it from epochs 40 and 80.
+Batch 64, 100 epochs, learning rate 1e-2 and a tenth of it from epochs 40 and 80.
 `b16_pt` starts from public weights, --config.pretrained=FILE.
 """
 
@@ -12,6 +12,6 @@ from mixer_jax import config as config_lib
 def get_config(model="b4"):
   config = config_lib.study("cifar100", model)
   config.optimizer = config_lib.optimizer(
-    "sgd", learning_rate=1e-3, momentum=0.9, weight_decay=1e-4, decay="all"
+    "sgd", learning_rate=1e-2, momentum=0.9, weight_decay=1e-4, decay="all"
   )
   return config

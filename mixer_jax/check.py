@@ -1,8 +1,8 @@
 """Refuses configs whose values cannot mean anything, before anything is read."""
 
 import ml_collections
-from ml_collections import config_dict
 
+from mixer_jax import config as config_lib
 from mixer_jax import models, optim, pretrained, tasks
 from mixer_jax.errors import UserError
 
@@ -61,12 +61,10 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: names the first field that is wrong, its value and what is allowed.
   """
-  try:
-    _ = config.pretrained
-  except config_dict.RequiredValueError as e:
+  if config.pretrained == config_lib.REQUIRED:
     raise UserError(
       "pretrained is missing; this config starts from weights: --config.pretrained=FILE"
-    ) from e
+    )
   models.fields(config.model.name)  # an unknown name says more than its fields
   for field, (low, high) in _RANGES.items():
     _check_range(field, _value(config, field), low, high)

@@ -11,6 +11,9 @@ from ml_collections import config_dict
 from mixer_jax import models, optim
 from mixer_jax.errors import UserError
 
+# Value of a field that a command line has to give.
+REQUIRED = "(required)"
+
 
 def default() -> ml_collections.ConfigDict:
   """A config that trains Mixer-B/4 with SGD on the bundled sample."""
@@ -152,7 +155,7 @@ def study(dataset: str, variant: str) -> ml_collections.ConfigDict:
   if "16" in variant:
     config.data.update(resize=256, image_size=224, pad=0)
   if variant == "b16_pt":
-    config.pretrained = config_dict.required_placeholder(str)
+    config.pretrained = REQUIRED
     # Those of the public weights. The study's code keeps the data set's own, and
     # takes the exact form of GELU on Google's ImageNet-1k weights.
     config.data.update(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))

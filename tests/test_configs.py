@@ -45,7 +45,8 @@ def test_the_study_s_settings(dataset, optimizer, variant):
     0.1,
   )
   assert config.optimizer.name == optimizer
-  assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (1e-3, 1e-4)
+  assert config.optimizer.learning_rate == {"sgd": 1e-2}.get(optimizer, 1e-3)
+  assert config.optimizer.weight_decay == 1e-4
   assert config.optimizer.decay == "all"
   assert config.model.name == f"mixer_{variant}"
   large = variant.endswith("16")
@@ -89,7 +90,8 @@ def test_grafting_takes_both_orders():
     optimizer = config.optimizer
     assert f"{optimizer.magnitude.name},{optimizer.direction.name}" == sides
     assert (optimizer.scope, optimizer.eps) == ("tensor", 1e-16)
-    assert optimizer.magnitude.learning_rate == optimizer.direction.learning_rate == 1e-3
+    for side in (optimizer.magnitude, optimizer.direction):
+      assert side.learning_rate == {"sgd": 1e-2, "kfac": 1e-3}[side.name]
   with pytest.raises(UserError, match="'b16,sgd'; allowed: MODEL,MAGNITUDE,DIRECTION"):
     load("graft_cifar10", "b16,sgd")
 
