@@ -51,7 +51,7 @@ def existing(path: str) -> pathlib.Path:
 
 
 # Where a run is, not what it is: a resumed run may have moved.
-_OF_THE_MACHINE = ("mesh.data", "data.dir", "data.cache_dir", "require_accelerator")
+OF_THE_MACHINE = ("mesh.data", "data.dir", "data.cache_dir", "require_accelerator")
 
 
 def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
@@ -76,7 +76,7 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
   differing = [
     f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
-    if old.get(key) != new.get(key) and key not in _OF_THE_MACHINE
+    if old.get(key) != new.get(key) and key not in OF_THE_MACHINE
   ]
   if differing:
     raise UserError(

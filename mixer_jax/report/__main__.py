@@ -3,6 +3,7 @@
 python -m mixer_jax.report curves --workdir=DIR
 python -m mixer_jax.report weights --workdir=DIR [--checkpoint=best|latest|STEP]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
+python -m mixer_jax.report study --workdir=DIR
 python -m mixer_jax.report models [--models=mixer_b16,resmlp_s12] [--batch_size=32]
 """
 
@@ -15,6 +16,7 @@ from mixer_jax import checkpoint, cli, models, pretrained, workdir
 from mixer_jax.errors import UserError
 from mixer_jax.report import console, curves
 from mixer_jax.report import models as models_table
+from mixer_jax.report import study as study_report
 from mixer_jax.report import weights as weights_pictures
 
 
@@ -58,18 +60,24 @@ def _models(argv: list[str]) -> None:
     print(models_table.line(row), flush=True)
 
 
+def _study(argv: list[str]) -> None:
+  del argv
+  for path in study_report.write(_workdir()):
+    print(path)
+
+
 def _workdir() -> pathlib.Path:
   if not flags.FLAGS.workdir:
-    raise UserError("--workdir is missing; it names the directory of a run")
+    raise UserError("--workdir is missing; it names the directory of a run or study")
   return workdir.existing(flags.FLAGS.workdir)
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Directory of the run.")
+  flags.DEFINE_string("workdir", None, "Directory of the run or study.")
   flags.DEFINE_string("checkpoint", "best", '"best", "latest" or a step.')
   flags.DEFINE_string("pretrained", None, "A file of weights, its address or public name.")
   flags.DEFINE_string("out", None, "Where pictures go; default: the run's, or weights/.")
   flags.DEFINE_list("models", None, "Models by name; default: all.")
   flags.DEFINE_integer("batch_size", 32, "Images of a batch.", lower_bound=1)
   flags.DEFINE_integer("rounds", 3, "Timed batches a model; 0: sizes alone.", lower_bound=0)
-  cli.run_commands({"curves": _curves, "weights": _weights, "models": _models})
+  cli.run_commands({"curves": _curves, "weights": _weights, "study": _study, "models": _models})

@@ -1,0 +1,235 @@
+"""How runs are run, stopped, taken up again and chosen by tuning; without a net."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mixer_jax import workdir
+from mixer_jax.errors import UserError
+from mixer_jax.study import Study, Tuning, lock, record, runner
+from tests.study.grid import GRID
+
+# What stands for `mixer_jax.main` below: it writes an epoch's row every `pause`
+# seconds, knows where it was, heeds `stop`, and diverges if it is told to.
+FAKE = """
+import json, pathlib, sys, time
+path, epochs, top1, pause = pathlib.Path(sys.argv[1]), *map(float, sys.argv[2:5])
+if sys.argv[5:]:
+  exec(sys.argv[5])
+metrics = path / "metrics.jsonl"
+rows = metrics.read_text().count("\\n") if metrics.exists() else 0
+for epoch in range(rows + 1, int(epochs) + 1):
+  time.sleep(pause)
+  row = {"epoch": epoch, "test/top1": top1, "test/best_top1": top1, "test/loss": 1 - top1,
+         "seconds_per_epoch": 1.0}
+  with metrics.open("a") as f:
+    f.write(json.dumps(row) + "\\n")
+  if (path / "stop").exists():
+    (path / "stop").unlink()
+    break
+"""
+
+
+class Fakes(runner.Runner):
+  """Runs the script above; `top1`, `pause` and `code` by the run's name."""
+
+  def __init__(self, opened, *args, top1=None, pause=0.0, code=None, **kwargs):
+    super().__init__(opened, *args, **kwargs)
+    self.started = []
+    self._fake = lambda run: [
+      *(sys.executable, "-S", "-c", FAKE, str(opened.path(run)), "3"),
+      *(str((top1 or {}).get(run.name, 0.5)), str(pause), (code or {}).get(run.name, "")),
+    ]
+
+  def command(self, run):
+    self.started.append(run.name)
+    return self._fake(run)
+
+
+def open_tiny(path, **fields):
+  return record.open_study(path, Study(**GRID | {"seeds": (0,)} | fields), "f.py", [])
+
+
+def kinds(opened):
+  return {run.name: opened.state(run).kind for run in opened.runs}
+
+
+def test_runs_what_is_needed_once(tmp_path, capsys):
+  opened = open_tiny(tmp_path)
+  assert set(kinds(opened).values()) == {"waiting"}
+  first = Fakes(opened)
+  first.run(opened.runs[:1])
+  assert kinds(opened) == {
+    "m1-sgd-seed0": "done",
+    "m1-adam-seed0": "waiting",
+    "m2-sgd-seed0": "waiting",
+    "m2-adam-seed0": "waiting",
+  }
+  again = Fakes(opened)
+  again.run(opened.runs)
+  assert again.started == ["m1-adam-seed0", "m2-sgd-seed0", "m2-adam-seed0"]
+  assert set(kinds(opened).values()) == {"done"}
+  assert "m2-adam-seed0: epoch 3  test top-1 50.00%  1.0 s\nm2-adam-seed0: done" in (
+    capsys.readouterr().out
+  )
+
+
+def test_failures_are_recorded_with_their_reason_and_stop_nothing(tmp_path):
+  opened = open_tiny(tmp_path)
+  failures = {
+    "m1-sgd-seed0": "print('error: the loss is nan in epoch 1'); sys.exit(2)",
+    "m1-adam-seed0": "import os; os.kill(os.getpid(), 9)",
+    "m2-sgd-seed0": "raise MemoryError('16 GiB')",
+  }
+  Fakes(opened, code=failures).run(opened.runs)
+  reasons = {run.name: opened.state(run).reason for run in opened.runs}
+  assert reasons == {
+    "m1-sgd-seed0": "the loss is nan in epoch 1",
+    "m1-adam-seed0": f"ended by SIGKILL; see {tmp_path}/m1-adam-seed0/log.txt",
+    "m2-sgd-seed0": "exit code 1: MemoryError: 16 GiB",
+    "m2-adam-seed0": "",
+  }
+  left_alone = Fakes(opened)
+  left_alone.run(opened.runs)
+  assert not left_alone.started
+  opened.forget(opened.runs[0])
+  retried = Fakes(opened)
+  retried.run(opened.runs)
+  assert retried.started == ["m1-sgd-seed0"]
+  assert opened.state(opened.runs[0]).kind == "done"
+
+
+def test_a_reason_is_that_of_the_last_attempt(tmp_path):
+  opened = open_tiny(tmp_path)
+  for code in ("print('error: first'); sys.exit(2)", "print('second'); sys.exit(3)"):
+    opened.forget(opened.runs[0])
+    Fakes(opened, code={"m1-sgd-seed0": code}).run(opened.runs[:1])
+  assert opened.state(opened.runs[0]).reason == "exit code 3: second"
+
+
+MEET = """
+(path.parent / path.name[:2]).touch()
+while not all((path.parent / name).exists() for name in ("m1", "m2")):
+  time.sleep(0.01)
+"""
+
+
+def test_two_at_a_time_overlap(tmp_path):
+  opened = open_tiny(tmp_path)
+  runs = [run for run in opened.runs if run.cell[1] == "sgd"]
+  code = {run.name: MEET for run in runs}  # each waits for the other
+  Fakes(opened, 2, code=code).run(runs)
+  assert [opened.state(run).kind for run in runs] == ["done", "done"]
+
+
+@pytest.mark.skipif(
+  not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+  reason="needs two processors",
+)
+def test_processes_share_the_processors(tmp_path):
+  opened = open_tiny(tmp_path)
+  tell = "import os; (path / 'cpus').write_text(json.dumps(list(os.sched_getaffinity(0))))"
+  code = {run.name: f"time.sleep(0.2); {tell}" for run in opened.runs}
+  Fakes(opened, 2, code=code, pause=0.1).run(opened.runs[:2])
+  a, b = (set(json.loads((opened.path(r) / "cpus").read_text())) for r in opened.runs[:2])
+  assert a and b and not a & b and a | b <= os.sched_getaffinity(0)
+
+
+def test_the_time_budget_ends_runs_after_an_epoch_and_the_next_call_goes_on(tmp_path, capsys):
+  opened = open_tiny(tmp_path)
+  late = Fakes(opened, deadline=time.monotonic() + 0.6, pause=0.5)
+  late.run(opened.runs)
+  assert late.started == ["m1-sgd-seed0"] and late.out_of_time
+  state = opened.state(opened.runs[0])
+  assert state.kind == "interrupted" and 1 <= state.epoch < 3
+  assert "m1-sgd-seed0: stopped after epoch" in capsys.readouterr().out
+  Fakes(opened).run(opened.runs)
+  assert [row["epoch"] for row in workdir.read_metrics(tmp_path / "m1-sgd-seed0")] == [1, 2, 3]
+  assert set(kinds(opened).values()) == {"done"}
+
+
+def test_a_run_is_trained_by_one_process_only(tmp_path, capsys):
+  opened = open_tiny(tmp_path)
+  path = opened.path(opened.runs[0])
+  path.mkdir()
+  held = lock.hold(path)
+  assert opened.state(opened.runs[0]).kind == "running"
+  other = Fakes(opened)
+  other.run(opened.runs[:2])
+  assert other.started == ["m1-adam-seed0"]
+  assert "m1-sgd-seed0: another process runs it" in capsys.readouterr().out
+  os.close(held)
+  assert opened.state(opened.runs[0]).kind == "interrupted"
+
+
+def test_the_lock_outlives_the_one_who_took_it(tmp_path):
+  held = lock.hold(tmp_path)
+  child = subprocess.Popen(["sleep", "60"], pass_fds=(held,))
+  os.close(held)
+  assert lock.hold(tmp_path) is None
+  child.kill()
+  child.wait()
+  assert lock.hold(tmp_path) is not None
+
+
+def tuned(tmp_path, **fields):
+  candidates = {
+    "sgd": [{"optimizer.learning_rate": r} for r in (0.1, 0.2, 0.3)],
+    "adam": [{"optimizer.learning_rate": r, "optimizer.b1": 0.8} for r in (0.01, 0.02, 0.03)],
+  }
+  axes = {"model": ("m1",), "optimizer": ("sgd", "adam")}
+  study = Study(**GRID | dict(axes=axes, tuning=Tuning(candidates), seeds=(0, 1)) | fields)
+  return record.open_study(tmp_path, study, "f.py", [])
+
+
+def test_tuning_chooses_by_the_last_epoch_on_the_validation_split(tmp_path):
+  opened = tuned(tmp_path)
+  tries = [run for run in opened.runs if run.candidate is not None]
+  finals = [run for run in opened.runs if run.candidate is None]
+  early = Fakes(opened)
+  early.run(finals)
+  assert not early.started  # nothing is chosen yet
+  top1 = {"tune-m1-sgd-1": 0.7, "tune-m1-adam-2": 0.9, "tune-m1-adam-0": 0.95}
+  broken = {"tune-m1-adam-0": "print('error: the loss is nan'); sys.exit(2)"}
+  Fakes(opened, top1=top1, code=broken).run(tries)
+  Fakes(opened).run(finals)
+  choices = {cell[1]: opened.choice(cell) for cell in (("m1", "sgd"), ("m1", "adam"))}
+  assert choices["sgd"]["chosen"] == "tune-m1-sgd-1"
+  assert choices["adam"]["chosen"] == "tune-m1-adam-2"
+  assert choices["adam"]["settings"] == {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
+  shown = {t["run"]: t.get("last_top1", t.get("failed")) for t in choices["adam"]["trials"]}
+  assert shown == {
+    "tune-m1-adam-0": "the loss is nan",
+    "tune-m1-adam-1": 0.5,
+    "tune-m1-adam-2": 0.9,
+  }
+  command = runner.Runner(opened).command(opened.runs[-1])
+  assert command[1:4] == ["-m", "mixer_jax.main", "--config=f.py:m1-adam-seed1"]
+  assert set(command[5:]) == {"--config.optimizer.learning_rate=0.03", "--config.optimizer.b1=0.8"}
+  assert {opened.state(run).kind for run in finals} == {"done"}
+
+
+def test_a_cell_whose_tuning_failed_is_told_and_can_be_retried(tmp_path):
+  opened = tuned(tmp_path, axes={"model": ("m1",), "optimizer": ("sgd",)})
+  tries, finals = opened.runs[:3], opened.runs[3:]
+  failing = {run.name: "sys.exit('no')" for run in tries}
+  Fakes(opened, code=failing).run(opened.runs)
+  assert {opened.state(r).reason for r in finals} == {"no candidate of its tuning was finished"}
+  for run in opened.runs:
+    opened.forget(run)
+  Fakes(opened).run(tries)
+  Fakes(opened).run(finals)
+  assert set(kinds(opened).values()) == {"done"}
+
+
+def test_overrides_keep_out_of_tuning(tmp_path):
+  study = Study(
+    **GRID | dict(tuning=Tuning({o: [{"optimizer.learning_rate": 0.1}] for o in ("sgd", "adam")}))
+  )
+  for field in ("optimizer.learning_rate=1.0", "data.train_split=train", "data.test_split=test"):
+    with pytest.raises(UserError, match="which the study's tuning decides on"):
+      record.open_study(tmp_path, study, "f.py", [field])

@@ -1,0 +1,154 @@
+"""The studies of `configs/studies`: their runs, settings and published figures."""
+
+import json
+import math
+import pathlib
+
+import pytest
+
+from mixer_jax.study import Published, plan, record
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+STUDIES = ROOT / "configs" / "studies"
+SIZES = {
+  "cifar10_optimizers": 5 * 3 * 3,
+  "cifar100_optimizers": 3 * 3 * 3,
+  "cifar10_grafting": 3 * 4 * 3,
+  "cifar10_rates": 2 * 3 * 2 * 2,
+  "mixer_report": 4 * 3,
+  "from_scratch": 2 * 2 * 3,
+  "small": 2 * 7 * 3,
+  "tuned": 3 * 8 + 3 * 3,
+}
+
+
+def shipped(name):
+  return plan.load(str(STUDIES / f"{name}.py"))
+
+
+def test_every_study_is_tested_and_documented():
+  assert {path.stem for path in STUDIES.glob("*.py")} == set(SIZES)
+  lines = (ROOT / "docs" / "study.md").read_text().splitlines()
+  for name, size in SIZES.items():
+    (line,) = [line for line in lines if line.startswith(f"| `{name}.py` |")]
+    assert f"| {size} |" in line
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_shipped_studies_expand_to_usable_runs(name, tmp_path):
+  study = shipped(name)
+  opened = record.open_study(tmp_path, study, str(STUDIES / f"{name}.py"), [])  # checks configs
+  names = [run.name for run in opened.runs]
+  assert len(names) == len(set(names)) == SIZES[name]
+  for run in opened.runs:
+    config = opened.config(run)
+    assert config["seed"] == run.seed
+    assert config == json.loads(study.run_config(run.name).to_json())
+  distinct = {json.dumps(opened.config(run)) for run in opened.runs}
+  assert len(distinct) == len(names)
+
+
+def test_settings_of_the_paper_s_section_4_3():
+  for dataset in ("cifar10", "cifar100"):
+    study = shipped(f"{dataset}_optimizers")
+    for run in study.runs():
+      config = study.run_config(run.name)
+      model, optimizer = run.cell
+      assert config.optimizer.learning_rate == {"sgd": 1e-2, "adam": 1e-3, "kfac": 1e-3}[optimizer]
+      assert config.optimizer.weight_decay == 1e-4
+      assert (config.num_epochs, config.batch_size, config.data.name) == (100, 64, dataset)
+      assert config.data.image_size == (224 if "16" in model else 32)
+      assert bool(config.pretrained) == (model == "b16_pt")
+  study = shipped("cifar10_grafting")
+  for run in study.runs():
+    optimizer = study.run_config(run.name).optimizer
+    sides = (optimizer.magnitude, optimizer.direction)
+    assert "_".join(side.name for side in sides) == run.cell[1]
+    assert all(side.learning_rate == {"sgd": 1e-2, "kfac": 1e-3}[side.name] for side in sides)
+
+
+# The lines of the paper's tables as its PDF has them: top-1 of SGD, Adam and K-FAC,
+# then their epochs to the target.
+PRINTED = {
+  "cifar10_optimizers": """
+    S/4 83.22 80.88 82.42 38 43 35
+    B/4 82.73 80.9 82.81 40 42 40
+    S/16 74.64 71.99 80.44 11 15 3
+    B/16 72.68 67.09 79.02 6 10 2
+    B/16-PT 96.73 72.24 91.00 0 - 40""",
+  "cifar100_optimizers": """
+    B/4 53.67 48.04 60.59 10 11 3
+    B/16 47.65 42.71 54.96 6 7 3
+    B/16-PT 83.49 45.37 70.81 0 - 41""",
+}
+PRINTED_GRAFTING = """
+  S/16 74.64 75.47 80.45 80.44
+  B/16 72.68 75.44 78.86 79.02
+  B/16-PT 96.73 95.92 90.75 91.00"""
+
+
+def printed(text):
+  for line in text.strip().splitlines():
+    model, *figures = line.split()
+    yield model.lower().replace("/", "").replace("-", "_"), figures
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_published_figures_are_those_printed(name):
+  expected = {
+    (model, optimizer): Published(float(top1), None if epochs == "-" else int(epochs))
+    for model, figures in printed(PRINTED[name])
+    for optimizer, top1, epochs in zip(("sgd", "adam", "kfac"), figures[:3], figures[3:])
+  }
+  assert shipped(name).published == expected
+
+
+def test_published_figures_of_grafting_are_those_printed():
+  pairs = ("sgd_sgd", "sgd_kfac", "kfac_sgd", "kfac_kfac")
+  expected = {
+    (model, pair): Published(float(top1))
+    for model, figures in printed(PRINTED_GRAFTING)
+    for pair, top1 in zip(pairs, figures)
+  }
+  assert shipped("cifar10_grafting").published == expected
+
+
+def test_published_figures_say_what_the_paper_says():
+  """Sentences of Sections 5.1 to 5.3 about its tables."""
+  cifar10, cifar100 = shipped("cifar10_optimizers"), shipped("cifar100_optimizers")
+  top1 = lambda study: {cell: p.top1 for cell, p in study.published.items()}
+  two, three, four = top1(cifar10), top1(cifar100), top1(shipped("cifar10_grafting"))
+  for model in ("s16", "b16"):  # K-FAC best, then SGD, then Adam
+    assert two[model, "kfac"] > two[model, "sgd"] > two[model, "adam"]
+  for model in ("b4", "b16"):
+    assert three[model, "kfac"] > max(three[model, "sgd"], three[model, "adam"])
+  for table, study in ((two, cifar10), (three, cifar100)):  # SGD wins with pre-training, at once
+    assert table["b16_pt", "sgd"] > table["b16_pt", "kfac"] > table["b16_pt", "adam"]
+    assert study.published["b16_pt", "sgd"].epochs_to_target == 0
+    assert study.published["b16_pt", "adam"].epochs_to_target is None
+    targets = {
+      cell: 100 * study.run_config(f"{'-'.join(cell)}-seed0").target_accuracy for cell in table
+    }
+    for cell, figure in study.published.items():  # a target was reached, or it was not
+      assert (figure.top1 >= targets[cell]) == (figure.epochs_to_target is not None)
+  for model in ("s16", "b16", "b16_pt"):
+    for one in ("sgd", "kfac"):  # grafting (A, A) is A; rows differ little, columns more
+      assert four[model, f"{one}_{one}"] == two[model, one]
+    within = [abs(four[model, f"{m}_sgd"] - four[model, f"{m}_kfac"]) for m in ("sgd", "kfac")]
+    between = [abs(four[model, f"sgd_{d}"] - four[model, f"kfac_{d}"]) for d in ("sgd", "kfac")]
+    assert max(within) < min(between)
+
+
+def test_tuning_has_equal_budgets_apart_from_the_test_set():
+  study = shipped("tuned")
+  assert {len(tried) for tried in study.tuning.candidates.values()} == {8}
+  for optimizer, lowest in {"sgd": 1e-2, "adam": 1e-4, "kfac": 2e-3}.items():
+    rates = [c["optimizer.learning_rate"] for c in study.tuning.candidates[optimizer]]
+    decades = [math.log10(rate / lowest) for rate in rates]
+    assert [int(4 * d) for d in decades] == list(range(8))  # one in each eighth of two decades
+  for run in study.runs():
+    splits = {k: study.run_config(run.name).data[k] for k in ("train_split", "test_split")}
+    tuned = dict(train_split="train[:90%]", test_split="train[90%:]")
+    assert splits == (
+      dict(train_split="train", test_split="test") if run.candidate is None else tuned
+    )
