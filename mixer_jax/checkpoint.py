@@ -1,17 +1,24 @@
-"""Checkpoints with Orbax: the latest and the best by test accuracy are kept."""
+"""Checkpoints with Orbax: the two latest and the best by test accuracy are kept."""
 
 import dataclasses
+import json
 import pathlib
+import sys
 from typing import Any
 
 from absl import logging
 import jax
 import orbax.checkpoint as ocp
 
+from mixer_jax import manifest
 from mixer_jax.errors import UserError
 
-# Raised when the layout of a checkpoint changes.
-FORMAT = 2
+# Raised when the layout of a checkpoint changes. Format 2 had no manifest and no
+# checkpoints within an epoch; it is read as it is.
+FORMAT = 3
+_UNCHECKED = 2
+# Of a checkpoint within an epoch, which has not been tested: never the best.
+_NO_TOP1 = -1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +50,23 @@ class Checkpoints:
   """The checkpoints of a run, under `workdir/checkpoints/STEP`.
 
   Each holds `params`, the rest of the train state and the progress. Saving
-  copies the arrays and returns; writing goes on while training does.
+  copies the arrays and returns; writing goes on while training does. A directory
+  gets its name last, when all is written and `manifest` has its sums.
+
+  Args:
+    workdir: the run's directory.
+    read_only: look only. Otherwise checkpoints that are damaged are moved to
+      `workdir/damaged`, if there is a sound one to go on from.
+
+  Raises:
+    UserError: all checkpoints are damaged, or, if `read_only`, there are none.
   """
 
   def __init__(self, workdir: pathlib.Path, read_only: bool = False):
     self.path = workdir / "checkpoints"
+    self._read_only = read_only
+    if not read_only:
+      self._set_damaged_aside(workdir / "damaged")
     policies = ocp.checkpoint_managers
     options = ocp.CheckpointManagerOptions(
       read_only=read_only,
@@ -55,19 +74,51 @@ class Checkpoints:
       cleanup_tmp_directories=not read_only,
       preservation_policy=policies.AnyPreservationPolicy(
         [
-          policies.LatestN(1),
+          policies.LatestN(2),
           policies.BestN(get_metric_fn=_rank, n=1),
         ]
       ),
       # Used for ranking; the policy above decides what stays.
       best_fn=_rank,
+      async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
     )
     if read_only and not self.path.is_dir():
       raise UserError(f"{workdir} holds no checkpoints (looked for {self.path})")
-    names = ("params", "state", "progress")
+    names = ("params", "state", "progress", "part")
     self._manager = ocp.CheckpointManager(self.path, options=options, item_names=names)
 
-  def save(self, step: int, params: Any, state: Any, progress: Progress, top1: float) -> None:
+  def _set_damaged_aside(self, aside: pathlib.Path) -> None:
+    """Moves what is damaged out of the way, and says so."""
+    steps = sorted(int(p.name) for p in self.path.glob("*") if p.name.isdigit())
+    damaged = {step: reason for step in steps if (reason := self._damage(step))}
+    sound = [step for step in steps if step not in damaged]
+    for step, reason in damaged.items():
+      what = f"checkpoint {self.path / str(step)} is damaged ({reason})"
+      if not sound:
+        raise UserError(f"{what}, and no other is sound; --workdir=NEW starts afresh")
+      aside.mkdir(exist_ok=True)
+      target = aside / f"{step}-{len(list(aside.iterdir()))}"
+      (self.path / str(step)).rename(target)
+      print(f"{what}: moved to {target}; that of step {sound[-1]} is sound", file=sys.stderr)
+
+  def _damage(self, step: int, parts: tuple[str, ...] = ("",)) -> str | None:
+    directory = self.path / str(step)
+    return None if _unchecked(directory) else manifest.damage(directory, parts)
+
+  def _write_manifest(self) -> None:
+    """Called when all is written, but before the directory gets its name."""
+    (unnamed,) = self.path.glob("*.orbax-checkpoint-tmp*")
+    manifest.write(unnamed)
+
+  def save(
+    self,
+    step: int,
+    params: Any,
+    state: Any,
+    progress: Progress,
+    top1: float | None,
+    part: Any = None,
+  ) -> None:
     """Saves in the background.
 
     Args:
@@ -75,21 +126,30 @@ class Checkpoints:
       params: the parameters.
       state: all other arrays of the train state.
       progress: what the run has reached.
-      top1: test accuracy of these parameters.
+      top1: test accuracy of these parameters; None within an epoch.
+      part: within an epoch, a tree of the arrays that the rest of it needs.
     """
+    items = dict(
+      params=ocp.args.StandardSave(params),
+      state=ocp.args.StandardSave(state),
+      progress=ocp.args.JsonSave(dataclasses.asdict(progress) | {"format": FORMAT}),
+    )
+    if part is not None:
+      items["part"] = ocp.args.StandardSave(_numbered(part))
+    top1 = _NO_TOP1 if top1 is None else float(top1)
     self._manager.save(
       step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardSave(params),
-        state=ocp.args.StandardSave(state),
-        progress=ocp.args.JsonSave(dataclasses.asdict(progress) | {"format": FORMAT}),
-      ),
-      metrics={"top1": float(top1), "epoch": progress.epoch},
+      args=ocp.args.Composite(**items),
+      metrics={"top1": top1, "epoch": progress.epoch},
     )
 
-  def close(self) -> None:
+  def wait(self) -> None:
     """Waits for the last save; raises if it failed."""
     self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """As `wait`; nothing can be saved afterwards."""
+    self.wait()
     self._manager.close()
 
   def latest(self) -> int | None:
@@ -126,6 +186,12 @@ class Checkpoints:
     )
     return restored["params"], restored["state"], self._progress(step, restored["progress"])
 
+  def restore_part(self, step: int, part: Any) -> Any:
+    """Restores what was saved within an epoch, as `restore` does."""
+    restored = self._restore(step, part=ocp.args.StandardRestore(_numbered(part)))["part"]
+    leaves = [restored[key] for key in _numbered(part)]
+    return jax.tree.unflatten(jax.tree.structure(part), leaves)
+
   def restore_params(self, step: int, params: Any) -> tuple[Any, Progress]:
     """Restores the parameters alone, without reading optimizer state."""
     restored = self._restore(
@@ -138,6 +204,12 @@ class Checkpoints:
     return self._restore(step, params=ocp.args.StandardRestore())["params"]
 
   def _restore(self, step: int, **items: Any) -> Any:
+    damage = self._read_only and self._damage(step, tuple(f"{name}/" for name in items))
+    if damage:
+      others = ", ".join(str(s) for s in sorted(self._manager.all_steps()) if s != step)
+      raise UserError(
+        f"checkpoint {self.path / str(step)} is damaged ({damage}); others: {others or 'none'}"
+      )
     try:
       return self._manager.restore(step, args=ocp.args.Composite(**items))
     except (ValueError, KeyError, OSError) as e:
@@ -147,7 +219,7 @@ class Checkpoints:
 
   def _progress(self, step: int, saved: dict[str, Any]) -> Progress:
     found = saved.pop("format", None)
-    if found != FORMAT:
+    if found not in (FORMAT, _UNCHECKED):
       raise UserError(f"checkpoint {self.path / str(step)} has format {found}, not {FORMAT}")
     return Progress(**saved)
 
@@ -155,6 +227,21 @@ class Checkpoints:
 def _rank(metrics: dict[str, float]) -> tuple[float, float]:
   """Higher accuracy first; of equals the earlier, as `Progress.best_epoch`."""
   return metrics["top1"], -metrics["epoch"]
+
+
+def _unchecked(directory: pathlib.Path) -> bool:
+  """Whether a checkpoint is of the format that had no manifest."""
+  if (directory / manifest.FILE).exists():
+    return False
+  try:
+    return json.loads((directory / "progress" / "metadata").read_text())["format"] == _UNCHECKED
+  except (OSError, ValueError, KeyError, TypeError):
+    return False
+
+
+def _numbered(tree: Any) -> dict[str, Any]:
+  """The leaves by number: Orbax knows neither metrics nor keys with a slash."""
+  return {f"{i:03d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
 def template(tree: Any, sharding: jax.sharding.Sharding) -> Any:

@@ -55,12 +55,16 @@ def squares(opt_state: Any) -> dict[str, jax.Array]:
   return sums
 
 
+def joined(windows: Sequence[dict[str, jax.Array]]) -> dict[str, np.ndarray]:
+  """What `squares` gave for each step, [steps] arrays, as one of all windows."""
+  keys = windows[0] if windows else ()
+  return {key: np.concatenate([np.asarray(w[key]) for w in windows]) for key in keys}
+
+
 def root_mean(windows: Sequence[dict[str, jax.Array]]) -> dict[str, float]:
   """Root mean square over the steps of an epoch.
 
   Args:
     windows: what `squares` gave for each step, [steps] arrays.
   """
-  keys = windows[0] if windows else ()
-  steps = {key: np.concatenate([np.asarray(w[key], np.float64) for w in windows]) for key in keys}
-  return {key: float(np.sqrt(values.mean())) for key, values in steps.items()}
+  return {key: float(np.sqrt(x.mean(dtype=np.float64))) for key, x in joined(windows).items()}

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Sequence
 
 from flax import traverse_util
 
-from mixer_jax import check, workdir
+from mixer_jax import check, lock, workdir
 from mixer_jax.errors import UserError
-from mixer_jax.study import lock, plan
+from mixer_jax.study import plan
 from mixer_jax.study.plan import Published, Run, Study
 
 PLAN = "study.json"

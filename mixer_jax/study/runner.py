@@ -10,8 +10,8 @@ import sys
 import time
 from typing import IO, Sequence
 
-from mixer_jax import train, workdir
-from mixer_jax.study import lock, plan
+from mixer_jax import lock, train, workdir
+from mixer_jax.study import plan
 from mixer_jax.study.plan import Run
 from mixer_jax.study.record import Record
 
@@ -120,7 +120,7 @@ class Runner:
       stdout=log,
       stderr=subprocess.STDOUT,
       pass_fds=(held,),
-      env=os.environ | {"TQDM_DISABLE": "1"},  # no bars in logs
+      env=os.environ | {"TQDM_DISABLE": "1", lock.INHERITED: str(held)},  # no bars in logs
     )
     taken = {child.processors for child in self._children}
     processors = next((share for share in self._shares if share not in taken), ())

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from mixer_jax import workdir
+from mixer_jax import lock, workdir
 from mixer_jax.errors import UserError
-from mixer_jax.study import Study, Tuning, lock, record, runner
+from mixer_jax.study import Study, Tuning, record, runner
 from tests.study.grid import GRID
 
 # What stands for `mixer_jax.main` below: it writes an epoch's row every `pause`

@@ -1,0 +1,253 @@
+"""Steps of the optimizer: their state, the compiled program, the loop over an epoch."""
+
+import functools
+import itertools
+import time
+from typing import Any, Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+from mixer_jax import sharding, step_norms
+from mixer_jax.data import batches
+from mixer_jax.experiment import Experiment
+
+# A loop on the device hides the cost of a call; on a CPU, too, it is faster.
+_STEPS_PER_DISPATCH = 16
+
+
+@flax.struct.dataclass
+class TrainState:
+  """Everything that a step changes, a pytree of plain arrays.
+
+  Attributes:
+    step: updates so far, shape=(), dtype=int32.
+    params: the parameters, float32.
+    opt_state: the optimizer's state, curvature factors included.
+    key_data: of the run's random key, uint32; a step folds its number into it.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  key_data: jax.Array
+
+
+def init_state(run: Experiment, params: Any = None) -> TrainState:
+  """The state before step 0, on every device of the mesh.
+
+  Args:
+    run: the experiment.
+    params: where to start; None: fresh ones, drawn with the run's seed.
+  """
+
+  def init(seed, params):
+    params_key, run_key = jax.random.split(jax.random.key(seed))
+    params = run.task.init(params_key) if params is None else params
+    key_data = jax.random.key_data(run_key)
+    return TrainState(jnp.zeros((), jnp.int32), params, run.tx.init(params), key_data)
+
+  return jax.jit(init, out_shardings=sharding.replicated(run.mesh))(run.config.seed, params)
+
+
+def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The keys of a step: augmentation, dropout, targets sampled for K-FAC."""
+  key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
+  return tuple(jax.random.split(key, 3))
+
+
+def update(run: Experiment, state: TrainState, totals: Any, batch: Any) -> tuple[TrainState, Any]:
+  """One step of the optimizer on a batch (traceable).
+
+  Args:
+    run: the experiment.
+    state: before the step.
+    totals: metrics so far, to which those of the batch are added.
+    batch: as `run.task.batch` makes it.
+  """
+  _, dropout_key, target_key = step_keys(state)
+  loss, accum_steps = run.task.loss, run.config.accum_steps
+  grads, metrics = _gradients(loss, accum_steps, state.params, batch, dropout_key)
+  updates, opt_state = run.tx.update(
+    grads, state.opt_state, state.params, batch=batch, rng=target_key
+  )
+  params = optax.apply_updates(state.params, updates)
+  return TrainState(state.step + 1, params, opt_state, state.key_data), totals.merge(metrics)
+
+
+def make_train_steps(run: Experiment):
+  """The program of training.
+
+  Returns:
+    A jitted function of the state, metrics so far, images [n, h, w, 3] uint8,
+    labels [n] and indices [steps, batch_size] to the state after these steps,
+    and (metrics, `step_norms.squares` of each step). It donates the state.
+  """
+  batched = sharding.batched(run.mesh)
+
+  def step(images, labels, carry, indices):
+    state, totals = carry
+    augment_key, _, _ = step_keys(state)
+    pixels, classes = (
+      jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
+    )
+    batch = run.task.batch(augment_key, pixels, classes, train=True)
+    state, totals = update(run, state, totals, batch)
+    return (state, totals), step_norms.squares(state.opt_state)
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.replicated(run.mesh))
+  def train_steps(state, totals, images, labels, indices):
+    steps = functools.partial(step, images, labels)
+    if len(indices) == 1:  # XLA's CPU programs can be much slower inside a loop
+      (state, totals), squares = steps((state, totals), indices[0])
+      return state, (totals, jax.tree.map(lambda x: x[None], squares))
+    (state, totals), squares = jax.lax.scan(steps, (state, totals), indices)
+    return state, (totals, squares)
+
+  return train_steps
+
+
+def _gradients(loss, accum_steps: int, params: Any, batch: Any, key: jax.Array):
+  """Gradient and metrics of a batch, averaged over equal parts of it.
+
+  Args:
+    loss: maps (params, batch, key) to (scalar, metrics).
+    accum_steps: number of parts; only one part's activations exist at a time.
+    params: the parameters.
+    batch: arrays [batch_size, ...].
+    key: for dropout.
+  """
+  grad_fn = jax.grad(loss, has_aux=True)
+  if accum_steps == 1:
+    return grad_fn(params, batch, key)
+
+  def add_part(sums, part):
+    grads, metrics = grad_fn(params, *part)
+    return jax.tree.map(jnp.add, sums, grads), metrics
+
+  # Part i takes every accum_steps-th example, so all devices share each part.
+  parts = jax.tree.map(lambda x: x.reshape(-1, accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
+  keys = jax.random.split(key, accum_steps)
+  sums, metrics = jax.lax.scan(add_part, jax.tree.map(jnp.zeros_like, params), (parts, keys))
+  return jax.tree.map(lambda g: g / accum_steps, sums), metrics.reduce()
+
+
+@flax.struct.dataclass
+class Part:
+  """What an epoch cut short has to hand on, beside the state, to end as if it had not been.
+
+  Attributes:
+    totals: metrics so far.
+    squares: `step_norms.squares` of the steps so far, [steps] arrays.
+    seconds: so far, without compilation, shape=().
+  """
+
+  totals: Any
+  squares: dict[str, Any]
+  seconds: Any
+
+
+def part_shapes(run: Experiment, opt_state: Any, steps: int) -> Part:
+  """Shapes of a `Part` of some steps.
+
+  Args:
+    run: the experiment.
+    opt_state: the optimizer's state or its shapes.
+    steps: of the epoch, so far.
+  """
+  squares = jax.eval_shape(step_norms.squares, opt_state)
+  return Part(
+    jax.eval_shape(run.task.train_metrics.empty),
+    {key: jax.ShapeDtypeStruct((steps,), x.dtype) for key, x in squares.items()},
+    jax.ShapeDtypeStruct((), jnp.float32),
+  )
+
+
+class Cut(Exception):
+  """An epoch was asked to stop.
+
+  Attributes:
+    state: after its last step.
+    part: what its other steps need.
+  """
+
+  def __init__(self, state: TrainState, part: Part):
+    super().__init__()
+    self.state, self.part = state, part
+
+
+class EpochTrainer:
+  """Feeds the epochs of a run through the compiled program."""
+
+  def __init__(self, run: Experiment):
+    self._run = run
+    self._everywhere = sharding.replicated(run.mesh)
+    self.feed = batches.Feed(run.dataset.train, self._everywhere)
+    self._program = None
+    wanted = run.config.steps_per_dispatch or _STEPS_PER_DISPATCH
+    # Windows of one size, so that one program serves the whole epoch.
+    total = run.steps_per_epoch
+    self.window = max(w for w in range(1, min(wanted, total) + 1) if total % w == 0)
+
+  def __call__(
+    self,
+    state: TrainState,
+    epoch: int,
+    part: Part | None = None,
+    stop: Callable[[], bool] = lambda: False,
+  ) -> tuple[TrainState, dict[str, float], float]:
+    """Trains one epoch, or the rest of one.
+
+    Args:
+      state: before its first step, or where it was cut.
+      epoch: its number, from 1.
+      part: None, or what was handed on when it was cut.
+      stop: asked between windows of steps, but not after the last.
+
+    Returns:
+      The state, the epoch's metrics, and its seconds without compilation.
+
+    Raises:
+      Cut: `stop` said so.
+    """
+    run, config = self._run, self._run.config
+    if part is None:
+      empty = jax.device_put(run.task.train_metrics.empty(), self._everywhere)
+      part, begun = Part(empty, {}, 0.0), 0
+    else:
+      begun = int(state.step) - (epoch - 1) * run.steps_per_epoch
+    size = len(run.dataset.train.labels)
+    indices = batches.train_indices(config.seed, epoch, size, config.batch_size)
+    totals = part.totals
+    windows = self.feed.windows(indices[begun:], self.window)
+    first = next(windows)
+    if self._program is None:
+      self._program = _compile(make_train_steps(run), state, totals, *first)
+    start, squares = time.perf_counter() - float(part.seconds), [part.squares] * (begun > 0)
+    bar = tqdm(total=len(indices), initial=begun, desc=f"epoch {epoch}", unit="step", leave=False)
+    with bar:
+      for i, window in enumerate(itertools.chain([first], windows)):
+        before = totals
+        state, (totals, squared) = self._program(state, totals, *window)
+        squares.append(squared)
+        begun += self.window
+        if begun < len(indices) and stop():
+          seconds = np.float32(time.perf_counter() - start)
+          raise Cut(state, Part(totals, step_norms.joined(squares), seconds))
+        # Read the call before this one: the bar is true and the queue short.
+        if i:
+          bar.set_postfix(loss=f"{before.compute()['loss']:.3f}", refresh=False)
+          bar.update(self.window)
+      metrics = {name: float(value) for name, value in totals.compute().items()}
+    return state, metrics | step_norms.root_mean(squares), time.perf_counter() - start
+
+
+def _compile(function, *args):
+  start = time.perf_counter()
+  program = function.lower(*args).compile()
+  print(f"compiled in {time.perf_counter() - start:.1f} s", flush=True)
+  return program
