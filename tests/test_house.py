@@ -19,9 +19,9 @@ def users_of(pattern):
 
 def test_kfac_jax_is_used_in_its_adapter_alone_and_by_public_names():
   assert users_of(r"^\s*(import|from) kfac_jax") == {
+    "benchmark/peers.py",
     "optim/curvature.py",
     "optim/linen.py",
-    "peers.py",
   }
   assert not users_of(r"kfac_jax\._|kfac_jax\._src")
 

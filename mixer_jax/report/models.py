@@ -1,15 +1,13 @@
-"""A table of the zoo: sizes, operations, memory and throughput of inference."""
+"""A table of the zoo: sizes, operations, memory and throughput of inference.
 
-import os
+`python -m mixer_jax.benchmark inference` measures speed more closely.
+"""
+
 import statistics
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from mixer_jax import flops, models
-from mixer_jax.benchmark import take_turns
+from mixer_jax import models
+from mixer_jax.benchmark import inference
 
 
 class Row(NamedTuple):
@@ -45,52 +43,13 @@ def measure(names: Sequence[str], batch_size: int, rounds: int) -> Iterator[Row]
     rounds: timed batches after one that warms up; 0: sizes alone.
   """
   for name in names:
-    size = models.image_size(name)
-    images = jnp.full((batch_size, size, size, 3), 0.01)
-    programs = {
-      label: _Program(model, params, images) for label, (model, params) in _forms(name).items()
-    }
-    fits = rounds and max(p.peak_bytes for p in programs.values()) < 0.9 * _memory()
-    times = take_turns({k: p.run for k, p in programs.items()}, rounds) if fits else {}
-    for label, program in programs.items():
-      rate = batch_size / statistics.median(times[label]) if fits else 0.0
-      multiply_adds = program.multiply_adds // batch_size
-      yield Row(label, size, program.parameters, multiply_adds, program.peak_bytes, rate)
-
-
-def _forms(name: str) -> dict[str, tuple[Any, Any]]:
-  """The named model, and its form for inference if it has one, with some parameters."""
-  model, size = models.build(name, num_classes=1000), models.image_size(name)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, size, size, 3)))["params"]
-  params = jax.tree.map(lambda x: np.full(x.shape, 0.01, np.float32), shapes)
-  forms = {name: (model, params)}
-  if isinstance(model, models.ResMlp):
-    forms[f"{name}, absorbed"] = models.absorb_affine(model, params, (size, size))
-  return forms
-
-
-class _Program:
-  """A compiled forward pass."""
-
-  def __init__(self, model: Any, params: Any, images: jax.Array):
-    forward = jax.jit(lambda params, images: model.apply({"params": params}, images))
-    self._arguments = jax.device_put((params, images))
-    self._compiled = forward.lower(params, images).compile()
-    plan = self._compiled.memory_analysis()
-    self.peak_bytes = (
-      plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    )
-    self.parameters = sum(x.size for x in jax.tree.leaves(params))
-    self.multiply_adds = flops.multiply_adds(forward, params, images)
-
-  def run(self) -> None:
-    jax.block_until_ready(self._compiled(*self._arguments))
-
-
-def _memory() -> int:
-  """Bytes of the first device."""
-  stats = jax.devices()[0].memory_stats() or {}
-  return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    forms = inference.compiled_forms(name, batch_size)
+    times = inference.timed(forms, rounds) if rounds else {}
+    for label, form in forms.items():
+      rate = batch_size / statistics.median(times[label]) if times else 0.0
+      multiply_adds = form.multiply_adds // batch_size
+      size = models.image_size(name)
+      yield Row(label, size, form.parameters, multiply_adds, form.peak_bytes, rate)
 
 
 HEADER = (

@@ -1,11 +1,11 @@
-"""The figures that the benchmark prints against counts made elsewhere."""
+"""Costs of optimizer steps against counts made elsewhere."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixer_jax import benchmark, experiment, flops, optim
+from mixer_jax import experiment, flops, optim
+from mixer_jax.benchmark import optimizers
 
 
 @pytest.fixture
@@ -38,24 +38,8 @@ def test_predicted_ratio_by_hand():
   assert costs.ratio(10, 100) == 1 + extra / costs.gradient
 
 
-def test_candidates_take_turns():
-  order = []
-  calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-  seconds = benchmark.take_turns(calls, rounds=2)
-  assert order == ["a", "b"] * 3  # the first round warms up
-  assert {name: len(s) for name, s in seconds.items()} == {"a": 2, "b": 2}
-
-
-def test_memory_is_that_of_the_compiled_program():
-  x = jnp.ones((256, 256))
-  jax.block_until_ready(x)
-  program = jax.jit(lambda x: jnp.tanh(x @ x) @ x)
-  # The argument, the result and one intermediate of 256 KiB each, at least.
-  assert 3 * x.nbytes <= benchmark.peak_bytes(lambda: program(x)) < 5 * x.nbytes
-
-
 def test_every_optimizer_is_measured(tiny_run):
-  costs = benchmark.optimizer_costs(tiny_run, rounds=1)
+  costs = optimizers.measure(tiny_run, rounds=1)
   assert set(costs) == {
     "sgd",
     "adam",

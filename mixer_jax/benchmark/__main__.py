@@ -1,0 +1,100 @@
+"""Benchmarks, each a command.
+
+python -m mixer_jax.benchmark input --config=configs/quickstart.py
+python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
+python -m mixer_jax.benchmark train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
+python -m mixer_jax.benchmark inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
+"""
+
+from typing import Iterable
+
+from absl import flags
+from ml_collections import config_flags
+
+from mixer_jax import cli, experiment, flops, models, optim
+from mixer_jax.benchmark import inference as inference_benchmark
+from mixer_jax.benchmark import input as input_benchmark
+from mixer_jax.benchmark import optimizers as optimizers_benchmark
+from mixer_jax.benchmark import train as train_benchmark
+from mixer_jax.report import console
+
+
+def _optimizers(argv: list[str]) -> None:
+  del argv
+  config = cli.checked_config(flags.FLAGS.config)
+  console.print_devices()
+  run = experiment.build(config)
+  problem = run.problem
+  blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
+  periods = optimizers_benchmark.PERIODS.values()
+  predicted = flops.step_costs(blocks, config.batch_size).ratio(*periods)
+  costs = optimizers_benchmark.measure(run, flags.FLAGS.rounds)
+  print(f"{config.model.name}, batch {config.batch_size}, {config.model.dtype or 'float32'}")
+  for name, cost in costs.items():
+    print(
+      f"{name:20} {cost.seconds:9.4f} s/step  {cost.ratio:6.2f} x SGD"
+      f"  {cost.peak_bytes / 2**20:9.0f} MiB"
+    )
+  measured, theirs = costs["kfac"].ratio, costs["kfac_jax.Optimizer"].ratio
+  print(f"K-FAC predicted from FLOPs {predicted:.2f} x SGD; measured {measured:.2f}")
+  print(f"kfac_jax.Optimizer takes {theirs / measured:.2f} times K-FAC's step")
+
+
+def _input(argv: list[str]) -> None:
+  del argv
+  config = cli.checked_config(flags.FLAGS.config)
+  console.print_devices()
+  rates = input_benchmark.measure(experiment.build(config), flags.FLAGS.rounds)
+  print(f"{config.model.name}, {config.optimizer.name}, batch {config.batch_size}")
+  print(f"real data    {rates['real']:.2f} steps/s")
+  print(f"fixed batch  {rates['fixed']:.2f} steps/s")
+  print(f"ratio        {rates['ratio']:.3f}")
+
+
+def _train(argv: list[str]) -> None:
+  del argv
+  options = flags.FLAGS
+  names = options.models or ["mixer_s4", "mixer_s16", "mixer_b4", "mixer_b16"]
+  batch_size = options.batch_size or 64
+  console.print_devices()
+  rows = train_benchmark.measure(
+    names, options.optimizers, batch_size, options.dtype, options.rounds
+  )
+  _print_table(batch_size, train_benchmark.HEADER, map(train_benchmark.line, rows))
+
+
+def _inference(argv: list[str]) -> None:
+  del argv
+  options = flags.FLAGS
+  names = options.models or list(models.VARIANTS)
+  for name in names:
+    models.fields(name)  # an unknown one is refused before the others are measured
+  batch_size = options.batch_size or 32
+  console.print_devices()
+  rows = inference_benchmark.measure(
+    names, batch_size, options.dtype, options.rounds, single_rounds=5 * options.rounds
+  )
+  _print_table(batch_size, inference_benchmark.HEADER, map(inference_benchmark.line, rows))
+
+
+def _print_table(batch_size: int, header: str, lines: Iterable[str]) -> None:
+  options = flags.FLAGS
+  print(f"batch {batch_size}, {options.dtype}, {options.rounds} rounds\n\n{header}", flush=True)
+  for line in lines:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+  config_flags.DEFINE_config_file("config", None, "Config file, of input and optimizers.")
+  flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
+  flags.DEFINE_list("models", None, "Models by name, of train and inference.")
+  flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers by name, of train.")
+  flags.DEFINE_integer("batch_size", None, "Default: 64 in train, 32 in inference.", lower_bound=1)
+  flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of train and inference.")
+  commands = {
+    "input": _input,
+    "optimizers": _optimizers,
+    "train": _train,
+    "inference": _inference,
+  }
+  cli.run_commands(commands)

@@ -1,0 +1,50 @@
+"""The plain Mixer that our step is compared with is the same function."""
+
+import importlib.util
+import pathlib
+
+import flax.traverse_util as tree
+import jax
+import numpy as np
+
+from mixer_jax import models
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def script():
+  spec = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks/train_step_peers.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def to_plain(path):
+  """The plain Mixer numbers its layers in the order of their calls."""
+  *names, leaf = path
+  if names == ["stem"]:
+    return ("Conv_0", leaf)
+  if names == ["head"]:
+    return ("Dense_8", leaf)
+  if names == ["pre_head_layer_norm"]:
+    return ("LayerNorm_4", leaf)
+  block, layer, *dense = names
+  first = 2 * int(block[-1])
+  if layer.startswith("LayerNorm"):
+    return (f"LayerNorm_{first + int(layer[-1])}", leaf)
+  first = 2 * (first + ["token_mixing", "channel_mixing"].index(layer))
+  return (f"Dense_{first + int(dense[0][-1])}", leaf)
+
+
+def test_the_plain_mixer_computes_what_ours_does():
+  sizes = dict(hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=32)
+  ours = models.build("mixer_s16", 5, patch_size=4, **sizes)
+  plain = script().plain_mixer(dict(patch_size=4, **sizes), 5, "float32")
+  rng = np.random.default_rng(0)
+  images = rng.normal(size=(3, 8, 8, 3)).astype(np.float32)
+  params = ours.init(jax.random.key(0), images)["params"]
+  params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+  moved = {to_plain(path): x for path, x in tree.flatten_dict(params).items()}
+  expected = ours.apply({"params": params}, images)
+  actual = plain.apply({"params": tree.unflatten_dict(moved)}, images)
+  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
