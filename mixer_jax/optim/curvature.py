@@ -12,7 +12,7 @@ d = d loss of one example / d y:
   "expand"         sum a a^T / (B T)    1/B sum d d^T     kfac-jax (its product),
                                                           Eschenhagen et al., 2023
 
-The published code treats its patch embedding, a convolution, apart: there
+The published code treats convolutions (its patch embedding) apart: there
 A = sum a a^T / (B T^2), so that its product equals that of "expand".
 """
 
