@@ -26,8 +26,8 @@ def default() -> ml_collections.ConfigDict:
   # Gradients are averaged over this many parts of a batch, to save memory.
   config.accum_steps = 1
   config.eval_batch_size = 256
-  # Optimizer steps per call of the compiled program, at most (0: 16): the largest
-  # number up to it that divides the steps of an epoch.
+  # Optimizer steps per call of the compiled program, at most: the largest number up to it
+  # that divides the steps of an epoch. 0: 1 on a CPU, 16 elsewhere.
   config.steps_per_dispatch = 0
   # Test accuracy in (0, 1] whose first epoch is reported; 0: none.
   config.target_accuracy = 0.0

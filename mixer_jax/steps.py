@@ -16,10 +16,6 @@ from mixer_jax import sharding, step_norms
 from mixer_jax.data import batches
 from mixer_jax.experiment import Experiment
 
-# A loop on the device hides the cost of a call. (On a CPU it can cost more than it
-# saves: measure steps_per_dispatch=1, which runs without a loop.)
-_STEPS_PER_DISPATCH = 16
-
 
 @flax.struct.dataclass
 class TrainState:
@@ -103,7 +99,7 @@ def make_train_steps(run: Experiment):
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.replicated(run.mesh))
   def train_steps(state, totals, images, labels, indices):
     steps = functools.partial(step, images, labels)
-    if len(indices) == 1:  # XLA's CPU programs can be much slower inside a loop
+    if len(indices) == 1:  # a loop of one step is still a loop to XLA
       (state, totals), squares = steps((state, totals), indices[0])
       return state, (totals, jax.tree.map(lambda x: x[None], squares))
     (state, totals), squares = jax.lax.scan(steps, (state, totals), indices)
@@ -181,6 +177,15 @@ class Cut(Exception):
     self.state, self.part = state, part
 
 
+def steps_per_dispatch(mesh: jax.sharding.Mesh) -> int:
+  """Steps in a call of the compiled program where the config leaves it open.
+
+  A loop on the device hides the cost of a call. On a CPU a call costs next to
+  nothing, and XLA's programs are slower inside a loop.
+  """
+  return 1 if mesh.devices.flat[0].platform == "cpu" else 16
+
+
 class EpochTrainer:
   """Feeds the epochs of a run through the compiled program."""
 
@@ -189,7 +194,7 @@ class EpochTrainer:
     self._everywhere = sharding.replicated(run.mesh)
     self.feed = batches.Feed(run.dataset.train, self._everywhere)
     self._program = None
-    wanted = run.config.steps_per_dispatch or _STEPS_PER_DISPATCH
+    wanted = run.config.steps_per_dispatch or steps_per_dispatch(run.mesh)
     # Windows of one size, so that one program serves the whole epoch.
     total = run.steps_per_epoch
     self.window = max(w for w in range(1, min(wanted, total) + 1) if total % w == 0)

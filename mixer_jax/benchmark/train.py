@@ -85,8 +85,6 @@ def _config(model: str, optimizer: str, batch_size: int, dtype: str) -> Any:
   side = models.image_size(model)
   if side > 32:
     config.data.update(image_size=side, resize=side * 8 // 7, pad=0)  # 256 for 224
-  # A call costs nothing next to a step of seconds; rounds then hold fewer of these.
-  config.steps_per_dispatch = 1 if jax.default_backend() == "cpu" else 0
   return config
 
 
