@@ -35,8 +35,9 @@ def default() -> ml_collections.ConfigDict:
   config.checkpoint_epochs = 1
   # Refuse to start on a CPU.
   config.require_accelerator = False
-  # Devices over which a batch is split; -1: all.
-  config.mesh = ml_collections.ConfigDict(dict(data=-1))
+  # Devices: data x model (data -1: all that are left). The batch is split over all
+  # of them, parameters and optimizer state over those of the axis "model".
+  config.mesh = ml_collections.ConfigDict(dict(data=-1, model=1))
   # Weights to start from: a file, an address or a name of `pretrained.CATALOG`.
   config.pretrained = ""
   # What becomes of their token mixing where the model has more or fewer tokens:

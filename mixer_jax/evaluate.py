@@ -8,6 +8,7 @@ from typing import Any
 
 from absl import flags
 import jax
+import ml_collections
 
 from mixer_jax import checkpoint, cli, experiment, sharding, workdir
 from mixer_jax.data import batches
@@ -35,13 +36,13 @@ class Evaluator:
         jax.lax.with_sharding_constraint(x[ids], batched) for x in (images, labels)
       )
       batch = task.batch(None, pixels, classes, train=False)
-      return totals.merge(task.evaluate(params, batch, mask))
+      return totals.merge(task.evaluate(sharding.gathered(run.mesh, params), batch, mask))
 
     self._add_batch = add_batch
 
   def __call__(self, params: Any) -> dict[str, float]:
     """Mean loss in nats, top1 and top5 in [0, 1]."""
-    totals = jax.device_put(self._task.test_metrics.empty(), self._everywhere)
+    totals = sharding.place(self._task.test_metrics.empty(), self._everywhere)
     for (images, labels, ids), mask in zip(self._feed.windows(self._ids, 1), self._masks):
       totals = self._add_batch(totals, params, images, labels, ids[0], mask)
     return {name: float(value) for name, value in totals.compute().items()}
@@ -65,9 +66,8 @@ def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, fl
   config = workdir.load_config(directory)
   # What trained the run need not be what evaluates it.
   config.update(require_accelerator=False, accum_steps=1)
-  if config.mesh.data > jax.device_count():
-    config.mesh.data = -1
-  devices = jax.device_count() if config.mesh.data == -1 else config.mesh.data
+  config.mesh = ml_collections.ConfigDict(dict(data=-1, model=1))
+  devices = jax.device_count()
   config.eval_batch_size = -(-config.eval_batch_size // devices) * devices
   config.batch_size = devices
   if data_dir is not None:

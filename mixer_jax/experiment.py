@@ -55,7 +55,9 @@ class Experiment:
       jax.ShapeDtypeStruct(size + images.shape[1:], images.dtype),
       jax.ShapeDtypeStruct(size, jnp.int32),
     )
-    return optim.Problem(self.task.predict, self.param_shapes, batch, self.task.likelihood)
+    return optim.Problem(
+      self.task.predict, self.param_shapes, batch, self.task.likelihood, self.mesh
+    )
 
   @functools.cached_property
   def tx(self) -> optax.GradientTransformationExtraArgs:

@@ -35,20 +35,32 @@ class TrainState:
 
 
 def init_state(run: Experiment, params: Any = None) -> TrainState:
-  """The state before step 0, on every device of the mesh.
+  """The state before step 0, on the mesh as `sharding.stored` has it.
 
   Args:
     run: the experiment.
     params: where to start; None: fresh ones, drawn with the run's seed.
   """
+  init = functools.partial(_init, run)
+  where = sharding.stored(run.mesh, jax.eval_shape(init, run.config.seed, params))
+  return jax.jit(init, out_shardings=where)(run.config.seed, params)
 
-  def init(seed, params):
-    params_key, run_key = jax.random.split(jax.random.key(seed))
-    params = run.task.init(params_key) if params is None else params
-    key_data = jax.random.key_data(run_key)
-    return TrainState(jnp.zeros((), jnp.int32), params, run.tx.init(params), key_data)
 
-  return jax.jit(init, out_shardings=sharding.replicated(run.mesh))(run.config.seed, params)
+def state_shapes(run: Experiment) -> TrainState:
+  """Shapes of the state with their shardings, to restore onto."""
+  shapes = jax.eval_shape(functools.partial(_init, run), run.config.seed, None)
+  return jax.tree.map(
+    lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+    shapes,
+    sharding.stored(run.mesh, shapes),
+  )
+
+
+def _init(run: Experiment, seed: Any, params: Any) -> TrainState:
+  params_key, run_key = jax.random.split(jax.random.key(seed))
+  params = run.task.init(params_key) if params is None else params
+  key_data = jax.random.key_data(run_key)
+  return TrainState(jnp.zeros((), jnp.int32), params, run.tx.init(params), key_data)
 
 
 def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -68,9 +80,10 @@ def update(run: Experiment, state: TrainState, totals: Any, batch: Any) -> tuple
   """
   _, dropout_key, target_key = step_keys(state)
   loss, accum_steps = run.task.loss, run.config.accum_steps
-  grads, metrics = _gradients(loss, accum_steps, state.params, batch, dropout_key)
+  whole = sharding.gathered(run.mesh, state.params)
+  grads, metrics = _gradients(loss, accum_steps, whole, batch, dropout_key)
   updates, opt_state = run.tx.update(
-    grads, state.opt_state, state.params, batch=batch, rng=target_key
+    grads, state.opt_state, state.params, batch=batch, rng=target_key, model_params=whole
   )
   params = optax.apply_updates(state.params, updates)
   return TrainState(state.step + 1, params, opt_state, state.key_data), totals.merge(metrics)
@@ -96,7 +109,10 @@ def make_train_steps(run: Experiment):
     state, totals = update(run, state, totals, batch)
     return (state, totals), step_norms.squares(state.opt_state)
 
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.replicated(run.mesh))
+  everywhere = sharding.replicated(run.mesh)
+  stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=(stored, everywhere))
   def train_steps(state, totals, images, labels, indices):
     steps = functools.partial(step, images, labels)
     if len(indices) == 1:  # a loop of one step is still a loop to XLA
@@ -222,7 +238,7 @@ class EpochTrainer:
     """
     run, config = self._run, self._run.config
     if part is None:
-      empty = jax.device_put(run.task.train_metrics.empty(), self._everywhere)
+      empty = sharding.place(run.task.train_metrics.empty(), self._everywhere)
       part, begun = Part(empty, {}, 0.0), 0
     else:
       begun = int(state.step) - (epoch - 1) * run.steps_per_epoch

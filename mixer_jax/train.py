@@ -6,7 +6,6 @@ import pathlib
 import sys
 from typing import Any, Iterator
 
-import jax
 import ml_collections
 import numpy as np
 
@@ -113,12 +112,12 @@ def _start(
   step = saved.latest()
   if step is None:
     return init_state(run, params), Progress(), None
-  everywhere = sharding.replicated(run.mesh)
-  shapes = checkpoint.template(jax.eval_shape(lambda: init_state(run)), everywhere)
+  shapes = steps.state_shapes(run)
   params, rest, progress = saved.restore(step, shapes.params, _without_params(shapes))
   part = None
   if begun := step - progress.epoch * run.steps_per_epoch:
     part_shapes = steps.part_shapes(run, shapes.opt_state, begun)
+    everywhere = sharding.replicated(run.mesh)
     part = saved.restore_part(step, checkpoint.template(part_shapes, everywhere))
   print(f"resumed from step {step}, epoch {progress.epoch}", flush=True)
   return TrainState(params=params, **rest), progress, part

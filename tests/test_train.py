@@ -120,24 +120,6 @@ def assert_same_run(a, b, rtol, atol):
   close(a_metrics["loss"], b_metrics["loss"])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_eight_devices_make_the_steps_of_one(name, tiny_config):
-  config = with_optimizer(tiny_config, name)
-  if name == "adam":  # or it scales up gradients that are zero but for rounding
-    config.optimizer.eps = 1e-2
-  config.data.pad = 0
-  one = one_epoch(config)
-  config.mesh.data = 8
-  assert_same_run(one_epoch(config), one, rtol=2e-3, atol=2e-4)
-
-
-def test_many_steps_a_dispatch_are_the_same_steps(tiny_config):
-  config = with_optimizer(tiny_config, "sgd")
-  one = one_epoch(config)
-  config.steps_per_dispatch = 4
-  assert_same_run(one_epoch(config), one, rtol=1e-4, atol=1e-5)
-
-
 def test_accumulation_equals_one_batch(tiny_config):
   config = with_optimizer(tiny_config, "sgd")
   one = one_epoch(config)
@@ -283,6 +265,8 @@ def test_a_diverged_run_stops_and_names_its_last_checkpoint(tiny_config, tmp_pat
     ("batch_size", 512, "batch_size is 512, more than the 256 training images"),
     ("eval_batch_size", 12, "eval_batch_size is 12; it must be a positive multiple of 8"),
     ("mesh.data", 9, "mesh.data is 9; allowed: -1 for all, or 1 to 8 devices"),
+    ("mesh.model", 2, "mesh.data is 8; allowed: -1 for all, or 1 to 4 devices of 2 .mesh.model"),
+    ("mesh.model", 9, "mesh.model is 9; allowed: 1 to 8 devices"),
     ("model.name", "mixer_x", "model.name is 'mixer_x'; known models: mixer_"),
     ("model.patch_size", 3, "image_size is 8; it must be a multiple of the patch size 3"),
     ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: sgd, adam"),

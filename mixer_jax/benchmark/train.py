@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax import checkpoint, experiment, flops, models, optim, sharding, steps
 from mixer_jax import config as config_lib
+from mixer_jax import experiment, flops, models, optim, steps
 from mixer_jax.benchmark import fixed, optimizers
 from mixer_jax.benchmark import input as input_benchmark
 from mixer_jax.benchmark.timing import fits, planned_bytes, take_turns
@@ -93,9 +93,7 @@ def _measure(run: experiment.Experiment, rounds: int) -> Row:
   trainer = steps.EpochTrainer(run)
   stream, window = input_benchmark.windows(run, trainer), trainer.window
   first = next(stream)
-  shapes = checkpoint.template(
-    jax.eval_shape(lambda: steps.init_state(run)), sharding.replicated(run.mesh)
-  )
+  shapes = steps.state_shapes(run)
   start = time.perf_counter()
   real_steps = steps.make_train_steps(run).lower(shapes, totals, *first).compile()
   compiling = time.perf_counter() - start

@@ -11,6 +11,7 @@ from typing import Any, Iterator
 import jax
 import numpy as np
 
+from mixer_jax import sharding
 from mixer_jax.data.sources import Split
 
 # A set up to this size is copied to the device whole.
@@ -57,7 +58,7 @@ class Feed:
       self._resident = self._put(np.asarray(split.images), split.labels)
 
   def _put(self, images: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    return jax.device_put((images, labels), self._sharding)
+    return sharding.place((images, labels), self._sharding)
 
   def windows(self, indices: np.ndarray, batches: int) -> Iterator[Window]:
     """Yields consecutive windows of `batches` rows of `indices`.

@@ -41,12 +41,14 @@ class Problem(NamedTuple):
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     likelihood: "categorical" or "normal".
+    mesh: the devices of the training step, or None.
   """
 
   predict: Callable[[Any, Any], Any]
   params: Any
   batch: Any
   likelihood: str
+  mesh: jax.sharding.Mesh | None = None
 
 
 def _configured_kfac(
@@ -76,6 +78,7 @@ def _configured_kfac(
     problem.params,
     problem.batch,
     likelihood=problem.likelihood,
+    mesh=problem.mesh,
     **options,
   )
 

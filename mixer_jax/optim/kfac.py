@@ -53,6 +53,7 @@ def scale_by_kfac(
   token_averaging: str = "published",
   norms: str = "gradient",
   plain: Sequence[str] = (),
+  mesh: jax.sharding.Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
 
@@ -92,6 +93,8 @@ def scale_by_kfac(
     norms: "gradient" leaves normalisation parameters to the plain gradient, as
       published; "diagonal" divides it by their Fisher diagonal plus damping.
     plain: regular expressions of other parameter paths left to the gradient.
+    mesh: the devices of the caller's step, which share the inversions: each
+      matrix on one of them. None: every device inverts all.
 
   Returns:
     A transform whose state is a pytree of arrays, `ScaleByKfacState`. Chain it
@@ -143,7 +146,7 @@ def scale_by_kfac(
     factors = jax.lax.cond(state.count % factor_period == 0, renewed_factors, lambda: state.factors)
     inverses = jax.lax.cond(
       state.count % inverse_period == 0,
-      lambda: invert({name: factors[name] for name in state.inverses}, lam),
+      lambda: invert({name: factors[name] for name in state.inverses}, lam, mesh),
       lambda: state.inverses,
     )
     gradients, directions = _by_path(updates), {}

@@ -1,0 +1,68 @@
+"""Inversions shared by the devices of a mesh."""
+
+import collections
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax.optim import algebra
+from mixer_jax.optim.blocks import Kronecker
+
+SIZES = {"stem": (5, 4), "block": (9, 17), "head": (17, 3)}
+
+
+def factors():
+  rng = np.random.default_rng(0)
+
+  def factor(size):
+    rows = rng.normal(size=(2 * size, size)).astype(np.float32)
+    return jnp.asarray(rows.T @ rows / len(rows))
+
+  return {name: Kronecker(*map(factor, sizes)) for name, sizes in SIZES.items()}
+
+
+def mesh(data, model):
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  return jax.make_mesh(
+    (data, model), ("data", "model"), auto, devices=jax.devices()[: data * model]
+  )
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2), (8, 1)], ids=str)
+@pytest.mark.parametrize("inverses", [algebra.exact_inverses, algebra.factored_inverses])
+def test_shared_inversions_equal_those_of_one_device(inverses, shape):
+  alone = jax.jit(lambda f: inverses(f, 0.1))(factors())
+  shared = jax.jit(lambda f: inverses(f, 0.1, mesh(*shape)))(factors())
+  jax.tree.map(np.testing.assert_array_equal, shared, alone)
+
+
+def test_each_matrix_is_inverted_once():
+  """Counted by calls from inside the compiled program."""
+  counts, lock = collections.Counter(), threading.Lock()
+
+  def count(size):
+    with lock:
+      counts[int(size)] += 1
+
+  def invert(matrix):
+    jax.debug.callback(count, len(matrix))
+    return jnp.linalg.inv(matrix)
+
+  jax.block_until_ready(
+    jax.jit(lambda f: algebra._of_each_matrix(invert, f, mesh(4, 2)))(factors())
+  )
+  jax.effects_barrier()
+  assert counts == {5: 1, 4: 1, 9: 1, 17: 2, 3: 1}
+
+
+def test_shares_are_balanced():
+  # Sizes of a Mixer-B/16 with a head of 10: of 12 blocks, stem and head.
+  sizes = [197, 384, 385, 196, 769, 3072, 3073, 768] * 12 + [769, 768, 769, 10]
+  shares = algebra._shares(sizes, 8)
+  assert sorted(sum(shares, [])) == list(range(len(sizes)))
+  loads = [sum(sizes[i] ** 3 for i in share) for share in shares]
+  assert max(loads) < 1.01 * sum(loads) / 8
+  assert algebra._shares([3, 5], 4) == [[1], [0], []]
