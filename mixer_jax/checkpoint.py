@@ -10,7 +10,7 @@ from absl import logging
 import jax
 import orbax.checkpoint as ocp
 
-from mixer_jax import manifest
+from mixer_jax import manifest, processes
 from mixer_jax.errors import UserError
 
 # Raised when the layout of a checkpoint changes. Format 2 had no manifest and no
@@ -66,7 +66,7 @@ class Checkpoints:
     self.path = workdir / "checkpoints"
     self._read_only = read_only
     if not read_only:
-      self._set_damaged_aside(workdir / "damaged")
+      processes.lead(lambda: self._set_damaged_aside(workdir / "damaged"))
     policies = ocp.checkpoint_managers
     options = ocp.CheckpointManagerOptions(
       read_only=read_only,

@@ -12,6 +12,7 @@ from typing import Any, Iterator
 import jax
 
 import mixer_jax
+from mixer_jax import processes
 from mixer_jax.experiment import Experiment
 
 FILE = "run.json"
@@ -29,6 +30,9 @@ def session(directory: pathlib.Path, run: Experiment, epoch: int) -> Iterator[No
     run: what is trained.
     epoch: epochs finished before.
   """
+  if not processes.is_first():
+    yield
+    return
   record = describe(run) | {"from_epoch": epoch + 1, "started": _now(), "ended": None}
   sessions = [*read(directory), record]
   _write(directory, sessions)

@@ -24,8 +24,13 @@ class Request:
 
   @property
   def exit_code(self) -> int:
-    """As shells have it: 130 after SIGINT, 143 after SIGTERM."""
-    return 128 + self.number
+    """As shells have it: 130 after SIGINT, 143 after SIGTERM (of this or another process)."""
+    return 128 + (self.number or signal.SIGTERM)
+
+  @property
+  def name(self) -> str:
+    """Of the signal."""
+    return self.number.name if self.number else "a signal to another process"
 
 
 @contextlib.contextmanager

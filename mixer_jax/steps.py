@@ -41,7 +41,7 @@ def init_state(run: Experiment, params: Any = None) -> TrainState:
     run: the experiment.
     params: where to start; None: fresh ones, drawn with the run's seed.
   """
-  init = functools.partial(_init, run)
+  init, params = functools.partial(_init, run), jax.device_get(params)
   where = sharding.stored(run.mesh, jax.eval_shape(init, run.config.seed, params))
   return jax.jit(init, out_shardings=where)(run.config.seed, params)
 

@@ -16,6 +16,7 @@ from mixer_jax import (
   fine_tuning,
   lock,
   optim,
+  processes,
   provenance,
   sharding,
   signals,
@@ -66,28 +67,30 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
   run = experiment.build(config)
   params = weights and weights.fit(run.param_shapes, config.resize_tokens)
   _ = run.tx  # an unusable optimizer is refused before the directory exists
-  directory = workdir.create(path)
+  directory = processes.lead(lambda: workdir.create(path)) or workdir.existing(path)
   with _alone(directory), contextlib.closing(checkpoint.Checkpoints(directory)) as saved:
-    workdir.store_config(directory, config, started=saved.latest() is not None)
+    started = saved.latest() is not None
+    processes.lead(lambda: workdir.store_config(directory, config, started))
     print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
     state, progress, part = _start(run, saved, params)
     if progress.epoch >= config.num_epochs:
       print(f"finished already: {console.summary(progress, config.target_accuracy)}")
       if not (directory / "curves.png").exists():  # killed before they were drawn
-        curves.draw(directory)
+        processes.lead(lambda: curves.draw(directory))
       return directory
     console.print_model(run)
     with provenance.session(directory, run, progress.epoch), signals.heeded() as asked:
-      progress = _run_epochs(run, directory, saved, state, progress, part, asked)
+      agreed = processes.Agreement(asked, run.mesh)
+      progress = _run_epochs(run, directory, saved, state, progress, part, agreed)
       saved.wait()
-    if asked() and progress.epoch < config.num_epochs:
+    if agreed.now() and progress.epoch < config.num_epochs:
       print(
-        f"stopped by {asked.number.name}; the checkpoint of step {saved.latest()} is written, the"
+        f"stopped by {asked.name}; the checkpoint of step {saved.latest()} is written, the"
         f" same --config with --workdir={directory} goes on from it",
         flush=True,
       )
       sys.exit(asked.exit_code)
-  figure = curves.draw(directory)
+  figure = processes.lead(lambda: curves.draw(directory))
   done = "done" if progress.epoch == config.num_epochs else "stopped"
   print(f"{done}: {console.summary(progress, config.target_accuracy)}\ncurves in {figure}")
   return directory
@@ -95,14 +98,20 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _alone(directory: pathlib.Path) -> Iterator[None]:
-  """Keeps other processes from training in a run's directory."""
-  descriptor = lock.hold(directory)
-  if descriptor is None:
-    raise UserError(f"workdir {directory} is in use: another process trains in it")
+  """Keeps other runs from training in a run's directory."""
+
+  def hold():
+    descriptor = lock.hold(directory)
+    if descriptor is None:
+      raise UserError(f"workdir {directory} is in use: another process trains in it")
+    return descriptor
+
+  descriptor = processes.lead(hold)
   try:
     yield
   finally:
-    os.close(descriptor)
+    if descriptor is not None:
+      os.close(descriptor)
 
 
 def _start(
@@ -134,15 +143,15 @@ def _run_epochs(
   state: TrainState,
   progress: Progress,
   part: steps.Part | None,
-  asked: signals.Request,
+  agreed: processes.Agreement,
 ) -> Progress:
   """Runs what is left, or until `STOP` or a signal: train, evaluate, report, save."""
   config = run.config
   evaluator, trainer = Evaluator(run), EpochTrainer(run)
-  writer = workdir.MetricWriter(directory, progress.epoch)
+  writer = processes.lead(lambda: workdir.MetricWriter(directory, progress.epoch))
   for epoch in range(progress.epoch + 1, config.num_epochs + 1):
     try:
-      state, metrics, seconds = trainer(state, epoch, part, asked)
+      state, metrics, seconds = trainer(state, epoch, part, agreed.soon)
     except steps.Cut as cut:
       step = int(cut.state.step)
       _refuse_nonfinite(float(cut.part.totals.compute()["loss"]), epoch, step, saved)
@@ -155,16 +164,18 @@ def _run_epochs(
     _refuse_nonfinite(test["loss"], epoch, step, saved)
     progress = progress.after(epoch, test["top1"], config.target_accuracy)
     row = _row(run, step, metrics, test, progress, seconds)
-    writer.write(row)
+    if writer:
+      writer.write(row)
     print(console.epoch_line(row, config.num_epochs), flush=True)
-    stop = (directory / STOP).exists() or asked()
+    stop = agreed.now(processes.is_first() and (directory / STOP).exists())
     due = epoch % config.checkpoint_epochs == 0 or epoch == config.num_epochs or stop
     if due or progress.best_epoch == epoch:
       saved.save(step, state.params, _without_params(state), progress, test["top1"])
     if stop:
-      (directory / STOP).unlink(missing_ok=True)
+      processes.lead(lambda: (directory / STOP).unlink(missing_ok=True))
       break
-  writer.close()
+  if writer:
+    writer.close()
   return progress
 
 

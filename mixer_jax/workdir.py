@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import Any, Iterator
 
+import jax
 import ml_collections
 from tensorboardX import SummaryWriter
 
@@ -25,6 +26,8 @@ def create(path: str | None) -> pathlib.Path:
     UserError: it cannot be written.
   """
   if not path:
+    if jax.process_count() > 1:
+      raise UserError("--workdir is missing; several processes need one that all of them see")
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = os.path.join("runs", f"{now}-{os.getpid()}")
   workdir = pathlib.Path(os.path.expanduser(path)).absolute()

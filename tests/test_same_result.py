@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mixer_jax import config as config_lib
 from mixer_jax import checkpoint, evaluate, experiment, sharding, steps, train, workdir
+from mixer_jax import config as config_lib
 
 OPTIMIZERS = {
   "sgd": dict(learning_rate=0.1),

@@ -13,10 +13,11 @@ from mixer_jax.experiment import Experiment
 
 def print_devices() -> None:
   """The first line of a run: what it really runs on."""
-  device = jax.devices()[0]
+  device, number = jax.devices()[0], jax.process_count()
+  among = f" in {number} processes" if number > 1 else ""
   print(
     f"mixer_jax {mixer_jax.__version__}, JAX {jax.__version__}, backend {device.platform}:"
-    f" {jax.device_count()} x {device.device_kind}",
+    f" {jax.device_count()} x {device.device_kind}{among}",
     flush=True,
   )
 
