@@ -69,9 +69,11 @@ def _configured_kfac(
   norms: str = "gradient",
   identity_start: bool = True,
   decay_from: int | None = None,
+  plain: str = "",
 ) -> optax.GradientTransformation:
   options = {k: v for k, v in locals().items() if k not in ("learning_rate", "problem")}
   options["norm_constraint"] = norm_constraint or None  # 0 in a config: none
+  options["plain"] = (plain,) if plain else ()
   return kfac(
     learning_rate,
     problem.predict,

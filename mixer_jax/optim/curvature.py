@@ -97,7 +97,7 @@ class Curvature:
       over classes) or "empirical" (the given targets).
     token_averaging: see the module's docstring.
     norms: "gradient" (plain gradient, as published) or "diagonal".
-    plain: regular expressions of parameter paths that need no block.
+    plain: regular expressions of parameter paths: they get no block, and need none.
 
   Raises:
     ValueError: an unknown option, or a parameter without a block.
@@ -119,8 +119,10 @@ class Curvature:
     _check("estimation", estimation, _MODES)
     _check("token_averaging", token_averaging, ("published", "expand"))
     _check("norms", norms, ("gradient", "diagonal"))
+    for pattern in plain:
+      _check_pattern(pattern)
     self._predict = predict
-    self._likelihood = likelihood
+    self._likelihood, self._plain = likelihood, plain
     self._estimation = estimation
     self._estimator = kfac_jax.BlockDiagonalCurvature(
       self._registered_loss,
@@ -138,7 +140,7 @@ class Curvature:
     self.blocks = self._list_blocks(shapes[0], norms, plain)
 
   def _registered_loss(self, params: Params, batch: Batch) -> jax.Array:
-    with linen.registered_layers() as plain:
+    with linen.registered_layers(self._plain) as plain:
       outputs, targets = _outputs(self._predict(params, batch))
     self._declared_plain = {
       path_name(path)
@@ -226,3 +228,10 @@ def _outputs(prediction: Any) -> tuple[Any, Any]:
 def _check(name: str, value: str, allowed: Any) -> None:
   if value not in allowed:
     raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+def _check_pattern(pattern: str) -> None:
+  try:
+    re.compile(pattern)
+  except re.error as e:
+    raise ValueError(f"plain is {pattern!r}, no regular expression: {e}") from e

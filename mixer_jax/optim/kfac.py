@@ -92,7 +92,9 @@ def scale_by_kfac(
     token_averaging: "published" or "expand", see `curvature.py`.
     norms: "gradient" leaves normalisation parameters to the plain gradient, as
       published; "diagonal" divides it by their Fisher diagonal plus damping.
-    plain: regular expressions of other parameter paths left to the gradient.
+    plain: regular expressions of the paths of parameters that are left to the
+      gradient: those that no layer announces, and layers with factors too large
+      to invert, such as a head of 21,841 classes ("^head/").
     mesh: the devices of the caller's step, which share the inversions: each
       matrix on one of them. None: every device inverts all.
 

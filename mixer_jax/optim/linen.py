@@ -13,7 +13,8 @@ missing) or "gradient" (no block: the plain gradient).
 
 import contextlib
 import math
-from typing import Any, Callable, Iterator
+import re
+from typing import Any, Callable, Iterator, Sequence
 
 import flax.linen as nn
 import jax
@@ -21,18 +22,23 @@ import kfac_jax
 
 
 @contextlib.contextmanager
-def registered_layers() -> Iterator[list[jax.Array]]:
+def registered_layers(patterns: Sequence[str] = ()) -> Iterator[list[jax.Array]]:
   """Within this context, applied Linen layers register their blocks.
 
+  Args:
+    patterns: regular expressions; a layer all of whose parameters' paths match
+      one gets no block.
+
   Yields:
-    A list that fills with the parameters whose layers ask for the plain gradient.
+    A list that fills with the parameters of layers that take the plain gradient.
   """
   plain = []
-  with nn.intercept_methods(lambda *call: _register_layer(plain, *call)):
+  with nn.intercept_methods(lambda *call: _register_layer(patterns, plain, *call)):
     yield plain
 
 
 def _register_layer(
+  patterns: Sequence[str],
   plain: list[jax.Array],
   next_call: Callable,
   args: tuple[Any, ...],
@@ -44,14 +50,25 @@ def _register_layer(
   if context.method_name != "__call__" or module.is_initializing():
     return next_call(*args, **kwargs)
   declared = getattr(type(module), "curvature", None)
-  if declared == "gradient" or _is_grouped(module):
-    plain += [x for x in module.variables.get("params", {}).values() if not isinstance(x, dict)]
+  if declared == "gradient" or _is_grouped(module) or _is_listed(module, patterns):
+    plain += _own_params(module).values()
   elif declared == "scale_and_shift":
     y = next_call(*args, **kwargs)
     return kfac_jax.register_scale_and_shift(y, args[0], *_params(module, "scale", "bias"))
   elif register := _REGISTER.get(type(module)):
     return register(module, args[0], next_call(*args, **kwargs))
   return next_call(*args, **kwargs)
+
+
+def _own_params(module: nn.Module) -> dict[str, jax.Array]:
+  params = module.variables.get("params", {})
+  return {name: x for name, x in params.items() if not isinstance(x, dict)}
+
+
+def _is_listed(module: nn.Module, patterns: Sequence[str]) -> bool:
+  """Whether the caller wants no block for any of a layer's parameters."""
+  paths = ["/".join((*module.path, name)) for name in _own_params(module)]
+  return bool(paths) and all(any(re.search(p, path) for p in patterns) for path in paths)
 
 
 def _is_grouped(module: nn.Module) -> bool:

@@ -29,6 +29,7 @@ def print_model(run: Experiment) -> None:
   if kfac := _kfac_config(run.config.optimizer):
     problem = run.problem
     options = {"norms": kfac.norms} if kfac.norms else {}
+    options["plain"] = (kfac.plain,) if kfac.plain else ()
     blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch, **options)
     print(blocks_table(blocks), flush=True)
 

@@ -44,6 +44,21 @@ def close(a, b, rtol, atol=0.0):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
+def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  tx = optim.scale_by_kfac(predict, params, batch, plain=["^two/"])
+  state = tx.init(params)
+  assert set(state.factors) == {"one"}
+  updates, _ = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
+  close(updates["two"], grads["two"], rtol=0)
+  whole = optim.scale_by_kfac(predict, params, batch)
+  others, _ = whole.update(grads, whole.init(params), params, batch=batch, rng=jax.random.key(0))
+  close(updates["one"], others["one"], rtol=1e-6)
+  with pytest.raises(ValueError, match="plain is '[(]', no regular expression"):
+    optim.scale_by_kfac(predict, params, batch, plain=["("])
+
+
 def matrix(layer):
   return np.concatenate([layer["kernel"], layer["bias"][None]]).astype(np.float64)
 
