@@ -4,6 +4,7 @@ python -m mixer_jax.benchmark input --config=configs/quickstart.py
 python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
 python -m mixer_jax.benchmark train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
 python -m mixer_jax.benchmark inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
+python -m mixer_jax.benchmark scaling [--models=mixer_b16,mixer_l16]
 """
 
 from typing import Iterable
@@ -15,6 +16,7 @@ from mixer_jax import cli, experiment, flops, models, optim
 from mixer_jax.benchmark import inference as inference_benchmark
 from mixer_jax.benchmark import input as input_benchmark
 from mixer_jax.benchmark import optimizers as optimizers_benchmark
+from mixer_jax.benchmark import scaling as scaling_model
 from mixer_jax.benchmark import train as train_benchmark
 from mixer_jax.report import console
 
@@ -77,6 +79,22 @@ def _inference(argv: list[str]) -> None:
   _print_table(batch_size, inference_benchmark.HEADER, map(inference_benchmark.line, rows))
 
 
+def _scaling(argv: list[str]) -> None:
+  del argv
+  numbers = (1, 8, 64, 256, 1024)
+  periods = tuple(optimizers_benchmark.PERIODS.values())
+  print(
+    f"a model, not a measurement: ImageNet-21k, {scaling_model.IMAGES:,} images,"
+    f" {scaling_model.EPOCHS} epochs, batch {scaling_model.BATCH_SIZE}; milliseconds a step"
+    f" on H200s ({scaling_model.H200}); K-FAC without the head, periods {periods}"
+  )
+  for name in flags.FLAGS.models or ["mixer_b16", "mixer_l16"]:
+    blocks = scaling_model.blocks_of(name)
+    print(f"\n{name}\n\n{scaling_model.table(blocks, numbers, scaling_model.H200, periods)}")
+    for what, size in scaling_model.memory(blocks).items():
+      print(f"{what}: {size / 2**30:.2f} GiB")
+
+
 def _print_table(batch_size: int, header: str, lines: Iterable[str]) -> None:
   options = flags.FLAGS
   print(f"batch {batch_size}, {options.dtype}, {options.rounds} rounds\n\n{header}", flush=True)
@@ -96,5 +114,6 @@ if __name__ == "__main__":
     "optimizers": _optimizers,
     "train": _train,
     "inference": _inference,
+    "scaling": _scaling,
   }
   cli.run_commands(commands)

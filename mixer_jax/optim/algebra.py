@@ -87,7 +87,7 @@ def _of_each_matrix(
 
 def _spread(invert: Callable, matrices: list[jax.Array], mesh: Mesh) -> list[Any]:
   """Each matrix is inverted by one device, which sends the result to all others."""
-  shares = _shares([len(m) for m in matrices], mesh.size)
+  shares = share_out([len(m) for m in matrices], mesh.size)
   shapes = [jax.eval_shape(invert, m) for m in matrices]
 
   def share(mine: list[int]) -> Callable:
@@ -110,7 +110,7 @@ def _spread(invert: Callable, matrices: list[jax.Array], mesh: Mesh) -> list[Any
   )(matrices)
 
 
-def _shares(sizes: Sequence[int], devices: int) -> list[list[int]]:
+def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
   """Which matrices each device inverts: the costliest first, to who has least to do.
 
   Args:

@@ -61,8 +61,8 @@ def test_each_matrix_is_inverted_once():
 def test_shares_are_balanced():
   # Sizes of a Mixer-B/16 with a head of 10: of 12 blocks, stem and head.
   sizes = [197, 384, 385, 196, 769, 3072, 3073, 768] * 12 + [769, 768, 769, 10]
-  shares = algebra._shares(sizes, 8)
+  shares = algebra.share_out(sizes, 8)
   assert sorted(sum(shares, [])) == list(range(len(sizes)))
   loads = [sum(sizes[i] ** 3 for i in share) for share in shares]
   assert max(loads) < 1.01 * sum(loads) / 8
-  assert algebra._shares([3, 5], 4) == [[1], [0], []]
+  assert algebra.share_out([3, 5], 4) == [[1], [0], []]
