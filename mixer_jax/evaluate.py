@@ -66,8 +66,11 @@ def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, fl
   config = workdir.load_config(directory)
   # What trained the run need not be what evaluates it.
   config.update(require_accelerator=False, accum_steps=1)
-  config.mesh = ml_collections.ConfigDict(dict(data=-1, model=1))
-  devices = jax.device_count()
+  data, model = config.mesh.data, config.mesh.get("model", 1)
+  if abs(data) * model > jax.device_count():
+    data, model = -1, 1
+  config.mesh = ml_collections.ConfigDict(dict(data=data, model=model))
+  devices = jax.device_count() if data == -1 else data * model
   config.eval_batch_size = -(-config.eval_batch_size // devices) * devices
   config.batch_size = devices
   if data_dir is not None:
