@@ -218,10 +218,13 @@ class Checkpoints:
       raise UserError(f"checkpoint {self.path / str(step)} cannot be restored: {reason[0]}") from e
 
   def _progress(self, step: int, saved: dict[str, Any]) -> Progress:
-    found = saved.pop("format", None)
+    found = saved.pop("format", None) if isinstance(saved, dict) else None
     if found not in (FORMAT, _UNCHECKED):
       raise UserError(f"checkpoint {self.path / str(step)} has format {found}, not {FORMAT}")
-    return Progress(**saved)
+    try:
+      return Progress(**saved)
+    except TypeError as e:
+      raise UserError(f"checkpoint {self.path / str(step)} has other progress: {e}") from e
 
 
 def _rank(metrics: dict[str, float]) -> tuple[float, float]:

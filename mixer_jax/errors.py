@@ -7,3 +7,9 @@ class UserError(Exception):
   The message is one line that names the thing, its value and what is allowed.
   `main` and `evaluate` print it and exit with code 2.
   """
+
+
+def reason(error: Exception) -> str:
+  """What some library says is wrong, as a part of a line: one line, not too long."""
+  text = " ".join(str(error).split()) or type(error).__name__
+  return "".join(c if c.isprintable() else "?" for c in text)[:300]

@@ -27,7 +27,10 @@ class Evaluator:
     self._task = task
     self._everywhere = sharding.replicated(run.mesh)
     self._feed = batches.Feed(split, self._everywhere)
-    self._ids, self._masks = batches.test_indices(len(split.labels), run.config.eval_batch_size)
+    devices = run.mesh.size
+    # A batch larger than the split would be padding.
+    size = min(run.config.eval_batch_size, -(-len(split.labels) // devices) * devices)
+    self._ids, self._masks = batches.test_indices(len(split.labels), size)
     batched = sharding.batched(run.mesh)
 
     @functools.partial(jax.jit, out_shardings=self._everywhere)

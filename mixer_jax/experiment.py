@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import os
 from typing import Any
 
 import jax
@@ -85,7 +87,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     )
   augment.check(images, dataset.train.images.shape)
   model = build_model(config.model, dataset.num_classes)
-  return Experiment(config, mesh, dataset, tasks.Classification(model, images))
+  run = Experiment(config, mesh, dataset, tasks.Classification(model, images))
+  if (steps := run.steps_per_epoch * config.num_epochs) >= 2**31:
+    raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
+  return run
 
 
 def build_model(config: ml_collections.ConfigDict, num_classes: int) -> Any:
@@ -96,15 +101,26 @@ def build_model(config: ml_collections.ConfigDict, num_classes: int) -> Any:
 
 def _check_model(model: Any, name: str, images: augment.ImageSpec) -> None:
   """Refuses a bad model before data are read or downloaded."""
-  if images.image_size % model.patch_size:
-    raise UserError(
-      f"data.image_size is {images.image_size}; it must be a multiple of the patch size"
-      f" {model.patch_size} of {name}"
-    )
   try:
-    jax.eval_shape(tasks.Classification(model, images).init, jax.random.key(0))
+    shapes = jax.eval_shape(tasks.Classification(model, images).init, jax.random.key(0))
   except ValueError as e:
     raise UserError(f"model {name}: {e}") from e
+  size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+  if size > (memory := _memory()):
+    raise UserError(
+      f"model {name}: its parameters take {size / 2**30:,.1f} GiB, more than the {memory / 2**30:,.1f}"
+      " GiB of the device; check the fields of the model and data.image_size"
+    )
+
+
+def _memory() -> float:
+  """Bytes of a device's memory, as far as it says; of a CPU the machine's."""
+  stats = jax.devices()[0].memory_stats() or {}
+  if limit := stats.get("bytes_limit"):
+    return limit
+  if jax.devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  return math.inf
 
 
 def _image_spec(config: ml_collections.ConfigDict) -> augment.ImageSpec:

@@ -25,14 +25,14 @@ def damage(directory: pathlib.Path, parts: tuple[str, ...] = ("",)) -> str | Non
   """
   path = directory / FILE
   try:
-    sums = dict(json.loads(path.read_text()))
+    sums = {str(name): expected for name, expected in json.loads(path.read_text()).items()}
   except FileNotFoundError:
     return f"{FILE} is missing"
-  except (OSError, ValueError, TypeError) as e:
+  except (OSError, ValueError, AttributeError, RecursionError) as e:
     return f"{FILE} cannot be read: {e}"
   try:
     json.loads((directory / _CHANGING).read_text())
-  except (OSError, ValueError) as e:
+  except (OSError, ValueError, RecursionError) as e:
     return f"{_CHANGING} cannot be read: {e}"
   for name, expected in sums.items():
     if not name.startswith(parts):

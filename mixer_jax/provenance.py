@@ -12,7 +12,8 @@ from typing import Any, Iterator
 import jax
 
 import mixer_jax
-from mixer_jax import processes
+from mixer_jax import processes, workdir
+from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 
 FILE = "run.json"
@@ -44,9 +45,30 @@ def session(directory: pathlib.Path, run: Experiment, epoch: int) -> Iterator[No
 
 
 def read(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """The sessions of a run, oldest first; one that was killed has `ended` None."""
+  """The sessions of a run, oldest first; one that was killed has `ended` None.
+
+  Raises:
+    UserError: the file is spoiled.
+  """
   path = directory / FILE
-  return json.loads(path.read_text())["sessions"] if path.exists() else []
+  if not path.exists():
+    return []
+  match workdir.read_json(path):
+    case {"sessions": list(sessions)} if all(map(_is_session, sessions)):
+      return sessions
+  raise UserError(f"{path} is not the record of a run's sessions; move it away to go on without")
+
+
+def _is_session(value: Any) -> bool:
+  match value:
+    case {
+      "commit": None | str(), "versions": dict(), "started": str(), "ended": None | str(),
+      "device": {"count": int(), "platform": str(), "kind": str()},
+      "data": {"name": str(), "train_images": int(), "train_split": str(),
+               "test_images": int(), "test_split": str(), "classes": int()},
+    }:  # fmt: skip
+      return True
+  return False
 
 
 def describe(run: Experiment) -> dict[str, Any]:

@@ -10,10 +10,19 @@ import jax
 import ml_collections
 from tensorboardX import SummaryWriter
 
+from mixer_jax import check
 from mixer_jax.errors import UserError
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
+# What reports need of each row of the metrics, beside epoch and step.
+_COLUMNS = {
+  "test/top1",
+  "test/loss",
+  "test/best_top1",
+  "test/target_epoch",
+  "seconds_per_epoch",
+}
 
 
 def create(path: str | None) -> pathlib.Path:
@@ -75,7 +84,7 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
     temporary.write_text(json.dumps(new, indent=2, sort_keys=True) + "\n")
     temporary.replace(path)
     return
-  old, new = dict(_flatten(_read_json(path))), dict(_flatten(new))
+  old, new = dict(_flatten(read_json(path))), dict(_flatten(new))
   differing = [
     f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
@@ -105,16 +114,35 @@ def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
   path = workdir / CONFIG
   if not path.exists():
     raise UserError(f"{workdir} holds no run (no {CONFIG} in it)")
-  config = _read_json(path)
-  if not isinstance(config, dict):
-    raise UserError(f"{path} is not the config of a run")
-  return ml_collections.ConfigDict(config)
+  try:
+    return restored_config(read_json(path))
+  except UserError as e:
+    raise UserError(f"{path} is not the config of a run: {e}") from e
 
 
-def _read_json(path: pathlib.Path) -> Any:
+def restored_config(stored: Any) -> ml_collections.ConfigDict:
+  """The config that was written as JSON.
+
+  Raises:
+    UserError: it is no config, or one that no run can have.
+  """
+  try:
+    config = ml_collections.ConfigDict(stored)
+  except (TypeError, ValueError, AttributeError) as e:
+    raise UserError(f"it has no fields: {e}") from e
+  check.check(config)
+  return config
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """What a JSON file holds.
+
+  Raises:
+    UserError: it cannot be read.
+  """
   try:
     return json.loads(path.read_text())
-  except (OSError, ValueError) as e:
+  except (OSError, ValueError, RecursionError) as e:
     raise UserError(f"{path} cannot be read: {e}") from e
 
 
@@ -127,15 +155,36 @@ def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """The rows of `metrics.jsonl`, one an epoch; a torn last line is dropped."""
+  """The rows of `metrics.jsonl`, one an epoch; a torn last line is dropped.
+
+  Raises:
+    UserError: another line is spoiled. Going on would lose what is behind it.
+  """
   path = workdir / METRICS
-  rows = []
-  for line in path.read_text().splitlines() if path.exists() else ():
-    try:
-      rows.append(json.loads(line))
-    except ValueError:
-      break
+  try:
+    lines = path.read_text().splitlines() if path.exists() else []
+  except (OSError, ValueError) as e:
+    raise UserError(f"{path} cannot be read: {e}") from e
+  rows = [_row(line) for line in lines]
+  if rows and rows[-1] is None:
+    rows.pop()
+  epochs = [row and row["epoch"] for row in rows]
+  for number, epoch in enumerate(epochs, 1):
+    if epoch is None or epoch in epochs[: number - 1]:
+      raise UserError(f"{path} is spoiled in line {number}: {lines[number - 1][:60]!r}")
   return rows
+
+
+def _row(line: str) -> dict[str, Any] | None:
+  """The numbers of an epoch; None if the line does not hold them."""
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  match row:
+    case {"epoch": int(), "step": int()} if row.keys() >= _COLUMNS:
+      return row if all(isinstance(value, int | float) for value in row.values()) else None
+  return None
 
 
 class MetricWriter:

@@ -20,6 +20,7 @@ import zlib
 import numpy as np
 
 from mixer_jax.data import decode
+from mixer_jax.errors import reason
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,14 +90,14 @@ def _open(entry: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
     labels = np.load(entry / "labels.npy")
     if meta == _meta(images, labels):
       return images, labels
-    reason = "its contents do not match meta.json"
+    why = "its contents do not match meta.json"
   except FileNotFoundError:
     if not entry.exists():
       return None
-    reason = "a file is missing"
-  except (OSError, ValueError, EOFError) as error:
-    reason = str(error)
-  _LOG.warning("Cache entry %s is damaged (%s): building it again", entry, reason)
+    why = "a file is missing"
+  except Exception as error:  # NumPy and JSON raise nearly anything of damaged files
+    why = reason(error)
+  _LOG.warning("Cache entry %s is damaged (%s): building it again", entry, why)
   return None
 
 

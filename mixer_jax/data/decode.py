@@ -3,17 +3,21 @@
 from concurrent import futures
 import dataclasses
 import io
+import math
 import os
 from typing import Callable
+import warnings
 
 import numpy as np
 from PIL import Image, ImageOps
 import tqdm
 
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, reason
 
 _CHUNK = 64  # images a task: small ones decode in less time than a task costs
 _SHOW_PROGRESS_ABOVE = 5_000  # images
+# Pillow knows many more; of PostScript it runs the program in the file.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +41,7 @@ def decode_image(data: bytes, where: str, stored_size: int = 0) -> np.ndarray:
   """Decodes one image file, upright as its EXIF tag says.
 
   Args:
-    data: the bytes of any format that Pillow reads.
+    data: the bytes of a JPEG, PNG, WebP or BMP file; of an animation, the first frame.
     where: names the image in messages.
     stored_size: if positive, the shorter side is resized to it (bilinear,
       antialiased) and the longer one cropped to it around the centre.
@@ -52,8 +56,10 @@ def decode_image(data: bytes, where: str, stored_size: int = 0) -> np.ndarray:
   if not data:
     raise UserError(f"{where}: broken image: the file is empty")
   try:
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
       too_large = image.width * image.height > Image.MAX_IMAGE_PIXELS
+      if stored_size and not too_large:
+        too_large = math.prod(_resized(image.size, stored_size)) > Image.MAX_IMAGE_PIXELS
       if not too_large:
         image = _to_rgb(ImageOps.exif_transpose(image))
         if stored_size:
@@ -62,9 +68,13 @@ def decode_image(data: bytes, where: str, stored_size: int = 0) -> np.ndarray:
   except Image.DecompressionBombError:
     too_large = True
   except Exception as error:  # Pillow's plug-ins raise whatever they trip over.
-    reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else error
-    raise UserError(f"{where}: broken image: {reason}") from error
-  raise UserError(f"{where}: refused: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels")
+    unknown = isinstance(error, Image.UnidentifiedImageError)
+    why = f"not an image; read are {', '.join(_FORMATS)}" if unknown else reason(error)
+    raise UserError(f"{where}: broken image: {why}") from error
+  raise UserError(
+    f"{where}: refused: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels, or would have at"
+    " data.stored_size"
+  )
 
 
 def decode_all(
@@ -86,12 +96,25 @@ def decode_all(
     UserError: if an image is broken, or if their sizes differ.
   """
 
+  # Here, not in the threads: filters belong to the process. What is broken is an error.
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    return _decode_all(records, stored_size, allocate)
+
+
+def _decode_all(records, stored_size, allocate):
   def decode(i):
     data, label = records.read(i)
     return decode_image(data, records.where(i), stored_size), label
 
   first, _ = decode(0)
-  images = allocate((records.num, *first.shape))
+  try:
+    images = allocate((records.num, *first.shape))
+  except MemoryError as error:
+    raise UserError(
+      f"{records.where(0)}: {records.num:,} images of {_size(first)} pixels (width x height) do not"
+      " fit into memory; set data.stored_size to a smaller side in pixels"
+    ) from error
   labels = np.empty(records.num, np.int32)
 
   def decode_chunk(start):
@@ -130,9 +153,15 @@ def _to_rgb(image: Image.Image) -> Image.Image:
   return image.convert("RGB")
 
 
+def _resized(size: tuple[int, int], side: int) -> tuple[int, int]:
+  """Width and height once the shorter is `side`."""
+  scale = side / min(size)
+  width, height = (max(side, round(scale * length)) for length in size)
+  return width, height
+
+
 def _resize_and_crop(image: Image.Image, side: int) -> Image.Image:
-  scale = side / min(image.size)
-  width, height = (max(side, round(scale * length)) for length in image.size)
+  width, height = _resized(image.size, side)
   image = image.resize((width, height), Image.Resampling.BILINEAR)
   left, top = (width - side) // 2, (height - side) // 2
   return image.crop((left, top, left + side, top + side))

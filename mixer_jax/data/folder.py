@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import stat
 
 from mixer_jax.data import cache, decode, splits
 from mixer_jax.errors import UserError
@@ -67,7 +68,7 @@ class Folder:
     if not path.is_dir():
       found = ", ".join(sorted(p.name for p in self._root.iterdir() if p.is_dir())) or "none"
       raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {_LAYOUT}")
-    names = sorted(e.name for e in _scan(path) if e.is_dir())
+    names = sorted(e.name for e in _scan(path) if _is_dir(e))
     if not names:
       raise UserError(f"{path}: no class folders in it; {_LAYOUT}")
     return names
@@ -78,12 +79,21 @@ def _list_images(path: pathlib.Path) -> list[tuple[str, int, int]]:
   return sorted(_stat(e) for e in _scan(path) if e.name.lower().endswith(EXTENSIONS))
 
 
+def _is_dir(entry: os.DirEntry) -> bool:
+  try:
+    return entry.is_dir()
+  except OSError as e:
+    raise UserError(f"{entry.path}: cannot be read ({e.strerror})") from e
+
+
 def _stat(entry: os.DirEntry) -> tuple[str, int, int]:
   try:
-    stat = entry.stat()
-  except OSError as e:  # a link to nothing
+    result = entry.stat()
+  except OSError as e:  # a link to nothing, or to itself
     raise UserError(f"{entry.path}: cannot be read ({e.strerror})") from e
-  return entry.name, stat.st_size, stat.st_mtime_ns
+  if not stat.S_ISREG(result.st_mode):  # reading a pipe would wait for ever
+    raise UserError(f"{entry.path}: has the name of an image but is no file")
+  return entry.name, result.st_size, result.st_mtime_ns
 
 
 def _scan(path: pathlib.Path) -> list[os.DirEntry]:

@@ -2,15 +2,15 @@
 
 import os
 import pathlib
-import zipfile
-import zlib
 
 import numpy as np
 
+from mixer_jax import npz
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError
 
 _ALLOWED = "an .npz needs SPLIT_images uint8 [n, height, width, 3] and integer SPLIT_labels [n], e.g. train_images"
+_NAMED = 10  # arrays of the file, in a message
 
 
 class Npz:
@@ -33,12 +33,10 @@ class Npz:
         f"data.dir={path!r}: no such file; data.name=npz needs the path of an .npz file"
       )
     try:
-      self._file = np.load(os.path.expanduser(path), allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-      raise UserError(f"data.dir={path}: not a readable .npz file: {error}") from error
-    if not isinstance(self._file, np.lib.npyio.NpzFile):
-      raise UserError(f"data.dir={path}: holds a single array; {_ALLOWED}")
-    if "class_names" in self._file:
+      self._file = npz.Npz(os.path.expanduser(path))
+    except ValueError as error:
+      raise UserError(f"data.dir={path}: not a readable .npz file: {error}; {_ALLOWED}") from error
+    if "class_names" in self._file.names:
       self.class_names = tuple(str(name) for name in self._array("class_names").ravel())
     else:
       self.class_names = tuple(str(i) for i in range(int(self.read("train").labels.max()) + 1))
@@ -57,14 +55,18 @@ class Npz:
       )
     if not len(images):
       raise UserError(f"{self._path}: {base}_images is empty; {_ALLOWED}")
+    if labels.max() > np.iinfo(np.int32).max or labels.min() < 0:  # a cast would hide it
+      raise UserError(
+        f"{self._path}: {base}_labels run from {labels.min()} to {labels.max()}; they count from 0"
+      )
     return splits.Base(images, labels.astype(np.int32), shuffled=False)
 
   def _array(self, name: str) -> np.ndarray:
-    if name not in self._file:
-      raise UserError(
-        f"{self._path}: has no array {name!r}, only {', '.join(self._file.files) or 'none'}; {_ALLOWED}"
-      )
+    names = self._file.names
+    if name not in names:
+      some = ", ".join(map(repr, names[:_NAMED])) or "none"
+      raise UserError(f"{self._path}: has no array {name!r}, only {some}; {_ALLOWED}")
     try:
-      return self._file[name]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+      return self._file.read(name)
+    except ValueError as error:
       raise UserError(f"{self._path}: array {name!r} cannot be read: {error}") from error

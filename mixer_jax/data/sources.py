@@ -71,6 +71,11 @@ def load(config: ml_collections.ConfigDict) -> Dataset:
     )
   train_base = splits.base_names(config.train_split, "data.train_split")[0]
   class_names, read_base = _open(config, train_base)
+  if len(class_names) < 2:
+    raise UserError(
+      f"data.name={config.name}: has only the class {', '.join(class_names) or '(none)'!r};"
+      " a classifier needs two or more"
+    )
   read_base = functools.cache(read_base)  # both splits may be slices of one
 
   def read(field: str) -> Split:

@@ -16,7 +16,8 @@ import numpy as np
 
 from mixer_jax.errors import UserError
 
-_PART = re.compile(r"(?P<base>[\w.-]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
+# Names start with a letter, digit or "_": ".." is no split.
+_PART = re.compile(r"(?P<base>\w[\w.-]*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
 _ALLOWED = 'allowed are NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", and sums with "+"'
 
 

@@ -9,7 +9,7 @@ import threading
 import urllib.parse
 
 from mixer_jax.data import cache, decode
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, reason
 from mixer_jax.no_tensorflow import without_tensorflow
 
 _PROBE_SECONDS = 10  # for all hosts together
@@ -47,15 +47,13 @@ class Tfds:
       try:
         self._builder = tfds.builder_from_directory(str(self._dir))
       except Exception as error:
-        raise UserError(
-          f"data.name={name}: {self._dir} cannot be read: {_one_line(error)}"
-        ) from error
+        raise UserError(f"data.name={name}: {self._dir} cannot be read: {reason(error)}") from error
       self.class_names = _class_names(tfds, name, self._builder.info.features)
       self._decoders = {"image": tfds.decode.SkipDecoding()}
 
   def records(self, base: str) -> decode.Records:
     """Opens a base split, in the order in which it was prepared."""
-    available = list(self._builder.info.splits)
+    available = list(self._builder.info.splits or ())
     if base not in available:
       raise UserError(
         f"data.name={self._name}: has no split {base!r}, only {', '.join(sorted(available))};"
@@ -64,6 +62,7 @@ class Tfds:
     with without_tensorflow():
       try:
         source = self._builder.as_data_source(base, decoders=self._decoders)
+        num = len(source)
       except NotImplementedError as error:
         raise UserError(
           f"data.name={self._name}: {self._dir} is not in the array_record format, which is what can be read without"
@@ -71,15 +70,15 @@ class Tfds:
         ) from error
       except Exception as error:
         raise UserError(
-          f"data.name={self._name}: {self._dir} cannot be read: {_one_line(error)}"
+          f"data.name={self._name}: {self._dir} cannot be read: {reason(error)}"
         ) from error
 
     def read(i):
       try:
         example = source[i]
+        return example["image"], int(example["label"])
       except Exception as error:
-        raise UserError(f"{where(i)}: cannot be read: {_one_line(error)}") from error
-      return example["image"], int(example["label"])
+        raise UserError(f"{where(i)}: cannot be read: {reason(error)}") from error
 
     def where(i):
       return f"{self._dir}, record {i} of {base!r}"
@@ -87,7 +86,7 @@ class Tfds:
     stats = [(path.name, path.stat()) for path in self._dir.iterdir()]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return decode.Records(
-      num=len(source),
+      num=num,
       fingerprint=cache.fingerprint(("tfds", str(self._dir), base), files),
       read=read,
       where=where,
@@ -140,7 +139,7 @@ def _prepare(tfds, name: str, root: pathlib.Path) -> pathlib.Path:
   except UserError:
     raise
   except Exception as error:
-    problem = _one_line(error)
+    problem = reason(error)
   if problem:
     raise UserError(
       f"data.name={name}: not found in {root / dataset} and cannot be downloaded ({problem}); prepare it where there"
@@ -191,6 +190,8 @@ def _class_names(tfds, name: str, features) -> tuple[str, ...]:
     raise UserError(
       f"data.name={name}: needs the features image: Image and label: ClassLabel, but has {listed}"
     )
+  if not features["label"].names:
+    raise UserError(f"data.name={name}: has no names of classes (label.labels.txt)")
   return tuple(features["label"].names)
 
 
@@ -199,8 +200,3 @@ def _command(name: str, data_dir: str) -> str:
     'python -c "import tensorflow_datasets as tfds; '
     f"tfds.builder('{name}', data_dir='{data_dir}', file_format='array_record').download_and_prepare()\""
   )
-
-
-def _one_line(error: Exception) -> str:
-  lines = str(error).strip().splitlines() or [type(error).__name__]
-  return lines[0][:300]

@@ -13,7 +13,17 @@ from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.resmlp import ResMlp
 
-__all__ = ["Gmlp", "Mixer", "ResMlp", "VARIANTS", "absorb_affine", "build", "fields", "image_size"]
+__all__ = [
+  "CHOICES",
+  "Gmlp",
+  "Mixer",
+  "ResMlp",
+  "VARIANTS",
+  "absorb_affine",
+  "build",
+  "fields",
+  "image_size",
+]
 
 # Each family: its class and its named variants (field values of the class).
 _FAMILIES = (
@@ -23,6 +33,8 @@ _FAMILIES = (
 )
 
 VARIANTS = {name: (cls, fields) for cls, variants in _FAMILIES for name, fields in variants.items()}
+# What the fields of any model may be that take names.
+CHOICES = resmlp.CHOICES | gmlp.CHOICES | {"token_mixer": mixer.TOKEN_MIXERS}
 
 
 def fields(name: str) -> dict[str, Any]:

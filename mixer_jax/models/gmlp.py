@@ -4,7 +4,7 @@ Liu et al., "Pay Attention to MLPs", NeurIPS 2021, https://arxiv.org/abs/2105.08
 The blocks take token masks and shorter sequences, so that text models share them.
 """
 
-from typing import Any, ClassVar, Iterable
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ GATINGS = {
   "split": lambda z, f: z * f,  # z and f of one half of the channels each
 }
 SPATIALS = ("dense", "toeplitz")
+CHOICES = {"gating": tuple(GATINGS), "spatial": SPATIALS}
 
 # Table 1 of the paper; the `small` nets, of the size of `mixer_small`, are to
 # train from scratch on 32x32 images. At 224x224 and 1,000 classes gMLP-Ti, S and B
@@ -39,11 +40,6 @@ VARIANTS = {
   for family, own in _FAMILIES.items()
   for size, fields in _SIZES.items()
 }
-
-
-def _check(field: str, value: str, allowed: Iterable[str]) -> None:
-  if value not in allowed:
-    raise ValueError(f"{field} is {value!r}; known: {', '.join(allowed)}")
 
 
 class ToeplitzDense(nn.Module):
@@ -216,8 +212,10 @@ class GmlpBlock(nn.Module):
     return x + layers.StochasticDepth(self.stochastic_depth, rescale=True)(y, train=train)
 
   def _check_fields(self) -> None:
-    _check("gating", self.gating, GATINGS)
-    _check("spatial", self.spatial, SPATIALS)
+    for field, known in CHOICES.items():
+      value = getattr(self, field)
+      if value not in known:
+        raise ValueError(f"{field} is {value!r}; known: {', '.join(known)}")
     if self.attention_dim < 0:
       raise ValueError(f"attention_dim is {self.attention_dim}; 0 is none, the paper's is 64")
     if self.gating == "split" and self.ffn_dim % 2:

@@ -12,16 +12,18 @@ import ml_collections
 import optax
 
 from mixer_jax.errors import UserError
-from mixer_jax.optim import first_order, schedules
+from mixer_jax.optim import blocks, first_order, schedules
 from mixer_jax.optim.blocks import path_name
-from mixer_jax.optim.graft import GraftState, graft
+from mixer_jax.optim.graft import SCOPES, GraftState, graft
 from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, scale_by_kfac
 
 __all__ = [
+  "CHOICES",
   "GraftState",
   "Problem",
   "ScaleByKfacState",
   "build",
+  "check",
   "config_fields",
   "decay_mask",
   "graft",
@@ -94,6 +96,10 @@ _OPTIMIZERS = {
   "kfac": _configured_kfac,
 }
 NAMES = (*_OPTIMIZERS, "graft")
+# What the options of all optimizers may be that take names.
+CHOICES = {"decay": ("kernels", "all"), "scope": SCOPES, **blocks.CHOICES}
+_GENERAL = ("name", "learning_rate", "clip_norm", "decay")
+_SIDES = ("magnitude", "direction")
 
 
 def _options(name: str) -> dict[str, inspect.Parameter]:
@@ -105,6 +111,35 @@ def config_fields() -> dict[str, type]:
   """The options of all optimizers with their types, for the config."""
   fields = {k: p.annotation for name in _OPTIMIZERS for k, p in _options(name).items()}
   return {k: int if t == (int | None) else t for k, t in fields.items()}
+
+
+def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
+  """Refuses options that the named optimizer does not take, on both sides of a pair.
+
+  Args:
+    config: see `build`.
+    path: the config's place in a larger one, for messages.
+
+  Raises:
+    UserError: an unknown optimizer, an option that it does not take, a missing side.
+  """
+  if config.name not in NAMES:
+    raise UserError(f"{path}.name is {config.name!r}; allowed: {', '.join(NAMES)}")
+  if config.name == "graft":
+    known = ("name", *_SIDES, "scope", "eps")
+    if missing := [side for side in _SIDES if not config.get(side)]:
+      raise UserError(f"{path}.{missing[0]} is missing; graft takes two complete optimizer configs")
+  else:
+    known = (*_GENERAL, *_options(config.name))
+  given = (k for k, v in config.items() if v is not None)
+  if unknown := sorted(set(given) - set(known)):
+    raise UserError(
+      f"{path}.{unknown[0]} is no option of {config.name}; it takes {', '.join(known)}"
+    )
+  if config.name != "graft" and (missing := [k for k in _GENERAL if config.get(k) is None]):
+    raise UserError(f"{path}.{missing[0]} is missing from the config")
+  for side in _SIDES if config.name == "graft" else ():
+    check(config[side], f"{path}.{side}")
 
 
 def build(
@@ -126,37 +161,26 @@ def build(
   Raises:
     UserError: an unknown optimizer, or an option that it does not take.
   """
-  if config.name == "graft":
-    sides = [config.get(side) or _missing(side) for side in ("magnitude", "direction")]
-    extra = {k: config[k] for k in ("scope", "eps") if config.get(k) is not None}
-    try:
-      return graft(*(build(side, multiplier, problem) for side in sides), **extra)
-    except ValueError as e:
-      raise UserError(f"optimizer graft: {e}") from e
-  if config.name not in _OPTIMIZERS:
-    raise UserError(f"optimizer.name is {config.name!r}; allowed: {', '.join(NAMES)}")
-  known = _options(config.name)
-  general = ("name", "learning_rate", "clip_norm", "decay")
-  options = {k: v for k, v in config.items() if k not in general and v is not None}
-  if unknown := set(options) - set(known):
-    raise UserError(
-      f"optimizer.{sorted(unknown)[0]} is no option of {config.name}; it takes {', '.join(known)}"
-    )
-  if config.decay not in ("all", "kernels"):
-    raise UserError(f"optimizer.decay is {config.decay!r}; allowed: all, kernels")
-  options["decay_mask"] = decay_mask if config.decay == "kernels" else None
-  args = (problem,) if config.name == "kfac" else ()
+  check(config)
   try:
-    tx = _OPTIMIZERS[config.name](learning_rate(config, multiplier), *args, **options)
+    return _build(config, multiplier, problem)
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
+
+
+def _build(config, multiplier, problem):
+  if config.name == "graft":
+    extra = {k: config[k] for k in ("scope", "eps") if config.get(k) is not None}
+    return graft(*(_build(config[side], multiplier, problem) for side in _SIDES), **extra)
+  if config.decay not in CHOICES["decay"]:
+    raise ValueError(f"decay is {config.decay!r}; allowed: {', '.join(CHOICES['decay'])}")
+  options = {k: v for k, v in config.items() if k not in _GENERAL and v is not None}
+  options["decay_mask"] = decay_mask if config.decay == "kernels" else None
+  args = (problem,) if config.name == "kfac" else ()
+  tx = _OPTIMIZERS[config.name](learning_rate(config, multiplier), *args, **options)
   if config.clip_norm:
     tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
   return optax.with_extra_args_support(tx)
-
-
-def _missing(side: str):
-  raise UserError(f"optimizer.{side} is missing; graft takes two complete optimizer configs")
 
 
 def learning_rate(

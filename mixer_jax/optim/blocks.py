@@ -4,6 +4,15 @@ from typing import Any, Literal, NamedTuple, Sequence
 
 import jax
 
+# What the options of K-FAC may be that take names.
+CHOICES = {
+  "damping_type": ("exact", "factored"),
+  "likelihood": ("categorical", "normal"),
+  "estimation": ("sampled", "exact", "empirical"),
+  "token_averaging": ("published", "expand"),
+  "norms": ("gradient", "diagonal"),
+}
+
 
 class Kronecker(NamedTuple):
   """The two factors of a dense layer's block, float32.
@@ -41,6 +50,12 @@ class Block(NamedTuple):
   shapes: tuple[tuple[int, ...], ...]
   factor_sizes: tuple[int, ...]
   tokens: int
+
+
+def check_choice(option: str, value: str) -> None:
+  """Raises a ValueError if an option of `CHOICES` is none of them."""
+  if value not in CHOICES[option]:
+    raise ValueError(f"{option} is {value!r}; allowed: {', '.join(CHOICES[option])}")
 
 
 def path_name(path: Sequence[Any]) -> str:

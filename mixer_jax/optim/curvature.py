@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import kfac_jax
 
 from mixer_jax.optim import linen
-from mixer_jax.optim.blocks import Block, Diagonal, Kronecker, path_name
+from mixer_jax.optim.blocks import Block, Diagonal, Kronecker, check_choice, path_name
 
 Params = Any
 Batch = Any
@@ -115,10 +115,10 @@ class Curvature:
     norms: str = "gradient",
     plain: Sequence[str] = (),
   ):
-    _check("likelihood", likelihood, ("categorical", "normal"))
-    _check("estimation", estimation, _MODES)
-    _check("token_averaging", token_averaging, ("published", "expand"))
-    _check("norms", norms, ("gradient", "diagonal"))
+    check_choice("likelihood", likelihood)
+    check_choice("estimation", estimation)
+    check_choice("token_averaging", token_averaging)
+    check_choice("norms", norms)
     for pattern in plain:
       _check_pattern(pattern)
     self._predict = predict
@@ -223,11 +223,6 @@ class Curvature:
 
 def _outputs(prediction: Any) -> tuple[Any, Any]:
   return prediction if isinstance(prediction, tuple) else (prediction, None)
-
-
-def _check(name: str, value: str, allowed: Any) -> None:
-  if value not in allowed:
-    raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
 
 
 def _check_pattern(pattern: str) -> None:

@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+# What `scope` may be.
+SCOPES = ("tensor", "global")
+
 
 class GraftState(NamedTuple):
   """State of `graft`.
@@ -53,8 +56,8 @@ def graft(
   Raises:
     ValueError: an unknown scope.
   """
-  if scope not in ("tensor", "global"):
-    raise ValueError(f"scope is {scope!r}; allowed: tensor, global")
+  if scope not in SCOPES:
+    raise ValueError(f"scope is {scope!r}; allowed: {', '.join(SCOPES)}")
   magnitude = optax.with_extra_args_support(magnitude)
   direction = optax.with_extra_args_support(direction)
 

@@ -15,7 +15,7 @@ import optax
 
 from mixer_jax.no_tensorflow import without_tensorflow
 from mixer_jax.optim import algebra
-from mixer_jax.optim.blocks import path_name
+from mixer_jax.optim.blocks import check_choice, path_name
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -257,8 +257,7 @@ def _kfac_version() -> str:
 def _check_options(damping, damping_type, factor_decay, factor_period, inverse_period):
   if not callable(damping) and not damping > 0:
     raise ValueError(f"damping is {damping}; it must be above 0")
-  if damping_type not in ("exact", "factored"):
-    raise ValueError(f"damping_type is {damping_type!r}; allowed: exact, factored")
+  check_choice("damping_type", damping_type)
   if not 0 <= factor_decay < 1:
     raise ValueError(f"factor_decay is {factor_decay}; it must be in [0, 1)")
   for name, period in (("factor_period", factor_period), ("inverse_period", inverse_period)):

@@ -17,6 +17,8 @@ from mixer_jax.errors import UserError
 Schedule = Callable[[jax.Array], jax.Array]
 
 NAMES = ("constant", "step", "cosine", "linear")
+# Counts are int32.
+_LAST_EPOCH = 2**31 - 1
 
 
 def build(config: ml_collections.ConfigDict, steps_per_epoch: int, num_epochs: float) -> Schedule:
@@ -35,7 +37,7 @@ def build(config: ml_collections.ConfigDict, steps_per_epoch: int, num_epochs: f
   Raises:
     UserError: an unknown name or times that contradict each other.
   """
-  _check(config, num_epochs)
+  check(config, num_epochs)
   warmup = config.warmup_epochs * steps_per_epoch
   total = num_epochs * steps_per_epoch
   boundaries = np.array([round(e * steps_per_epoch) for e in config.epochs], np.float32)
@@ -56,7 +58,8 @@ def build(config: ml_collections.ConfigDict, steps_per_epoch: int, num_epochs: f
   return multiplier
 
 
-def _check(config: ml_collections.ConfigDict, num_epochs: float) -> None:
+def check(config: ml_collections.ConfigDict, num_epochs: float) -> None:
+  """Raises a UserError for an unknown name or times that contradict each other."""
   if config.name not in NAMES:
     raise UserError(f"schedule.name is {config.name!r}; allowed: {', '.join(NAMES)}")
   if not 0 <= config.warmup_epochs < num_epochs:
@@ -66,7 +69,9 @@ def _check(config: ml_collections.ConfigDict, num_epochs: float) -> None:
     )
   if not 0 <= config.end <= 1:
     raise UserError(f"schedule.end is {config.end}; allowed: 0 to 1")
-  if list(config.epochs) != sorted(config.epochs) or any(e <= 0 for e in config.epochs):
+  if list(config.epochs) != sorted(set(config.epochs)) or any(e <= 0 for e in config.epochs):
     raise UserError(f"schedule.epochs is {tuple(config.epochs)}; it must rise from above 0")
+  if any(e > _LAST_EPOCH for e in config.epochs):
+    raise UserError(f"schedule.epochs is {tuple(config.epochs)}; allowed: up to {_LAST_EPOCH}")
   if not 0 < config.factor <= 1:
     raise UserError(f"schedule.factor is {config.factor}; allowed: above 0 up to 1")

@@ -35,6 +35,8 @@ _LOG = logging.getLogger(__name__)
 BLOCK_DIAGONAL = "block_diagonal"
 _INTERPOLATIONS = {"interpolate_bilinear": "linear", "interpolate_bicubic": "cubic"}
 RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
+# Names, or blocks of them, in a message.
+_NAMED = 20
 
 # Axes of the parameters over tokens, by path.
 _TOKEN_AXES = {
@@ -190,7 +192,7 @@ def _with_head(source: str, arrays: dict[str, np.ndarray], shapes: Shapes) -> di
   head = {path for path in arrays if path.startswith("head/")}
   channels, classes = shapes["head/kernel"]
   own = arrays["head/kernel"].shape if "head/kernel" in head else (channels, 0)
-  if head and (own[0] != channels or own[1:] == (classes,)):
+  if len(own) != 2 or own[0] != channels or own[1] == classes:
     return arrays
   _LOG.info("%s has a head for %d classes; fresh zero head for %d", source, own[1], classes)
   fresh = {path: np.zeros(shapes[path], np.float32) for path in shapes if path.startswith("head/")}
@@ -216,13 +218,15 @@ def _summary(paths: Iterable[str]) -> str:
   """Names paths, those that differ in the block only together: "MixerBlock_{0-11}/..."."""
   blocks = collections.defaultdict(list)
   for path in paths:
-    match = re.match(r"(.*?Block_|blocks\.)(\d+)(.*)", path)
+    match = re.match(r"(.*?Block_|blocks\.)(\d{1,9})(?!\d)(.*)", path)
     pattern, number = (f"{match[1]}{{}}{match[3]}", match[2]) if match else (path, "")
     blocks[pattern].append(number)
-  return ", ".join(
+  names = [
     pattern.replace("{}", _ranges(list(map(int, numbers)))) if numbers[0] else pattern
     for pattern, numbers in blocks.items()
-  )
+  ]
+  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+  return ", ".join(names[:_NAMED]) + more
 
 
 def _ranges(numbers: list[int]) -> str:

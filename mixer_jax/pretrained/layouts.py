@@ -68,6 +68,9 @@ _TIMM_GMLP = {
 }
 
 
+_NORM = re.compile(r"/LayerNorm_(\d{1,9})/")
+
+
 def _linen(arrays: Arrays) -> Arrays:
   return arrays
 
@@ -75,13 +78,13 @@ def _linen(arrays: Arrays) -> Arrays:
 def _pre_linen(arrays: Arrays) -> Arrays:
   """Google's names before Linen: modules counted together, dense layers in one."""
   # Where a block has other modules between its two norms, they may count as well.
-  counts = sorted({int(n) for name in arrays for n in re.findall(r"/LayerNorm_(\d+)/", name)})
+  counts = sorted({int(n) for name in arrays for n in _NORM.findall(name)})
   renamed = {}
   for name, array in arrays.items():
     name = re.sub(r"^embedding/", "stem/", name)
     name = re.sub(r"^Mixer/encoder_norm/", "pre_head_layer_norm/", name)
     name = re.sub(r"^Mixer/encoderblock_", "MixerBlock_", name)
-    name = re.sub(r"/LayerNorm_(\d+)/", lambda m: f"/LayerNorm_{counts.index(int(m[1]))}/", name)
+    name = _NORM.sub(lambda m: f"/LayerNorm_{counts.index(int(m[1]))}/", name)
     match = re.fullmatch(r"(.*/\w+_mixing)_phase_0/(kernel|bias)([12])", name)
     if match:
       name = f"{match[1]}/Dense_{int(match[3]) - 1}/{match[2]}"

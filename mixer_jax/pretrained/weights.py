@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 import pathlib
 from typing import Any
@@ -16,15 +17,16 @@ from mixer_jax.pretrained.catalog import Normalization
 
 _LOG = logging.getLogger(__name__)
 
-# Fields that parameters do not show: two models with the same tree may differ in them.
-_UNSEEN = (
-  "gelu",
-  "layer_norm_epsilon",
-  "gate_epsilon",
-  "gating",
-  "normalization",
-  "token_mixer",
-)
+# Fields that parameters do not show, with their types: two models with the same tree
+# may differ in them.
+_UNSEEN = {
+  "gelu": str,
+  "layer_norm_epsilon": float,
+  "gate_epsilon": float,
+  "gating": str,
+  "normalization": str,
+  "token_mixer": str,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Weights:
   def num_classes(self) -> int:
     """Width of the head; 0 if the file has none."""
     kernel = self.arrays.get("head/kernel")
-    return 0 if kernel is None else kernel.shape[-1]
+    return 0 if kernel is None or kernel.ndim != 2 else kernel.shape[-1]
 
   @property
   def num_tokens(self) -> int:
@@ -63,7 +65,7 @@ class Weights:
   def patch_size(self) -> int:
     """Side of a patch in pixels; 0 if the file has no patch embedding."""
     kernel = self.arrays.get("stem/kernel")
-    return 0 if kernel is None else kernel.shape[0]
+    return 0 if kernel is None or kernel.ndim != 4 else kernel.shape[0]
 
   @property
   def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -85,7 +87,7 @@ class Weights:
     """
     fit_lib.check_resize(resize_tokens)
     kernel = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/kernel")
-    if resize_tokens != fit_lib.BLOCK_DIAGONAL or kernel is None or not self.patch_size:
+    if resize_tokens != fit_lib.BLOCK_DIAGONAL or len(kernel or ()) != 2 or not self.patch_size:
       return dict(self.fields)
     tokens = (image_size // self.patch_size) ** 2
     if tokens == self.num_tokens:
@@ -186,8 +188,8 @@ def _from_notes(source: str, notes: Any) -> tuple[dict[str, Any], Normalization 
   """The fields and the normalization that `save` noted."""
   match notes:
     case {"fields": dict(fields), "normalization": None | [[_, _, _], [_, _, _]] as statistics}:
-      known = all(k in _UNSEEN and isinstance(v, str | float) for k, v in fields.items())
+      known = all(isinstance(v, _UNSEEN.get(k, ())) for k, v in fields.items())
       numbers = [x for row in statistics or () for x in row]
-      if known and all(isinstance(x, int | float) for x in numbers):
+      if known and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
         return fields, statistics and Normalization(*map(tuple, statistics))
   raise UserError(f"{source}: the notes in the archive's comment are damaged")

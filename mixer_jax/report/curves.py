@@ -1,5 +1,6 @@
 """The picture of a run's curves."""
 
+import math
 import pathlib
 
 from mixer_jax import workdir
@@ -31,7 +32,10 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
   for axis, (title, label, names) in zip(axes, _PANELS):
     for name in names:
       axis.plot(
-        epochs, [row[name] for row in rows], marker="." if len(rows) < 30 else "", label=name
+        epochs,
+        [row.get(name, math.nan) for row in rows],
+        marker="." if len(rows) < 30 else "",
+        label=name,
       )
     axis.set(title=title, xlabel="epoch", ylabel=label)
     axis.grid(alpha=0.3)

@@ -78,8 +78,9 @@ class Record:
 
   def config(self, run: Run) -> dict[str, Any]:
     """The run's config: its own record of it once it was started, else the planned one."""
-    own = self.path(run) / workdir.CONFIG
-    return _read(own) if own.exists() else self.plan["runs"][run.name]["config"]
+    if (self.path(run) / workdir.CONFIG).exists():
+      return workdir.load_config(self.path(run)).to_dict()
+    return self.plan["runs"][run.name]["config"]
 
   def state(self, run: Run) -> State:
     """What the run's directory says of it."""
@@ -88,8 +89,14 @@ class Record:
     epoch = rows[-1]["epoch"] if rows else 0
     num_epochs = self.config(run)["num_epochs"]
     if (path / OUTCOME).exists():
-      outcome = _read(path / OUTCOME)
-      return State(outcome["state"], epoch, num_epochs, outcome["reason"])
+      match workdir.read_json(path / OUTCOME):
+        case {"state": "done" | "failed" as kind, "reason": str(reason)}:
+          if kind == "done" and epoch < num_epochs:
+            raise UserError(
+              f"{path / workdir.METRICS} has {epoch} of {num_epochs} epochs of a run that is done"
+            )
+          return State(kind, epoch, num_epochs, reason)
+      raise UserError(f"{path / OUTCOME} is not the outcome of a run; delete it to run it again")
     kind = "running" if lock.held(path) else "interrupted" if path.exists() else "waiting"
     return State(kind, epoch, num_epochs)
 
@@ -113,14 +120,17 @@ class Record:
     """What tuning chose for a cell; None as long as it is not decided."""
     path = self._choice_file(cell)
     if path.exists():
-      return _read(path)
+      match choice := workdir.read_json(path):
+        case {"chosen": None | str(), "settings": None | dict(), "trials": list()}:
+          return choice
+      raise UserError(f"{path} is no choice of tuning; delete it to choose again")
     tried = [run for run in self.runs if run.cell == cell and run.candidate is not None]
     states = [self.state(run) for run in tried]
     if not all(state.kind in ("done", "failed") for state in states):
       return None
     path.parent.mkdir(exist_ok=True)
     _write(path, _choose([self._trial(run, state) for run, state in zip(tried, states)]))
-    return _read(path)
+    return workdir.read_json(path)
 
   def _choice_file(self, cell: plan.Cell) -> pathlib.Path:
     return self.directory / "choices" / f"{'-'.join(cell)}.json"
@@ -167,7 +177,7 @@ def open_study(
   """
   new = _plan(study, file, assignments)
   path = directory / PLAN
-  old = _read(path) if path.exists() else new
+  old = _read_plan(path) if path.exists() else new
   differing = _differences(old["runs"], new["runs"])
   if differing and any((directory / name).exists() for name in old["runs"]):
     raise UserError(
@@ -187,7 +197,41 @@ def load(directory: pathlib.Path) -> Record:
   """
   if not (directory / PLAN).exists():
     raise UserError(f"{directory} holds no study (no {PLAN} in it)")
-  return Record(directory, _read(directory / PLAN))
+  return Record(directory, _read_plan(directory / PLAN))
+
+
+def _read_plan(path: pathlib.Path) -> dict[str, Any]:
+  """The plan in a file, with the form that `_plan` gives it."""
+  plan = workdir.read_json(path)
+  match plan:
+    case {
+      "title": str(), "file": str(), "source": str(), "notes": list(), "axes": dict(),
+      "lines": list(), "published": list(), "created": str(), "runs": dict(runs),
+    } if all(map(_is_planned, runs.values())) and all(map(_is_published, plan["published"])):  # fmt: skip
+      for name, run in runs.items():
+        try:
+          workdir.restored_config(run["config"])
+        except UserError as e:
+          raise UserError(f"{path} is not the plan of a study: run {name}: {e}") from e
+      return plan
+  raise UserError(f"{path} is not the plan of a study")
+
+
+def _is_planned(run: Any) -> bool:
+  match run:
+    case {
+      "cell": list(cell), "seed": int(), "candidate": None | int(), "settings": dict(),
+      "overrides": list(), "config": dict(),
+    }:  # fmt: skip
+      return all(isinstance(value, str) for value in cell)
+  return False
+
+
+def _is_published(row: Any) -> bool:
+  match row:
+    case {"cell": list(), "top1": int() | float(), "epochs_to_target": None | int()}:
+      return True
+  return False
 
 
 def _plan(study: Study, file: str, assignments: Sequence[str]) -> dict[str, Any]:
@@ -251,13 +295,6 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def now() -> str:
   """The time in UTC."""
   return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _read(path: pathlib.Path) -> Any:
-  try:
-    return json.loads(path.read_text())
-  except (OSError, ValueError) as e:
-    raise UserError(f"{path} cannot be read: {e}") from e
 
 
 def _write(path: pathlib.Path, value: Any) -> None:

@@ -186,7 +186,19 @@ class FakeTorch(types.ModuleType):
     def detach(self):
       return self
 
-    float = contiguous = detach
+    float = contiguous = untyped_storage = detach
+
+    def numel(self):
+      return self.array.size
+
+    def element_size(self):
+      return self.array.itemsize
+
+    def nbytes(self):
+      return self.array.nbytes
+
+    def data_ptr(self):
+      return id(self.array)
 
     def numpy(self):
       return self.array

@@ -24,7 +24,7 @@ metrics = path / "metrics.jsonl"
 rows = metrics.read_text().count("\\n") if metrics.exists() else 0
 for epoch in range(rows + 1, int(epochs) + 1):
   time.sleep(pause)
-  row = {"epoch": epoch, "test/top1": top1, "test/best_top1": top1, "test/loss": 1 - top1,
+  row = {"epoch": epoch, "step": epoch, "test/target_epoch": 0, "test/top1": top1, "test/best_top1": top1, "test/loss": 1 - top1,
          "seconds_per_epoch": 1.0}
   with metrics.open("a") as f:
     f.write(json.dumps(row) + "\\n")
