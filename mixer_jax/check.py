@@ -3,7 +3,7 @@
 import ml_collections
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim, pretrained, tasks
+from mixer_jax import divergence, models, optim, pretrained, tasks
 from mixer_jax.errors import UserError
 
 _INFINITY = float("inf")
@@ -49,6 +49,7 @@ _OPTIMIZER_RANGES = {
 }
 _CHOICES = {
   "task": tasks.NAMES,
+  "on_nonfinite": divergence.POLICIES,
   "resize_tokens": ("", *pretrained.RESIZES),
   "model.dtype": ("float32", "bfloat16"),
   "model.gelu": ("tanh", "exact"),

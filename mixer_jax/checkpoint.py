@@ -13,10 +13,11 @@ import orbax.checkpoint as ocp
 from mixer_jax import manifest
 from mixer_jax.errors import UserError
 
-# Raised when the layout of a checkpoint changes. Format 2 had no manifest and no
-# checkpoints within an epoch; it is read as it is.
-FORMAT = 3
+# Raised when the layout of a checkpoint changes. Format 3 did not know of skipped steps
+# and restores. Format 2 had no manifest and no checkpoints within an epoch.
+FORMAT = 4
 _UNCHECKED = 2
+_READABLE = (_UNCHECKED, 3, FORMAT)
 # Of a checkpoint within an epoch, which has not been tested: never the best.
 _NO_TOP1 = -1.0
 
@@ -30,20 +31,28 @@ class Progress:
     best_top1: highest test accuracy so far, in [0, 1].
     best_epoch: the first epoch that reached it.
     target_epoch: the first epoch that reached `config.target_accuracy`, or 0.
+    skipped: steps in those epochs whose numbers were not finite.
+    restores: how often the run went back to a checkpoint, see `divergence`.
   """
 
   epoch: int = 0
   best_top1: float = 0.0
   best_epoch: int = 0
   target_epoch: int = 0
+  skipped: int = 0
+  restores: int = 0
 
-  def after(self, epoch: int, top1: float, target: float) -> "Progress":
-    """The progress once `epoch` has ended with this test accuracy."""
+  def after(self, epoch: int, top1: float, target: float, skipped: int = 0) -> "Progress":
+    """The progress once `epoch` has ended with this test accuracy and as many steps skipped."""
     best = (
       (top1, epoch) if top1 > self.best_top1 or epoch == 1 else (self.best_top1, self.best_epoch)
     )
     reached = self.target_epoch or (epoch if 0 < target <= top1 else 0)
-    return Progress(epoch, *best, reached)
+    return Progress(epoch, *best, reached, self.skipped + skipped, self.restores)
+
+  def again(self, tries: int) -> "Progress":
+    """As it was at a checkpoint, for one more try from there."""
+    return dataclasses.replace(self, restores=self.restores + tries)
 
 
 class Checkpoints:
@@ -219,7 +228,7 @@ class Checkpoints:
 
   def _progress(self, step: int, saved: dict[str, Any]) -> Progress:
     found = saved.pop("format", None)
-    if found not in (FORMAT, _UNCHECKED):
+    if found not in _READABLE:
       raise UserError(f"checkpoint {self.path / str(step)} has format {found}, not {FORMAT}")
     return Progress(**saved)
 

@@ -17,7 +17,7 @@ from mixer_jax.errors import UserError
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-  """Parses flags and calls `main`; a `UserError` becomes a line and exit code 2."""
+  """Parses flags and calls `main`; a `UserError` becomes a line and its exit code."""
   app.run(_guarded(_only_flags(main)), flags_parser=_parse_flags)
 
 
@@ -46,7 +46,7 @@ def _guarded(main):
     try:
       main(argv)
     except UserError as e:
-      _fail(e)
+      _fail(e, e.exit_code)
     except KeyboardInterrupt:
       print("\ninterrupted; the same --config and --workdir resume from the last checkpoint")
       sys.exit(130)
@@ -93,6 +93,6 @@ def _show_own_messages() -> None:
   own.addHandler(std_logging.StreamHandler())
 
 
-def _fail(error: object) -> None:
+def _fail(error: object, exit_code: int = UserError.exit_code) -> None:
   print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-  sys.exit(2)
+  sys.exit(exit_code)

@@ -51,7 +51,17 @@ def existing(path: str) -> pathlib.Path:
 
 
 # Where a run is, not what it is: a resumed run may have moved.
-OF_THE_MACHINE = ("mesh.data", "data.dir", "data.cache_dir", "require_accelerator")
+OF_THE_MACHINE = (
+  "mesh.data",
+  "data.dir",
+  "data.cache_dir",
+  "require_accelerator",
+  "steps_per_dispatch",
+)
+# What changes no finite step, and may be changed when one was not.
+_ON_TROUBLE = ("on_nonfinite",)
+# Fields that runs of earlier versions do not have.
+_LATER = {"on_nonfinite": "stop"}
 
 
 def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
@@ -72,11 +82,11 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
     temporary.write_text(json.dumps(new, indent=2, sort_keys=True) + "\n")
     temporary.replace(path)
     return
-  old, new = dict(_flatten(_read_json(path))), dict(_flatten(new))
+  old, new = _LATER | dict(_flatten(_read_json(path))), dict(_flatten(new))
   differing = [
     f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
-    if old.get(key) != new.get(key) and key not in OF_THE_MACHINE
+    if old.get(key) != new.get(key) and key not in OF_THE_MACHINE + _ON_TROUBLE
   ]
   if differing:
     raise UserError(
@@ -105,7 +115,7 @@ def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
   config = _read_json(path)
   if not isinstance(config, dict):
     raise UserError(f"{path} is not the config of a run")
-  return ml_collections.ConfigDict(config)
+  return ml_collections.ConfigDict(_LATER | config)
 
 
 def _read_json(path: pathlib.Path) -> Any:
