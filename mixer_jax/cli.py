@@ -58,8 +58,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
   """Flags, with whatever a config or an override raises told in one line."""
   try:
     arguments = flags.FLAGS(argv)
-    if not flags.FLAGS["verbosity"].present:  # libraries log a page per checkpoint
-      logging.set_verbosity(logging.ERROR)
+    if not flags.FLAGS["verbosity"].present:
+      _quiet_libraries()
     _show_own_messages()
     return arguments
   except flags.Error as e:
@@ -83,6 +83,18 @@ def checked_config(config):
   except (OSError, AttributeError) as e:
     raise UserError(f"--config cannot be used: {e}") from e
   return config
+
+
+def _quiet_libraries() -> None:
+  """Orbax logs a page per checkpoint, and several of what it then raises."""
+  logging.set_verbosity(logging.FATAL)
+  hook = sys.unraisablehook
+
+  def heed(unraisable):
+    if str(unraisable.exc_value) != "Event loop is closed":  # TensorStore's, after an error
+      hook(unraisable)
+
+  sys.unraisablehook = heed
 
 
 def _show_own_messages() -> None:

@@ -75,7 +75,10 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
   params = weights and weights.fit(run.param_shapes, config.resize_tokens)
   _ = run.tx  # an unusable optimizer is refused before the directory exists
   directory = workdir.create(path)
-  with _alone(directory), contextlib.closing(checkpoint.Checkpoints(directory)) as saved:
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(workdir.writing(directory))
+    stack.enter_context(_alone(directory))
+    saved = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(directory)))
     workdir.store_config(directory, config, started=saved.latest() is not None)
     print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
     start = functools.partial(_start, run, saved, params)
@@ -85,6 +88,7 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
       if not (directory / "curves.png").exists():  # killed before they were drawn
         curves.draw(directory)
       return directory
+    saved.check_room(jax.eval_shape(lambda: init_state(run)))
     console.print_model(run)
     with provenance.session(directory, run, progress.epoch), signals.heeded() as asked:
       progress = _run(run, directory, saved, start, begin, asked)
@@ -96,7 +100,8 @@ def train(config: ml_collections.ConfigDict, path: str | None) -> pathlib.Path:
         flush=True,
       )
       sys.exit(asked.exit_code)
-  figure = curves.draw(directory)
+  with workdir.writing(directory):
+    figure = curves.draw(directory)
   done = "done" if progress.epoch == config.num_epochs else "stopped"
   print(f"{done}: {console.summary(progress, config.target_accuracy)}\ncurves in {figure}")
   return directory
@@ -201,6 +206,7 @@ def _run_epochs(
       progress = progress.after(epoch, top1, config.target_accuracy, skipped)
       row = _row(run, step, metrics, test, progress, seconds)
       writer.write(row)
+      saved.check()
       print(console.epoch_line(row, config.num_epochs), flush=True)
       stop = (directory / STOP).exists() or asked()
       due = epoch % config.checkpoint_epochs == 0 or epoch == config.num_epochs or stop

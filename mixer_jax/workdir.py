@@ -1,13 +1,18 @@
 """The directory of a run: its config, its metrics, its logs."""
 
+import contextlib
 import datetime
+import errno
 import json
 import os
 import pathlib
+import time
 from typing import Any, Iterator
 
 import ml_collections
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
 
 from mixer_jax.errors import UserError
 
@@ -29,6 +34,8 @@ def create(path: str | None) -> pathlib.Path:
     path = os.path.join("runs", f"{now}-{os.getpid()}")
   workdir = pathlib.Path(os.path.expanduser(path)).absolute()
   probe = workdir / f".writable-{os.getpid()}"
+  if workdir.is_file():
+    raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     probe.write_text("")
@@ -36,6 +43,35 @@ def create(path: str | None) -> pathlib.Path:
   except OSError as e:
     raise UserError(f"workdir {workdir} cannot be written: {e.strerror}") from e
   return workdir
+
+
+# What only a write can fail of; a lack of rights, too, if it is one of the run's files.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_NO_RIGHTS = (errno.EACCES, errno.EPERM)
+
+
+@contextlib.contextmanager
+def writing(workdir: pathlib.Path) -> Iterator[None]:
+  """Within it a file of a run that cannot be written is an error of one line.
+
+  Raises:
+    UserError: names the file, or the directory where the file is not known.
+  """
+  try:
+    yield
+  except OSError as e:
+    path = str(e.filename or workdir)
+    if e.errno in _NO_ROOM or (e.errno in _NO_RIGHTS and path.startswith(str(workdir))):
+      raise UserError(unwritten(path, e.strerror)) from e
+    raise
+
+
+def unwritten(path: Any, reason: str) -> str:
+  """The line about a write that failed."""
+  return (
+    f"{path} cannot be written: {reason}. All that was saved before is kept: mend it, and the same"
+    " --config with the same --workdir goes on"
+  )
 
 
 def existing(path: str) -> pathlib.Path:
@@ -161,8 +197,16 @@ class MetricWriter:
     temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
     temporary.replace(path)
     self._file = path.open("a")
-    purge = kept[-1]["step"] + 1 if kept else None
-    self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=purge)
+    board = workdir / "tensorboard"
+    board.mkdir(exist_ok=True)
+    # Not SummaryWriter: its thread would die of a full disk, and everyone wait for it.
+    self._board = EventsWriter(str(board / "events"), f".{os.getpid()}.{epoch}")
+    if kept:
+      start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # what was later is void
+      self._event(kept[-1]["step"] + 1, session_log=start)
+
+  def _event(self, step: int, **content: Any) -> None:
+    self._board.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))
 
   def write(self, row: dict[str, Any]) -> None:
     """Appends one row, at once on disk; it has the keys `epoch` and `step`."""
@@ -170,7 +214,7 @@ class MetricWriter:
     self._file.flush()
     for name, value in row.items():
       if name not in ("epoch", "step"):
-        self._board.add_scalar(name, value, row["step"])
+        self._event(row["step"], summary=summary.scalar(name, value))
     self._board.flush()
 
   def close(self) -> None:
