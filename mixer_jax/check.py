@@ -5,7 +5,7 @@ from typing import Any
 import ml_collections
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim, pretrained, schema, tasks
+from mixer_jax import divergence, models, optim, pretrained, schema, tasks
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError
 
@@ -28,6 +28,7 @@ _RANGES = {
   "eval_batch_size": (1, _COUNT),
   "steps_per_dispatch": (0, _COUNT),
   "mesh.data": (-1, _COUNT),
+  "mesh.model": (1, _COUNT),
   "target_accuracy": (0, 1),
   "checkpoint_epochs": (1, _COUNT),
   "model.num_heads": (1, _WIDTH),
@@ -65,6 +66,7 @@ _OPTIMIZER_RANGES = {
 }
 _CHOICES = {
   "task": tasks.NAMES,
+  "on_nonfinite": divergence.POLICIES,
   "resize_tokens": ("", *pretrained.RESIZES),
   "model.dtype": ("float32", "bfloat16"),
   **{f"model.{field}": allowed for field, allowed in models.CHOICES.items()},

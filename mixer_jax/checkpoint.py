@@ -1,22 +1,30 @@
 """Checkpoints with Orbax: the two latest and the best by test accuracy are kept."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import re
+import shutil
 import sys
-from typing import Any
+from typing import Any, Iterator
 
 from absl import logging
 import jax
 import orbax.checkpoint as ocp
 
 from mixer_jax import manifest, processes
+from mixer_jax import workdir as workdir_lib
 from mixer_jax.errors import UserError
 
-# Raised when the layout of a checkpoint changes. Format 2 had no manifest and no
-# checkpoints within an epoch; it is read as it is.
-FORMAT = 3
+# Raised when the layout of a checkpoint changes. Format 3 did not know of skipped steps
+# and restores. Format 2 had no manifest and no checkpoints within an epoch.
+FORMAT = 4
 _UNCHECKED = 2
+_READABLE = (_UNCHECKED, 3, FORMAT)
+# The two latest and the best.
+_KEPT = 3
 # Of a checkpoint within an epoch, which has not been tested: never the best.
 _NO_TOP1 = -1.0
 
@@ -30,20 +38,28 @@ class Progress:
     best_top1: highest test accuracy so far, in [0, 1].
     best_epoch: the first epoch that reached it.
     target_epoch: the first epoch that reached `config.target_accuracy`, or 0.
+    skipped: steps in those epochs whose numbers were not finite.
+    restores: how often the run went back to a checkpoint, see `divergence`.
   """
 
   epoch: int = 0
   best_top1: float = 0.0
   best_epoch: int = 0
   target_epoch: int = 0
+  skipped: int = 0
+  restores: int = 0
 
-  def after(self, epoch: int, top1: float, target: float) -> "Progress":
-    """The progress once `epoch` has ended with this test accuracy."""
+  def after(self, epoch: int, top1: float, target: float, skipped: int = 0) -> "Progress":
+    """The progress once `epoch` has ended with this test accuracy and as many steps skipped."""
     best = (
       (top1, epoch) if top1 > self.best_top1 or epoch == 1 else (self.best_top1, self.best_epoch)
     )
     reached = self.target_epoch or (epoch if 0 < target <= top1 else 0)
-    return Progress(epoch, *best, reached)
+    return Progress(epoch, *best, reached, self.skipped + skipped, self.restores)
+
+  def again(self, tries: int) -> "Progress":
+    """As it was at a checkpoint, for one more try from there."""
+    return dataclasses.replace(self, restores=self.restores + tries)
 
 
 class Checkpoints:
@@ -137,15 +153,52 @@ class Checkpoints:
     if part is not None:
       items["part"] = ocp.args.StandardSave(_numbered(part))
     top1 = _NO_TOP1 if top1 is None else float(top1)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(**items),
-      metrics={"top1": top1, "epoch": progress.epoch},
-    )
+    with self._writing():  # it waits for the last one
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(**items),
+        metrics={"top1": top1, "epoch": progress.epoch},
+      )
+
+  def check(self) -> None:
+    """Raises if a save has failed, without waiting for one."""
+    with self._writing():
+      self._manager.check_for_errors()
 
   def wait(self) -> None:
     """Waits for the last save; raises if it failed."""
-    self._manager.wait_until_finished()
+    with self._writing():
+      self._manager.wait_until_finished()
+
+  @contextlib.contextmanager
+  def _writing(self) -> Iterator[None]:
+    try:
+      yield
+    except (OSError, ValueError, RuntimeError) as e:  # TensorStore raises the latter two
+      logging.debug("saving failed", exc_info=True)
+      raise UserError(workdir_lib.unwritten(f"a checkpoint in {self.path}", _reason(e))) from e
+
+  def check_room(self, state: Any) -> None:
+    """Looks whether there is room for the checkpoints that are kept, and one under way.
+
+    Args:
+      state: arrays or shapes of all that a checkpoint holds.
+
+    Raises:
+      UserError: not one more fits.
+    """
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    there = sum(p.stat().st_size for p in self.path.rglob("*") if p.is_file())
+    free, needed = shutil.disk_usage(self.path).free, (_KEPT + 1) * size - there
+    if free >= needed:
+      return
+    text = (
+      f"{self.path} has {_megabytes(free)} free; a checkpoint takes {_megabytes(size)}, and"
+      f" {_megabytes(needed)} more are needed to keep {_KEPT} while the next is written"
+    )
+    if free < size:
+      raise UserError(text)
+    print(f"warning: {text}", file=sys.stderr)
 
   def close(self) -> None:
     """As `wait`; nothing can be saved afterwards."""
@@ -219,7 +272,7 @@ class Checkpoints:
 
   def _progress(self, step: int, saved: dict[str, Any]) -> Progress:
     found = saved.pop("format", None) if isinstance(saved, dict) else None
-    if found not in (FORMAT, _UNCHECKED):
+    if found not in _READABLE:
       raise UserError(f"checkpoint {self.path / str(step)} has format {found}, not {FORMAT}")
     try:
       return Progress(**saved)
@@ -230,6 +283,18 @@ class Checkpoints:
 def _rank(metrics: dict[str, float]) -> tuple[float, float]:
   """Higher accuracy first; of equals the earlier, as `Progress.best_epoch`."""
   return metrics["top1"], -metrics["epoch"]
+
+
+def _reason(e: Exception) -> str:
+  """Why a write failed, in a few words: TensorStore says it in a page."""
+  code = re.search(r"os_error_code='(\d+)'", str(e))
+  if code or isinstance(e, OSError):
+    return os.strerror(int(code[1])) if code else e.strerror or str(e)
+  return (str(e).strip().splitlines() or [type(e).__name__])[0]
+
+
+def _megabytes(size: int) -> str:
+  return f"{size / 1e6:,.1f} MB"
 
 
 def _unchecked(directory: pathlib.Path) -> bool:

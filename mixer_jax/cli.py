@@ -17,7 +17,7 @@ from mixer_jax.errors import UserError
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-  """Parses flags and calls `main`; a `UserError` becomes a line and exit code 2."""
+  """Parses flags and calls `main`; a `UserError` becomes a line and its exit code."""
   app.run(_guarded(_only_flags(main)), flags_parser=_parse_flags)
 
 
@@ -46,7 +46,7 @@ def _guarded(main):
     try:
       main(argv)
     except UserError as e:
-      _fail(e)
+      _fail(e, e.exit_code)
     except KeyboardInterrupt:
       print("\ninterrupted; the same --config and --workdir resume from the last checkpoint")
       sys.exit(130)
@@ -58,8 +58,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
   """Flags, with whatever a config or an override raises told in one line."""
   try:
     arguments = flags.FLAGS(argv)
-    if not flags.FLAGS["verbosity"].present:  # libraries log a page per checkpoint
-      logging.set_verbosity(logging.ERROR)
+    if not flags.FLAGS["verbosity"].present:
+      _quiet_libraries()
     _show_own_messages()
     return arguments
   except flags.Error as e:
@@ -85,6 +85,18 @@ def checked_config(config):
   return config
 
 
+def _quiet_libraries() -> None:
+  """Orbax logs a page per checkpoint, and several of what it then raises."""
+  logging.set_verbosity(logging.FATAL)
+  hook = sys.unraisablehook
+
+  def heed(unraisable):
+    if str(unraisable.exc_value) != "Event loop is closed":  # TensorStore's, after an error
+      hook(unraisable)
+
+  sys.unraisablehook = heed
+
+
 def _show_own_messages() -> None:
   """Messages of this package go to stderr, whatever libraries are allowed to say."""
   own = std_logging.getLogger("mixer_jax")
@@ -93,6 +105,6 @@ def _show_own_messages() -> None:
   own.addHandler(std_logging.StreamHandler())
 
 
-def _fail(error: object) -> None:
+def _fail(error: object, exit_code: int = UserError.exit_code) -> None:
   print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-  sys.exit(2)
+  sys.exit(exit_code)

@@ -33,6 +33,9 @@ def default() -> ml_collections.ConfigDict:
   config.target_accuracy = 0.0
   # Epochs between checkpoints; the last epoch is always saved.
   config.checkpoint_epochs = 1
+  # When a loss or an update is not finite: stop; skip the step; or restore the last checkpoint and
+  # go on in another order of examples. See docs/trust.md.
+  config.on_nonfinite = "stop"
   # Refuse to start on a CPU.
   config.require_accelerator = False
   # Devices: data x model (data -1: all that are left). The batch is split over all

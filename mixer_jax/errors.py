@@ -1,12 +1,20 @@
-"""The one exception that reaches a user as a line instead of a traceback."""
+"""The exceptions that reach a user as a line instead of a traceback."""
 
 
 class UserError(Exception):
   """Something the user can mend: a config field, a file, an environment.
 
   The message is one line that names the thing, its value and what is allowed.
-  `main` and `evaluate` print it and exit with code 2.
+  The commands print it and exit with `exit_code`.
   """
+
+  exit_code = 2
+
+
+class Diverged(UserError):
+  """Training gave numbers that are not finite."""
+
+  exit_code = 3
 
 
 def reason(error: Exception) -> str:

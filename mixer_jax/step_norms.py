@@ -65,6 +65,8 @@ def root_mean(windows: Sequence[dict[str, jax.Array]]) -> dict[str, float]:
   """Root mean square over the steps of an epoch.
 
   Args:
-    windows: what `squares` gave for each step, [steps] arrays.
+    windows: what `squares` gave for each step, [steps] arrays; NaN of a step that
+      was skipped, which does not count.
   """
-  return {key: float(np.sqrt(x.mean(dtype=np.float64))) for key, x in joined(windows).items()}
+  mean = lambda x: np.nanmean(x, dtype=np.float64)
+  return {key: float(np.sqrt(mean(x))) for key, x in joined(windows).items()}

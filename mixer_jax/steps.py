@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from mixer_jax import sharding, step_norms
+from mixer_jax import divergence, sharding, step_norms
 from mixer_jax.data import batches
 from mixer_jax.experiment import Experiment
 
@@ -69,7 +69,9 @@ def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
   return tuple(jax.random.split(key, 3))
 
 
-def update(run: Experiment, state: TrainState, totals: Any, batch: Any) -> tuple[TrainState, Any]:
+def update(
+  run: Experiment, state: TrainState, totals: Any, batch: Any
+) -> tuple[TrainState, Any, jax.Array]:
   """One step of the optimizer on a batch (traceable).
 
   Args:
@@ -77,6 +79,11 @@ def update(run: Experiment, state: TrainState, totals: Any, batch: Any) -> tuple
     state: before the step.
     totals: metrics so far, to which those of the batch are added.
     batch: as `run.task.batch` makes it.
+
+  Returns:
+    The state, the totals and `divergence.checks`. A step that fails them adds
+    nothing to the totals and, if `config.on_nonfinite` is "skip", leaves
+    parameters and optimizer state, its counts included, as they were.
   """
   _, dropout_key, target_key = step_keys(state)
   loss, accum_steps = run.task.loss, run.config.accum_steps
@@ -86,7 +93,12 @@ def update(run: Experiment, state: TrainState, totals: Any, batch: Any) -> tuple
     grads, state.opt_state, state.params, batch=batch, rng=target_key, model_params=whole
   )
   params = optax.apply_updates(state.params, updates)
-  return TrainState(state.step + 1, params, opt_state, state.key_data), totals.merge(metrics)
+  checks = divergence.checks(metrics, params, opt_state)
+  totals = divergence.where(checks.all(), totals.merge(metrics), totals)
+  if run.config.on_nonfinite == "skip":
+    old = (state.params, state.opt_state)
+    params, opt_state = divergence.where(checks.all(), (params, opt_state), old)
+  return TrainState(state.step + 1, params, opt_state, state.key_data), totals, checks
 
 
 def make_train_steps(run: Experiment):
@@ -95,7 +107,8 @@ def make_train_steps(run: Experiment):
   Returns:
     A jitted function of the state, metrics so far, images [n, h, w, 3] uint8,
     labels [n] and indices [steps, batch_size] to the state after these steps,
-    and (metrics, `step_norms.squares` of each step). It donates the state.
+    and (metrics, `step_norms.squares` and `divergence.checks` of each step). It
+    donates the state.
   """
   batched = sharding.batched(run.mesh)
 
@@ -106,8 +119,11 @@ def make_train_steps(run: Experiment):
       jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
     )
     batch = run.task.batch(augment_key, pixels, classes, train=True)
-    state, totals = update(run, state, totals, batch)
-    return (state, totals), step_norms.squares(state.opt_state)
+    state, totals, checks = update(run, state, totals, batch)
+    squares = step_norms.squares(state.opt_state)
+    if run.config.on_nonfinite == "skip":  # then they are those of the step before
+      squares = jax.tree.map(lambda x: jnp.where(checks.all(), x, jnp.nan), squares)
+    return (state, totals), (squares, checks)
 
   everywhere = sharding.replicated(run.mesh)
   stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))
@@ -116,10 +132,10 @@ def make_train_steps(run: Experiment):
   def train_steps(state, totals, images, labels, indices):
     steps = functools.partial(step, images, labels)
     if len(indices) == 1:  # a loop of one step is still a loop to XLA
-      (state, totals), squares = steps((state, totals), indices[0])
-      return state, (totals, jax.tree.map(lambda x: x[None], squares))
-    (state, totals), squares = jax.lax.scan(steps, (state, totals), indices)
-    return state, (totals, squares)
+      (state, totals), each = steps((state, totals), indices[0])
+      return state, (totals, *jax.tree.map(lambda x: x[None], each))
+    (state, totals), each = jax.lax.scan(steps, (state, totals), indices)
+    return state, (totals, *each)
 
   return train_steps
 
@@ -209,11 +225,10 @@ class EpochTrainer:
     self._run = run
     self._everywhere = sharding.replicated(run.mesh)
     self.feed = batches.Feed(run.dataset.train, self._everywhere)
-    self._program = None
+    self._programs = {}
     wanted = run.config.steps_per_dispatch or steps_per_dispatch(run.mesh)
     # Windows of one size, so that one program serves the whole epoch.
-    total = run.steps_per_epoch
-    self.window = max(w for w in range(1, min(wanted, total) + 1) if total % w == 0)
+    self.window = _largest_divisor(run.steps_per_epoch, wanted)
 
   def __call__(
     self,
@@ -221,6 +236,7 @@ class EpochTrainer:
     epoch: int,
     part: Part | None = None,
     stop: Callable[[], bool] = lambda: False,
+    restores: int = 0,
   ) -> tuple[TrainState, dict[str, float], float]:
     """Trains one epoch, or the rest of one.
 
@@ -229,43 +245,62 @@ class EpochTrainer:
       epoch: its number, from 1.
       part: None, or what was handed on when it was cut.
       stop: asked between windows of steps, but not after the last.
+      restores: see `batches.epoch_order`.
 
     Returns:
       The state, the epoch's metrics, and its seconds without compilation.
 
     Raises:
-      Cut: `stop` said so.
+      Cut: `stop` said so; all steps so far have passed their checks.
+      divergence.Nonfinite: a step did not, and the config does not skip it, or it
+        has skipped too many.
     """
     run, config = self._run, self._run.config
     if part is None:
       empty = sharding.place(run.task.train_metrics.empty(), self._everywhere)
-      part, begun = Part(empty, {}, 0.0), 0
+      part, done = Part(empty, {}, 0.0), 0
     else:
-      begun = int(state.step) - (epoch - 1) * run.steps_per_epoch
+      done = int(state.step) - (epoch - 1) * run.steps_per_epoch
     size = len(run.dataset.train.labels)
-    indices = batches.train_indices(config.seed, epoch, size, config.batch_size)
-    totals = part.totals
-    windows = self.feed.windows(indices[begun:], self.window)
+    indices = batches.train_indices(config.seed, epoch, size, config.batch_size, restores)
+    totals, failed = part.totals, 0 if int(part.totals.loss.count) else done
+    watch = divergence.Watch(config.on_nonfinite, epoch, len(indices), failed)
+    window = self._window(len(indices) - done)
+    windows = self.feed.windows(indices[done:], window)
     first = next(windows)
-    if self._program is None:
-      self._program = _compile(make_train_steps(run), state, totals, *first)
-    start, squares = time.perf_counter() - float(part.seconds), [part.squares] * (begun > 0)
-    bar = tqdm(total=len(indices), initial=begun, desc=f"epoch {epoch}", unit="step", leave=False)
+    if window not in self._programs:
+      self._programs[window] = _compile(make_train_steps(run), state, totals, *first)
+    start, squares = time.perf_counter() - float(part.seconds), [part.squares] * (done > 0)
+    bar = tqdm(total=len(indices), initial=done, desc=f"epoch {epoch}", unit="step", leave=False)
     with bar:
-      for i, window in enumerate(itertools.chain([first], windows)):
-        before = totals
-        state, (totals, squared) = self._program(state, totals, *window)
+      for i, args in enumerate(itertools.chain([first], windows)):
+        before, step = totals, (epoch - 1) * run.steps_per_epoch + done
+        state, (totals, squared, checks) = self._programs[window](state, totals, *args)
         squares.append(squared)
-        begun += self.window
-        if begun < len(indices) and stop():
+        watch.add(step, checks)
+        done += window
+        if done < len(indices) and stop():
+          watch.read(totals)
           seconds = np.float32(time.perf_counter() - start)
           raise Cut(state, Part(totals, step_norms.joined(squares), seconds))
         # Read the call before this one: the bar is true and the queue short.
         if i:
+          watch.read(totals, ahead=1)
           bar.set_postfix(loss=f"{before.compute()['loss']:.3f}", refresh=False)
-          bar.update(self.window)
+          bar.update(window)
+      watch.read(totals)
       metrics = {name: float(value) for name, value in totals.compute().items()}
+    if config.on_nonfinite == "skip":
+      metrics["skipped"] = done - int(totals.loss.count) // config.batch_size
     return state, metrics | step_norms.root_mean(squares), time.perf_counter() - start
+
+  def _window(self, steps: int) -> int:
+    """Steps in a call: not those of other epochs if one was cut between two of their calls."""
+    return self.window if steps % self.window == 0 else _largest_divisor(steps, self.window)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+  return max(w for w in range(1, min(limit, number) + 1) if number % w == 0)
 
 
 def _compile(function, *args):

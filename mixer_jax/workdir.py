@@ -1,14 +1,19 @@
 """The directory of a run: its config, its metrics, its logs."""
 
+import contextlib
 import datetime
+import errno
 import json
 import os
 import pathlib
+import time
 from typing import Any, Iterator
 
 import jax
 import ml_collections
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
 
 from mixer_jax import check
 from mixer_jax.errors import UserError
@@ -41,6 +46,8 @@ def create(path: str | None) -> pathlib.Path:
     path = os.path.join("runs", f"{now}-{os.getpid()}")
   workdir = pathlib.Path(os.path.expanduser(path)).absolute()
   probe = workdir / f".writable-{os.getpid()}"
+  if workdir.is_file():
+    raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     probe.write_text("")
@@ -48,6 +55,35 @@ def create(path: str | None) -> pathlib.Path:
   except OSError as e:
     raise UserError(f"workdir {workdir} cannot be written: {e.strerror}") from e
   return workdir
+
+
+# What only a write can fail of; a lack of rights, too, if it is one of the run's files.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_NO_RIGHTS = (errno.EACCES, errno.EPERM)
+
+
+@contextlib.contextmanager
+def writing(workdir: pathlib.Path) -> Iterator[None]:
+  """Within it a file of a run that cannot be written is an error of one line.
+
+  Raises:
+    UserError: names the file, or the directory where the file is not known.
+  """
+  try:
+    yield
+  except OSError as e:
+    path = str(e.filename or workdir)
+    if e.errno in _NO_ROOM or (e.errno in _NO_RIGHTS and path.startswith(str(workdir))):
+      raise UserError(unwritten(path, e.strerror)) from e
+    raise
+
+
+def unwritten(path: Any, reason: str) -> str:
+  """The line about a write that failed."""
+  return (
+    f"{path} cannot be written: {reason}. All that was saved before is kept: mend it, and the same"
+    " --config with the same --workdir goes on"
+  )
 
 
 def existing(path: str) -> pathlib.Path:
@@ -63,7 +99,18 @@ def existing(path: str) -> pathlib.Path:
 
 
 # Where a run is, not what it is: a resumed run may have moved.
-OF_THE_MACHINE = ("mesh.data", "mesh.model", "data.dir", "data.cache_dir", "require_accelerator")
+OF_THE_MACHINE = (
+  "mesh.data",
+  "mesh.model",
+  "data.dir",
+  "data.cache_dir",
+  "require_accelerator",
+  "steps_per_dispatch",
+)
+# What changes no finite step, and may be changed when one was not.
+_ON_TROUBLE = ("on_nonfinite",)
+# Fields that runs of earlier versions do not have.
+_LATER = {"on_nonfinite": "stop", "mesh.model": 1}
 
 
 def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
@@ -84,11 +131,11 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
     temporary.write_text(json.dumps(new, indent=2, sort_keys=True) + "\n")
     temporary.replace(path)
     return
-  old, new = dict(_flatten(read_json(path))), dict(_flatten(new))
+  old, new = _LATER | dict(_flatten(read_json(path))), dict(_flatten(new))
   differing = [
     f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())
-    if old.get(key) != new.get(key) and key not in OF_THE_MACHINE
+    if old.get(key) != new.get(key) and key not in OF_THE_MACHINE + _ON_TROUBLE
   ]
   if differing:
     raise UserError(
@@ -128,7 +175,11 @@ def restored_config(stored: Any) -> ml_collections.ConfigDict:
   """
   try:
     config = ml_collections.ConfigDict(stored)
-  except (TypeError, ValueError, AttributeError) as e:
+    for field, value in _LATER.items():
+      parent, _, name = field.rpartition(".")
+      node = config[parent] if parent else config
+      node[name] = node.get(name, value)
+  except (TypeError, ValueError, AttributeError, KeyError) as e:
     raise UserError(f"it has no fields: {e}") from e
   check.check(config)
   return config
@@ -203,8 +254,16 @@ class MetricWriter:
     temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
     temporary.replace(path)
     self._file = path.open("a")
-    purge = kept[-1]["step"] + 1 if kept else None
-    self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=purge)
+    board = workdir / "tensorboard"
+    board.mkdir(exist_ok=True)
+    # Not SummaryWriter: its thread would die of a full disk, and everyone wait for it.
+    self._board = EventsWriter(str(board / "events"), f".{os.getpid()}.{epoch}")
+    if kept:
+      start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # what was later is void
+      self._event(kept[-1]["step"] + 1, session_log=start)
+
+  def _event(self, step: int, **content: Any) -> None:
+    self._board.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))
 
   def write(self, row: dict[str, Any]) -> None:
     """Appends one row, at once on disk; it has the keys `epoch` and `step`."""
@@ -212,7 +271,7 @@ class MetricWriter:
     self._file.flush()
     for name, value in row.items():
       if name not in ("epoch", "step"):
-        self._board.add_scalar(name, value, row["step"])
+        self._event(row["step"], summary=summary.scalar(name, value))
     self._board.flush()
 
   def close(self) -> None:

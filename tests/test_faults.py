@@ -2,103 +2,29 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
-import jax
-import numpy as np
 import pytest
 
-from mixer_jax import checkpoint, evaluate, experiment, lock, sharding, train, workdir
+from mixer_jax import checkpoint, evaluate, lock, manifest, train, workdir
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
+from tests.children import Child, assert_same_run, rows, signal_at, trained
 
-ROOT = pathlib.Path(__file__).parent.parent
-TIMES = ("images_per_second", "seconds_per_epoch")
 
-# Trains the config in a file as `mixer_jax.main` would; Python code of the test first.
-CHILD = """
-import json, sys
-import tests.conftest
-import ml_collections
-from absl import flags
-from mixer_jax import cli, steps, train
-def main(argv):
-  config = ml_collections.ConfigDict(json.load(open({config!r})))
-  {before}
-  train.train(config, {path!r})
-sys.argv = ["train"]
-cli.run(main)
-"""
-# Sends this process a signal after the window `at` of those it runs.
-SIGNAL_AT = """
-  import os, time
-  class Signalled(steps.EpochTrainer):
-    def __call__(self, state, epoch, part=None, stop=None):
-      def asked():
-        Signalled.windows += 1
-        if Signalled.windows == {at}:
-          for _ in range({times}):
-            os.kill(os.getpid(), {number})
-            time.sleep(0.2)
-        return stop()
-      return super().__call__(state, epoch, part, asked)
-  Signalled.windows = 0
-  train.EpochTrainer = Signalled
-"""
-# Keeps what a kill after the third epoch would leave.
-COPY_AFTER_THREE = """
-  import pathlib, shutil
-  from mixer_jax import checkpoint
+def copy_after_three(to):
+  """In a child: keeps what a kill after the third epoch would leave."""
   save = checkpoint.Checkpoints.save
+
   def save_and_copy(self, step, *args, **kwargs):
     save(self, step, *args, **kwargs)
     self.wait()
     if step == 24:
-      shutil.copytree(self.path.parent, {to!r})
+      shutil.copytree(self.path.parent, to)
+
   checkpoint.Checkpoints.save = save_and_copy
-"""
-
-
-def child(config, path, before="pass"):
-  """A process that trains; its standard output and error are pipes."""
-  file = path.with_suffix(".json")
-  file.write_text(config.to_json())
-  script = CHILD.format(config=str(file), path=str(path), before=before.strip())
-  return subprocess.Popen(
-    [sys.executable, "-c", script],
-    cwd=ROOT,
-    env=os.environ | {"TQDM_DISABLE": "1"},
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-
-
-def rows(path):
-  return [{k: v for k, v in row.items() if k not in TIMES} for row in workdir.read_metrics(path)]
-
-
-def final_arrays(config, path):
-  """Every array of the last checkpoint: parameters, optimizer, key, step."""
-  run = experiment.build(config)
-  saved = checkpoint.Checkpoints(path, read_only=True)
-  shapes = jax.eval_shape(lambda: train.init_state(run))
-  shapes = checkpoint.template(shapes, sharding.replicated(run.mesh))
-  params, state, _ = saved.restore(
-    saved.find("latest"), shapes.params, train._without_params(shapes)
-  )
-  return jax.tree.leaves((params, state))
-
-
-def assert_same_run(config, a, b):
-  assert rows(a) == rows(b)
-  pairs = zip(final_arrays(config, a), final_arrays(config, b), strict=True)
-  assert all(np.array_equal(x, y) for x, y in pairs)
 
 
 @pytest.fixture
@@ -116,30 +42,58 @@ def grafted(tiny_config):
 def test_signals_end_a_run_between_steps_with_a_checkpoint(grafted, tmp_path):
   """Windows 1-3 of an epoch ask; the first process ends in epoch 2, the next in 3."""
   whole, parts = tmp_path / "whole", tmp_path / "parts"
-  train.train(grafted, str(whole))
+  trained(grafted, whole)
   for name, code, at, step in (("SIGTERM", 143, 5, 8 + 4), ("SIGINT", 130, 2, 16 + 2)):
-    number = int(signal.Signals[name])
-    ended = child(grafted, parts, SIGNAL_AT.format(at=at, times=1, number=number))
-    out, err = ended.communicate(timeout=120)
-    assert ended.returncode == code, err
-    assert f"{name}: stopping with a checkpoint; a second ends at once" in err
-    assert f"stopped by {name}; the checkpoint of step {step} is written" in out
-    assert "Traceback" not in err
+    ended = Child(grafted, parts, signal_at, (at, signal.Signals[name]))
+    assert ended.wait() == code, ended.err
+    assert f"{name}: stopping with a checkpoint; a second ends at once" in ended.err
+    assert f"stopped by {name}; the checkpoint of step {step} is written" in ended.out
+    assert "Traceback" not in ended.err
     assert checkpoint.Checkpoints(parts, read_only=True).latest() == step
-  train.train(grafted, str(parts))
+  trained(grafted, parts)
   assert_same_run(grafted, parts, whole)
   assert evaluate.evaluate(str(parts), "best")["top1"] == rows(whole)[-1]["test/best_top1"]
 
 
+def test_kfac_goes_on_between_two_inverses(tiny_config, tmp_path):
+  """Inverses are renewed before steps 1, 5, 9, 13, ...; a signal comes after step 11."""
+  options = dict(learning_rate=0.05, factor_period=2, inverse_period=4, factor_decay=0.5)
+  tiny_config.optimizer = config_lib.optimizer("kfac", **options)
+  tiny_config.model.num_blocks = 1
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  trained(tiny_config, whole)
+  ended = Child(tiny_config, parts, signal_at, (7 + 3,))
+  assert ended.wait() == 143, ended.err
+  assert checkpoint.Checkpoints(parts, read_only=True).latest() == 11
+  trained(tiny_config, parts)
+  assert_same_run(tiny_config, parts, whole)
+
+
+@pytest.mark.parametrize("cut_in, goes_on_in", [(1, 4), (4, 1)])
+def test_an_epoch_goes_on_in_other_windows(cut_in, goes_on_in, grafted, tmp_path):
+  """As between a CPU and an accelerator: the same steps up to rounding."""
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  grafted.num_epochs, grafted.steps_per_dispatch = 2, cut_in
+  trained(grafted, whole)
+  at = {1: 7 + 3, 4: 1 + 1}[cut_in]
+  ended = Child(grafted, parts, signal_at, (at,))
+  assert ended.wait() == 143, ended.err
+  assert checkpoint.Checkpoints(parts, read_only=True).latest() == 8 + {1: 3, 4: 4}[cut_in]
+  grafted.steps_per_dispatch = goes_on_in
+  trained(grafted, parts)
+  for x, y in zip(rows(whole), rows(parts), strict=True):
+    assert x == pytest.approx(y, rel=1e-3, abs=1e-3)
+
+
 def test_a_second_signal_ends_at_once(grafted, tmp_path):
-  ended = child(grafted, tmp_path / "run", SIGNAL_AT.format(at=2, times=2, number=2))
-  out, _ = ended.communicate(timeout=120)
-  assert ended.returncode == 130
-  assert "stopped by" not in out
+  ended = Child(grafted, tmp_path / "run", signal_at, (2, signal.SIGINT, 2))
+  assert ended.wait() == 130
+  assert "stopped by" not in ended.out
   assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
 
 
 def test_signals_mean_what_they_meant_afterwards(tiny_config, tmp_path):
+  tiny_config.num_epochs, tiny_config.model.num_blocks = 1, 0
   before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
   train.train(tiny_config, str(tmp_path))
   assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
@@ -150,7 +104,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tiny_config, tmp_path
   """And not once it was killed; evaluation of the live run is allowed."""
   path = tmp_path / "run"
   tiny_config.num_epochs = 10_000
-  first = child(tiny_config, path)
+  first = Child(tiny_config, path)
   try:
     deadline = time.monotonic() + 60
     while len(workdir.read_metrics(path)) < 3 and time.monotonic() < deadline:
@@ -167,13 +121,12 @@ def test_a_second_process_is_refused_while_the_first_lives(tiny_config, tmp_path
       pytest.fail("a live run could not be evaluated")
   finally:
     first.kill()
-    first.communicate()
   assert not lock.held(path)
   reached = checkpoint.Checkpoints(path, read_only=True).latest() // 8
   tiny_config.num_epochs = reached + 1
   stored = json.loads((path / "config.json").read_text()) | {"num_epochs": reached + 1}
   (path / "config.json").write_text(json.dumps(stored))
-  train.train(tiny_config, str(path))
+  trained(tiny_config, path)
   assert [row["epoch"] for row in rows(path)] == list(range(1, reached + 2))
 
 
@@ -237,12 +190,10 @@ def spoil_metrics(step):
 
 
 @pytest.fixture(scope="module")
-def trained(shapes_npz, tmp_path_factory):
+def four_epochs(shapes_npz, tmp_path_factory):
   """A run of four epochs, its config, and a copy of it after three, at step 24."""
   path, config = tmp_path_factory.mktemp("faults"), tiny(shapes_npz)
-  ended = child(config, path / "whole", COPY_AFTER_THREE.format(to=str(path / "three")))
-  _, err = ended.communicate(timeout=120)
-  assert not ended.returncode, err
+  trained(config, path / "whole", copy_after_three, (path / "three",))
   return config, path / "whole", path / "three"
 
 
@@ -260,9 +211,9 @@ def tiny(shapes_npz):
 
 
 @pytest.fixture
-def copied(trained, tmp_path):
+def copied(four_epochs, tmp_path):
   """That run as it stood after three epochs: its checkpoints of steps 16 and 24."""
-  config, whole, three = trained
+  config, whole, three = four_epochs
   path = tmp_path / "run"
   shutil.copytree(three, path)
   return config, path, whole
@@ -271,17 +222,15 @@ def copied(trained, tmp_path):
 @pytest.mark.parametrize(
   "spoil", [truncate, remove, flip, empty_metadata, forget_sums, spoil_metrics]
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(spoil, copied, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(spoil, copied):
   config, path, whole = copied
   spoiled = spoil(path / "checkpoints" / "24")
-  capsys.readouterr()
-  train.train(config, str(path))
-  out, err = capsys.readouterr()
-  (line,) = [line for line in err.splitlines() if "damaged" in line]
+  resumed = trained(config, path)
+  (line,) = [line for line in resumed.err.splitlines() if "damaged" in line]
   assert f"checkpoint {path}/checkpoints/24 is damaged" in line
   assert str(spoiled.relative_to(path / "checkpoints" / "24")) in line
   assert "that of step 16 is sound" in line
-  assert "resumed from step 16, epoch 2" in out
+  assert "resumed from step 16, epoch 2" in resumed.out
   assert (path / "damaged" / "24-0").is_dir()
   assert_same_run(config, path, whole)
 
@@ -303,13 +252,18 @@ def test_evaluation_refuses_a_damaged_checkpoint(copied):
   assert evaluate.evaluate(str(path), "16")["top1"] >= 0
 
 
-def test_checkpoints_of_the_version_before_are_read(copied):
-  """Format 2 had no sums."""
+@pytest.mark.parametrize("version", [2, 3])
+def test_checkpoints_of_earlier_versions_are_read(version, copied):
+  """Format 2 had no sums, both knew neither steps skipped nor restores."""
   config, path, whole = copied
   for step in ("16", "24"):
     directory = path / "checkpoints" / step
-    (directory / "sha256.json").unlink()
     progress = directory / "progress" / "metadata"
-    progress.write_text(json.dumps(json.loads(progress.read_text()) | {"format": 2}))
-  train.train(config, str(path))
+    old = json.loads(progress.read_text()) | {"format": version}
+    del old["skipped"], old["restores"]
+    progress.write_text(json.dumps(old))
+    (directory / "sha256.json").unlink()
+    if version == 3:
+      manifest.write(directory)
+  trained(config, path)
   assert_same_run(config, path, whole)

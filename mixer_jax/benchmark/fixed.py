@@ -43,7 +43,8 @@ def make_steps(run: Experiment, length: int | None = None) -> Callable:
       state, totals = carry
       if count is not None:
         state = state.replace(opt_state=optax.tree.set(state.opt_state, count=count))
-      return steps.update(run, state, totals, batch), None
+      state, totals, _ = steps.update(run, state, totals, batch)
+      return (state, totals), None
 
     if length == 1 or (counts is not None and len(counts) == 1):
       return step((state, totals), None if counts is None else counts[0])[0]

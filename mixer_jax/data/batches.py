@@ -20,19 +20,30 @@ DEVICE_BYTES = 4 << 30
 Window = tuple[Any, Any, np.ndarray]
 
 
-def epoch_order(seed: int, epoch: int, num_examples: int) -> np.ndarray:
-  """The permutation of an epoch: a pure function of its arguments."""
-  return np.random.default_rng((seed, epoch)).permutation(num_examples).astype(np.int32)
+def epoch_order(seed: int, epoch: int, num_examples: int, restores: int = 0) -> np.ndarray:
+  """The permutation of an epoch: a pure function of its arguments.
+
+  Args:
+    seed: of the run.
+    epoch: from 1.
+    num_examples: of the split.
+    restores: how often the run went back after it diverged: never in the same order.
+  """
+  entropy = (seed, epoch, restores) if restores else (seed, epoch)
+  return np.random.default_rng(entropy).permutation(num_examples).astype(np.int32)
 
 
-def train_indices(seed: int, epoch: int, num_examples: int, batch_size: int) -> np.ndarray:
+def train_indices(
+  seed: int, epoch: int, num_examples: int, batch_size: int, restores: int = 0
+) -> np.ndarray:
   """Example ids of an epoch's batches, int32 [steps, batch_size].
 
   The examples that do not fill a last batch are left out: other ones every
   epoch, as the order is new.
   """
   steps = num_examples // batch_size
-  return epoch_order(seed, epoch, num_examples)[: steps * batch_size].reshape(steps, -1)
+  order = epoch_order(seed, epoch, num_examples, restores)
+  return order[: steps * batch_size].reshape(steps, -1)
 
 
 def test_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

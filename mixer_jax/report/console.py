@@ -54,12 +54,13 @@ def blocks_table(blocks: Any) -> str:
 def epoch_line(row: dict[str, Any], num_epochs: int) -> str:
   """One line about an epoch."""
   top5 = f" top-5 {row['test/top5']:.2%}" if "test/top5" in row else ""
+  skipped = f"  {row['train/skipped']} skipped" if row.get("train/skipped") else ""
   return (
     f"epoch {row['epoch']}/{num_epochs}  train loss {row['train/loss']:.4f} accuracy"
     f" {row['train/accuracy']:.2%}  test loss {row['test/loss']:.4f} top-1"
     f" {row['test/top1']:.2%}{top5} (best {row['test/best_top1']:.2%} in epoch"
     f" {row['test/best_epoch']})  lr {row['learning_rate']:.3g}"
-    f"  {row['images_per_second']:.0f} images/s  {row['seconds_per_epoch']:.1f} s"
+    f"  {row['images_per_second']:.0f} images/s  {row['seconds_per_epoch']:.1f} s{skipped}"
   )
 
 
@@ -72,4 +73,6 @@ def summary(progress: Progress, target: float) -> str:
   if target:
     reached = f"in epoch {progress.target_epoch}" if progress.target_epoch else "not reached"
     text += f", target {target:.0%} {reached}"
+  if progress.skipped:
+    text += f", {progress.skipped} step{'s' * (progress.skipped > 1)} skipped"
   return text
