@@ -9,11 +9,23 @@ import flax.linen as nn
 from mixer_jax.errors import UserError
 from mixer_jax.models import gmlp, mixer, resmlp
 from mixer_jax.models.absorb import absorb_affine
+from mixer_jax.models.blocks import stacked, unrolled
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.resmlp import ResMlp
 
-__all__ = ["Gmlp", "Mixer", "ResMlp", "VARIANTS", "absorb_affine", "build", "fields", "image_size"]
+__all__ = [
+  "Gmlp",
+  "Mixer",
+  "ResMlp",
+  "VARIANTS",
+  "absorb_affine",
+  "build",
+  "fields",
+  "image_size",
+  "stacked",
+  "unrolled",
+]
 
 # Each family: its class and its named variants (field values of the class).
 _FAMILIES = (
