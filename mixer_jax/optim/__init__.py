@@ -16,9 +16,11 @@ from mixer_jax.optim import first_order, schedules
 from mixer_jax.optim.blocks import path_name
 from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, scale_by_kfac
+from mixer_jax.optim.relayout import Layout, relayout
 
 __all__ = [
   "GraftState",
+  "Layout",
   "Problem",
   "ScaleByKfacState",
   "build",
@@ -28,25 +30,28 @@ __all__ = [
   "kfac",
   "kfac_blocks",
   "learning_rate",
+  "relayout",
   "scale_by_kfac",
   "schedules",
 ]
 
 
 class Problem(NamedTuple):
-  """What a curvature-based optimizer is told about the task.
+  """What an optimizer is told about the task, each layer's parameters apart.
 
   Attributes:
     predict: maps (params, batch) to (outputs, targets).
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     likelihood: "categorical" or "normal".
+    layout: from the parameters that are trained to `params`; None: they are the same.
   """
 
   predict: Callable[[Any, Any], Any]
   params: Any
   batch: Any
   likelihood: str
+  layout: Layout | None = None
 
 
 def _configured_kfac(
@@ -89,6 +94,8 @@ _OPTIMIZERS = {
   "kfac": _configured_kfac,
 }
 NAMES = (*_OPTIMIZERS, "graft")
+# Those for which it matters what a tensor is; all others work element by element.
+_BY_TENSOR = ("lamb", "kfac", "graft")
 
 
 def _options(name: str) -> dict[str, inspect.Parameter]:
@@ -121,6 +128,8 @@ def build(
   Raises:
     UserError: an unknown optimizer, or an option that it does not take.
   """
+  if problem.layout is not None and config.name in _BY_TENSOR:
+    return relayout(build(config, multiplier, problem._replace(layout=None)), problem.layout)
   if config.name == "graft":
     sides = [config.get(side) or _missing(side) for side in ("magnitude", "direction")]
     extra = {k: config[k] for k in ("scope", "eps") if config.get(k) is not None}
