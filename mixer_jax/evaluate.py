@@ -10,7 +10,7 @@ from absl import flags
 import jax
 import ml_collections
 
-from mixer_jax import checkpoint, cli, experiment, sharding, workdir
+from mixer_jax import checkpoint, cli, compilation, experiment, sharding, workdir
 from mixer_jax.data import batches
 from mixer_jax.errors import UserError
 
@@ -96,6 +96,7 @@ def main(argv: list[str]) -> None:
   options = flags.FLAGS
   if not options.workdir:
     raise UserError("--workdir is missing; it names the directory of a run")
+  compilation.keep_in(options.compilation_cache)
   metrics = evaluate(options.workdir, options.checkpoint, options.data_dir)
   print(
     f"test top-1 {metrics['top1']:.4%}  top-5 {metrics['top5']:.4%}  loss {metrics['loss']:.6f}"
@@ -106,4 +107,9 @@ if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Directory of the run.")
   flags.DEFINE_string("checkpoint", "best", '"best", "latest" or a step.')
   flags.DEFINE_string("data_dir", None, "Where the data are now; default: as trained.")
+  flags.DEFINE_string(
+    "compilation_cache",
+    None,
+    "Directory of compiled programs, '' for none; see docs/compilation.md.",
+  )
   cli.run(main)

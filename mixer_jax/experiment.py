@@ -48,7 +48,7 @@ class Experiment:
 
   @functools.cached_property
   def problem(self) -> optim.Problem:
-    """What K-FAC is told about the task."""
+    """What K-FAC is told about the task; it has to see each layer apart, where loops hide them."""
     images = self.dataset.train.images
     size = (self.config.batch_size,)
     batch = jax.eval_shape(
@@ -57,9 +57,12 @@ class Experiment:
       jax.ShapeDtypeStruct(size + images.shape[1:], images.dtype),
       jax.ShapeDtypeStruct(size, jnp.int32),
     )
-    return optim.Problem(
-      self.task.predict, self.param_shapes, batch, self.task.likelihood, self.mesh
-    )
+    model, shapes, layout = self.task.model, self.param_shapes, None
+    task = dataclasses.replace(self.task, model=model.clone(scan_blocks=False, remat=False))
+    if model.scan_blocks:
+      shapes = jax.eval_shape(models.unrolled, shapes)
+      layout = optim.Layout(models.unrolled, models.stacked)
+    return optim.Problem(task.predict, shapes, batch, task.likelihood, layout, self.mesh)
 
   @functools.cached_property
   def tx(self) -> optax.GradientTransformationExtraArgs:

@@ -17,6 +17,9 @@ _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Config file, with :MODEL where it takes one."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; default: fresh under runs/.")
+_CACHE = flags.DEFINE_string(
+  "compilation_cache", None, "Directory of compiled programs, '' for none; see docs/compilation.md."
+)
 
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed", False, "One of several processes, as SLURM, Open MPI, Kubernetes or a TPU says."
@@ -29,9 +32,10 @@ _INDEX = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0
 def main(argv: list[str]) -> None:
   del argv
   config = cli.checked_config(_CONFIG.value)
-  from mixer_jax import processes, train  # after the flags: a typing error fails at once
+  from mixer_jax import compilation, processes, train  # after the flags: typing errors fail at once
 
   processes.join(_ADDRESS.value, _NUMBER.value, _INDEX.value, _DISTRIBUTED.value)
+  compilation.keep_in(_CACHE.value)
   with processes.together():
     train.train(config, _WORKDIR.value)
 

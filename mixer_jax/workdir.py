@@ -106,6 +106,7 @@ OF_THE_MACHINE = (
   "data.cache_dir",
   "require_accelerator",
   "steps_per_dispatch",
+  "model.remat",
 )
 # What changes no finite step, and may be changed when one was not.
 _ON_TROUBLE = ("on_nonfinite",)

@@ -5,6 +5,7 @@ python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
 python -m mixer_jax.benchmark train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
 python -m mixer_jax.benchmark inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
 python -m mixer_jax.benchmark scaling [--models=mixer_b16,mixer_l16]
+python -m mixer_jax.benchmark compile [--models=mixer_b16,mixer_l16] [--optimizers=sgd,kfac]
 """
 
 from typing import Iterable
@@ -12,7 +13,8 @@ from typing import Iterable
 from absl import flags
 from ml_collections import config_flags
 
-from mixer_jax import cli, experiment, flops, models, optim
+from mixer_jax import cli, compilation, experiment, flops, models, optim
+from mixer_jax.benchmark import compile as compile_benchmark
 from mixer_jax.benchmark import inference as inference_benchmark
 from mixer_jax.benchmark import input as input_benchmark
 from mixer_jax.benchmark import optimizers as optimizers_benchmark
@@ -95,9 +97,21 @@ def _scaling(argv: list[str]) -> None:
       print(f"{what}: {size / 2**30:.2f} GiB")
 
 
-def _print_table(batch_size: int, header: str, lines: Iterable[str]) -> None:
+def _compile(argv: list[str]) -> None:
+  del argv
   options = flags.FLAGS
-  print(f"batch {batch_size}, {options.dtype}, {options.rounds} rounds\n\n{header}", flush=True)
+  names = options.models or ["mixer_b16", "mixer_l16", "mixer_h14"]
+  batch_size = options.batch_size or 2
+  compilation.keep_in("")  # what was found on a disk was not compiled
+  console.print_devices()
+  rows = compile_benchmark.measure(names, options.optimizers, batch_size, options.dtype)
+  _print_table(batch_size, compile_benchmark.HEADER, map(compile_benchmark.line, rows), rounds=1)
+
+
+def _print_table(batch_size: int, header: str, lines: Iterable[str], rounds: int = 0) -> None:
+  options = flags.FLAGS
+  rounds = rounds or options.rounds
+  print(f"batch {batch_size}, {options.dtype}, {rounds} rounds\n\n{header}", flush=True)
   for line in lines:
     print(line, flush=True)
 
@@ -105,15 +119,18 @@ def _print_table(batch_size: int, header: str, lines: Iterable[str]) -> None:
 if __name__ == "__main__":
   config_flags.DEFINE_config_file("config", None, "Config file, of input and optimizers.")
   flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
-  flags.DEFINE_list("models", None, "Models by name, of train and inference.")
-  flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers by name, of train.")
-  flags.DEFINE_integer("batch_size", None, "Default: 64 in train, 32 in inference.", lower_bound=1)
-  flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of train and inference.")
+  flags.DEFINE_list("models", None, "Models by name, of all but input and optimizers.")
+  flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers, of train and compile.")
+  flags.DEFINE_integer(
+    "batch_size", None, "Default: 64 in train, 32 in inference, 2 in compile.", lower_bound=1
+  )
+  flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of what --models names.")
   commands = {
     "input": _input,
     "optimizers": _optimizers,
     "train": _train,
     "inference": _inference,
     "scaling": _scaling,
+    "compile": _compile,
   }
   cli.run_commands(commands)

@@ -25,9 +25,11 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
     A function that takes one step and waits for it.
   """
 
+  problem = run.problem
+
   def loss(params, batch):
     with linen.registered_layers():
-      logits, labels = run.task.predict(params, batch)
+      logits, labels = problem.predict(params, batch)
     kfac_jax.register_softmax_cross_entropy_loss(logits, labels)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -43,6 +45,7 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
   )
   key = jax.random.key(0)
   params = jax.jit(run.task.init)(key)
+  params = problem.layout.enter(params) if problem.layout else params
   state = optimizer.init(params, key, batch)
   fixed = dict(learning_rate=1e-3, momentum=0.9, damping=1e-3)
 

@@ -64,23 +64,28 @@ def measure(
   Raises:
     UserError: an unknown model or optimizer, before anything is measured.
   """
+  check(names, optimizer_names)
+  return (
+    _measure(experiment.build(config_of(model, optimizer, batch_size, dtype)), rounds)
+    for model, optimizer in itertools.product(names, optimizer_names)
+  )
+
+
+def check(names: Sequence[str], optimizer_names: Sequence[str]) -> None:
+  """Raises a UserError if there is no model, or no optimizer of `OPTIMIZERS`, of a name."""
   for name in names:
     models.fields(name)
   for name in optimizer_names:
     if name not in OPTIMIZERS:
       raise UserError(f"--optimizers has {name!r}; allowed: {', '.join(OPTIMIZERS)}")
-  return (
-    _measure(experiment.build(_config(model, optimizer, batch_size, dtype)), rounds)
-    for model, optimizer in itertools.product(names, optimizer_names)
-  )
 
 
-def _config(model: str, optimizer: str, batch_size: int, dtype: str) -> Any:
-  """The bundled images at the model's size, on one device."""
+def config_of(model: str, optimizer: str, batch_size: int, dtype: str, **fields: Any) -> Any:
+  """The bundled images at the model's size, on one device; `fields` of the model."""
   config = config_lib.default()
   config.batch_size = batch_size
   config.mesh.data = 1
-  config.model = config_lib.model(model, dtype=dtype)
+  config.model = config_lib.model(model, dtype=dtype, **fields)
   config.optimizer = optimizers.optimizer_config(optimizer)
   side = models.image_size(model)
   if side > 32:
@@ -141,8 +146,9 @@ def _measure(run: experiment.Experiment, rounds: int) -> Row:
 
 def step_flops(run: experiment.Experiment) -> int:
   """Operations of the model in a step: a backward pass is two forward passes."""
-  predict = lambda params, batch: run.task.predict(params, batch)[0]
-  return 3 * 2 * flops.multiply_adds(predict, run.problem.params, run.problem.batch)
+  problem = run.problem
+  predict = lambda params, batch: problem.predict(params, batch)[0]
+  return 3 * 2 * flops.multiply_adds(predict, problem.params, problem.batch)
 
 
 def _square_product(dtype: str, repeats: int) -> tuple[Callable[[], None], int]:

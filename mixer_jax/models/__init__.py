@@ -9,6 +9,7 @@ import flax.linen as nn
 from mixer_jax.errors import UserError
 from mixer_jax.models import gmlp, mixer, resmlp
 from mixer_jax.models.absorb import absorb_affine
+from mixer_jax.models.blocks import stacked, unrolled
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.resmlp import ResMlp
@@ -23,6 +24,8 @@ __all__ = [
   "build",
   "fields",
   "image_size",
+  "stacked",
+  "unrolled",
 ]
 
 # Each family: its class and its named variants (field values of the class).

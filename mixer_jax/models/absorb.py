@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.models import layers, resmlp
+from mixer_jax.models import blocks, layers, resmlp
 
 Params = dict[str, Any]
 
@@ -156,7 +156,7 @@ def absorb_affine(
 
   Args:
     model: a ResMLP with normalization "affine".
-    params: its parameters, NumPy or JAX arrays.
+    params: its parameters, NumPy or JAX arrays; scanned blocks come out unrolled.
     image_size: height and width of the images; needed, and used, only if patches
       communicate by convolutions, whose zero padding it places.
 
@@ -177,7 +177,7 @@ def absorb_affine(
   else:
     image_size = (image_size[0], image_size[1])  # a list would not be hashable
     grid = (image_size[0] // model.patch_size, image_size[1] // model.patch_size)
-  params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  params = jax.tree.map(lambda x: np.asarray(x, np.float64), blocks.unrolled(params))
   absorbed = {name: layer for name, layer in params.items() if name != "norm"}
   absorbed["head"] = _after_affine(params["norm"], params["head"])
   for name, block in params.items():

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import layers
+from mixer_jax.models import blocks, layers
 
 # s(Z) for the projection over tokens f (Section 2.1 and Table 3).
 GATINGS = {
@@ -169,7 +169,6 @@ class GmlpBlock(nn.Module):
   gating: str = "split"
   spatial: str = "dense"
   attention_dim: int = 0
-  stochastic_depth: float = 0.0
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
   gate_epsilon: float = 1e-5
@@ -177,13 +176,19 @@ class GmlpBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, mask: jax.Array | None = None, *, train: bool = False
+    self,
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    drop_rate: float | jax.Array = 0.0,
+    train: bool = False,
   ) -> jax.Array:
     """Maps [batch, tokens, channels] to the same shape.
 
     Args:
       x: [batch, tokens, channels], at most max_tokens tokens.
       mask: [batch, tokens], True for a real token; others influence no real one.
+      drop_rate: of stochastic depth.
       train: whether stochastic depth drops; it needs the rng "dropout".
 
     Raises:
@@ -209,7 +214,7 @@ class GmlpBlock(nn.Module):
       name="spatial_gating",
     )(y, mask, attention)
     y = nn.Dense(dim, dtype=self.dtype)(y)
-    return x + layers.StochasticDepth(self.stochastic_depth, rescale=True)(y, train=train)
+    return x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
 
   def _check_fields(self) -> None:
     for field, known in CHOICES.items():
@@ -240,6 +245,10 @@ class Gmlp(nn.Module):
     gelu: "exact", as in timm, or "tanh".
     layer_norm_epsilon: of the LayerNorms of the tokens; 1e-6 in timm.
     gate_epsilon: of those in the spatial gating units; 1e-5 in timm.
+    remat: compute the inside of each block again in the backward pass, which saves
+      memory; on a CPU only together with scan_blocks.
+    scan_blocks: loop over one program of a block; `blocks.stacked` says how its
+      parameters are laid out.
     dtype: the dtype of the computation; parameters, normalisation statistics
       and logits are float32.
   """
@@ -256,6 +265,8 @@ class Gmlp(nn.Module):
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
   gate_epsilon: float = 1e-5
+  remat: bool = False
+  scan_blocks: bool = False
   dtype: Any = "float32"
 
   @nn.compact
@@ -266,20 +277,26 @@ class Gmlp(nn.Module):
     sown as "tokens" into the collection "intermediates".
     """
     x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    for i in range(self.num_blocks):
-      x = GmlpBlock(
-        self.ffn_dim,
-        max_tokens=x.shape[1],
-        gating=self.gating,
-        spatial=self.spatial,
-        attention_dim=self.attention_dim,
-        stochastic_depth=self.stochastic_depth,
-        gelu=self.gelu,
-        layer_norm_epsilon=self.layer_norm_epsilon,
-        gate_epsilon=self.gate_epsilon,
-        dtype=self.dtype,
-        name=f"GmlpBlock_{i}",
-      )(x, train=train)
+    fields = dict(
+      ffn_dim=self.ffn_dim,
+      max_tokens=x.shape[1],
+      gating=self.gating,
+      spatial=self.spatial,
+      attention_dim=self.attention_dim,
+      gelu=self.gelu,
+      layer_norm_epsilon=self.layer_norm_epsilon,
+      gate_epsilon=self.gate_epsilon,
+      dtype=self.dtype,
+    )
+    x = blocks.apply(
+      GmlpBlock,
+      fields,
+      x,
+      drop_rates=[self.stochastic_depth] * self.num_blocks,
+      train=train,
+      remat=self.remat,
+      scan=self.scan_blocks,
+    )
     self.sow("intermediates", "tokens", x)
     x = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="norm")(x)
     x = jnp.mean(x, axis=1, dtype=jnp.float32)

@@ -115,20 +115,24 @@ class StochasticDepth(nn.Module):
   """Drops a residual branch for whole examples (Huang et al., 2016).
 
   Attributes:
-    rate: probability of dropping the branch of one example.
     rescale: whether kept branches are divided by 1 - rate, so that the mean is
       kept (timm, deit). The released Mixer training code does not rescale.
   """
 
-  rate: float
   rescale: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-    """Maps [batch, ...] to the same shape; needs the rng "dropout"."""
-    if not train or self.rate == 0.0:
+  def __call__(self, x: jax.Array, rate: float | jax.Array, *, train: bool) -> jax.Array:
+    """Maps [batch, ...] to the same shape; needs the rng "dropout".
+
+    Args:
+      x: the branch.
+      rate: probability of dropping it for one example.
+      train: whether anything is dropped.
+    """
+    if not train or (isinstance(rate, float) and rate == 0.0):
       return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    keep = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - self.rate, shape)
-    scale = 1.0 / (1.0 - self.rate) if self.rescale else 1.0
+    keep = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - rate, shape)
+    scale = 1.0 / (1.0 - rate) if self.rescale else 1.0
     return x * (keep * scale).astype(x.dtype)

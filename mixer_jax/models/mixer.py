@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import attention, layers
+from mixer_jax.models import attention, blocks, layers
 
 # Table 1 of the paper; the patch size 4 variants are those of the K-FAC study
 # (32x32 images), `mixer_small` is a small net to train from scratch.
@@ -53,7 +53,6 @@ class MixerBlock(nn.Module):
   tokens_mlp_dim: int
   channels_mlp_dim: int
   dropout_rate: float = 0.0
-  stochastic_depth: float = 0.0
   gelu: str = "tanh"
   layer_norm_epsilon: float = 1e-6
   token_mixer: str = "mlp"
@@ -62,13 +61,19 @@ class MixerBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, positions: jax.Array | None = None, *, train: bool = False
+    self,
+    x: jax.Array,
+    positions: jax.Array | None = None,
+    *,
+    drop_rate: float | jax.Array = 0.0,
+    train: bool = False,
   ) -> jax.Array:
     """Maps [batch, tokens, channels] to the same shape.
 
     Args:
       x: [batch, tokens, channels].
       positions: [1, tokens, 2], for attention only.
+      drop_rate: of stochastic depth, for each of the two branches.
       train: whether dropout and stochastic depth act.
 
     Raises:
@@ -85,7 +90,7 @@ class MixerBlock(nn.Module):
       return block(x, train=train)
 
     # The released training code keeps dropped branches unscaled.
-    depth = layers.StochasticDepth(self.stochastic_depth, rescale=False)
+    depth = layers.StochasticDepth(rescale=False)
     if self.token_mixer == "mlp":
       y = jnp.swapaxes(norm(x), 1, 2)  # [batch, channels, tokens]
       y = jnp.swapaxes(mlp(y, self.tokens_mlp_dim, "token_mixing"), 1, 2)
@@ -93,9 +98,9 @@ class MixerBlock(nn.Module):
       y = attention.SoftmaxFreeAttention(
         self.token_mixer, self.num_heads, dtype=self.dtype, name="token_mixing"
       )(norm(x), positions)
-    x = x + depth(y, train=train)
+    x = x + depth(y, drop_rate, train=train)
     y = mlp(norm(x), self.channels_mlp_dim, "channel_mixing")
-    return x + depth(y, train=train)
+    return x + depth(y, drop_rate, train=train)
 
 
 class Mixer(nn.Module):
@@ -120,6 +125,10 @@ class Mixer(nn.Module):
     token_mixer: "mlp", or attention without softmax, "galerkin" or "fourier";
       then one model takes images of any size.
     num_heads: heads of the attention; they divide hidden_dim.
+    remat: compute the inside of each block again in the backward pass, which saves
+      memory; on a CPU only together with scan_blocks.
+    scan_blocks: loop over one program of a block; `blocks.stacked` says how its
+      parameters are laid out.
     dtype: the dtype of the computation; parameters, normalisation statistics
       and logits are float32.
   """
@@ -136,6 +145,8 @@ class Mixer(nn.Module):
   layer_norm_epsilon: float = 1e-6
   token_mixer: str = "mlp"
   num_heads: int = 8
+  remat: bool = False
+  scan_blocks: bool = False
   dtype: Any = "float32"
 
   @nn.compact
@@ -147,19 +158,27 @@ class Mixer(nn.Module):
     """
     x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
     positions = patch_centres(*(side // self.patch_size for side in images.shape[1:3]))
-    for i in range(self.num_blocks):
-      x = MixerBlock(
-        self.tokens_mlp_dim,
-        self.channels_mlp_dim,
-        dropout_rate=self.dropout_rate,
-        stochastic_depth=self.stochastic_depth * i / max(self.num_blocks - 1, 1),
-        gelu=self.gelu,
-        layer_norm_epsilon=self.layer_norm_epsilon,
-        token_mixer=self.token_mixer,
-        num_heads=self.num_heads,
-        dtype=self.dtype,
-        name=f"MixerBlock_{i}",
-      )(x, positions, train=train)
+    fields = dict(
+      tokens_mlp_dim=self.tokens_mlp_dim,
+      channels_mlp_dim=self.channels_mlp_dim,
+      dropout_rate=self.dropout_rate,
+      gelu=self.gelu,
+      layer_norm_epsilon=self.layer_norm_epsilon,
+      token_mixer=self.token_mixer,
+      num_heads=self.num_heads,
+      dtype=self.dtype,
+    )
+    last = max(self.num_blocks - 1, 1)
+    x = blocks.apply(
+      MixerBlock,
+      fields,
+      x,
+      positions,
+      drop_rates=[self.stochastic_depth * i / last for i in range(self.num_blocks)],
+      train=train,
+      remat=self.remat,
+      scan=self.scan_blocks,
+    )
     self.sow("intermediates", "tokens", x)
     x = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm")(
       x

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import layers
+from mixer_jax.models import blocks, layers
 
 # What each field may be; the first is the paper's model, the others are the
 # ablations of its Table 3.
@@ -108,7 +108,6 @@ class ResMlpBlock(nn.Module):
 
   Attributes:
     grid: rows and columns of patches.
-    stochastic_depth: drop rate of each of the two branches.
   """
 
   grid: tuple[int, int]
@@ -117,21 +116,22 @@ class ResMlpBlock(nn.Module):
   normalization: str = "affine"
   patch_communication: str = "linear"
   dropout_rate: float = 0.0
-  stochastic_depth: float = 0.0
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
   dtype: Any = "float32"
 
   @nn.compact
-  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape."""
+  def __call__(
+    self, x: jax.Array, *, drop_rate: float | jax.Array = 0.0, train: bool = False
+  ) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape; drops each branch at drop_rate."""
 
     def norm(x, name):
       return _normalization(self.normalization, self.layer_norm_epsilon, self.dtype, name)(x)
 
     def residual(x, y, name):
       y = layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
-      return x + layers.StochasticDepth(self.stochastic_depth, rescale=True)(y, train=train)
+      return x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
 
     if self.patch_communication != "none":
       y = communicate(
@@ -246,6 +246,10 @@ class ResMlp(nn.Module):
       branches rescaled (deit, timm).
     gelu: "exact", as in the public models, or "tanh".
     layer_norm_epsilon: for "layer_norm"; 1e-6 in CaiT.
+    remat: compute the inside of each block again in the backward pass, which saves
+      memory; on a CPU only together with scan_blocks.
+    scan_blocks: loop over one program of a block; `blocks.stacked` says how its
+      parameters are laid out.
     dtype: the dtype of the computation; parameters and logits are float32.
 
   Raises:
@@ -265,6 +269,8 @@ class ResMlp(nn.Module):
   stochastic_depth: float = 0.0
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
+  remat: bool = False
+  scan_blocks: bool = False
   dtype: Any = "float32"
 
   def __post_init__(self):
@@ -290,15 +296,20 @@ class ResMlp(nn.Module):
       layer_norm_epsilon=self.layer_norm_epsilon,
       dtype=self.dtype,
     )
-    for i in range(self.num_blocks):
-      x = ResMlpBlock(
-        (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size),
-        patch_communication=self.patch_communication,
-        dropout_rate=self.dropout_rate,
-        stochastic_depth=self.stochastic_depth,
-        name=f"ResMlpBlock_{i}",
-        **shared,
-      )(x, train=train)
+    own = dict(
+      grid=(images.shape[1] // self.patch_size, images.shape[2] // self.patch_size),
+      patch_communication=self.patch_communication,
+      dropout_rate=self.dropout_rate,
+    )
+    x = blocks.apply(
+      ResMlpBlock,
+      own | shared,
+      x,
+      drop_rates=[self.stochastic_depth] * self.num_blocks,
+      train=train,
+      remat=self.remat,
+      scan=self.scan_blocks,
+    )
     self.sow("intermediates", "tokens", x)
     if self.pooling == "class_mlp":
       token = ClassToken(self.dtype, name="class_token")(x)

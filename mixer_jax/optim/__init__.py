@@ -16,10 +16,12 @@ from mixer_jax.optim import blocks, first_order, schedules
 from mixer_jax.optim.blocks import path_name
 from mixer_jax.optim.graft import SCOPES, GraftState, graft
 from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, scale_by_kfac
+from mixer_jax.optim.relayout import Layout, relayout
 
 __all__ = [
   "CHOICES",
   "GraftState",
+  "Layout",
   "Problem",
   "ScaleByKfacState",
   "build",
@@ -30,19 +32,21 @@ __all__ = [
   "kfac",
   "kfac_blocks",
   "learning_rate",
+  "relayout",
   "scale_by_kfac",
   "schedules",
 ]
 
 
 class Problem(NamedTuple):
-  """What a curvature-based optimizer is told about the task.
+  """What an optimizer is told about the task, each layer's parameters apart.
 
   Attributes:
     predict: maps (params, batch) to (outputs, targets).
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     likelihood: "categorical" or "normal".
+    layout: from the parameters that are trained to `params`; None: they are the same.
     mesh: the devices of the training step, or None.
   """
 
@@ -50,6 +54,7 @@ class Problem(NamedTuple):
   params: Any
   batch: Any
   likelihood: str
+  layout: Layout | None = None
   mesh: jax.sharding.Mesh | None = None
 
 
@@ -100,6 +105,8 @@ NAMES = (*_OPTIMIZERS, "graft")
 CHOICES = {"decay": ("kernels", "all"), "scope": SCOPES, **blocks.CHOICES}
 _GENERAL = ("name", "learning_rate", "clip_norm", "decay")
 _SIDES = ("magnitude", "direction")
+# Those for which it matters what a tensor is; all others work element by element.
+_BY_TENSOR = ("lamb", "kfac", "graft")
 
 
 def _options(name: str) -> dict[str, inspect.Parameter]:
@@ -163,9 +170,10 @@ def build(
   """
   check(config)
   try:
-    return _build(config, multiplier, problem)
+    tx = _build(config, multiplier, problem)
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
+  return relayout(tx, problem.layout) if problem.layout and config.name in _BY_TENSOR else tx
 
 
 def _build(config, multiplier, problem):

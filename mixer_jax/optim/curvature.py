@@ -136,7 +136,15 @@ class Curvature:
     )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
     self._batch_size = _outputs(jax.eval_shape(predict, *shapes))[0].shape[0]
-    self._estimator.finalize(shapes)
+    try:
+      self._estimator.finalize(shapes)
+    except ValueError as e:
+      if "not assigned a block" not in str(e):
+        raise
+      raise ValueError(
+        "K-FAC cannot see layers inside nn.scan: give it the same model with its layers one by"
+        " one, and wrap the optimizer with `optim.relayout`"
+      ) from e
     self.blocks = self._list_blocks(shapes[0], norms, plain)
 
   def _registered_loss(self, params: Params, batch: Batch) -> jax.Array:
@@ -181,8 +189,8 @@ class Curvature:
     if uncovered:
       raise ValueError(
         f"no K-FAC block covers the parameters {', '.join(uncovered)}: their layers are not"
-        " nn.Dense, nn.Conv or nn.LayerNorm and do not say what to make of them;"
-        " list them in `plain` to train them with the plain gradient"
+        " nn.Dense, nn.Conv or nn.LayerNorm and do not say what to make of them, or are inside"
+        " nn.remat; list them in `plain` to train them with the plain gradient"
       )
     return tuple(blocks)
 

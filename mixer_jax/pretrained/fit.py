@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixer_jax import models
 from mixer_jax.errors import UserError
 
 _LOG = logging.getLogger(__name__)
@@ -97,11 +98,13 @@ def fit(source: str, arrays: dict[str, np.ndarray], template: Any, resize: str) 
       are named), or the number of tokens differs and cannot or may not be fitted.
   """
   check_resize(resize)
-  shapes = {path: x.shape for path, x in traverse_util.flatten_dict(template, sep="/").items()}
+  unrolled = jax.eval_shape(models.unrolled, template)
+  shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
   arrays = _with_tokens(source, arrays, shapes, resize)
   arrays = _with_head(source, arrays, shapes)
   _compare(source, arrays, shapes)
-  return traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
+  params = traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
+  return params if unrolled.keys() == template.keys() else models.stacked(params)
 
 
 def _with_tokens(

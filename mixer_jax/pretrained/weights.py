@@ -10,6 +10,7 @@ from typing import Any
 from flax import traverse_util
 import numpy as np
 
+from mixer_jax import models
 from mixer_jax.errors import UserError
 from mixer_jax.pretrained import catalog, containers, files, layouts, npz
 from mixer_jax.pretrained import fit as fit_lib
@@ -162,7 +163,7 @@ def save(
 
   Args:
     path: ends in `.npz`; a file there is replaced at once, or not at all.
-    params: the parameters.
+    params: the parameters; scanned blocks are written one by one, as all others.
     model: their model, whose GELU, epsilons and the like are noted.
     normalization: of the pixels it was trained on, noted as well.
 
@@ -178,7 +179,9 @@ def save(
   }
   try:
     npz.write(
-      path, traverse_util.flatten_dict(params, sep="/"), notes if model or normalization else {}
+      path,
+      traverse_util.flatten_dict(models.unrolled(params), sep="/"),
+      notes if model or normalization else {},
     )
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mixer_jax import models
 from mixer_jax.errors import UserError
 from mixer_jax.optim.blocks import path_name
 
@@ -25,7 +26,7 @@ _UNITS = 12  # shown per layer
 
 def kernels(params: Any) -> dict[str, np.ndarray]:
   """All dense kernels [inputs, outputs] by path, in the order of the layers."""
-  leaves = jax.tree_util.tree_leaves_with_path(params)
+  leaves = jax.tree_util.tree_leaves_with_path(models.unrolled(params))
   named = {path_name(path): np.asarray(x) for path, x in leaves}
   chosen = {k: v.reshape(-1, v.shape[-1]) for k, v in named.items() if k.endswith("/kernel")}
   return dict(sorted(chosen.items(), key=lambda item: _natural(item[0])))

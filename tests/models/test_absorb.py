@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixer_jax.models import absorb, resmlp
+from mixer_jax.models import absorb, blocks, resmlp
 
 SIZE = (8, 12)  # 2 x 3 patches
 # By counting the equations: additions and multiplications that a block loses.
@@ -66,6 +66,14 @@ def test_outputs_are_equal(kind, pooling):
   own_logits, own_tokens = outputs(*absorb.absorb_affine(model, params, SIZE))
   np.testing.assert_allclose(own_logits, logits, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(own_tokens, tokens, rtol=1e-5, atol=1e-5)
+
+
+def test_scanned_blocks_are_absorbed_one_by_one():
+  params = randomised(small())
+  _, expected = absorb.absorb_affine(small(), params)
+  model, found = absorb.absorb_affine(small(scan_blocks=True), blocks.stacked(params))
+  assert jax.tree.structure(found) == jax.tree.structure(shapes(model))
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def elementwise(model, params):

@@ -9,10 +9,13 @@ from mixer_jax.errors import UserError
 from tests.pretrained.conftest import FAMILIES, random_params, shapes
 
 
-def test_a_saved_mixer_has_the_layout_of_googles_file(peer, tmp_path):
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_saved_mixer_has_the_layout_of_googles_file(peer, tmp_path, scan):
   google = peer("google_mixer").path
   weights = pretrained.read(google)
-  pretrained.save(tmp_path / "ours.npz", weights.fit(shapes(FAMILIES["mixer"]())))
+  params = weights.fit(shapes(FAMILIES["mixer"](scan_blocks=scan)))
+  assert ("MixerBlocks" in params) == scan
+  pretrained.save(tmp_path / "ours.npz", params)
   # As vit_jax.checkpoint.load and big_vision read it: the names make the tree.
   with np.load(google) as theirs, np.load(tmp_path / "ours.npz", allow_pickle=False) as ours:
     assert sorted(ours.files) == sorted(theirs.files)

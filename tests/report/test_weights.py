@@ -2,10 +2,12 @@
 
 import json
 
+import jax
 import numpy as np
 from PIL import Image
 import pytest
 
+from mixer_jax import models
 from mixer_jax.errors import UserError
 from mixer_jax.report import weights
 
@@ -30,6 +32,12 @@ def test_sparsity_by_hand():
 def test_layers_are_in_the_order_of_depth():
   names = [n for n in weights.kernels(mixer_like()) if n.endswith("token_mixing/Dense_0/kernel")]
   assert names == [f"MixerBlock_{i}/token_mixing/Dense_0/kernel" for i in range(11)]
+
+
+def test_scanned_blocks_are_layers_of_their_own():
+  found, expected = weights.kernels(models.stacked(mixer_like())), weights.kernels(mixer_like())
+  assert list(found) == list(expected)
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_draws_one_image_per_unit_and_writes_the_numbers(tmp_path):

@@ -1,0 +1,49 @@
+"""An optimizer that sees the parameters in another layout than its caller."""
+
+from typing import Any, Callable, NamedTuple
+
+import optax
+
+
+class Layout(NamedTuple):
+  """Another layout of the same parameters.
+
+  Attributes:
+    enter: maps a tree like the caller's parameters into it, traceable.
+    leave: the inverse.
+  """
+
+  enter: Callable[[Any], Any]
+  leave: Callable[[Any], Any]
+
+
+def relayout(
+  tx: optax.GradientTransformation, layout: Layout
+) -> optax.GradientTransformationExtraArgs:
+  """Runs an optimizer in another layout of the parameters.
+
+  What an optimizer does by tensor or by layer (K-FAC's blocks, LAMB's and grafting's
+  norms) so stays what it is when several layers lie in one array.
+
+  Args:
+    tx: knows the other layout only; its state is in it.
+    layout: the way there and back.
+
+  Returns:
+    A transform of trees in the caller's layout.
+  """
+  tx = optax.with_extra_args_support(tx)
+
+  def init_fn(params):
+    return tx.init(layout.enter(params))
+
+  def update_fn(updates, state, params=None, *, model_params=None, **extra):
+    params, model_params = (
+      None if tree is None else layout.enter(tree) for tree in (params, model_params)
+    )
+    updates, state = tx.update(
+      layout.enter(updates), state, params, model_params=model_params, **extra
+    )
+    return layout.leave(updates), state
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,194 @@
+"""Scanned and rematerialised blocks against the same blocks one after the other."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import models
+
+SIZES = dict(patch_size=4, hidden_dim=16, num_blocks=3)
+CASES = {
+  "mixer": ("mixer_small", dict(tokens_mlp_dim=6, channels_mlp_dim=20)),
+  "attention": ("mixer_small", dict(token_mixer="galerkin", num_heads=2, channels_mlp_dim=20)),
+  "resmlp": ("resmlp_s12", dict(channels_mlp_dim=20, pooling="class_mlp")),
+  "gmlp": ("gmlp_small", dict(ffn_dim=20, attention_dim=4)),
+}
+
+
+def build(case, **fields):
+  name, own = CASES[case]
+  return models.build(name, 5, **SIZES | own | fields)
+
+
+def images(batch=3, size=8):
+  return np.random.default_rng(0).normal(size=(batch, size, size, 3)).astype(np.float32)
+
+
+def random_params(model):
+  """Unrolled parameters, all non-trivial."""
+  tree = jax.eval_shape(model.init, jax.random.key(0), images())["params"]
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32), tree)
+
+
+def close(found, expected, tolerance=2e-5):
+  """Equal up to rounding, which is measured against the largest number of an array."""
+
+  def check(a, b):
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-3))
+
+  jax.tree.map(check, found, expected)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outputs_and_gradient(model, params, train_key=None):
+  """Logits, tokens and the gradient of a function of the logits."""
+  options = dict(train=True, rngs={"dropout": train_key}) if train_key is not None else {}
+
+  def loss(params):
+    logits, state = model.apply({"params": params}, images(), mutable="intermediates", **options)
+    return jnp.mean(jnp.sin(logits)), (logits, state["intermediates"]["tokens"][0])
+
+  gradient, outputs = jax.grad(loss, has_aux=True)(params)
+  return outputs, gradient
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_scan_computes_what_blocks_one_by_one_do(case):
+  params = random_params(build(case))
+  outputs, gradient = outputs_and_gradient(build(case), params)
+  for remat in (False, True) if case == "mixer" else (True,):
+    model = build(case, scan_blocks=True, remat=remat)
+    own, own_gradient = outputs_and_gradient(model, models.stacked(params))
+    close(own, outputs)
+    close(models.unrolled(own_gradient), gradient)
+
+
+@pytest.mark.parametrize("case", ["mixer", "gmlp"])
+def test_rematerialised_blocks_drop_the_same_units_twice(case):
+  """Without a scan the random numbers are those without rematerialisation."""
+  drops = dict(stochastic_depth=0.5) | (dict(dropout_rate=0.5) if case == "mixer" else {})
+  params, key = random_params(build(case)), jax.random.key(2)
+  plain = outputs_and_gradient(build(case, **drops), params, key)
+  close(outputs_and_gradient(build(case, remat=True, **drops), params, key), plain)
+  still, _ = outputs_and_gradient(build(case), params)
+  assert np.abs(plain[0][0] - still[0]).max() > 0.01  # something was dropped
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_drop_rates_of_a_scan_grow_with_depth(remat):
+  """A Mixer of three blocks has the rates 0, 0.5 and 1 (here: all but 1)."""
+  model = build("mixer", stochastic_depth=0.999, scan_blocks=True, remat=remat, num_blocks=3)
+  params = random_params(build("mixer"))
+  batch = images(batch=64)
+  tokens = lambda params, model, **options: np.asarray(
+    model.apply({"params": params}, batch, mutable="intermediates", **options)[1]["intermediates"][
+      "tokens"
+    ][0]
+  )
+  dropped = tokens(models.stacked(params), model, train=True, rngs={"dropout": jax.random.key(0)})
+  first = {k: v for k, v in params.items() if k not in ("MixerBlock_1", "MixerBlock_2")}
+  after_first = tokens(first, build("mixer", num_blocks=1))
+  same = np.isclose(dropped, after_first, rtol=1e-5, atol=1e-5).all(axis=(1, 2))
+  # The first block always acts. Both branches of the second one are dropped at 1/4.
+  assert 6 <= same.sum() <= 28  # binomial(64, 1/4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scanned_blocks_start_as_the_others_do(case):
+  """The spread of each kernel is that of one block, and no two blocks are equal."""
+  wide = dict(hidden_dim=64, scan_blocks=False)
+  wide |= dict(ffn_dim=128) if case == "gmlp" else dict(channels_mlp_dim=128)
+  apart, scanned = (
+    jax.jit(build(case, **wide | dict(scan_blocks=scan)).init)(jax.random.key(3), images())
+    for scan in (False, True)
+  )
+  apart, scanned = apart["params"], models.unrolled(scanned["params"])
+  shape = functools.partial(jax.tree.map, lambda x: (x.shape, x.dtype))
+  assert shape(scanned) == shape(apart)
+  for path, x in jax.tree_util.tree_leaves_with_path(scanned):
+    expected = functools.reduce(lambda tree, key: tree[key.key], path, apart)
+    if x.size >= 2000 and np.std(expected):
+      np.testing.assert_allclose(np.std(x), np.std(expected), rtol=0.1, err_msg=str(path))
+      assert abs(np.mean(x) - np.mean(expected)) < 0.1 * np.std(x), path
+  own = {
+    k: max(jax.tree.leaves(v), key=np.size).ravel() for k, v in scanned.items() if "Block_" in k
+  }
+  first, second = (next(v for k, v in own.items() if k.endswith(f"Block_{i}")) for i in (1, 2))
+  assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+
+
+def test_layouts_by_hand():
+  stack = np.arange(24.0).reshape(12, 2)
+  params = {
+    "GmlpBlocks": {"Dense_0": {"kernel": stack}},
+    "ClassMlpBlock_0": {"scale": np.ones(2)},
+    "head": {"bias": np.zeros(3)},
+  }
+  apart = models.unrolled(params)
+  assert len(apart) == 14 and apart["head"] is params["head"]
+  for i in range(12):
+    assert apart[f"GmlpBlock_{i}"]["Dense_0"]["kernel"].tolist() == [2 * i, 2 * i + 1]
+  again = models.stacked(apart)
+  assert again.keys() == params.keys()
+  jax.tree.map(np.testing.assert_array_equal, again, params)
+  assert isinstance(again["GmlpBlocks"]["Dense_0"]["kernel"], np.ndarray)
+  with pytest.raises(KeyError, match="GmlpBlock_3"):
+    models.stacked({k: v for k, v in apart.items() if k != "GmlpBlock_3"})
+
+
+def test_layouts_of_an_optimizer_s_state():
+  params = random_params(build("mixer"))
+  tx = optax.chain(optax.trace(0.9), optax.adam(1e-3))
+  step = jax.jit(lambda params: tx.update(params, tx.init(params), params)[1])
+  apart, expected = step(params), step(models.stacked(params))
+  found = models.stacked(apart)
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
+  jax.tree.map(np.testing.assert_array_equal, models.unrolled(found), apart)
+
+
+def test_without_blocks_there_is_nothing_to_scan():
+  params = random_params(build("mixer", num_blocks=0, scan_blocks=True))
+  assert params.keys() == {"stem", "pre_head_layer_norm", "head"}
+
+
+def gradient_program(num_blocks=6, **fields):
+  """Lowered."""
+  model = models.build("mixer_small", 10, hidden_dim=32, num_blocks=num_blocks, **fields)
+  batch = jnp.zeros((32, 32, 32, 3))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+  loss = lambda params: jnp.mean(model.apply({"params": params}, batch, train=True) ** 2)
+  return jax.jit(jax.grad(loss)).lower(shapes)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_scanned_program_does_not_grow_with_depth(remat):
+  length = lambda **fields: gradient_program(remat=remat, **fields).as_text().count("\n")
+  assert length(scan_blocks=True, num_blocks=24) == length(scan_blocks=True, num_blocks=3)
+  assert length(num_blocks=6) > 1.7 * length(num_blocks=3)
+
+
+def test_rematerialisation_saves_memory():
+  """Of 6 blocks' insides one is alive at a time.
+
+  XLA drops on CPUs what keeps the second forward pass from being computed early: there
+  only a loop saves memory.
+  """
+  plain, scanned, saving = (
+    gradient_program(remat=remat, scan_blocks=scan).compile().memory_analysis().temp_size_in_bytes
+    for remat, scan in ((False, False), (False, True), (True, True))
+  )
+  assert saving < 0.4 * min(plain, scanned)
+
+
+def test_rematerialisation_adds_less_than_a_forward_pass():
+  """Forward and backward take 3 units; of the second forward pass the last products go unused."""
+  plain, saving = (
+    gradient_program(remat=remat).cost_analysis()["flops"] for remat in (False, True)
+  )
+  assert 1.1 < saving / plain < 4 / 3

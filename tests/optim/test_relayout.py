@@ -1,0 +1,56 @@
+"""An optimizer in another layout, against itself in its own."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import optim
+
+# Two layers in one array, which the optimizer sees apart.
+LAYOUT = optim.Layout(
+  lambda tree: {"a": tree["both"][0], "b": tree["both"][1]},
+  lambda tree: {"both": jnp.stack([tree["a"], tree["b"]])},
+)
+
+
+def test_tensors_are_those_of_the_inner_layout():
+  """LAMB steps as far as each tensor is long: by hand, on its first step, with signs alone."""
+  params = {"both": jnp.array([[3.0, 4.0], [6.0, 8.0]])}
+  grads = {"both": jnp.array([[1.0, -1.0], [2.0, 2.0]])}
+  tx = optim.relayout(optax.lamb(0.1, eps=0.0, eps_root=0.0), LAYOUT)
+  updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+  # Norms 5 and 10; a first step of Adam is the sign, of norm sqrt(2).
+  expected = -0.1 * np.array([[5.0, -5.0], [10.0, 10.0]]) / np.sqrt(2)
+  np.testing.assert_allclose(updates["both"], expected, rtol=1e-5)
+
+
+def test_extra_arguments_and_missing_parameters_pass_through():
+  def update(updates, state, params=None, *, factor):
+    assert params is None and set(updates) == {"a", "b"}
+    return jax.tree.map(lambda g: factor * g, updates), state + 1
+
+  tx = optim.relayout(optax.GradientTransformationExtraArgs(lambda p: len(p), update), LAYOUT)
+  grads = {"both": jnp.ones((2, 3))}
+  updates, state = tx.update(grads, tx.init(grads), factor=2.0)
+  np.testing.assert_array_equal(updates["both"], 2.0)
+  assert state == 3
+
+
+class Stack(nn.Module):
+  """Two layers in a loop."""
+
+  @nn.compact
+  def __call__(self, x):
+    step = lambda layer, x, _: (layer(x), None)
+    loop = nn.scan(step, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+    return loop(nn.Dense(4), x, None)[0]
+
+
+def test_kfac_says_that_it_cannot_see_into_a_scan():
+  x = jnp.ones((3, 4))
+  params = Stack().init(jax.random.key(0), x)["params"]
+  with pytest.raises(ValueError, match=r"layers inside nn\.scan.*optim\.relayout"):
+    optim.kfac(0.1, lambda params, x: Stack().apply({"params": params}, x), params, x)
