@@ -3,7 +3,7 @@
 import ml_collections
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim, pretrained, tasks
+from mixer_jax import data, models, optim, pretrained, tasks
 from mixer_jax.errors import UserError
 
 _INFINITY = float("inf")
@@ -34,6 +34,9 @@ _RANGES = {
   "data.resize": (0, _INFINITY),
   "data.pad": (0, _INFINITY),
   "data.stored_size": (0, _INFINITY),
+  "data.smallest_crop": (1e-6, 1),
+  "data.workers": (-1, 1024),
+  "data.read_ahead": (1, _INFINITY),
 }
 _OPTIMIZER_RANGES = {
   "learning_rate": (0, _INFINITY),
@@ -52,6 +55,8 @@ _CHOICES = {
   "resize_tokens": ("", *pretrained.RESIZES),
   "model.dtype": ("float32", "bfloat16"),
   "model.gelu": ("tanh", "exact"),
+  "data.stream": data.STREAMS,
+  "data.crop": data.CROPS,
 }
 
 
@@ -93,5 +98,5 @@ def _check_range(field: str, value: float | None, low: float, high: float) -> No
 
 def _value(config: ml_collections.ConfigDict, path: str):
   for key in path.split("."):
-    config = config[key]
+    config = config.get(key)  # a run of an earlier version may lack it
   return config

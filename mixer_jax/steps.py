@@ -80,29 +80,27 @@ def make_train_steps(run: Experiment):
   """The program of training.
 
   Returns:
-    A jitted function of the state, metrics so far, images [n, h, w, 3] uint8,
-    labels [n] and indices [steps, batch_size] to the state after these steps,
-    and (metrics, `step_norms.squares` of each step). It donates the state.
+    A jitted function of the state, metrics so far and a `batches.Window` to the
+    state after its steps, and (metrics, `step_norms.squares` of each step). It
+    donates the state.
   """
   batched = sharding.batched(run.mesh)
 
-  def step(images, labels, carry, indices):
+  def step(examples, carry, rows):
     state, totals = carry
     augment_key, _, _ = step_keys(state)
-    pixels, classes = (
-      jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
-    )
-    batch = run.task.batch(augment_key, pixels, classes, train=True)
+    images, labels = batches.take(examples, rows, batched)
+    batch = run.task.batch(augment_key, images, labels, train=True)
     state, totals = update(run, state, totals, batch)
     return (state, totals), step_norms.squares(state.opt_state)
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding.replicated(run.mesh))
-  def train_steps(state, totals, images, labels, indices):
-    steps = functools.partial(step, images, labels)
-    if len(indices) == 1:  # a loop of one step is still a loop to XLA
-      (state, totals), squares = steps((state, totals), indices[0])
+  def train_steps(state, totals, examples, rows):
+    steps = functools.partial(step, examples)
+    if len(jax.tree.leaves(rows)[0]) == 1:  # a loop of one step is still a loop to XLA
+      (state, totals), squares = steps((state, totals), jax.tree.map(lambda x: x[0], rows))
       return state, (totals, jax.tree.map(lambda x: x[None], squares))
-    (state, totals), squares = jax.lax.scan(steps, (state, totals), indices)
+    (state, totals), squares = jax.lax.scan(steps, (state, totals), rows)
     return state, (totals, squares)
 
   return train_steps
@@ -192,9 +190,12 @@ class EpochTrainer:
   def __init__(self, run: Experiment):
     self._run = run
     self._everywhere = sharding.replicated(run.mesh)
-    self.feed = batches.Feed(run.dataset.train, self._everywhere)
+    seed = run.config.seed
+    sizes = dict(num_examples=len(run.dataset.train), batch_size=run.config.batch_size)
+    ids = functools.partial(batches.train_indices, seed, **sizes)
+    self.feed = batches.Feed(run.dataset.train, ids, sharding.batched(run.mesh), seed)
     self._program = None
-    wanted = run.config.steps_per_dispatch or steps_per_dispatch(run.mesh)
+    wanted = run.config.steps_per_dispatch or self.feed.fitting(steps_per_dispatch(run.mesh))
     # Windows of one size, so that one program serves the whole epoch.
     total = run.steps_per_epoch
     self.window = max(w for w in range(1, min(wanted, total) + 1) if total % w == 0)
@@ -220,28 +221,26 @@ class EpochTrainer:
     Raises:
       Cut: `stop` said so.
     """
-    run, config = self._run, self._run.config
+    run = self._run
     if part is None:
       empty = jax.device_put(run.task.train_metrics.empty(), self._everywhere)
       part, begun = Part(empty, {}, 0.0), 0
     else:
       begun = int(state.step) - (epoch - 1) * run.steps_per_epoch
-    size = len(run.dataset.train.labels)
-    indices = batches.train_indices(config.seed, epoch, size, config.batch_size)
-    totals = part.totals
-    windows = self.feed.windows(indices[begun:], self.window)
+    totals, in_all = part.totals, run.steps_per_epoch
+    windows = self.feed.windows(epoch, self.window, begun)
     first = next(windows)
     if self._program is None:
       self._program = _compile(make_train_steps(run), state, totals, *first)
     start, squares = time.perf_counter() - float(part.seconds), [part.squares] * (begun > 0)
-    bar = tqdm(total=len(indices), initial=begun, desc=f"epoch {epoch}", unit="step", leave=False)
+    bar = tqdm(total=in_all, initial=begun, desc=f"epoch {epoch}", unit="step", leave=False)
     with bar:
       for i, window in enumerate(itertools.chain([first], windows)):
         before = totals
         state, (totals, squared) = self._program(state, totals, *window)
         squares.append(squared)
         begun += self.window
-        if begun < len(indices) and stop():
+        if begun < in_all and stop():
           seconds = np.float32(time.perf_counter() - start)
           raise Cut(state, Part(totals, step_norms.joined(squares), seconds))
         # Read the call before this one: the bar is true and the queue short.

@@ -51,7 +51,15 @@ def existing(path: str) -> pathlib.Path:
 
 
 # Where a run is, not what it is: a resumed run may have moved.
-OF_THE_MACHINE = ("mesh.data", "data.dir", "data.cache_dir", "require_accelerator")
+OF_THE_MACHINE = (
+  "mesh.data",
+  "data.dir",
+  "data.cache_dir",
+  "data.stream",
+  "data.workers",
+  "data.read_ahead",
+  "require_accelerator",
+)
 
 
 def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:

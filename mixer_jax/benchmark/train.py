@@ -91,7 +91,7 @@ def _config(model: str, optimizer: str, batch_size: int, dtype: str) -> Any:
 def _measure(run: experiment.Experiment, rounds: int) -> Row:
   config, totals = run.config, fixed.no_totals(run)
   trainer = steps.EpochTrainer(run)
-  stream, window = input_benchmark.windows(run, trainer), trainer.window
+  stream, window = input_benchmark.windows(trainer), trainer.window
   first = next(stream)
   shapes = checkpoint.template(
     jax.eval_shape(lambda: steps.init_state(run)), sharding.replicated(run.mesh)
