@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from typing import Any, Callable, Iterator
+import warnings
 import weakref
 
 import numpy as np
@@ -103,7 +104,7 @@ class Stream:
       grain.MultiprocessingOptions(
         num_workers=images.workers, per_worker_buffer_size=-(-images.read_ahead // _CHUNK) or 1
       ),
-      worker_init_fn=_end_with_parent,
+      worker_init_fn=_start_worker,
     )
     with _signals_held_back():
       iterator = iter(dataset)
@@ -188,12 +189,13 @@ def _signals_held_back() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with_parent(index: int, count: int) -> None:
+def _start_worker(index: int, count: int) -> None:
   """Ends this worker when the process that started it is gone, killed perhaps."""
   del index, count
+  warnings.simplefilter("ignore")  # Pillow's; an image that is really broken is an error
 
-  def wait():
+  def end_with_parent():
     multiprocessing.parent_process().join()
     os._exit(1)
 
-  threading.Thread(target=wait, daemon=True).start()
+  threading.Thread(target=end_with_parent, daemon=True).start()
