@@ -1,6 +1,6 @@
 """Benchmarks, each a command.
 
-python -m mixer_jax.benchmark input [--config=FILE | --models=mixer_s16 --workers=1,2]
+python -m mixer_jax.benchmark input [--config=FILE | --models=mixer_s16 --workers=4 --workers=8]
 python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
 python -m mixer_jax.benchmark train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
 python -m mixer_jax.benchmark inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
@@ -80,12 +80,16 @@ def _print_stream(directory: pathlib.Path, model: str) -> None:
   size = streaming.write_photos(directory, options.photos)
   print(f"\nstreamed: {options.photos} JPEG files of {size / 1e3:.0f} KB, random areas to 224x224")
   config = streaming.config(directory, model, options.batch_size or 32)
+  seconds = streaming.cpu_seconds(config.data)
+  print(f"CPU time     {1e3 * seconds:.2f} ms an image", flush=True)
   for workers in options.workers:
-    rate = streaming.decoded_per_second(config.data, int(workers))
+    rate = streaming.decoded_per_second(config.data, workers)
     print(f"{workers} workers    {rate:.0f} images/s", flush=True)
-  config.data.workers = int(options.workers[-1])
-  needed = _print_input(config)["fixed"] * config.batch_size
-  print(f"the fixed batch's rate takes {needed * max(config.data.workers, 1) / rate:.2f} workers")
+  config.data.workers = options.workers[-1]
+  wanted = _print_input(config)["fixed"] * config.batch_size
+  print(
+    f"CPUs         {wanted * seconds:.2f} to decode the {wanted:.0f} images/s of the fixed batch"
+  )
 
 
 def _train(argv: list[str]) -> None:
@@ -129,7 +133,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer(
     "batch_size", None, "Default: 64 in train, 32 in inference and streamed input.", lower_bound=1
   )
-  flags.DEFINE_list("workers", ["1", "2"], "Numbers of worker processes, of streamed input.")
+  flags.DEFINE_multi_integer("workers", [1, 2], "Worker processes, of streamed input.", 0)
   flags.DEFINE_integer("photos", 512, "Photographs, of streamed input.", lower_bound=64)
   flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of train and inference.")
   commands = {

@@ -1,6 +1,6 @@
 """Images that stay encoded where they are until a batch needs them.
 
-Worker processes read this: it must not import JAX.
+Worker processes run this: nothing in it may use JAX, which would take a device.
 """
 
 import dataclasses

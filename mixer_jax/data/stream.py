@@ -2,7 +2,7 @@
 
 Grain moves the work and keeps the order; what the order is, and every crop, are
 pure functions of seed, epoch and example (`order.py`), whatever the number of
-workers. Workers read this file: it must not import JAX.
+workers. Workers run this: nothing in it may use JAX, which would take a device.
 """
 
 import contextlib
