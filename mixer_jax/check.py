@@ -5,7 +5,7 @@ from typing import Any
 import ml_collections
 
 from mixer_jax import config as config_lib
-from mixer_jax import divergence, models, optim, pretrained, schema, tasks
+from mixer_jax import data, divergence, models, optim, pretrained, schema, tasks
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError
 
@@ -47,6 +47,9 @@ _RANGES = {
   "data.resize": (0, _SIDE),
   "data.pad": (0, _SIDE),
   "data.stored_size": (0, _SIDE),
+  "data.smallest_crop": (1e-6, 1),
+  "data.workers": (-1, 1024),
+  "data.read_ahead": (1, _COUNT),
 }
 _OPTIMIZER_RANGES = {
   "learning_rate": (0, _INFINITY),
@@ -69,6 +72,8 @@ _CHOICES = {
   "on_nonfinite": divergence.POLICIES,
   "resize_tokens": ("", *pretrained.RESIZES),
   "model.dtype": ("float32", "bfloat16"),
+  "data.stream": data.STREAMS,
+  "data.crop": data.CROPS,
   **{f"model.{field}": allowed for field, allowed in models.CHOICES.items()},
 }
 
@@ -162,5 +167,5 @@ def _check_choice(field: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 def _value(config: ml_collections.ConfigDict, path: str) -> Any:
   for key in path.split("."):
-    config = config.get(key)
+    config = config.get(key)  # a run of an earlier version may lack it
   return config

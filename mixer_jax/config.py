@@ -117,6 +117,17 @@ def data(name: str, statistics: str = "cifar10") -> ml_collections.ConfigDict:
       test_split="test",
       # Images of a source with several sizes are stored at this size.
       stored_size=0,
+      # "never": decode once, into cache_dir. "always": decode each batch anew, in worker
+      # processes. "auto": that for sets of more than 32 GiB decoded, or with `crop`.
+      stream="auto",
+      # "inception": train on random areas, of a share smallest_crop or more, as squares of
+      # image_size; test on the centre, with resize as the shorter side of the image.
+      crop="",
+      smallest_crop=0.05,
+      # Processes that decode; -1: as many as CPUs; 0: none, but a thread.
+      workers=-1,
+      # Images that each of them decodes ahead.
+      read_ahead=64,
       # What the model sees. resize > 0 scales images first.
       image_size=32,
       resize=0,

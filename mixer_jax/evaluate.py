@@ -26,19 +26,18 @@ class Evaluator:
     split, task = run.dataset.test, run.task
     self._task = task
     self._everywhere = sharding.replicated(run.mesh)
-    self._feed = batches.Feed(split, self._everywhere)
     devices = run.mesh.size
     # A batch larger than the split would be padding.
-    size = min(run.config.eval_batch_size, -(-len(split.labels) // devices) * devices)
-    self._ids, self._masks = batches.test_indices(len(split.labels), size)
+    size = min(run.config.eval_batch_size, -(-len(split) // devices) * devices)
     batched = sharding.batched(run.mesh)
+    ids, self._masks = batches.test_indices(len(split), size)
+    self._feed = batches.Feed(split, lambda _: ids, batched)
 
     @functools.partial(jax.jit, out_shardings=self._everywhere)
-    def add_batch(totals, params, images, labels, ids, mask):
-      pixels, classes = (
-        jax.lax.with_sharding_constraint(x[ids], batched) for x in (images, labels)
-      )
-      batch = task.batch(None, pixels, classes, train=False)
+    def add_batch(totals, params, examples, rows, mask):
+      rows = jax.tree.map(lambda x: x[0], rows)
+      images, labels = batches.take(examples, rows, batched)
+      batch = task.batch(None, images, labels, train=False)
       return totals.merge(task.evaluate(sharding.gathered(run.mesh, params), batch, mask))
 
     self._add_batch = add_batch
@@ -46,8 +45,9 @@ class Evaluator:
   def __call__(self, params: Any) -> dict[str, float]:
     """Mean loss in nats, top1 and top5 in [0, 1]."""
     totals = sharding.place(self._task.test_metrics.empty(), self._everywhere)
-    for (images, labels, ids), mask in zip(self._feed.windows(self._ids, 1), self._masks):
-      totals = self._add_batch(totals, params, images, labels, ids[0], mask)
+    for window, mask in zip(self._feed.windows(1, 1), self._masks):
+      totals = self._add_batch(totals, params, *window, mask)
+    self._feed.close()
     return {name: float(value) for name, value in totals.compute().items()}
 
 
@@ -85,7 +85,7 @@ def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, fl
   params, progress = saved.restore_params(step, shapes)
   metrics = Evaluator(run)(params)
   print(
-    f"{directory} step {step} (epoch {progress.epoch}) on {len(run.dataset.test.labels)} test"
+    f"{directory} step {step} (epoch {progress.epoch}) on {len(run.dataset.test)} test"
     f" images of {run.dataset.name}"
   )
   return metrics

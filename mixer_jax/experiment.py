@@ -34,7 +34,7 @@ class Experiment:
 
   @functools.cached_property
   def steps_per_epoch(self) -> int:
-    return len(self.dataset.train.labels) // self.config.batch_size
+    return len(self.dataset.train) // self.config.batch_size
 
   @functools.cached_property
   def multiplier(self) -> optim.schedules.Schedule:
@@ -83,9 +83,9 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   images = _image_spec(config)
   _check_model(build_model(config.model, 1), config.model.name, images)
   dataset = data.load(config.data)
-  if config.batch_size > len(dataset.train.labels):
+  if config.batch_size > len(dataset.train):
     raise UserError(
-      f"batch_size is {config.batch_size}, more than the {len(dataset.train.labels)}"
+      f"batch_size is {config.batch_size}, more than the {len(dataset.train)}"
       f" training images of {dataset.name}"
     )
   augment.check(images, dataset.train.images.shape)
@@ -128,5 +128,8 @@ def _memory() -> float:
 
 def _image_spec(config: ml_collections.ConfigDict) -> augment.ImageSpec:
   fields = ("image_size", "resize", "pad", "flip", "random_crop")
+  values = {f: config.data[f] for f in fields}
+  if config.data.get("crop"):  # the workers hand over images of the right size
+    values |= dict(resize=0, pad=0)
   statistics = {f: tuple(config.data[f]) for f in ("mean", "std")}
-  return augment.ImageSpec(**{f: config.data[f] for f in fields}, **statistics)
+  return augment.ImageSpec(**values, **statistics)

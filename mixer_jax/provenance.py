@@ -86,9 +86,9 @@ def describe(run: Experiment) -> dict[str, Any]:
     "data": {
       "name": data.name,
       "train_split": config.train_split,
-      "train_images": len(data.train.labels),
+      "train_images": len(data.train),
       "test_split": config.test_split,
-      "test_images": len(data.test.labels),
+      "test_images": len(data.test),
       "classes": data.num_classes,
     },
   }

@@ -105,20 +105,18 @@ def make_train_steps(run: Experiment):
   """The program of training.
 
   Returns:
-    A jitted function of the state, metrics so far, images [n, h, w, 3] uint8,
-    labels [n] and indices [steps, batch_size] to the state after these steps,
-    and (metrics, `step_norms.squares` and `divergence.checks` of each step). It
+    A jitted function of the state, metrics so far and a `batches.Window` to the
+    state after its steps, and (metrics, `step_norms.squares` and
+    `divergence.checks` of each step). It
     donates the state.
   """
   batched = sharding.batched(run.mesh)
 
-  def step(images, labels, carry, indices):
+  def step(examples, carry, rows):
     state, totals = carry
     augment_key, _, _ = step_keys(state)
-    pixels, classes = (
-      jax.lax.with_sharding_constraint(x[indices], batched) for x in (images, labels)
-    )
-    batch = run.task.batch(augment_key, pixels, classes, train=True)
+    images, labels = batches.take(examples, rows, batched)
+    batch = run.task.batch(augment_key, images, labels, train=True)
     state, totals, checks = update(run, state, totals, batch)
     squares = step_norms.squares(state.opt_state)
     if run.config.on_nonfinite == "skip":  # then they are those of the step before
@@ -129,12 +127,12 @@ def make_train_steps(run: Experiment):
   stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=(stored, everywhere))
-  def train_steps(state, totals, images, labels, indices):
-    steps = functools.partial(step, images, labels)
-    if len(indices) == 1:  # a loop of one step is still a loop to XLA
-      (state, totals), each = steps((state, totals), indices[0])
+  def train_steps(state, totals, examples, rows):
+    steps = functools.partial(step, examples)
+    if len(jax.tree.leaves(rows)[0]) == 1:  # a loop of one step is still a loop to XLA
+      (state, totals), each = steps((state, totals), jax.tree.map(lambda x: x[0], rows))
       return state, (totals, *jax.tree.map(lambda x: x[None], each))
-    (state, totals), each = jax.lax.scan(steps, (state, totals), indices)
+    (state, totals), each = jax.lax.scan(steps, (state, totals), rows)
     return state, (totals, *each)
 
   return train_steps
@@ -224,9 +222,10 @@ class EpochTrainer:
   def __init__(self, run: Experiment):
     self._run = run
     self._everywhere = sharding.replicated(run.mesh)
-    self.feed = batches.Feed(run.dataset.train, self._everywhere)
+    self._restores, where = 0, sharding.batched(run.mesh)
+    self.feed = batches.Feed(run.dataset.train, self._ids(0), where, run.config.seed)
     self._programs = {}
-    wanted = run.config.steps_per_dispatch or steps_per_dispatch(run.mesh)
+    wanted = run.config.steps_per_dispatch or self.feed.fitting(steps_per_dispatch(run.mesh))
     # Windows of one size, so that one program serves the whole epoch.
     self.window = _largest_divisor(run.steps_per_epoch, wanted)
 
@@ -255,23 +254,25 @@ class EpochTrainer:
       divergence.Nonfinite: a step did not, and the config does not skip it, or it
         has skipped too many.
     """
-    run, config = self._run, self._run.config
+    run = self._run
     if part is None:
       empty = sharding.place(run.task.train_metrics.empty(), self._everywhere)
       part, done = Part(empty, {}, 0.0), 0
     else:
       done = int(state.step) - (epoch - 1) * run.steps_per_epoch
-    size = len(run.dataset.train.labels)
-    indices = batches.train_indices(config.seed, epoch, size, config.batch_size, restores)
+    in_all = run.steps_per_epoch
     totals, failed = part.totals, 0 if int(part.totals.loss.count) else done
-    watch = divergence.Watch(config.on_nonfinite, epoch, len(indices), failed)
-    window = self._window(len(indices) - done)
-    windows = self.feed.windows(indices[done:], window)
+    watch = divergence.Watch(run.config.on_nonfinite, epoch, in_all, failed)
+    window = self._window(in_all - done)
+    if restores != self._restores:
+      self.feed.reorder(self._ids(restores))
+      self._restores = restores
+    windows = self.feed.windows(epoch, window, done)
     first = next(windows)
     if window not in self._programs:
       self._programs[window] = _compile(make_train_steps(run), state, totals, *first)
     start, squares = time.perf_counter() - float(part.seconds), [part.squares] * (done > 0)
-    bar = tqdm(total=len(indices), initial=done, desc=f"epoch {epoch}", unit="step", leave=False)
+    bar = tqdm(total=in_all, initial=done, desc=f"epoch {epoch}", unit="step", leave=False)
     with bar:
       for i, args in enumerate(itertools.chain([first], windows)):
         before, step = totals, (epoch - 1) * run.steps_per_epoch + done
@@ -279,7 +280,7 @@ class EpochTrainer:
         squares.append(squared)
         watch.add(step, checks)
         done += window
-        if done < len(indices) and stop():
+        if done < in_all and stop():
           watch.read(totals)
           seconds = np.float32(time.perf_counter() - start)
           raise Cut(state, Part(totals, step_norms.joined(squares), seconds))
@@ -290,9 +291,14 @@ class EpochTrainer:
           bar.update(window)
       watch.read(totals)
       metrics = {name: float(value) for name, value in totals.compute().items()}
-    if config.on_nonfinite == "skip":
-      metrics["skipped"] = done - int(totals.loss.count) // config.batch_size
+    if run.config.on_nonfinite == "skip":
+      metrics["skipped"] = done - int(totals.loss.count) // run.config.batch_size
     return state, metrics | step_norms.root_mean(squares), time.perf_counter() - start
+
+  def _ids(self, restores: int) -> Callable[[int], np.ndarray]:
+    config = self._run.config
+    sizes = dict(num_examples=len(self._run.dataset.train), batch_size=config.batch_size)
+    return functools.partial(batches.train_indices, config.seed, restores=restores, **sizes)
 
   def _window(self, steps: int) -> int:
     """Steps in a call: not those of other epochs if one was cut between two of their calls."""

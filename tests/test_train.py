@@ -233,7 +233,7 @@ def test_devices_share_the_work(tiny_config):
     run = experiment.build(with_optimizer(tiny_config, "sgd"))
     split = run.dataset.train
     args = (train.init_state(run), run.task.train_metrics.empty())
-    args += (split.images, split.labels, np.zeros((1, 32), np.int32))
+    args += ((split.images, split.labels), np.zeros((1, 32), np.int32))
     compiled = train.make_train_steps(run).lower(*args).compile()
     return compiled.cost_analysis()["flops"]
 

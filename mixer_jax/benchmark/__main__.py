@@ -1,6 +1,6 @@
 """Benchmarks, each a command.
 
-python -m mixer_jax.benchmark input --config=configs/quickstart.py
+python -m mixer_jax.benchmark input [--config=FILE | --models=mixer_s16 --workers=4 --workers=8]
 python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
 python -m mixer_jax.benchmark train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
 python -m mixer_jax.benchmark inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
@@ -8,18 +8,24 @@ python -m mixer_jax.benchmark scaling [--models=mixer_b16,mixer_l16]
 python -m mixer_jax.benchmark compile [--models=mixer_b16,mixer_l16] [--optimizers=sgd,kfac]
 """
 
+import pathlib
+import tempfile
 from typing import Iterable
 
 from absl import flags
+import ml_collections
 from ml_collections import config_flags
 
 from mixer_jax import cli, compilation, experiment, flops, models, optim
+from mixer_jax import config as config_lib
 from mixer_jax.benchmark import compile as compile_benchmark
 from mixer_jax.benchmark import inference as inference_benchmark
 from mixer_jax.benchmark import input as input_benchmark
 from mixer_jax.benchmark import optimizers as optimizers_benchmark
 from mixer_jax.benchmark import scaling as scaling_model
+from mixer_jax.benchmark import streaming
 from mixer_jax.benchmark import train as train_benchmark
+from mixer_jax.errors import UserError
 from mixer_jax.report import console
 
 
@@ -45,14 +51,49 @@ def _optimizers(argv: list[str]) -> None:
 
 
 def _input(argv: list[str]) -> None:
+  """The input of a config; without one, of a resident set and of a streamed one."""
   del argv
-  config = cli.checked_config(flags.FLAGS.config)
+  options = flags.FLAGS
+  if options.config is not None:
+    console.print_devices()
+    _print_input(cli.checked_config(options.config))
+    return
+  name, *more = options.models or ["mixer_s16"]
+  if more:
+    raise UserError(f"--models is {name},{','.join(more)}; input takes one model")
   console.print_devices()
+  print("resident: the bundled sample")
+  resident = config_lib.default()
+  resident.model = config_lib.model("mixer_small", patch_size=8)
+  _print_input(resident)
+  with tempfile.TemporaryDirectory() as directory:
+    _print_stream(pathlib.Path(directory), name)
+
+
+def _print_input(config: ml_collections.ConfigDict) -> dict[str, float]:
   rates = input_benchmark.measure(experiment.build(config), flags.FLAGS.rounds)
   print(f"{config.model.name}, {config.optimizer.name}, batch {config.batch_size}")
   print(f"real data    {rates['real']:.2f} steps/s")
   print(f"fixed batch  {rates['fixed']:.2f} steps/s")
-  print(f"ratio        {rates['ratio']:.3f}")
+  print(f"ratio        {rates['ratio']:.3f}", flush=True)
+  return rates
+
+
+def _print_stream(directory: pathlib.Path, model: str) -> None:
+  options = flags.FLAGS
+  size = streaming.write_photos(directory, options.photos)
+  print(f"\nstreamed: {options.photos} JPEG files of {size / 1e3:.0f} KB, random areas to 224x224")
+  config = streaming.config(directory, model, options.batch_size or 32)
+  seconds = streaming.cpu_seconds(config.data)
+  print(f"CPU time     {1e3 * seconds:.2f} ms an image", flush=True)
+  for workers in options.workers:
+    rate = streaming.decoded_per_second(config.data, workers)
+    print(f"{workers} workers    {rate:.0f} images/s", flush=True)
+  config.data.workers = options.workers[-1]
+  wanted = _print_input(config)["fixed"] * config.batch_size
+  print(
+    f"CPUs         {wanted * seconds:.2f} to decode the {wanted:.0f} images/s of the fixed batch"
+  )
 
 
 def _train(argv: list[str]) -> None:
@@ -119,11 +160,16 @@ def _print_table(batch_size: int, header: str, lines: Iterable[str], rounds: int
 if __name__ == "__main__":
   config_flags.DEFINE_config_file("config", None, "Config file, of input and optimizers.")
   flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
-  flags.DEFINE_list("models", None, "Models by name, of all but input and optimizers.")
+  flags.DEFINE_list("models", None, "Models by name, of all but optimizers.")
   flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers, of train and compile.")
   flags.DEFINE_integer(
-    "batch_size", None, "Default: 64 in train, 32 in inference, 2 in compile.", lower_bound=1
+    "batch_size",
+    None,
+    "Default: 64 in train, 32 in inference and streamed input, 2 in compile.",
+    lower_bound=1,
   )
+  flags.DEFINE_list("workers", ["1", "2"], "Numbers of worker processes, of streamed input.")
+  flags.DEFINE_integer("photos", 512, "Photographs, of streamed input.", lower_bound=64)
   flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of what --models names.")
   commands = {
     "input": _input,

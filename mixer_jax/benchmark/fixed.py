@@ -13,8 +13,7 @@ from mixer_jax.experiment import Experiment
 
 def batch(run: Experiment) -> Any:
   """An augmented batch on the devices."""
-  split, size = run.dataset.train, run.config.batch_size
-  images, labels = jnp.asarray(split.images[:size]), jnp.asarray(split.labels[:size])
+  images, labels = map(jnp.asarray, run.dataset.train.first(run.config.batch_size))
   made = run.task.batch(jax.random.key(0), images, labels, train=True)
   return jax.device_put(made, sharding.batched(run.mesh))
 

@@ -1,5 +1,6 @@
 """What real data cost a step."""
 
+import itertools
 import statistics
 from typing import Any, Callable, Iterator
 
@@ -28,7 +29,7 @@ def measure(run: Experiment, rounds: int) -> dict[str, float]:
   """
   trainer = steps.EpochTrainer(run)
   train_steps, fixed_steps = steps.make_train_steps(run), fixed.make_steps(run, trainer.window)
-  stream, batch, totals = windows(run, trainer), fixed.batch(run), fixed.no_totals(run)
+  stream, batch, totals = windows(trainer), fixed.batch(run), fixed.no_totals(run)
   states = {name: steps.init_state(run) for name in ("real", "fixed")}
 
   def advance(name: str, program: Callable, *args: Any) -> None:
@@ -46,12 +47,10 @@ def measure(run: Experiment, rounds: int) -> dict[str, float]:
   return rates | {"ratio": ratio(seconds["fixed"], seconds["real"])}
 
 
-def windows(run: Experiment, trainer: steps.EpochTrainer) -> Iterator[batches.Window]:
+def windows(trainer: steps.EpochTrainer) -> Iterator[batches.Window]:
   """The windows of one epoch after the other, without end."""
-  num_examples = len(run.dataset.train.labels)
-  for epoch in range(1, 1_000_000):
-    indices = batches.train_indices(run.config.seed, epoch, num_examples, run.config.batch_size)
-    yield from trainer.feed.windows(indices, trainer.window)
+  for epoch in itertools.count(1):
+    yield from trainer.feed.windows(epoch, trainer.window)
 
 
 def ratio(numerators: list[float], denominators: list[float]) -> float:

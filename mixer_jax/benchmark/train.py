@@ -96,7 +96,7 @@ def config_of(model: str, optimizer: str, batch_size: int, dtype: str, **fields:
 def _measure(run: experiment.Experiment, rounds: int) -> Row:
   config, totals = run.config, fixed.no_totals(run)
   trainer = steps.EpochTrainer(run)
-  stream, window = input_benchmark.windows(run, trainer), trainer.window
+  stream, window = input_benchmark.windows(trainer), trainer.window
   first = next(stream)
   shapes = steps.state_shapes(run)
   start = time.perf_counter()

@@ -1,5 +1,5 @@
 """Images and labels: where they come from and what is done to them on the device."""
 
-from mixer_jax.data.sources import Dataset, Split, load
+from mixer_jax.data.sources import CROPS, STREAMS, Dataset, Split, load
 
-__all__ = ["Dataset", "Split", "load"]
+__all__ = ["CROPS", "STREAMS", "Dataset", "Split", "load"]

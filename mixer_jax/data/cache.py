@@ -54,13 +54,13 @@ def read(
       into memory, with a warning.
     name: begins the entry's name, for people who look into the directory.
     records: what to decode.
-    stored_size: see `decode.decode_image`.
+    stored_size: see `decode.stored`.
 
   Returns:
     images [n, height, width, 3] uint8, as a rule a read-only memory map, and
     labels [n] int32.
   """
-  key = fingerprint((_FORMAT, stored_size), [(records.fingerprint, 0, 0)])
+  key = fingerprint((_FORMAT, stored_size), [(records.fingerprint(), 0, 0)])
   entry = cache_dir / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}-{key[:20]}"
   arrays = _open(entry)
   if arrays is None:

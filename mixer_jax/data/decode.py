@@ -2,8 +2,8 @@
 
 from concurrent import futures
 import dataclasses
+import functools
 import io
-import math
 import os
 from typing import Callable
 import warnings
@@ -12,7 +12,10 @@ import numpy as np
 from PIL import Image, ImageOps
 import tqdm
 
+from mixer_jax.data import crops
 from mixer_jax.errors import UserError, reason
+
+Fit = Callable[[Image.Image], Image.Image]
 
 _CHUNK = 64  # images a task: small ones decode in less time than a task costs
 _SHOW_PROGRESS_ABOVE = 5_000  # images
@@ -26,25 +29,38 @@ class Records:
 
   Attributes:
     num: how many there are.
-    fingerprint: changes whenever any image, label or their order may have.
-    read: index -> (encoded image, label); called from several threads.
+    fingerprint: () -> a hash that changes whenever any image, label or their
+      order may have. It looks at every file.
+    read: index -> (encoded image, label); called from several threads, and, as
+      `where`, sent to worker processes.
     where: index -> the file (or record) in words, for messages.
   """
 
   num: int
-  fingerprint: str
+  fingerprint: Callable[[], str]
   read: Callable[[int], tuple[bytes, int]]
   where: Callable[[int], str]
 
 
-def decode_image(data: bytes, where: str, stored_size: int = 0) -> np.ndarray:
+def unchanged(image: Image.Image) -> Image.Image:
+  """The `Fit` that keeps an image as it is."""
+  return image
+
+
+def stored(stored_size: int) -> Fit:
+  """What `data.stored_size` asks for: its centre as a square of that side; 0: all of it."""
+  if not stored_size:
+    return unchanged
+  return functools.partial(crops.centre, shorter=stored_size, side=stored_size)
+
+
+def decode_image(data: bytes, where: str, fit: Fit = unchanged) -> np.ndarray:
   """Decodes one image file, upright as its EXIF tag says.
 
   Args:
     data: the bytes of a JPEG, PNG, WebP or BMP file; of an animation, the first frame.
     where: names the image in messages.
-    stored_size: if positive, the shorter side is resized to it (bilinear,
-      antialiased) and the longer one cropped to it around the centre.
+    fit: crops and resizes the decoded RGB image.
 
   Returns:
     [height, width, 3] uint8 RGB. 16-bit grey is scaled to 8 bits; an alpha
@@ -58,13 +74,8 @@ def decode_image(data: bytes, where: str, stored_size: int = 0) -> np.ndarray:
   try:
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
       too_large = image.width * image.height > Image.MAX_IMAGE_PIXELS
-      if stored_size and not too_large:
-        too_large = math.prod(_resized(image.size, stored_size)) > Image.MAX_IMAGE_PIXELS
       if not too_large:
-        image = _to_rgb(ImageOps.exif_transpose(image))
-        if stored_size:
-          image = _resize_and_crop(image, stored_size)
-        return np.asarray(image)
+        return np.asarray(fit(_to_rgb(ImageOps.exif_transpose(image))))
   except Image.DecompressionBombError:
     too_large = True
   except Exception as error:  # Pillow's plug-ins raise whatever they trip over.
@@ -86,7 +97,7 @@ def decode_all(
 
   Args:
     records: what to decode.
-    stored_size: see `decode_image`.
+    stored_size: see `stored`.
     allocate: shape -> a writable uint8 array of that shape, to be filled.
 
   Returns:
@@ -95,24 +106,25 @@ def decode_all(
   Raises:
     UserError: if an image is broken, or if their sizes differ.
   """
+  fit = stored(stored_size)
 
   # Here, not in the threads: filters belong to the process. What is broken is an error.
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    return _decode_all(records, stored_size, allocate)
+    return _decode_all(records, fit, allocate)
 
 
-def _decode_all(records, stored_size, allocate):
+def _decode_all(records, fit, allocate):
   def decode(i):
     data, label = records.read(i)
-    return decode_image(data, records.where(i), stored_size), label
+    return decode_image(data, records.where(i), fit), label
 
   first, _ = decode(0)
   try:
     images = allocate((records.num, *first.shape))
   except MemoryError as error:
     raise UserError(
-      f"{records.where(0)}: {records.num:,} images of {_size(first)} pixels (width x height) do not"
+      f"{records.where(0)}: {records.num:,} images of {size_in_words(first)} pixels (width x height) do not"
       " fit into memory; set data.stored_size to a smaller side in pixels"
     ) from error
   labels = np.empty(records.num, np.int32)
@@ -123,7 +135,7 @@ def _decode_all(records, stored_size, allocate):
       image, labels[i] = decode(i)
       if image.shape != first.shape:
         raise UserError(
-          f"{records.where(i)}: is {_size(image)} pixels (width x height) but {records.where(0)} is {_size(first)};"
+          f"{records.where(i)}: is {size_in_words(image)} pixels (width x height) but {records.where(0)} is {size_in_words(first)};"
           " set data.stored_size to a side in pixels, e.g. --config.data.stored_size=256"
         )
       images[i] = image
@@ -153,19 +165,5 @@ def _to_rgb(image: Image.Image) -> Image.Image:
   return image.convert("RGB")
 
 
-def _resized(size: tuple[int, int], side: int) -> tuple[int, int]:
-  """Width and height once the shorter is `side`."""
-  scale = side / min(size)
-  width, height = (max(side, round(scale * length)) for length in size)
-  return width, height
-
-
-def _resize_and_crop(image: Image.Image, side: int) -> Image.Image:
-  width, height = _resized(image.size, side)
-  image = image.resize((width, height), Image.Resampling.BILINEAR)
-  left, top = (width - side) // 2, (height - side) // 2
-  return image.crop((left, top, left + side, top + side))
-
-
-def _size(image: np.ndarray) -> str:
+def size_in_words(image: np.ndarray) -> str:
   return f"{image.shape[1]}x{image.shape[0]}"

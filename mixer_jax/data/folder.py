@@ -4,6 +4,8 @@ import os
 import pathlib
 import stat
 
+import numpy as np
+
 from mixer_jax.data import cache, decode, splits
 from mixer_jax.errors import UserError
 
@@ -41,27 +43,19 @@ class Folder:
         f"{self._root / base / unknown[0]}: class {unknown[0]!r} is not among the"
         f" {len(self.class_names)} class folders of {self._root / self._train_base}"
       )
-    paths, labels, files = [], [], []
+    names, labels = [], []
     for name in classes:
-      images = _list_images(self._root / base / name)
-      if not images and base == self._train_base:
+      found = _list_images(self._root / base / name)
+      if not found and base == self._train_base:
         raise UserError(
           f"{self._root / base / name}: no images in this class folder; {_extensions()}"
         )
-      for file_name, size, mtime_ns in images:
-        paths.append(os.path.join(self._root, base, name, file_name))
-        labels.append(self.class_names.index(name))
-        files.append((f"{name}/{file_name}", size, mtime_ns))
-    if not paths:
+      names += found
+      labels += [self.class_names.index(name)] * len(found)
+    if not names:
       raise UserError(f"{self._root / base}: no images in its class folders; {_extensions()}")
-
-    order = splits.shuffled_order(len(paths))
-    return decode.Records(
-      num=len(paths),
-      fingerprint=cache.fingerprint(("folder", str(self._root), base, self.class_names), files),
-      read=lambda i: (_read_bytes(paths[order[i]]), labels[order[i]]),
-      where=lambda i: paths[order[i]],
-    )
+    files = _Files(self._root, base, self.class_names, names, labels)
+    return decode.Records(len(names), files.fingerprint, files.read, files.path)
 
   def _class_dirs(self, base: str) -> list[str]:
     path = self._root / base
@@ -74,9 +68,46 @@ class Folder:
     return names
 
 
-def _list_images(path: pathlib.Path) -> list[tuple[str, int, int]]:
-  """Returns (name, bytes, mtime in ns) of the images in a folder, sorted."""
-  return sorted(_stat(e) for e in _scan(path) if e.name.lower().endswith(EXTENSIONS))
+class _Files:
+  """The images of ROOT/base by index, in a shuffled order.
+
+  A million of them take some 40 bytes each, here and in every worker process.
+  """
+
+  def __init__(
+    self,
+    root: pathlib.Path,
+    base: str,
+    classes: tuple[str, ...],
+    names: list[str],
+    labels: list[int],
+  ):
+    self._identity = ("folder", str(root), base, classes)
+    self._root = os.path.join(root, base)
+    self._classes = classes
+    encoded = [os.fsencode(name) for name in names]
+    self._names = b"".join(encoded)
+    self._ends = np.cumsum([0] + [len(name) for name in encoded])
+    self._labels = np.array(labels, np.int32)
+    self._order = splits.shuffled_order(len(names))
+
+  def path(self, i: int) -> str:
+    return os.path.join(self._root, self._below_root(self._order[i]))
+
+  def read(self, i: int) -> tuple[bytes, int]:
+    path = self.path(i)
+    _stat(path)
+    return _read_bytes(path), int(self._labels[self._order[i]])
+
+  def fingerprint(self) -> str:
+    below = map(self._below_root, range(len(self._labels)))
+    files = [(name, *_stat(os.path.join(self._root, name))) for name in below]
+    return cache.fingerprint(self._identity, files)
+
+  def _below_root(self, unshuffled: int) -> str:
+    start, end = self._ends[unshuffled : unshuffled + 2]
+    folder = self._classes[self._labels[unshuffled]]
+    return os.path.join(folder, os.fsdecode(self._names[start:end]))
 
 
 def _is_dir(entry: os.DirEntry) -> bool:
@@ -86,14 +117,20 @@ def _is_dir(entry: os.DirEntry) -> bool:
     raise UserError(f"{entry.path}: cannot be read ({e.strerror})") from e
 
 
-def _stat(entry: os.DirEntry) -> tuple[str, int, int]:
+def _list_images(path: pathlib.Path) -> list[str]:
+  """Returns the names of the images in a folder, sorted."""
+  return sorted(e.name for e in _scan(path) if e.name.lower().endswith(EXTENSIONS))
+
+
+def _stat(path: str) -> tuple[int, int]:
+  """Returns a file's bytes and its mtime in ns."""
   try:
-    result = entry.stat()
+    result = os.stat(path)
   except OSError as e:  # a link to nothing, or to itself
-    raise UserError(f"{entry.path}: cannot be read ({e.strerror})") from e
+    raise UserError(f"{path}: cannot be read ({e.strerror})") from e
   if not stat.S_ISREG(result.st_mode):  # reading a pipe would wait for ever
-    raise UserError(f"{entry.path}: has the name of an image but is no file")
-  return entry.name, result.st_size, result.st_mtime_ns
+    raise UserError(f"{path}: has the name of an image but is no file")
+  return result.st_size, result.st_mtime_ns
 
 
 def _scan(path: pathlib.Path) -> list[os.DirEntry]:

@@ -40,6 +40,28 @@ def base_names(spec: str, field: str) -> list[str]:
   return [part["base"] for part in _parse(spec, field)]
 
 
+def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tuple[str, range]]:
+  """Returns the base splits that a split string adds up, and which of their rows it takes.
+
+  Args:
+    spec: the split string.
+    field: the config field that holds it, for messages.
+    num_examples: of a base split.
+
+  Raises:
+    UserError: if the string is malformed, out of bounds or selects nothing.
+  """
+  chosen = []
+  for part in _parse(spec, field):
+    n = num_examples(part["base"])
+    start = _bound(part["start"] or "0", n, spec, field)
+    stop = _bound(part["stop"] or str(n), n, spec, field)
+    if start >= stop:
+      raise UserError(f"{field}={spec!r}: selects none of the {n} examples of {part['base']!r}")
+    chosen.append((part["base"], range(start, stop)))
+  return chosen
+
+
 def select(
   spec: str, field: str, read_base: Callable[[str], Base]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -51,19 +73,14 @@ def select(
     read_base: gives the examples of a base split.
 
   Raises:
-    UserError: if the string is malformed, out of bounds or selects nothing.
+    UserError: as `parts`, or if images differ in size.
   """
   chosen = []
-  for part in _parse(spec, field):
-    base = read_base(part["base"])
-    n = len(base.labels)
-    start = _bound(part["start"] or "0", n, spec, field)
-    stop = _bound(part["stop"] or str(n), n, spec, field)
-    if start >= stop:
-      raise UserError(f"{field}={spec!r}: selects none of the {n} examples of {part['base']!r}")
-    rows = slice(start, stop)
-    if not base.shuffled and stop - start < n:
-      rows = shuffled_order(n)[rows]
+  for name, rows in parts(spec, field, lambda name: len(read_base(name).labels)):
+    base = read_base(name)
+    rows = slice(rows.start, rows.stop)
+    if not base.shuffled and rows.stop - rows.start < len(base.labels):
+      rows = shuffled_order(len(base.labels))[rows]
     chosen.append((base.images[rows], base.labels[rows]))
   if len(chosen) == 1:
     return chosen[0]

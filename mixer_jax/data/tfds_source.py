@@ -49,7 +49,6 @@ class Tfds:
       except Exception as error:
         raise UserError(f"data.name={name}: {self._dir} cannot be read: {reason(error)}") from error
       self.class_names = _class_names(tfds, name, self._builder.info.features)
-      self._decoders = {"image": tfds.decode.SkipDecoding()}
 
   def records(self, base: str) -> decode.Records:
     """Opens a base split, in the order in which it was prepared."""
@@ -59,10 +58,30 @@ class Tfds:
         f"data.name={self._name}: has no split {base!r}, only {', '.join(sorted(available))};"
         " set data.train_split and data.test_split"
       )
+    examples = _Examples(self._name, self._dir, base)
+    return decode.Records(examples.open(), examples.fingerprint, examples.read, examples.where)
+
+
+class _Examples:
+  """The examples of one split; a copy in another process opens the files there."""
+
+  def __init__(self, name: str, directory: pathlib.Path, base: str):
+    self._name, self._dir, self._base = name, directory, base
+    self._source = None
+
+  def __getstate__(self):
+    return self.__dict__ | {"_source": None}
+
+  def open(self) -> int:
+    """Opens the files and returns the number of examples."""
     with without_tensorflow():
+      import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+
       try:
-        source = self._builder.as_data_source(base, decoders=self._decoders)
-        num = len(source)
+        builder = tfds.builder_from_directory(str(self._dir))
+        decoders = {"image": tfds.decode.SkipDecoding()}
+        self._source = builder.as_data_source(self._base, decoders=decoders)
+        return len(self._source)
       except NotImplementedError as error:
         raise UserError(
           f"data.name={self._name}: {self._dir} is not in the array_record format, which is what can be read without"
@@ -73,24 +92,22 @@ class Tfds:
           f"data.name={self._name}: {self._dir} cannot be read: {reason(error)}"
         ) from error
 
-    def read(i):
-      try:
-        example = source[i]
-        return example["image"], int(example["label"])
-      except Exception as error:
-        raise UserError(f"{where(i)}: cannot be read: {reason(error)}") from error
+  def read(self, i: int) -> tuple[bytes, int]:
+    if self._source is None:
+      self.open()
+    try:
+      example = self._source[i]
+      return example["image"], int(example["label"])
+    except Exception as error:
+      raise UserError(f"{self.where(i)}: cannot be read: {reason(error)}") from error
 
-    def where(i):
-      return f"{self._dir}, record {i} of {base!r}"
+  def where(self, i: int) -> str:
+    return f"{self._dir}, record {i} of {self._base!r}"
 
+  def fingerprint(self) -> str:
     stats = [(path.name, path.stat()) for path in self._dir.iterdir()]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return decode.Records(
-      num=num,
-      fingerprint=cache.fingerprint(("tfds", str(self._dir), base), files),
-      read=read,
-      where=where,
-    )
+    return cache.fingerprint(("tfds", str(self._dir), self._base), files)
 
 
 def _find_prepared(name: str, root: pathlib.Path) -> pathlib.Path | None:

@@ -1,0 +1,79 @@
+"""Training and evaluating on a stream: the same numbers as on a resident set."""
+
+import sys
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import evaluate, experiment, steps
+
+
+@pytest.fixture
+def sample_config(tiny_config, tmp_path):
+  """A small Mixer on 96 + 50 images of the bundled sample, a TFDS directory."""
+  config = tiny_config
+  config.model.patch_size = 8
+  config.data = config_lib.data("sample")
+  splits = dict(train_split="train[:96]", test_split="test[:50]")
+  config.data.update(cache_dir=str(tmp_path / "cache"), workers=0, **splits)
+  return config
+
+
+def trained(config):
+  run = experiment.build(config)
+  state, metrics, _ = steps.EpochTrainer(run)(steps.init_state(run), 1)
+  return run, state, metrics
+
+
+def assert_equal(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_a_stream_trains_and_tests_as_a_resident_set(sample_config, tmp_path, monkeypatch):
+  run, state, metrics = trained(sample_config)
+  tested = evaluate.Evaluator(run)(state.params)
+  # Worker processes get this path, where importing TensorFlow ends a process.
+  (tmp_path / "tensorflow").mkdir()
+  (tmp_path / "tensorflow" / "__init__.py").write_text("import os; os._exit(77)")
+  monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+  sample_config.data.update(stream="always", workers=1)
+  run, streamed_state, streamed_metrics = trained(sample_config)
+  assert run.dataset.train.labels is None
+  assert_equal((state, metrics), (streamed_state, streamed_metrics))
+  assert evaluate.Evaluator(run)(state.params) == tested
+
+
+def test_eight_devices_test_each_streamed_image_once(sample_config):
+  params = experiment.build(sample_config).task.init(jax.random.key(0))
+  params = jax.tree.map(lambda x: x + 0.05, params)
+  resident = evaluate.Evaluator(experiment.build(sample_config))(params)
+  sample_config.mesh.data = 8
+  sample_config.data.stream = "always"
+  streamed = evaluate.Evaluator(experiment.build(sample_config))
+  for _ in range(2):
+    metrics = streamed(params)
+    assert metrics["top1"] == resident["top1"]
+    assert metrics["loss"] == pytest.approx(resident["loss"], rel=1e-5)
+
+
+def test_an_epoch_of_random_crops_goes_on_where_it_was_cut(tiny_config, tmp_path):
+  rng = np.random.default_rng(0)
+  for i in range(40):
+    folder = tmp_path / ("train", "test")[i % 5 == 0] / ("cat", "dog")[i % 2]
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (30, 25, 3), np.uint8)).save(folder / f"{i}.png")
+  config = tiny_config
+  config.batch_size = 8
+  config.data = config_lib.data("folder")
+  config.data.update(dir=str(tmp_path), crop="inception", resize=20, image_size=16, workers=0)
+  run, whole, metrics = trained(config)
+  assert run.dataset.train.images.shape == (32, 16, 16, 3)
+  with pytest.raises(steps.Cut) as cut:
+    steps.EpochTrainer(run)(steps.init_state(run), 1, stop=lambda: True)
+  assert int(cut.value.state.step) == 1
+  rest, rest_metrics, _ = steps.EpochTrainer(run)(cut.value.state, 1, cut.value.part)
+  assert_equal((whole, metrics), (rest, rest_metrics))
