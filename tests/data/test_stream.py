@@ -1,6 +1,7 @@
 """Streams: their order, their faults, and the ends of their workers."""
 
 import functools
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -19,6 +20,15 @@ from mixer_jax.data import order, sources, stream
 from mixer_jax.errors import UserError
 
 SIZES = {"train": 40, "test": 13}
+
+
+@pytest.fixture(autouse=True)
+def no_workers_are_left():
+  gc.collect()
+  assert not multiprocessing.active_children()
+  yield
+  gc.collect()
+  assert not multiprocessing.active_children()
 
 
 @pytest.fixture(scope="module")
