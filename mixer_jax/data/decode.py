@@ -146,11 +146,19 @@ def _decode_all(records, stored_size, allocate):
 
 def _to_rgb(image: Image.Image) -> Image.Image:
   if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip
-    grey = np.asarray(image, np.float32) / 257
-    image = Image.fromarray(np.rint(grey.clip(0, 255)).astype(np.uint8))
+    image = _eight_bits(image)
   elif image.mode == "P" and "transparency" in image.info:
     image = image.convert("RGBA")
   return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+  """Of 16, rounded; in place, because a large image takes much memory."""
+  grey = np.asarray(image).astype(np.int32)
+  np.clip(grey, 0, 2**16 - 1, out=grey)
+  grey += 128
+  grey //= 257
+  return Image.fromarray(grey.astype(np.uint8))
 
 
 def _resized(size: tuple[int, int], side: int) -> tuple[int, int]:
