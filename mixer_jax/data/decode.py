@@ -107,12 +107,12 @@ def _decode_all(records, stored_size, allocate):
     data, label = records.read(i)
     return decode_image(data, records.where(i), stored_size), label
 
-  first, _ = decode(0)
+  shape = decode(0)[0].shape
   try:
-    images = allocate((records.num, *first.shape))
+    images = allocate((records.num, *shape))
   except MemoryError as error:
     raise UserError(
-      f"{records.where(0)}: {records.num:,} images of {_size(first)} pixels (width x height) do not"
+      f"{records.where(0)}: {records.num:,} images of {_size(shape)} pixels (width x height) do not"
       " fit into memory; set data.stored_size to a smaller side in pixels"
     ) from error
   labels = np.empty(records.num, np.int32)
@@ -121,9 +121,9 @@ def _decode_all(records, stored_size, allocate):
     chunk = range(start, min(start + _CHUNK, records.num))
     for i in chunk:
       image, labels[i] = decode(i)
-      if image.shape != first.shape:
+      if image.shape != shape:
         raise UserError(
-          f"{records.where(i)}: is {_size(image)} pixels (width x height) but {records.where(0)} is {_size(first)};"
+          f"{records.where(i)}: is {_size(image.shape)} pixels (width x height) but {records.where(0)} is {_size(shape)};"
           " set data.stored_size to a side in pixels, e.g. --config.data.stored_size=256"
         )
       images[i] = image
@@ -175,5 +175,5 @@ def _resize_and_crop(image: Image.Image, side: int) -> Image.Image:
   return image.crop((left, top, left + side, top + side))
 
 
-def _size(image: np.ndarray) -> str:
-  return f"{image.shape[1]}x{image.shape[0]}"
+def _size(shape: tuple[int, ...]) -> str:
+  return f"{shape[1]}x{shape[0]}"

@@ -25,7 +25,7 @@ from tests.fuzz.mutations import mutate
 __all__ = ["Fault", "Seed", "judge", "peak", "run", "seeds"]
 
 _SECONDS = 20  # of computing a case; images of 89 million pixels take 1 s, and are decoded 4 times
-_WAITING = 120  # seconds of a clock a case: a pipe, a lock
+_WAITING = 600  # seconds of a clock a case: a pipe, a lock
 _MEGABYTES = 1500  # more than before the first case: an image may have 89 million pixels
 
 
