@@ -155,7 +155,7 @@ def _check_patches(config: ml_collections.ConfigDict) -> None:
 
 def _check_range(field: str, value: float | None, low: float, high: float) -> None:
   if value is not None and not low <= value <= high:
-    open_ended = high == _INFINITY or (high == _COUNT and value < low)
+    open_ended = high == _INFINITY or value < low == 1 or (high == _COUNT and value < low)
     allowed = f"{low} or more" if open_ended else f"{low} to {high}"
     raise UserError(f"{field} is {schema.shown(value)}; allowed: {allowed}")
 

@@ -36,6 +36,13 @@ def loop():
     pass
 
 
+def hidden_loop():
+  try:
+    loop()
+  except Exception as e:
+    raise UserError("w.npz: is damaged") from e
+
+
 def raising(error):
   raise error
 
@@ -50,6 +57,7 @@ def raising(error):
     (lambda: raising(SystemExit(0)), "fault: SystemExit"),
     (lambda: warnings.warn("odd", stacklevel=1), "fault: the warning UserWarning: odd"),
     (loop, "fault: Fault: more than 0.2 s of computing"),
+    (hidden_loop, "fault: Fault: more than 0.2 s of computing"),
   ],
 )
 def test_the_fuzzer_tells_faults_from_outcomes(read, outcome, monkeypatch):

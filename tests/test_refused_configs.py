@@ -12,6 +12,7 @@ from mixer_jax import check, data, experiment
 from mixer_jax import config as config_lib
 from mixer_jax.data import sources
 from mixer_jax.errors import UserError
+from mixer_jax.evaluate import Evaluator
 from mixer_jax.study import plan
 from tests.test_configs import CONFIGS, load
 
@@ -243,6 +244,12 @@ def test_more_steps_than_are_counted_are_refused(tiny_config):
   tiny_config.num_epochs = 2**31 - 1
   with pytest.raises(UserError, match="num_epochs is 2147483647, 17179869176 steps"):
     experiment.build(tiny_config)
+
+
+def test_a_batch_larger_than_the_test_split_is_not_padded_further(tiny_config):
+  tiny_config.eval_batch_size, tiny_config.mesh.data = 2**30, 8
+  evaluator = Evaluator(experiment.build(tiny_config))
+  assert evaluator._ids.shape == (1, 96)  # 90 images on 8 devices
 
 
 FIELDS = [p for p in leaves(load("graft_cifar10", "s4,sgd,kfac")) if p != "data.dir"]

@@ -119,12 +119,12 @@ def _decode_all(records, fit, allocate):
     data, label = records.read(i)
     return decode_image(data, records.where(i), fit), label
 
-  first, _ = decode(0)
+  shape = decode(0)[0].shape
   try:
-    images = allocate((records.num, *first.shape))
+    images = allocate((records.num, *shape))
   except MemoryError as error:
     raise UserError(
-      f"{records.where(0)}: {records.num:,} images of {size_in_words(first)} pixels (width x height) do not"
+      f"{records.where(0)}: {records.num:,} images of {size_in_words(shape)} pixels (width x height) do not"
       " fit into memory; set data.stored_size to a smaller side in pixels"
     ) from error
   labels = np.empty(records.num, np.int32)
@@ -133,9 +133,9 @@ def _decode_all(records, fit, allocate):
     chunk = range(start, min(start + _CHUNK, records.num))
     for i in chunk:
       image, labels[i] = decode(i)
-      if image.shape != first.shape:
+      if image.shape != shape:
         raise UserError(
-          f"{records.where(i)}: is {size_in_words(image)} pixels (width x height) but {records.where(0)} is {size_in_words(first)};"
+          f"{records.where(i)}: is {size_in_words(image.shape)} pixels (width x height) but {records.where(0)} is {size_in_words(shape)};"
           " set data.stored_size to a side in pixels, e.g. --config.data.stored_size=256"
         )
       images[i] = image
@@ -158,12 +158,21 @@ def _decode_all(records, fit, allocate):
 
 def _to_rgb(image: Image.Image) -> Image.Image:
   if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip
-    grey = np.asarray(image, np.float32) / 257
-    image = Image.fromarray(np.rint(grey.clip(0, 255)).astype(np.uint8))
+    image = _eight_bits(image)
   elif image.mode == "P" and "transparency" in image.info:
     image = image.convert("RGBA")
   return image.convert("RGB")
 
 
-def size_in_words(image: np.ndarray) -> str:
-  return f"{image.shape[1]}x{image.shape[0]}"
+def _eight_bits(image: Image.Image) -> Image.Image:
+  """Of 16, rounded; in place, because a large image takes much memory."""
+  grey = np.asarray(image).astype(np.int32)
+  np.clip(grey, 0, 2**16 - 1, out=grey)
+  grey += 128
+  grey //= 257
+  return Image.fromarray(grey.astype(np.uint8))
+
+
+def size_in_words(shape: tuple[int, ...]) -> str:
+  """Width and height of an image [height, width, 3]."""
+  return f"{shape[1]}x{shape[0]}"

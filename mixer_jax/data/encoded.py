@@ -73,7 +73,7 @@ class Encoded:
     image = decode_image(data, where, fit)
     if image.shape != self.shape[1:]:
       raise UserError(
-        f"{where}: is {size_in_words(image)} pixels (width x height) but the first image is"
+        f"{where}: is {size_in_words(image.shape)} pixels (width x height) but the first image is"
         f" {self.size[1]}x{self.size[0]}; set data.stored_size to a side in pixels, e.g."
         " --config.data.stored_size=256"
       )

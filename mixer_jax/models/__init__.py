@@ -7,7 +7,7 @@ from typing import Any
 import flax.linen as nn
 
 from mixer_jax.errors import UserError
-from mixer_jax.models import gmlp, mixer, resmlp
+from mixer_jax.models import gmlp, layers, mixer, resmlp
 from mixer_jax.models.absorb import absorb_affine
 from mixer_jax.models.blocks import stacked, unrolled
 from mixer_jax.models.gmlp import Gmlp
@@ -37,7 +37,7 @@ _FAMILIES = (
 
 VARIANTS = {name: (cls, fields) for cls, variants in _FAMILIES for name, fields in variants.items()}
 # What the fields of any model may be that take names.
-CHOICES = resmlp.CHOICES | gmlp.CHOICES | {"token_mixer": mixer.TOKEN_MIXERS}
+CHOICES = resmlp.CHOICES | gmlp.CHOICES | {"token_mixer": mixer.TOKEN_MIXERS, "gelu": layers.GELUS}
 
 
 def fields(name: str) -> dict[str, Any]:

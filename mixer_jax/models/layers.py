@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 
+GELUS = ("tanh", "exact")
+
 
 def gelu(x: jax.Array, form: str) -> jax.Array:
   """GELU, `form` "tanh" (Google's Mixer code) or "exact" (timm, deit).
@@ -18,8 +20,8 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
   Raises:
     ValueError: another form.
   """
-  if form not in ("tanh", "exact"):
-    raise ValueError(f"gelu is {form!r}; known: tanh, exact")
+  if form not in GELUS:
+    raise ValueError(f"gelu is {form!r}; known: {', '.join(GELUS)}")
   return nn.gelu(x, approximate=form == "tanh")
 
 

@@ -102,7 +102,7 @@ _OPTIMIZERS = {
 }
 NAMES = (*_OPTIMIZERS, "graft")
 # What the options of all optimizers may be that take names.
-CHOICES = {"decay": ("kernels", "all"), "scope": SCOPES, **blocks.CHOICES}
+CHOICES = {"decay": ("all", "kernels"), "scope": SCOPES, **blocks.CHOICES}
 _GENERAL = ("name", "learning_rate", "clip_norm", "decay")
 _SIDES = ("magnitude", "direction")
 # Those for which it matters what a tensor is; all others work element by element.
@@ -133,17 +133,18 @@ def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
   if config.name not in NAMES:
     raise UserError(f"{path}.name is {config.name!r}; allowed: {', '.join(NAMES)}")
   if config.name == "graft":
-    known = ("name", *_SIDES, "scope", "eps")
+    known = (*_SIDES, "scope", "eps")
     if missing := [side for side in _SIDES if not config.get(side)]:
       raise UserError(f"{path}.{missing[0]} is missing; graft takes two complete optimizer configs")
   else:
-    known = (*_GENERAL, *_options(config.name))
+    known = tuple(_options(config.name))
+  general = ("name",) if config.name == "graft" else _GENERAL
   given = (k for k, v in config.items() if v is not None)
-  if unknown := sorted(set(given) - set(known)):
+  if unknown := sorted(set(given) - {*known, *general}):
     raise UserError(
       f"{path}.{unknown[0]} is no option of {config.name}; it takes {', '.join(known)}"
     )
-  if config.name != "graft" and (missing := [k for k in _GENERAL if config.get(k) is None]):
+  if missing := [k for k in general if config.get(k) is None]:
     raise UserError(f"{path}.{missing[0]} is missing from the config")
   for side in _SIDES if config.name == "graft" else ():
     check(config[side], f"{path}.{side}")

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import struct
+import tracemalloc
 import zipfile
 import zlib
 
@@ -143,6 +144,15 @@ def test_every_orientation_of_exif():
     exif[0x0112] = orientation
     content = encoded(Image.fromarray(np.ascontiguousarray(pixels)), exif=exif)
     np.testing.assert_array_equal(decode.decode_image(content, "x"), upright, str(orientation))
+
+
+def test_sixteen_bits_take_no_multiple_of_the_memory():
+  content = encoded(Image.fromarray(np.zeros((1000, 1000), np.uint16)))
+  tracemalloc.start()
+  decode.decode_image(content, "x")
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert peak < 9e6  # bytes, of a million pixels
 
 
 def test_images_that_do_not_fit_into_memory():

@@ -7,12 +7,13 @@ import struct
 import warnings
 import zipfile
 
+from flax import traverse_util
 import numpy as np
 import pytest
 
 from mixer_jax import pretrained
 from mixer_jax.errors import UserError
-from tests.pretrained.conftest import FAMILIES, safetensors, shapes
+from tests.pretrained.conftest import FAMILIES, random_params, safetensors, shapes
 
 NAME = "MixerBlock_0/token_mixing/Dense_0/kernel"
 
@@ -59,9 +60,28 @@ def with_header(text, data=b""):
   return struct.pack("<Q", len(text)) + text + data
 
 
+def overlapping():
+  """Two members that share their bytes: with more of them, a bomb."""
+  content = archive((f"{NAME}.npy", npy(np.random.default_rng(0).normal(size=10_000))))
+  start = content.rindex(b"PK\x01\x02")
+  entry = content[start : content.rindex(b"PK\x05\x06")]
+  names = [entry.replace(b"Dense_0", b"Dense_%d" % i) for i in range(2)]
+  return content[:start] + b"".join(names) + end_record(2, start, sum(map(len, names)))
+
+
+def end_record(members, start, size):
+  return struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, members, members, size, start, 0)
+
+
+def noted(**fields):
+  notes = {"mixer_jax": {"fields": fields, "normalization": None}}
+  return archive((f"{NAME}.npy", npy(ONES)), comment=json.dumps(notes).encode())
+
+
 ONES = np.ones((4, 2), np.float32)
 GOOD_NPZ = npz(**{NAME: np.random.default_rng(0).normal(size=(64, 64))})
 GOOD = safetensors({NAME: ("F32", ONES)})
+GOOD_EMPTY = safetensors({NAME: ("F32", ONES[:0])})
 TWO = safetensors({"a": ("F32", ONES), "b": ("F32", ONES)})
 
 REFUSED = {
@@ -90,6 +110,25 @@ REFUSED = {
     archive((f"{NAME}.npy", npy(ONES)), comment=b'{"mixer_jax": {"fields": {"x": 1}}}'),
     "the notes in the archive's comment are damaged",
   ),
+  "notes_of_a_type": (noted(gelu=1.0), "the notes in the archive's comment are damaged"),
+  "notes_as_text": (noted(gate_epsilon="1e-6"), "the notes in the archive's comment are damaged"),
+  "overlapping": (overlapping(), "members of the archive overlap"),
+  "bomb": (
+    archive(*((f"{i}.npy", bytes(2 * 10**8)) for i in range(6))),
+    r"bytes would unpack to 1200000000",
+  ),
+  "claims_more": (archive((f"{NAME}.npy", claims((8,)))), "has 16 bytes, not those of float32"),
+  "claims_less": (archive((f"{NAME}.npy", claims((2,)))), "has 16 bytes, not those of float32"),
+  "no_numbers": (npz(**{NAME: np.ones((0, 10**6), np.float32)}), "has no numbers"),
+  "odd_name": (archive(("a\x1b[2Jb.npy", npy(ONES))), "is no name of an array"),
+  "long_name": (archive(("a" * 9000 + ".npy", npy(ONES))), "is no name of an array"),
+  "many_not_finite": (
+    npz(**{f"a{i}": np.array([np.nan]) for i in range(99)}),
+    "finite in a0, .*a19 and 79 more",
+  ),
+  "st_no_numbers": (tampered(GOOD_EMPTY, shape=[0, 10**30]), "is damaged"),
+  "st_newline": (safetensors({"a\nb": ("F32", ONES)}), "is no name of an array"),
+  "st_huge_number": (tampered(GOOD, shape=[10**4000]), "is damaged"),
   "st_truncated": (GOOD[:-3], "ends at byte 32 of 29"),
   "st_header_cut": (GOOD[:40], "the header would be"),
   "st_huge_header": (struct.pack("<Q", 2**60) + b"{}", "the header would be"),
@@ -125,6 +164,60 @@ def test_refused_with_one_line(tmp_path, name):
     pretrained.read(str(path))
   assert str(path) in str(caught.value)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "spoiled, message",
+  [
+    ({"head/kernel": np.float32(1)}, "head/kernel of shape"),
+    ({"head/kernel": np.ones(3)}, "head/kernel of shape"),
+    ({"stem/kernel": np.float32(1)}, "stem/kernel of shape"),
+    ({NAME: np.ones(16)}, "Dense_0/kernel of shape"),
+    ({f"MixerBlock_{'9' * 5000}/x": np.ones(1)}, "is no name of an array"),
+    ({f"MixerBlock_{'9' * 100}/x": np.ones(1)}, "left over are MixerBlock_999"),
+    ({f"x{i}": np.ones(1) for i in range(500)}, "left over are x0, .* and 480 more"),
+  ],
+)
+def test_arrays_that_no_model_has(tmp_path, spoiled, message):
+  model = FAMILIES["mixer"]()
+  params = traverse_util.flatten_dict(random_params(model), sep="/")
+  (tmp_path / "weights").write_bytes(npz(**params | spoiled))
+  with pytest.raises(UserError, match=message) as caught:
+    weights = pretrained.read(str(tmp_path / "weights"))
+    assert min(weights.num_classes, weights.num_tokens, weights.patch_size) >= 0
+    weights.model_fields(64, "block_diagonal")
+    weights.fit(shapes(model))
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 2000
+
+
+def torch_file(state):
+  torch = pytest.importorskip("torch")
+  file = io.BytesIO()
+  torch.save({name: torch.tensor(array) for name, array in state.items()}, file)
+  return file.getvalue()
+
+
+def test_a_flipped_bit_in_a_pytorch_file(tmp_path):
+  """PyTorch itself does not look at the archive's checksums."""
+  array = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+  content = bytearray(torch_file({NAME: array}))
+  content[content.find(array.tobytes()) + 5000] ^= 1
+  (tmp_path / "w.pth").write_bytes(content)
+  with pytest.raises(UserError, match="w.pth: is damaged.*Bad CRC-32"):
+    pretrained.read(str(tmp_path / "w.pth"))
+
+
+def test_pytorch_s_views_do_not_fill_the_memory(tmp_path):
+  """A tensor of 40 GB that repeats one number is some bytes in a file."""
+  torch = pytest.importorskip("torch")
+  one = torch.ones(1)
+  torch.save({NAME: one.expand(10**5, 10**5)}, tmp_path / "view.pth")
+  with pytest.raises(UserError, match="would be 40000000000 bytes of 4 that are stored"):
+    pretrained.read(str(tmp_path / "view.pth"))
+  many = torch.ones(1000)
+  torch.save({f"{NAME}{i}": many.view(1000) for i in range(100)}, tmp_path / "shared.pth")
+  with pytest.raises(UserError, match="4000 bytes would become 400000"):
+    pretrained.read(str(tmp_path / "shared.pth"))
 
 
 def test_the_good_ones_of_the_above_are_read(tmp_path):

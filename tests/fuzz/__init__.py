@@ -1,0 +1,109 @@
+"""Mutates small valid files and watches what their readers make of them.
+
+  python -m tests.fuzz [--cases=20000] [--seed=0] [--save=DIR]
+
+A case may be read, or refused with one line. Anything else is a fault: another
+exception, a warning, 20 s of computing, 1.5 GB of memory. Its file is
+kept in DIR. Half of the mutations are made inside the containers, with their
+checksums mended, so that they reach the readers behind them.
+"""
+
+import collections
+import contextlib
+import pathlib
+import resource
+import signal
+from typing import Callable
+import warnings
+
+import numpy as np
+
+from mixer_jax.errors import UserError
+from tests.fuzz.files import Fault, Seed, seeds
+from tests.fuzz.mutations import mutate
+
+__all__ = ["Fault", "Seed", "judge", "peak", "run", "seeds"]
+
+_SECONDS = 20  # of computing a case; images of 89 million pixels take 1 s, and are decoded 4 times
+_WAITING = 600  # seconds of a clock a case: a pipe, a lock
+_MEGABYTES = 1500  # more than before the first case: an image may have 89 million pixels
+
+
+@contextlib.contextmanager
+def _bounded():
+  """Raises a Fault within code that computes or waits for too long."""
+
+  def fail(number, frame):
+    raise Fault(f"more than {_SECONDS} s of computing or {_WAITING} s of waiting")
+
+  timers = ((signal.SIGPROF, signal.ITIMER_PROF, _SECONDS), (signal.SIGALRM, signal.ITIMER_REAL, _WAITING))  # fmt: skip
+  before = [signal.signal(number, fail) for number, _, _ in timers]
+  for _, timer, seconds in timers:
+    signal.setitimer(timer, seconds)
+  try:
+    yield
+  finally:
+    for (number, timer, _), handler in zip(timers, before):
+      signal.setitimer(timer, 0)
+      signal.signal(number, handler)
+
+
+def peak() -> float:
+  """Largest memory of the process so far, in MB."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def judge(read: Callable[[], None], started_with: float) -> str:
+  """What became of a case: "read", "refused", or the fault in a line."""
+  with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    try:
+      with _bounded():
+        read()
+      outcome = "read"
+    except UserError as e:
+      line = str(e)
+      bad = len(line) > 2000 or not line.isprintable()
+      outcome = f"fault: the message is {line[:200]!r}" if bad else "refused"
+    except BaseException as e:  # whatever it is, it is what the fuzzer looks for
+      if isinstance(e, KeyboardInterrupt):
+        raise
+      outcome = f"fault: {type(e).__name__}: {' '.join(str(e).split())[:200]}"
+  if said and not outcome.startswith("fault"):
+    outcome = f"fault: the warning {said[0].category.__name__}: {said[0].message}"
+  if peak() - started_with > _MEGABYTES:
+    outcome = f"fault: {peak() - started_with:.0f} MB of memory"
+  return outcome
+
+
+def run(cases: int, seed: int, save: pathlib.Path) -> dict[str, collections.Counter]:
+  """Tries cases of all kinds in turn; returns outcomes by kind and prints new faults.
+
+  Args:
+    cases: how many.
+    seed: of the mutations; a case depends on it and on its number alone.
+    save: where files that show a fault are kept.
+  """
+  files, results = seeds(), collections.defaultdict(collections.Counter)
+  path, known = save / "case", set()
+  save.mkdir(parents=True, exist_ok=True)
+  for name, file in files.items():  # the seeds themselves are read; this warms up, too
+    path.write_bytes(file.content)
+    if (outcome := judge(lambda file=file: file.read(path, True), 1e9)) != "read":
+      raise ValueError(f"the file {name} is not good to begin with: {outcome}")
+  started_with = peak()
+  for number in range(cases):
+    name = list(files)[number % len(files)]
+    file, rng = files[name], np.random.default_rng((seed, number))
+    outer = file.inside is None or bool(rng.integers(2))
+    path.write_bytes(mutate(rng, file.content) if outer else file.inside(rng, file.content))
+    outcome = judge(lambda: file.read(path, outer), started_with)  # noqa: B023
+    results[name][outcome] += 1
+    if outcome.startswith("fault"):
+      path.replace(save / f"{number}-{name.replace(' ', '_')}")
+      started_with = max(started_with, peak() - _MEGABYTES)
+      if outcome not in known:
+        known.add(outcome)
+        print(f"case {number}, {name}: {outcome}", flush=True)
+  path.unlink(missing_ok=True)
+  return results

@@ -1,0 +1,195 @@
+"""The files to begin with, and their readers."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+import struct
+import tempfile
+from typing import Callable
+import zipfile
+
+import jax
+import ml_collections
+import numpy as np
+from PIL import Image
+
+from mixer_jax import data, pretrained
+from mixer_jax.data import decode
+from mixer_jax.errors import UserError
+from mixer_jax.models import mixer
+from tests.fuzz import mutations
+
+
+class Fault(BaseException):
+  """A reader did what it must not; no `except Exception` in it hides that."""
+
+
+def model() -> mixer.Mixer:
+  return mixer.Mixer(
+    num_classes=3, patch_size=4, hidden_dim=4, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=4
+  )
+
+
+@functools.cache
+def template():
+  """Shapes of the parameters of `model` on images of 8x8."""
+  return jax.eval_shape(model().init, jax.random.key(0), np.zeros((1, 8, 8, 3)))["params"]
+
+
+@functools.cache
+def params():
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), template())
+
+
+def arrays() -> dict[str, np.ndarray]:
+  flat = jax.tree_util.tree_leaves_with_path(params())
+  return {"/".join(key.key for key in path): leaf for path, leaf in flat}
+
+
+def _npz(savez) -> bytes:
+  file = io.BytesIO()
+  savez(file, **arrays())
+  return file.getvalue()
+
+
+def _saved() -> bytes:
+  with tempfile.TemporaryDirectory() as directory:
+    path = pathlib.Path(directory, "w.npz")
+    pretrained.save(path, params(), model(), pretrained.Normalization((0.5,) * 3, (0.5,) * 3))
+    return path.read_bytes()
+
+
+def _safetensors(dtype="<f4", kind="F32") -> bytes:
+  header, content = {"__metadata__": {"format": "pt"}}, b""
+  for name, array in arrays().items():
+    begin = len(content)
+    content += array.astype(dtype).tobytes()
+    header[name] = dict(dtype=kind, shape=array.shape, data_offsets=[begin, len(content)])
+  text = json.dumps(header).encode()
+  return struct.pack("<Q", len(text)) + text + content
+
+
+def _torch(**options) -> bytes:
+  import torch
+
+  file = io.BytesIO()
+  torch.save({"model": {k: torch.tensor(v) for k, v in arrays().items()}}, file, **options)
+  return file.getvalue()
+
+
+def _data() -> bytes:
+  rng, file = np.random.default_rng(0), io.BytesIO()
+  images = rng.integers(0, 255, (4, 3, 2, 3), np.uint8)
+  labels = np.arange(4) % 2
+  np.savez(file, train_images=images, train_labels=labels, test_images=images,
+           test_labels=labels, class_names=np.array(["cat", "dog"]))  # fmt: skip
+  return file.getvalue()
+
+
+def _image(form: str, mode: str = "RGB", **options) -> bytes:
+  rng, file = np.random.default_rng(0), io.BytesIO()
+  image = Image.fromarray(rng.integers(0, 255, (9, 12, 3), np.uint8))
+  image = image.quantize(8) if mode == "P" else image.convert(mode)
+  image.save(file, form, **options)
+  return file.getvalue()
+
+
+def _grey16() -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(np.arange(70, dtype=np.uint16).reshape(7, 10) * 900).save(file, "PNG")
+  return file.getvalue()
+
+
+def _with_exif() -> bytes:
+  exif = Image.Exif()
+  exif[0x0112], exif[0x010E] = 6, "turned"
+  return _image("JPEG", exif=exif)
+
+
+def read_weights(path: pathlib.Path, outer: bool) -> None:
+  """Everything that fine-tuning does with a file."""
+  weights = pretrained.read(str(path))
+  original = arrays()
+  for name, array in weights.arrays.items():
+    if array.dtype != np.float32 or not np.isfinite(array).all():
+      raise Fault(f"{name} is read as {array.dtype}, or not finite")
+    # What lies in an archive has a checksum: bytes that were changed are not read.
+    archived = outer and zipfile.is_zipfile(path) and name in original
+    if archived and not np.array_equal(array, original[name]):
+      raise Fault(f"{name} is read with other numbers than were written")
+  _ = weights.num_classes, weights.num_tokens, weights.patch_size
+  for resize in ("", "block_diagonal", "interpolate_bilinear"):
+    with contextlib.suppress(UserError):
+      weights.model_fields(16, resize)
+  fitted = weights.fit(template())
+  if jax.tree.map(np.shape, fitted) != jax.tree.map(lambda x: x.shape, template()):
+    raise Fault("what is fitted has other shapes")
+
+
+def read_image(path: pathlib.Path, outer: bool) -> None:
+  del outer
+  records = decode.Records(1, "", lambda _: (path.read_bytes(), 0), lambda _: str(path))
+  for stored_size in (0, 5):
+    images, _ = decode.decode_all(records, stored_size, lambda shape: np.empty(shape, np.uint8))
+    image = images[0]
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+      raise Fault(f"an image becomes {image.dtype} {image.shape}")
+    if stored_size and image.shape != (5, 5, 3):
+      raise Fault(f"a stored image has the shape {image.shape}")
+
+
+def read_data(path: pathlib.Path, outer: bool) -> None:
+  del outer
+  config = dict(name="npz", dir=str(path), cache_dir="", train_split="train",
+                test_split="test[:50%]", stored_size=0)  # fmt: skip
+  dataset = data.load(ml_collections.ConfigDict(config))
+  if dataset.train.images.dtype != np.uint8 or dataset.train.labels.max() >= dataset.num_classes:
+    raise Fault("the data are not what they must be")
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+  """A valid file.
+
+  Attributes:
+    content: its bytes.
+    read: its reader, told the path and whether the mutation mended no checksum.
+    inside: mutates within the container, or None.
+  """
+
+  content: bytes
+  read: Callable[[pathlib.Path, bool], None]
+  inside: Callable[[np.random.Generator, bytes], bytes] | None = None
+
+
+def seeds() -> dict[str, Seed]:
+  """All kinds of files; those of PyTorch where it is installed."""
+  found = {
+    "npz": Seed(_npz(np.savez), read_weights, mutations.inside_zip),
+    "npz, compressed": Seed(_npz(np.savez_compressed), read_weights, mutations.inside_zip),
+    "npz, saved here": Seed(_saved(), read_weights, mutations.inside_zip),
+    "safetensors": Seed(_safetensors(), read_weights, mutations.inside_safetensors),
+    "safetensors, float16": Seed(
+      _safetensors("<f2", "F16"), read_weights, mutations.inside_safetensors
+    ),
+    "data npz": Seed(_data(), read_data, mutations.inside_zip),
+    "png": Seed(_image("PNG"), read_image, mutations.inside_png),
+    "png, palette": Seed(_image("PNG", "P", transparency=1), read_image, mutations.inside_png),
+    "png, 16 bit": Seed(_grey16(), read_image, mutations.inside_png),
+    "png, grey and alpha": Seed(_image("PNG", "LA"), read_image, mutations.inside_png),
+    "jpeg": Seed(_with_exif(), read_image),
+    "jpeg, progressive cmyk": Seed(_image("JPEG", "CMYK", progressive=True), read_image),
+    "webp": Seed(_image("WEBP"), read_image),
+    "bmp": Seed(_image("BMP"), read_image),
+  }
+  try:
+    found["pth"] = Seed(_torch(), read_weights, mutations.inside_zip)
+    old = _torch(_use_new_zipfile_serialization=False)
+    found["pth before 1.6"] = Seed(old, read_weights)
+  except ImportError:
+    pass
+  return found
