@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mixer_jax import models
+from mixer_jax import flops, models
 
 SIZES = dict(patch_size=4, hidden_dim=16, num_blocks=3)
 CASES = {
@@ -171,6 +171,16 @@ def test_a_scanned_program_does_not_grow_with_depth(remat):
   length = lambda **fields: gradient_program(remat=remat, **fields).as_text().count("\n")
   assert length(scan_blocks=True, num_blocks=24) == length(scan_blocks=True, num_blocks=3)
   assert length(num_blocks=6) > 1.7 * length(num_blocks=3)
+
+
+@pytest.mark.parametrize("fields", [dict(remat=True), dict(scan_blocks=True)], ids=str)
+def test_multiply_adds_are_counted_in_every_form(fields):
+  # 4 tokens of 4x4x3 pixels, 16 channels, 3 blocks of 6 and 20 hidden units, 5 classes.
+  block = 16 * 2 * 4 * 6 + 4 * 2 * 16 * 20
+  model = build("mixer", **fields)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images())
+  found = flops.multiply_adds(model.apply, shapes, images(batch=1))
+  assert found == 4 * 48 * 16 + 3 * block + 16 * 5
 
 
 def test_rematerialisation_saves_memory():
