@@ -128,7 +128,7 @@ def build(
   Raises:
     UserError: an unknown optimizer, or an option that it does not take.
   """
-  if problem.layout is not None and config.name in _BY_TENSOR:
+  if problem and problem.layout and config.name in _BY_TENSOR:
     return relayout(build(config, multiplier, problem._replace(layout=None)), problem.layout)
   if config.name == "graft":
     sides = [config.get(side) or _missing(side) for side in ("magnitude", "direction")]
