@@ -96,7 +96,7 @@ def stacked(tree: Any) -> Any:
 
 def _where(pattern: re.Pattern, change: Any, tree: Any) -> Any:
   """Changes the dictionaries of a tree that have such a key."""
-  found = lambda x: isinstance(x, dict) and any(map(pattern.fullmatch, x))
+  found = lambda x: isinstance(x, dict) and any(pattern.fullmatch(str(key)) for key in x)
   return jax.tree.map(lambda x: change(x) if found(x) else x, tree, is_leaf=found)
 
 

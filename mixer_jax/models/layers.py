@@ -132,7 +132,7 @@ class StochasticDepth(nn.Module):
       rate: probability of dropping it for one example.
       train: whether anything is dropped.
     """
-    if not train or (isinstance(rate, float) and rate == 0.0):
+    if not train or (not isinstance(rate, jax.Array) and rate == 0):
       return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)
     keep = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - rate, shape)

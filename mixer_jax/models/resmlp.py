@@ -301,15 +301,9 @@ class ResMlp(nn.Module):
       patch_communication=self.patch_communication,
       dropout_rate=self.dropout_rate,
     )
-    x = blocks.apply(
-      ResMlpBlock,
-      own | shared,
-      x,
-      drop_rates=[self.stochastic_depth] * self.num_blocks,
-      train=train,
-      remat=self.remat,
-      scan=self.scan_blocks,
-    )
+    drop_rates = [self.stochastic_depth] * self.num_blocks
+    options = dict(train=train, remat=self.remat, scan=self.scan_blocks)
+    x = blocks.apply(ResMlpBlock, own | shared, x, drop_rates=drop_rates, **options)
     self.sow("intermediates", "tokens", x)
     if self.pooling == "class_mlp":
       token = ClassToken(self.dtype, name="class_token")(x)

@@ -174,7 +174,8 @@ def build(
     tx = _build(config, multiplier, problem)
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
-  return relayout(tx, problem.layout) if problem.layout and config.name in _BY_TENSOR else tx
+  by_tensor = problem and problem.layout and config.name in _BY_TENSOR
+  return relayout(tx, problem.layout) if by_tensor else tx
 
 
 def _build(config, multiplier, problem):

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from mixer_jax import config as config_lib
 from mixer_jax import optim
 
 # Two layers in one array, which the optimizer sees apart.
@@ -37,6 +38,17 @@ def test_extra_arguments_and_missing_parameters_pass_through():
   updates, state = tx.update(grads, tx.init(grads), factor=2.0)
   np.testing.assert_array_equal(updates["both"], 2.0)
   assert state == 3
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb", "graft"])
+def test_optimizers_that_go_by_tensor_are_built_in_the_inner_layout(name):
+  sides = [config_lib.optimizer(side, learning_rate=0.1) for side in ("sgd", "adam")]
+  config = config_lib.grafted(*sides) if name == "graft" else config_lib.optimizer(name, 0.1)
+  problem = optim.Problem(None, None, None, "categorical", LAYOUT)
+  state = optim.build(config, lambda count: 1.0, problem).init({"both": jnp.ones((2, 3))})
+  keys = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(state) if path[-1:]
+          and hasattr(path[-1], "key")}  # fmt: skip
+  assert keys == ({"both"} if name == "sgd" else {"a", "b"})
 
 
 class Stack(nn.Module):
