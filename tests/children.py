@@ -72,7 +72,7 @@ class Child:
     self._process = _SERVER.Process(target=_train, args=arguments, daemon=True)
     self._process.start()
 
-  def wait(self, seconds: float = 300) -> int:
+  def wait(self, seconds: float = 900) -> int:
     """Its exit code, as a shell has it."""
     self._process.join(seconds)
     code = self._process.exitcode
