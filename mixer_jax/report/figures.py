@@ -5,15 +5,17 @@ notebook, nor stay in memory.
 """
 
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 import numpy as np
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 
 def panels(
   rows: int, columns: int, size: tuple[float, float], **options: Any
-) -> tuple[Figure, np.ndarray]:
+) -> "tuple[Figure, np.ndarray]":
   """A figure of `rows` x `columns` panels, and the panels as an array of that shape.
 
   Args:
@@ -22,11 +24,13 @@ def panels(
     size: width and height in inches.
     **options: further arguments of `Figure.subplots`.
   """
+  from matplotlib.figure import Figure  # late: most commands draw nothing
+
   figure = Figure(figsize=size, layout="constrained")
   return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def save(figure: Figure, path: pathlib.Path) -> pathlib.Path:
+def save(figure: "Figure", path: pathlib.Path) -> pathlib.Path:
   """Writes a figure as PNG and returns its path."""
   figure.savefig(path, dpi=110)
   return path

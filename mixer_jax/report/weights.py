@@ -8,15 +8,17 @@ per unit: the weights with which the unit reads the patches.
 import json
 import pathlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from matplotlib.figure import Figure
 import numpy as np
 
 from mixer_jax.errors import UserError
 from mixer_jax.optim.blocks import path_name
 from mixer_jax.report import figures
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 # The first token-mixing product of each family.
 _TOKEN_MIXING = re.compile(
@@ -67,7 +69,7 @@ def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pa
   return [*(figures.save(figure, directory / name) for name, figure in drawn.items()), numbers]
 
 
-def mixing_figure(params: Any, grid: tuple[int, int]) -> Figure:
+def mixing_figure(params: Any, grid: tuple[int, int]) -> "Figure":
   """A row per layer, units spread evenly over the layer; blue is negative.
 
   Args and errors as for `draw`.
@@ -95,7 +97,7 @@ def mixing_figure(params: Any, grid: tuple[int, int]) -> Figure:
   return figure
 
 
-def sparsity_figure(params: Any) -> Figure:
+def sparsity_figure(params: Any) -> "Figure":
   """Share of small weights over the depth, a line per kind of layer."""
   figure, [[axis]] = figures.panels(1, 1, (7, 4))
   kinds: dict[str, list[tuple[int, float]]] = {}
