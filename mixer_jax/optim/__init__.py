@@ -15,7 +15,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.optim import first_order, schedules
 from mixer_jax.optim.blocks import path_name
 from mixer_jax.optim.graft import GraftState, graft
-from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, scale_by_kfac
+from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, kfac_factors, scale_by_kfac
 
 __all__ = [
   "GraftState",
@@ -27,6 +27,7 @@ __all__ = [
   "graft",
   "kfac",
   "kfac_blocks",
+  "kfac_factors",
   "learning_rate",
   "scale_by_kfac",
   "schedules",
