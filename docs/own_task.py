@@ -28,10 +28,17 @@ class Rotation(tasks.Classification):
     return {"image": turned[turns, jnp.arange(len(images))], "label": turns}
 
 
-def main(num_epochs=5):
+def main(num_epochs=4):
   config = config_lib.default()
   config.num_epochs = num_epochs
-  config.model = config_lib.model("mixer_small", patch_size=8, hidden_dim=128, num_blocks=2)
+  config.model = config_lib.model(
+    "mixer_small",
+    patch_size=8,
+    hidden_dim=128,
+    num_blocks=2,
+    tokens_mlp_dim=64,
+    channels_mlp_dim=256,
+  )
   config.optimizer = config_lib.optimizer(
     "kfac", learning_rate=0.02, factor_decay=0.8, inverse_period=20
   )

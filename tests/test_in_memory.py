@@ -10,6 +10,7 @@ from mixer_jax.errors import UserError
 
 
 def test_epochs_and_predictions_are_those_of_a_run_in_a_directory(tiny_config, tmp_path):
+  tiny_config.model.num_blocks = 1
   path = train.train(tiny_config, str(tmp_path))
   states, rows = zip(*in_memory.epochs(experiment.build(tiny_config)))
   logged = workdir.read_metrics(path)
