@@ -4,7 +4,7 @@ python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=best|latest|STEP]
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 import jax
@@ -51,16 +51,29 @@ class Evaluator:
     return {name: float(value) for name, value in totals.compute().items()}
 
 
-def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, float]:
-  """Restores a checkpoint's parameters and evaluates them.
+class Restored(NamedTuple):
+  """A run with the parameters of one of its checkpoints.
+
+  Attributes:
+    run: ready to evaluate or predict, on the devices that there are now.
+    params: the parameters.
+    step: optimizer steps they were trained for.
+    epoch: epochs finished by then.
+  """
+
+  run: experiment.Experiment
+  params: Any
+  step: int
+  epoch: int
+
+
+def restore(path: str, which: str = "best", data_dir: str | None = None) -> Restored:
+  """Restores a checkpoint's parameters.
 
   Args:
     path: the run's directory.
     which: "best", "latest" or a step.
     data_dir: replaces the config's `data.dir`.
-
-  Returns:
-    loss, top1 and top5, equal to what training logged for this step.
 
   Raises:
     UserError: no run, no such checkpoint, or no data.
@@ -83,9 +96,21 @@ def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, fl
   run = experiment.build(config)
   shapes = checkpoint.template(run.param_shapes, sharding.replicated(run.mesh))
   params, progress = saved.restore_params(step, shapes)
+  return Restored(run, params, step, progress.epoch)
+
+
+def evaluate(path: str, which: str, data_dir: str | None = None) -> dict[str, float]:
+  """Restores a checkpoint's parameters and evaluates them.
+
+  Returns:
+    loss, top1 and top5, equal to what training logged for this step.
+
+  Args and errors as for `restore`.
+  """
+  run, params, step, epoch = restore(path, which, data_dir)
   metrics = Evaluator(run)(params)
   print(
-    f"{directory} step {step} (epoch {progress.epoch}) on {len(run.dataset.test)} test"
+    f"{workdir.existing(path)} step {step} (epoch {epoch}) on {len(run.dataset.test)} test"
     f" images of {run.dataset.name}"
   )
   return metrics

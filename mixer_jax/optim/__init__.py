@@ -15,7 +15,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.optim import blocks, first_order, schedules
 from mixer_jax.optim.blocks import path_name
 from mixer_jax.optim.graft import SCOPES, GraftState, graft
-from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, scale_by_kfac
+from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, kfac_factors, scale_by_kfac
 from mixer_jax.optim.relayout import Layout, relayout
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
   "graft",
   "kfac",
   "kfac_blocks",
+  "kfac_factors",
   "learning_rate",
   "relayout",
   "scale_by_kfac",

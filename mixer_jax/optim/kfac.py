@@ -234,6 +234,25 @@ def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
   return _curvature_module().Curvature(predict, params, batch, **options).blocks
 
 
+def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
+  """Estimates the factors of one batch, without any average over steps.
+
+  Args:
+    predict: see `scale_by_kfac`, as is `options` (`likelihood`, `estimation`,
+      `token_averaging`, ...).
+    params: the parameters.
+    batch: a batch.
+    rng: a key for sampled targets.
+
+  Returns:
+    By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
+    `Diagonal`.
+  """
+  return (
+    _curvature_module().Curvature(predict, params, batch, **options).estimate(params, batch, rng)
+  )
+
+
 def _curvature_module():
   """Imports kfac-jax on demand: all else runs without it."""
   try:

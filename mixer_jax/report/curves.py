@@ -5,6 +5,7 @@ import pathlib
 
 from mixer_jax import workdir
 from mixer_jax.errors import UserError
+from mixer_jax.report import figures
 
 _PANELS = (
   ("loss", "loss (nats)", ("train/loss", "test/loss")),
@@ -19,17 +20,12 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
   Raises:
     UserError: the run has no metrics yet.
   """
-  import matplotlib
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
   rows = workdir.read_metrics(directory)
   if not rows:
     raise UserError(f"{directory} holds no metrics (no lines in {workdir.METRICS})")
-  figure, axes = plt.subplots(1, len(_PANELS), figsize=(13, 3.8), layout="constrained")
+  figure, axes = figures.panels(1, len(_PANELS), (13, 3.8))
   epochs = [row["epoch"] for row in rows]
-  for axis, (title, label, names) in zip(axes, _PANELS):
+  for axis, (title, label, names) in zip(axes[0], _PANELS):
     for name in names:
       axis.plot(
         epochs,
@@ -42,7 +38,4 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
     axis.legend()
   config = workdir.load_config(directory)
   figure.suptitle(f"{config.model.name}, {config.data.name}, {config.optimizer.name}")
-  path = directory / "curves.png"
-  figure.savefig(path, dpi=120)
-  plt.close(figure)
-  return path
+  return figures.save(figure, directory / "curves.png")

@@ -1,11 +1,12 @@
 """The figures of a study: curves of its cells, and lengths of grafted steps."""
 
 import pathlib
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
 
 from mixer_jax import step_norms
+from mixer_jax.report import figures
 from mixer_jax.report.results import CellResult, Result, optimizer_name
 
 _MEASURES = (("test/top1", "test top-1"), ("test/loss", "test loss (nats)"))
@@ -24,14 +25,14 @@ def draw(cells: Sequence[CellResult], directory: pathlib.Path) -> list[pathlib.P
   begun = [c for c in cells if _shown(c)]
   if not begun:
     return []
-  figures = [_draw_curves(begun, over, directory / f"{over}.png") for over in ("epochs", "time")]
+  paths = [_draw_curves(begun, over, directory / f"{over}.png") for over in ("epochs", "time")]
   panels = dict.fromkeys(c.panel for c in begun)
   for panel in panels:
     grafted = [c for c in begun if c.panel == panel and _has_norms(c)]
     if grafted:
       name = f"step_norms_{panel.replace(', ', '_')}.png" if panel else "step_norms.png"
-      figures.append(_draw_norms(grafted, directory / name))
-  return figures
+      paths.append(_draw_norms(grafted, directory / name))
+  return paths
 
 
 def _shown(c: CellResult) -> list[Result]:
@@ -48,12 +49,9 @@ def band(runs: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> pathlib.Path:
   """A column a panel: accuracy above, loss below; the mean of the seeds and their range."""
-  plt = _pyplot()
   panels = list(dict.fromkeys(c.panel for c in cells))
   colors = {line: f"C{i}" for i, line in enumerate(dict.fromkeys(c.line for c in cells))}
-  figure, axes = plt.subplots(
-    2, len(panels), figsize=(1 + 4 * len(panels), 7), squeeze=False, layout="constrained"
-  )
+  figure, axes = figures.panels(2, len(panels), (1 + 4 * len(panels), 7))
   for c in cells:
     column, color = axes[:, panels.index(c.panel)], colors[c.line]
     x = _x(c, over)
@@ -74,7 +72,7 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
   figure.suptitle(
     f"mean of the seeds, shaded from the lowest to the highest{published}", fontsize=10
   )
-  return _save(figure, path)
+  return figures.save(figure, path)
 
 
 _LABELS = {
@@ -95,16 +93,9 @@ def _has_norms(c: CellResult) -> bool:
 
 def _draw_norms(cells: Sequence[CellResult], path: pathlib.Path) -> pathlib.Path:
   """A row a grafted pair, a column a kind of layer: both sides over the epochs."""
-  plt = _pyplot()
   groups, colors = step_norms.GROUPS, {}
-  figure, axes = plt.subplots(
-    len(cells),
-    len(groups),
-    figsize=(3 * len(groups), 0.6 + 2.4 * len(cells)),
-    squeeze=False,
-    sharex=True,
-    layout="constrained",
-  )
+  size = 3 * len(groups), 0.6 + 2.4 * len(cells)
+  figure, axes = figures.panels(len(cells), len(groups), size, sharex=True)
   for row, c in zip(axes, cells):
     for side, style in zip(step_norms.SIDES, ("-", "--")):
       name = optimizer_name(c.config["optimizer"][side])
@@ -129,19 +120,4 @@ def _draw_norms(cells: Sequence[CellResult], path: pathlib.Path) -> pathlib.Path
   figure.suptitle(
     "length of the step of both sides before grafting, root mean square over an epoch", fontsize=10
   )
-  return _save(figure, path)
-
-
-def _pyplot() -> Any:
-  import matplotlib
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
-  return plt
-
-
-def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
-  figure.savefig(path, dpi=110)
-  _pyplot().close(figure)
-  return path
+  return figures.save(figure, path)

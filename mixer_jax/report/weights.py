@@ -8,7 +8,7 @@ per unit: the weights with which the unit reads the patches.
 import json
 import pathlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,6 +16,10 @@ import numpy as np
 from mixer_jax import models
 from mixer_jax.errors import UserError
 from mixer_jax.optim.blocks import path_name
+from mixer_jax.report import figures
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 # The first token-mixing product of each family.
 _TOKEN_MIXING = re.compile(
@@ -58,6 +62,19 @@ def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pa
   Raises:
     UserError: the model mixes no tokens with a matrix of this grid's size.
   """
+  drawn = {"token_mixing.png": mixing_figure(params, grid), "sparsity.png": sparsity_figure(params)}
+  directory.mkdir(parents=True, exist_ok=True)
+  shares = {name: sparsity(kernel) for name, kernel in kernels(params).items()}
+  numbers = directory / "weights.json"
+  numbers.write_text(json.dumps({"grid": grid, "sparsity": shares}, indent=1) + "\n")
+  return [*(figures.save(figure, directory / name) for name, figure in drawn.items()), numbers]
+
+
+def mixing_figure(params: Any, grid: tuple[int, int]) -> "Figure":
+  """A row per layer, units spread evenly over the layer; blue is negative.
+
+  Args and errors as for `draw`.
+  """
   named = kernels(params)
   tokens = grid[0] * grid[1]
   mixing = {k: v for k, v in named.items() if _TOKEN_MIXING.search(k) and len(v) == tokens}
@@ -66,25 +83,8 @@ def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pa
       f"the model has no token-mixing matrix for {grid[0]}x{grid[1]} patches; it has"
       f" {', '.join(f'{k} {v.shape}' for k, v in list(named.items())[:3])}, ..."
     )
-  directory.mkdir(parents=True, exist_ok=True)
-  shares = {name: sparsity(kernel) for name, kernel in named.items()}
-  numbers = directory / "weights.json"
-  numbers.write_text(json.dumps({"grid": grid, "sparsity": shares}, indent=1) + "\n")
-  images = _draw_mixing(mixing, grid, directory / "token_mixing.png")
-  return [images, _draw_sparsity(shares, directory / "sparsity.png"), numbers]
-
-
-def _draw_mixing(mixing, grid, path: pathlib.Path) -> pathlib.Path:
-  """A row per layer, units spread evenly over the layer; blue is negative."""
-  plt = _pyplot()
   columns = min(_UNITS, min(v.shape[1] for v in mixing.values()))
-  figure, axes = plt.subplots(
-    len(mixing),
-    columns,
-    figsize=(columns * 0.9, len(mixing) * 0.95),
-    squeeze=False,
-    layout="constrained",
-  )
+  figure, axes = figures.panels(len(mixing), columns, (columns * 0.9, len(mixing) * 0.95))
   for row, (name, kernel) in zip(axes, mixing.items()):
     units = np.linspace(0, kernel.shape[1] - 1, columns).round().astype(int)
     for axis, unit in zip(row, units):
@@ -95,35 +95,19 @@ def _draw_mixing(mixing, grid, path: pathlib.Path) -> pathlib.Path:
     row[0].set_ylabel(name.split("/")[0].rpartition("_")[2], rotation=0, labelpad=10)
   figure.supylabel("block")
   figure.suptitle("weights with which units of token mixing read the patches", fontsize=10)
-  return _save(figure, path)
+  return figure
 
 
-def _draw_sparsity(shares: dict[str, float], path: pathlib.Path) -> pathlib.Path:
+def sparsity_figure(params: Any) -> "Figure":
   """Share of small weights over the depth, a line per kind of layer."""
-  plt = _pyplot()
-  figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+  figure, [[axis]] = figures.panels(1, 1, (7, 4))
   kinds: dict[str, list[tuple[int, float]]] = {}
-  for name, share in shares.items():
+  for name, kernel in kernels(params).items():
     if found := re.match(r"[A-Za-z]+_(\d+)/(.*)/kernel$", name):
-      kinds.setdefault(found[2], []).append((int(found[1]), share))
+      kinds.setdefault(found[2], []).append((int(found[1]), sparsity(kernel)))
   for kind, points in kinds.items():
     axis.plot(*zip(*points), marker="o", label=kind)
   axis.set(xlabel="block", ylabel="weights below 5% of the layer's largest", ylim=(0, 1))
   axis.grid(alpha=0.3)
   axis.legend(fontsize=8)
-  return _save(figure, path)
-
-
-def _pyplot():
-  import matplotlib
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
-  return plt
-
-
-def _save(figure, path: pathlib.Path) -> pathlib.Path:
-  figure.savefig(path, dpi=120)
-  _pyplot().close(figure)
-  return path
+  return figure

@@ -290,3 +290,24 @@ def test_norm_diagonal_equals_brute_force():
       expected = {k: v + weights[y] * grads[k] ** 2 / len(x) for k, v in expected.items()}
   np.testing.assert_allclose(scale, expected["scale"], rtol=1e-4)
   np.testing.assert_allclose(bias, expected["bias"], rtol=1e-4)
+
+
+def test_factors_of_a_linear_classifier_in_closed_form():
+  """A = E[a a^T] with a 1 appended, G = E[diag(p) - p p^T] for softmax cross-entropy."""
+
+  class Linear(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(5, name="head")(x)
+
+  x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+  params = Linear().init(jax.random.key(0), x)["params"]
+  predict = lambda p, b: Linear().apply({"params": p}, b)
+  factors = optim.kfac_factors(predict, params, x, jax.random.key(1), estimation="exact")
+  inputs = np.concatenate([x, np.ones((6, 1))], axis=1)
+  p = np.exp(predict(params, x))
+  p /= p.sum(axis=1, keepdims=True)
+  expected = np.mean([np.diag(row) - np.outer(row, row) for row in p], axis=0)
+  assert set(factors) == {"head"}
+  np.testing.assert_allclose(factors["head"].inputs, inputs.T @ inputs / 6, rtol=1e-5)
+  np.testing.assert_allclose(factors["head"].outputs, expected, atol=1e-6)

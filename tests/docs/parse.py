@@ -1,0 +1,80 @@
+"""Parses commands of this package as they would, without running them; a program.
+
+Reads a JSON list of [module, argument, ...] from stdin and writes a list of what is wrong with
+each, null for nothing. One process for all: importing takes longer than parsing.
+"""
+
+import json
+import pathlib
+import runpy
+import sys
+import tempfile
+from unittest import mock
+
+from absl import flags
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mixer_jax import check, cli, experiment, models, optim
+from mixer_jax.study import plan, record
+
+
+def _parse(module: str, arguments: list[str]) -> None:
+  """Raises whatever is wrong with a command."""
+  taken, sys.argv = [], [module, *arguments]  # config flags look for overrides there
+  with (
+    mock.patch.object(cli, "run", lambda main: taken.append(None)),
+    mock.patch.object(cli, "run_commands", taken.append),
+  ):
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+  (commands,) = taken
+  words = flags.FLAGS(sys.argv)[1:]
+  if commands is None:
+    assert not words, f"{words} are no options"
+  else:
+    assert len(words) == 1 and words[0] in commands, f"{words} is none of {list(commands)}"
+  if "config" in flags.FLAGS and flags.FLAGS.config is not None:
+    _check_config(flags.FLAGS.config)
+  if "study" in flags.FLAGS and flags.FLAGS.study:
+    _check_study(flags.FLAGS)
+  for name in (flags.FLAGS.models if "models" in flags.FLAGS else None) or ():
+    models.fields(name)
+
+
+def _check_config(config) -> None:
+  """All that does not need the data; the optimizer is built for a net of one layer."""
+  check.check(config)
+  experiment.build_model(config.model, 10)
+  layer, x = nn.Dense(2), jnp.zeros((2, 3))
+  params = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
+  predict = lambda params, x: layer.apply({"params": params}, x)
+  problem = optim.Problem(predict, params, x, "categorical")
+  optim.build(config.optimizer, optim.schedules.build(config.schedule, 10, 100), problem)
+
+
+def _check_study(options) -> None:
+  study = plan.load(options.study)
+  with tempfile.TemporaryDirectory() as directory:
+    record.open_study(pathlib.Path(directory), study, options.study, options.set)
+  if options.run:
+    assert study.select(options.run)
+
+
+def main() -> None:
+  known = set(flags.FLAGS)
+  results = []
+  for module, *arguments in json.load(sys.stdin):
+    try:
+      _parse(module, arguments)
+      results.append(None)
+    except (Exception, SystemExit) as e:
+      results.append(f"{type(e).__name__}: {' '.join(str(e).split())[-300:]}")
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
+    flags.FLAGS.unparse_flags()
+  json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+  main()

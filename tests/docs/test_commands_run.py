@@ -1,0 +1,122 @@
+"""The commands of the documents, run as they stand but shorter: `pytest -m slow tests/docs`.
+
+`python` is a wrapper that appends what `SHORTER` says; `pip` does nothing, since `.ci/run`
+installs from nothing by the README's own line. Blocks that are marked (see `commands`) wait for
+whoever has the time, the network or the GPU.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax import models, pretrained, workdir
+from tests.docs.commands import PAGES, ROOT, blocks, snippets
+
+pytestmark = pytest.mark.slow
+
+SHORTER = {
+  "mixer_jax.main": [
+    "--config.num_epochs=2",
+    "--config.data.train_split=train[:5%]",
+    "--config.data.test_split=test[:10%]",
+  ]
+}
+_PYTHON = f"""#!{sys.executable}
+import os, sys
+words = sys.argv[1:]
+words += {SHORTER!r}.get(words[1] if words[0] == "-m" else "", [])
+os.execv({sys.executable!r}, [{sys.executable!r}, *words])
+"""
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+  """Runs commands in a place like the repository: DIR a finished run, FOLDER one of images."""
+  directory = tmp_path_factory.mktemp("repository")
+  for path in ROOT.iterdir():
+    if path.name not in ("runs", ".git"):
+      (directory / path.name).symlink_to(path)
+  programs = tmp_path_factory.mktemp("programs")
+  for name, text in {"python": _PYTHON, "pip": "#!/bin/sh\n"}.items():
+    (programs / name).write_text(text)
+    (programs / name).chmod(0o755)
+  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+  def run(text):
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    return subprocess.run(
+      command, cwd=directory, env=kept | paths, capture_output=True, text=True, timeout=900
+    )
+
+  _write_folder(directory / "FOLDER")
+  made = run("python -m mixer_jax.main --config=configs/quickstart.py --workdir=DIR")
+  assert made.returncode == 0, made.stderr
+  run.directory = directory
+  return run
+
+
+def _write_folder(folder):
+  """Two classes of flat colours, dark and bright."""
+  rng = np.random.default_rng(0)
+  for split, number in (("train", 800), ("test", 50)):
+    for name, level in (("dark", 60), ("bright", 200)):
+      (folder / split / name).mkdir(parents=True)
+      for i in range(number):
+        pixels = rng.integers(level - 40, level + 40, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / split / name / f"{i}.png")
+
+
+READY = [block for page in PAGES for block in blocks(page) if not block.needs]
+
+
+@pytest.mark.parametrize("block", READY, ids=[f"{b.page}-{i}" for i, b in enumerate(READY)])
+def test_a_block_runs(block, shell):
+  result = shell(block.text)
+  assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_the_start_leaves_what_the_readme_says(shell):
+  """A run with curves, its pictures, and weights that fit the model."""
+  start = next(b for b in blocks("README.md") if "quickstart" in b.text)
+  result = shell(start.text)
+  assert result.returncode == 0 and "test top-1" in result.stdout, result.stderr[-2000:]
+  run = shell.directory / "runs" / "first"
+  assert [row["epoch"] for row in workdir.read_metrics(run)] == [1, 2]
+  for name in ("curves.png", "weights/token_mixing.png", "weights/sparsity.png"):
+    assert (run / name).read_bytes().startswith(b"\x89PNG")
+  weights = pretrained.read(str(shell.directory / "weights.npz"))
+  assert weights.num_classes == 10 and weights.num_tokens == 16
+
+
+def test_the_snippet_about_public_weights_runs(tmp_path, monkeypatch):
+  """On a file of Mixer-B/16's size and layout, of random numbers, with 1,000 classes."""
+  monkeypatch.chdir(tmp_path)
+  images = np.zeros((1, 224, 224, 3), np.float32)
+  random = models.build("mixer_b16", 1000)
+  shapes = jax.eval_shape(random.init, jax.random.key(0), images)["params"]
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+  pretrained.save("Mixer-B_16.npz", params)
+  (snippet,) = snippets("docs/weights.md")
+  names = dict(jax=jax, key=jax.random.key(0), images=images)
+  exec(snippet, names)
+  fitted, block = names["params"], "MixerBlock_3"
+  jax.tree.map(np.testing.assert_array_equal, fitted[block], params[block])
+  assert fitted["head"]["kernel"].shape == (768, 10) and not np.any(fitted["head"]["kernel"])
+  again = pretrained.read("mine.npz")
+  np.testing.assert_array_equal(again.arrays["stem/kernel"], params["stem"]["kernel"])
+
+
+def test_somebody_s_own_task_is_learned(shell):
+  """Guessing is right for a quarter of the turns."""
+  result = shell("python docs/own_task.py")
+  assert result.returncode == 0, result.stderr[-2000:]
+  shares = re.findall(r"epoch (\d): ([\d.]+)% of the turns", result.stdout)
+  assert [epoch for epoch, _ in shares] == ["1", "2", "3", "4"] and float(shares[-1][1]) > 35

@@ -1,0 +1,19 @@
+"""Figures leave the caller's matplotlib alone, as a notebook needs it."""
+
+import matplotlib
+import numpy as np
+
+from mixer_jax.report import figures
+
+
+def test_neither_backend_nor_pyplot_know_of_them(tmp_path):
+  matplotlib.use("svg")
+  from matplotlib import pyplot
+
+  before = pyplot.get_fignums()
+  figure, axes = figures.panels(2, 3, (6, 4))
+  axes[1, 2].plot(np.arange(3))
+  assert axes.shape == (2, 3)
+  path = figures.save(figure, tmp_path / "figure.png")
+  assert path.read_bytes().startswith(b"\x89PNG")
+  assert matplotlib.get_backend() == "svg" and pyplot.get_fignums() == before

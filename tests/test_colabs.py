@@ -1,0 +1,201 @@
+"""The notebooks: their committed form, quickly; their results, in `pytest -m slow`."""
+
+import ast
+import configparser
+import importlib.util
+import re
+
+from IPython.core.inputtransformer2 import TransformerManager
+import nbformat
+import pytest
+
+from tests.colabs import NOTEBOOKS, ROOT, execute, read
+
+NAMES = ("finetune_b16", "inside_mlps", "kfac_and_grafting", "mixer_jax")
+
+
+def address():
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  return setup["metadata"]["url"]
+
+
+def code_cells(name):
+  return [cell for cell in read(name).cells if cell.cell_type == "code"]
+
+
+def outputs(name):
+  return [output for cell in code_cells(name) for output in cell.outputs]
+
+
+def test_all_notebooks_are_known():
+  assert tuple(path.stem for path in NOTEBOOKS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_valid_and_small(name):
+  nbformat.validate(read(name))
+  assert (ROOT / "colabs" / f"{name}.ipynb").stat().st_size < 600_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opens_in_colab_and_installs_by_one_cell(name):
+  first, install = read(name).cells[:2]
+  repository = address().removeprefix("https://github.com/")
+  opens = f"https://colab.research.google.com/github/{repository}/blob/main/colabs/{name}.ipynb"
+  assert first.cell_type == "markdown" and f"]({opens})" in first.source
+  assert f"git+{address()}" in install.source and 'find_spec("mixer_jax") is None' in install.source
+  assert ["%pip" in cell.source for cell in code_cells(name)].count(True) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_compiles_and_imports_what_exists(name):
+  for cell in code_cells(name):
+    tree = ast.parse(TransformerManager().transform_cell(cell.source))
+    for node in ast.walk(tree):
+      if isinstance(node, ast.Import):
+        assert all(importlib.util.find_spec(alias.name) for alias in node.names)
+      elif isinstance(node, ast.ImportFrom):
+        module = importlib.import_module(node.module)
+        for alias in node.names:
+          whole = f"{node.module}.{alias.name}"
+          assert hasattr(module, alias.name) or importlib.util.find_spec(whole), whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_there_and_clean(name):
+  """Executed from top to bottom, with figures; no error, no warning, no path of a machine."""
+  cells = code_cells(name)
+  assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+  found = outputs(name)
+  assert sum("image/png" in output.get("data", {}) for output in found) >= 1
+  assert not [output for output in found if output.output_type == "error"]
+  texts = [o.get("text", "") for o in found] + [
+    text for o in found for kind, text in o.get("data", {}).items() if kind.startswith("text/")
+  ]
+  told = "\n".join(texts)
+  assert not re.findall(r"(?i)\b\w*warning\b.*|Traceback.*", told)
+  # /content is where Colab runs every notebook.
+  paths = re.findall(r"(?<![\w.:/])/(?:\w[\w.-]*/)+[\w.-]*", told)
+  assert not [path for path in paths if not path.startswith("/content/")]
+
+
+@pytest.mark.slow
+def test_mixer_jax_s_results(tmp_path):
+  """All three optimizers are far above 10%; the restored run is the trained one."""
+  found = execute(
+    "mixer_jax",
+    tmp_path,
+    {
+      "best": "{name: max(row['test/top1'] for row in rows) for name, rows in history.items()}",
+      "epochs": "{name: [row['epoch'] for row in rows] for name, rows in history.items()}",
+      "first": "history['K-FAC'][0]['train/loss']",
+      "last": "history['K-FAC'][-1]['train/loss']",
+      "restored": "restored_accuracy",
+      "logged": "history['K-FAC'][-1]['test/top1']",
+      "resumed": "'resumed from step 78, epoch 1' in printed.getvalue()",
+      "counted": "int(confusion.sum())",
+      "right": "int(confusion.trace())",
+      "sum": "float(scores.sum())",
+      "frog": "float(scores[dataset.class_names.index('frog')])",
+    },
+  )
+  assert found["best"].keys() == {"K-FAC", "SGD", "Adam"}
+  # One standard error over 1,000 images is at most 1.6 points.
+  assert found["best"]["K-FAC"] > 0.38 and found["best"]["SGD"] > 0.35
+  assert found["best"]["Adam"] > 0.28
+  assert found["last"] < found["first"] - 0.3
+  assert all(epochs == [1, 2, 3, 4, 5, 6] for epochs in found["epochs"].values())
+  assert found["resumed"] and found["restored"] == pytest.approx(found["logged"], abs=1e-6)
+  assert found["counted"] == 1000 and found["right"] == round(1000 * found["logged"])
+  assert found["sum"] == pytest.approx(1.0, abs=1e-5) and found["frog"] > 0.1
+
+
+@pytest.mark.slow
+def test_kfac_and_grafting_s_results(tmp_path):
+  """The Kronecker errors, the transform against a dense solver, K-FAC against SGD and Adam."""
+  found = execute(
+    "kfac_and_grafting",
+    tmp_path,
+    {
+      "errors": "errors",
+      "cosines": "cosines",
+      "lowest": "np.linalg.eigvalsh(F)[0] / np.linalg.eigvalsh(F)[-1]",
+      # E over labels of the gradient with respect to logits, times itself: diag(p) - p p^T.
+      "bias": """np.abs(
+        F[-10:, -10:] - np.mean([np.diag(p) - np.outer(p, p)
+          for p in np.asarray(jax.nn.softmax(predict(descend(start), x)), np.float64)], axis=0)).max()""",
+      "transform": "transform_error",
+      "own": "own_loss",
+      "pairs": "{f'{m},{d}': rows[-1]['train/loss'] for (m, d), rows in pairs.items()}",
+      "norms": """{f'{m},{d}': [rows[-1][f'train/norm/{s}/head'] for s in step_norms.SIDES]
+        for (m, d), rows in pairs.items()}""",
+      "dampings": "{str(d): rows[-1]['train/loss'] for d, rows in dampings.items()}",
+      "cadences": "[rows[-1]['train/loss'] for rows in cadences.values()]",
+    },
+  )
+  assert found["lowest"] > -1e-6 and found["bias"] < 1e-5  # F is a Fisher matrix
+  for errors in found["errors"].values():
+    assert errors["nearest"] <= errors["K-FAC"] < 0.6 < errors["diagonal"]
+  cosines = found["cosines"]
+  assert cosines["K-FAC"] > 0.75 and cosines["K-FAC"] > max(
+    cosines["diagonal"], cosines["gradient"]
+  )
+  assert found["transform"] < 1e-3
+  own = found["own"]
+  assert own["K-FAC"] < 0.003 and own["K-FAC"] < min(own["SGD"], own["Adam"]) / 3
+  # The mean loss of an epoch; 2.303 is that of guessing.
+  assert all(loss < 2.28 for loss in found["pairs"].values())
+  for pair in ("SGD,K-FAC", "K-FAC,K-FAC"):
+    assert found["pairs"][pair] < found["pairs"]["SGD,SGD"]
+  for pair, (magnitude, direction) in found["norms"].items():
+    same = len(set(pair.split(","))) == 1
+    assert (magnitude == pytest.approx(direction, rel=1e-5)) == same
+  assert found["dampings"]["0.1"] < found["dampings"]["10.0"] < 2.303
+  assert all(loss < 2.2 for loss in found["cadences"])
+
+
+@pytest.mark.slow
+def test_inside_mlps_results(tmp_path):
+  """All families learn; Aff is absorbed exactly; operations are those of the formula."""
+  found = execute(
+    "inside_mlps",
+    tmp_path,
+    {
+      "accuracy": "{f'{f},{w}': value for (f, w), value in accuracy.items()}",
+      "mixer": "costs['Mixer', 64]",
+      "difference": "difference / float(np.abs(logits).max())",
+      "agree": "float(np.mean(logits.argmax(1) == absorbed.argmax(1)))",
+      "locality": "[locality[i] for i in sorted(locality)]",
+      "even": "even",
+      "affine": "[k for k in jax.tree_util.tree_leaves_with_path(small_params) if 'norm2' in str(k[0])]",
+    },
+  )
+  assert len(found["accuracy"]) == 6 and min(found["accuracy"].values()) > 0.3
+  tokens, width, hidden, blocks = 64, 64, 64, 2
+  expected = tokens * 48 * width + width * 10
+  expected += blocks * (2 * tokens * hidden * width + 2 * tokens * width * 2 * width)
+  assert found["mixer"] == expected
+  assert found["difference"] < 1e-4 and found["agree"] == 1.0 and found["affine"] == []
+  # Structure: the share within 3 patches of 4,096 random weights is even's but for 3% of it.
+  assert found["locality"][-1][3] > 1.1 * found["even"][3]
+
+
+@pytest.mark.slow
+def test_finetune_b16_s_results(tmp_path):
+  """Offline: fine-tuning from the file that was made beats training from scratch."""
+  found = execute(
+    "finetune_b16",
+    tmp_path,
+    {
+      "full": "FULL",
+      "pretrained": "row['test/top1']",
+      "tuned": "[r['test/top1'] for r in tuned]",
+      "scratch": "[[r['test/top1'] for r in rows] for rows in scratch.values()]",
+      "classes": "[list(PRETRAIN), list(run.dataset.class_names)]",
+      "same": "bool((weights.arrays['stem/kernel'] == np.load(WEIGHTS)['stem/kernel']).all())",
+    },
+  )
+  assert found["full"] is False and found["same"]
+  assert not set(found["classes"][0]) & set(found["classes"][1])
+  assert max(found["tuned"]) > max(max(rows) for rows in found["scratch"]) + 0.05
