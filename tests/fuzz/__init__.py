@@ -81,7 +81,8 @@ def run(cases: int, seed: int, save: pathlib.Path) -> dict[str, collections.Coun
 
   Args:
     cases: how many.
-    seed: of the mutations; a case depends on it and on its number alone.
+    seed: of the mutations; a case depends on it, its number and its kind's file (PyTorch's old
+      ones name storages by their places in memory: these differ from run to run).
     save: where files that show a fault are kept.
   """
   files, results = seeds(), collections.defaultdict(collections.Counter)
