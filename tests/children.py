@@ -109,6 +109,7 @@ def _train(config: str, path: str, logs: list[str], before, args) -> None:
   for stream, log in zip((sys.stdout, sys.stderr), logs):
     stream.flush()
     os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream.fileno())
+  signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
   if before:
     before(*args)
   sys.argv = ["train"]

@@ -190,11 +190,11 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path):
 
 
 def test_a_last_step_that_diverges_saves_nothing(tiny_config, tmp_path):
-  """The training loss is still finite then: only the update is not."""
+  """Loss and parameters are still finite then: only what the parameters give is not."""
   tiny_config.num_epochs = 1
   tiny_config.data.train_split = "train[:32]"
   tiny_config.optimizer = config_lib.optimizer("sgd", learning_rate=1e38, momentum=0.0)
-  message = r"the update of step 1 \(epoch 1\) is not finite; no step before.*checkpoint: none"
+  message = r"the test loss of step 1 \(epoch 1\) is not finite; .* loss 1\.38.*checkpoint: none"
   with pytest.raises(Diverged, match=message):
     train.train(tiny_config, str(tmp_path))
   assert not workdir.read_metrics(tmp_path)
