@@ -43,9 +43,15 @@ def test_arrows_run_one_way():
   assert not [n for n in users_of(r"mixer_jax[. ](import )?tasks") if n.startswith("data/")]
 
 
-@pytest.mark.parametrize("name", ["pmap", "jax_utils.replicate", "shard_map", "import tensorflow$"])
+@pytest.mark.parametrize(
+  "name", ["pmap", "jax_utils.replicate", r"jax\.experimental.*shard_map", "import tensorflow$"]
+)
 def test_what_has_gone_stays_away(name):
   assert not users_of(name)
+
+
+def test_devices_are_told_apart_in_the_inversions_alone():
+  assert users_of("shard_map") == {"optim/algebra.py"}
 
 
 def test_all_but_kfac_runs_without_kfac_jax():

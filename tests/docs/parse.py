@@ -35,7 +35,7 @@ def _parse(module: str, arguments: list[str]) -> None:
   else:
     assert len(words) == 1 and words[0] in commands, f"{words} is none of {list(commands)}"
   if "config" in flags.FLAGS and flags.FLAGS.config is not None:
-    _check_config(flags.FLAGS.config)
+    _check_config(cli.checked_config(flags.FLAGS.config))
   if "study" in flags.FLAGS and flags.FLAGS.study:
     _check_study(flags.FLAGS)
   for name in (flags.FLAGS.models if "models" in flags.FLAGS else None) or ():

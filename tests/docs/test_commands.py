@@ -2,6 +2,7 @@
 
 import configparser
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,10 @@ import pytest
 from tests.docs.commands import NEEDS, PAGES, ROOT, arguments, blocks, inline
 
 # What a reader fills in, where a placeholder alone cannot be parsed.
-EXAMPLES = {"STUDY.py:RUN": "configs/studies/small.py:mini8-sgd-seed0"}
+EXAMPLES = {
+  "STUDY.py:RUN": "configs/studies/small.py:mini8-sgd-seed0",
+  "--num_processes=N --process_id=I": "--num_processes=2 --process_id=0",
+}
 
 
 def commands(tmp_path):
@@ -40,6 +44,9 @@ def wrong(command):
   match command:
     case ["python", "-m", "tests.colabs", "NAME"]:
       return None if (ROOT / "tests" / "colabs" / "__main__.py").exists() else "no such program"
+    case ["python", "-m", "tests.fuzz", *options]:
+      known = all(re.fullmatch("--(cases|seed)=[0-9]+", option) for option in options)
+      return None if known else "no such option"
     case ["python", "-m", "venv", _] | ["ruff", "format" | "check", "."]:
       return None
     case ["pip", "install", "-e", target, *others]:
@@ -55,7 +62,7 @@ def wrong_tests(words):
   settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
   markers = {line.partition(":")[0] for line in settings.get("markers", ())}
   match words:
-    case ["-m", marker, *paths] if marker in markers:
+    case ["-m", marker, "-n", "0", "-s", *paths] | ["-m", marker, *paths] if marker in markers:
       pass
     case paths:
       pass
