@@ -118,7 +118,7 @@ def _check_model(model: Any, name: str, images: augment.ImageSpec) -> None:
 
 def _memory() -> float:
   """Bytes of a device's memory, as far as it says; of a CPU the machine's."""
-  stats = jax.devices()[0].memory_stats() or {}
+  stats = jax.local_devices()[0].memory_stats() or {}
   if limit := stats.get("bytes_limit"):
     return limit
   if jax.devices()[0].platform == "cpu" and hasattr(os, "sysconf"):

@@ -21,7 +21,7 @@ from mixer_jax.errors import UserError
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
 # What reports need of each row of the metrics, beside epoch and step.
-_COLUMNS = {
+COLUMNS = {
   "test/top1",
   "test/loss",
   "test/best_top1",
@@ -114,7 +114,17 @@ OF_THE_MACHINE = (
 # What changes no finite step, and may be changed when one was not.
 _ON_TROUBLE = ("on_nonfinite",)
 # Fields that runs of earlier versions do not have.
-_LATER = {"on_nonfinite": "stop", "mesh.model": 1}
+_LATER = {
+  "on_nonfinite": "stop",
+  "mesh.model": 1,
+  "model.remat": None,
+  "model.scan_blocks": None,
+  "data.stream": "never",
+  "data.crop": "",
+  "data.smallest_crop": 0.05,
+  "data.workers": -1,
+  "data.read_ahead": 64,
+}
 
 
 def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
@@ -181,9 +191,10 @@ def restored_config(stored: Any) -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict(stored)
     for field, value in _LATER.items():
       parent, _, name = field.rpartition(".")
-      node = config[parent] if parent else config
-      node[name] = node.get(name, value)
-  except (TypeError, ValueError, AttributeError, KeyError) as e:
+      node = config.get(parent) if parent else config
+      if isinstance(node, ml_collections.ConfigDict):
+        node[name] = node.get(name, value)
+  except (TypeError, ValueError, AttributeError) as e:
     raise UserError(f"it has no fields: {e}") from e
   check.check(config)
   return config
@@ -237,7 +248,7 @@ def _row(line: str) -> dict[str, Any] | None:
   except (ValueError, RecursionError):
     return None
   match row:
-    case {"epoch": int(), "step": int()} if row.keys() >= _COLUMNS:
+    case {"epoch": int(), "step": int()} if row.keys() >= COLUMNS:
       return row if all(isinstance(value, int | float) for value in row.values()) else None
   return None
 

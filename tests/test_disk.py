@@ -1,6 +1,7 @@
 """Disks that are full, small or read-only: one line, and nothing that was finished is lost."""
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -130,7 +131,8 @@ def test_metrics_that_cannot_be_written_are_told(tmp_path):
   if not os.path.exists("/dev/full"):
     pytest.skip("no /dev/full")
   (tmp_path / "metrics.tmp").symlink_to("/dev/full")
-  (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "step": 8}\n')
+  row = dict.fromkeys(workdir.COLUMNS, 0.0) | {"epoch": 1, "step": 8}
+  (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
   with pytest.raises(UserError, match=f"{tmp_path} cannot be written: No space left on device"):
     with workdir.writing(tmp_path):
       workdir.MetricWriter(tmp_path, epoch=1)

@@ -39,9 +39,9 @@ def losses(name: str) -> list[float]:
   split = run.dataset.train
   indices = batches.train_indices(config.seed, 1, len(split.labels), config.batch_size)
   empty, found = run.task.train_metrics.empty(), []
-  images, labels = jax.device_put((split.images, split.labels), sharding.replicated(run.mesh))
+  examples = jax.device_put((split.images, split.labels), sharding.replicated(run.mesh))
   for ids in indices[:STEPS]:
-    state, (totals, _, _) = program(state, empty, images, labels, ids[None])
+    state, (totals, _, _) = program(state, empty, examples, ids[None])
     found.append(float(totals.compute()["loss"]))
   return found
 

@@ -57,7 +57,7 @@ def test_any_field_of_the_config_of_a_run(run, tiny_config):
   for field, value in changes:
     (run / "config.json").write_text(json.dumps(stored | {field: value}))
     assert f"config.json is not the config of a run: {field}" in line_of(workdir.load_config, run)
-  for field in stored:
+  for field in stored.keys() - {"on_nonfinite"}:  # which earlier versions did not have
     rest = {name: value for name, value in stored.items() if name != field}
     (run / "config.json").write_text(json.dumps(rest))
     assert f"{field} is missing from the config" in line_of(workdir.load_config, run)

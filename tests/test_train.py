@@ -180,11 +180,12 @@ def test_the_target_epoch_is_the_first_that_reaches_it():
 
 
 def test_rows_after_the_last_checkpoint_are_dropped(tmp_path):
-  rows = [{"epoch": e, "step": 10 * e, "train/loss": 1.0} for e in (1, 2, 3)]
+  rest = dict.fromkeys(workdir.COLUMNS, 0.0)
+  rows = [rest | {"epoch": e, "step": 10 * e, "train/loss": 1.0} for e in (1, 2, 3)]
   text = "".join(json.dumps(row) + "\n" for row in rows)
   (tmp_path / "metrics.jsonl").write_text(text + '{"epoch": 4, "st')
   writer = workdir.MetricWriter(tmp_path, epoch=2)
-  writer.write({"epoch": 3, "step": 30, "train/loss": 0.5})
+  writer.write(rest | {"epoch": 3, "step": 30, "train/loss": 0.5})
   writer.close()
   assert [row["train/loss"] for row in workdir.read_metrics(tmp_path)] == [1.0, 1.0, 0.5]
 

@@ -64,13 +64,14 @@ def measure(
 def _measure(config: Any, form: str) -> Row:
   run = experiment.build(config)
   split, totals = run.dataset.train, fixed.no_totals(run)
-  indices = np.zeros((1, config.batch_size), np.int32)
+  examples = (split.images, split.labels)
+  ids = np.zeros((1, config.batch_size), np.int32)
   jax.block_until_ready(totals)
   begin = time.process_time()
   _, *init = _compiled(lambda: jax.jit(run.task.init).lower(jax.random.key(0)))
   program, trace, compiling = _compiled(
     lambda: steps.make_train_steps(run).lower(
-      jax.eval_shape(lambda: steps.init_state(run)), totals, split.images, split.labels, indices
+      jax.eval_shape(lambda: steps.init_state(run)), totals, examples, ids
     )
   )
   processor = time.process_time() - begin

@@ -29,8 +29,8 @@ def test_tensors_are_those_of_the_inner_layout():
 
 
 def test_extra_arguments_and_missing_parameters_pass_through():
-  def update(updates, state, params=None, *, factor):
-    assert params is None and set(updates) == {"a", "b"}
+  def update(updates, state, params=None, *, factor, model_params):
+    assert params is None and model_params is None and set(updates) == {"a", "b"}
     return jax.tree.map(lambda g: factor * g, updates), state + 1
 
   tx = optim.relayout(optax.GradientTransformationExtraArgs(lambda p: len(p), update), LAYOUT)
