@@ -102,6 +102,6 @@ def test_a_study_from_start_through_an_interruption_to_the_report(shapes_npz, tm
   files = report.write(directory)
   assert [f.name for f in files] == ["study.md", "epochs.png", "time.png"]
   text = files[0].read_text()
-  assert "`m2-sgd-seed0`: failed: the loss is nan in epoch 1" in text
+  assert "`m2-sgd-seed0`: failed: the update of step 2 (epoch 1) is not finite" in text
   best = 100 * max(row["test/top1"] for row in rows)
   assert f"| m1 | Adam | 1 of 1 | 15 | {best:.2f} | {100 * rows[-1]['test/top1']:.2f} |" in text
