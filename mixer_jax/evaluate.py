@@ -4,11 +4,11 @@ python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=best|latest|STEP]
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 from absl import flags
 import jax
-import ml_collections
 
 from mixer_jax import checkpoint, cli, compilation, experiment, sharding, workdir
 from mixer_jax.data import batches
@@ -82,11 +82,10 @@ def restore(path: str, which: str = "best", data_dir: str | None = None) -> Rest
   config = workdir.load_config(directory)
   # What trained the run need not be what evaluates it.
   config.update(require_accelerator=False, accum_steps=1)
-  data, model = config.mesh.data, config.mesh.get("model", 1)
-  if abs(data) * model > jax.device_count():
-    data, model = -1, 1
-  config.mesh = ml_collections.ConfigDict(dict(data=data, model=model))
-  devices = jax.device_count() if data == -1 else data * model
+  mesh, available = config.mesh, jax.device_count()
+  if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
+    mesh.update(data=-1, model=1)
+  devices = math.prod(sharding.mesh_shape(config))
   config.eval_batch_size = -(-config.eval_batch_size // devices) * devices
   config.batch_size = devices
   if data_dir is not None:

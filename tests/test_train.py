@@ -210,12 +210,13 @@ def test_a_run_may_move_and_be_evaluated_elsewhere(tiny_config, tmp_path):
   path = train.train(tiny_config, str(tmp_path))
   stored = json.loads((path / "config.json").read_text())
   stored["require_accelerator"] = True
-  stored["mesh"]["data"] = 64
   stored["eval_batch_size"] = 30
-  (path / "config.json").write_text(json.dumps(stored))
   [row] = workdir.read_metrics(path)
-  metrics = evaluate.evaluate(str(path), "latest")
-  assert metrics["top1"] == pytest.approx(row["test/top1"], abs=1e-6)
+  # Of more devices, of a number that does not divide those here, and of an earlier version.
+  for mesh in (dict(data=64, model=1), dict(data=-1, model=3), dict(data=-1)):
+    (path / "config.json").write_text(json.dumps(stored | {"mesh": mesh}))
+    metrics = evaluate.evaluate(str(path), "latest")
+    assert metrics["top1"] == pytest.approx(row["test/top1"], abs=1e-6)
 
 
 def test_the_table_of_blocks_follows_the_options(tiny_config, capsys):
