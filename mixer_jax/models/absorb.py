@@ -91,7 +91,7 @@ class AbsorbedClassBlock(nn.Module):
   def __call__(self, token: jax.Array, patches: jax.Array) -> jax.Array:
     """The new class token: [batch, 1, channels] from itself and [batch, tokens, channels]."""
     y = jnp.swapaxes(jnp.concatenate([token, patches], axis=1), 1, 2)
-    y = nn.Dense(1, use_bias=False, dtype=self.dtype, name="cross_patch")(y)
+    y = layers.Dense(1, use_bias=False, dtype=self.dtype, name="cross_patch")(y)
     token = token + TokenAffine(dtype=self.dtype, name="token_affine")(jnp.swapaxes(y, 1, 2))
     return token + layers.MlpBlock(
       self.channels_mlp_dim, gelu=self.gelu, dtype=self.dtype, name="cross_channel"

@@ -10,6 +10,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mixer_jax.models import layers
+
 # Each kind: what its two LayerNorms normalise.
 KINDS = {"galerkin": ("k", "v"), "fourier": ("q", "k")}
 
@@ -74,7 +76,7 @@ class SoftmaxFreeAttention(nn.Module):
       raise ValueError(f"num_heads {heads} does not divide the {dim} channels")
 
     def project(name):
-      y = nn.Dense(dim, kernel_init=self._kernel_init, dtype=self.dtype, name=name)(x)
+      y = layers.Dense(dim, kernel_init=self._kernel_init, dtype=self.dtype, name=name)(x)
       y = y.reshape(*x.shape[:2], heads, dim // heads)
       if name in KINDS[self.kind]:
         # Over a head's channels, with scale and bias [heads, channels / heads].
@@ -102,7 +104,7 @@ class SoftmaxFreeAttention(nn.Module):
       y = jnp.einsum("bnhd,bhde->bnhe", q, jnp.einsum("bnhd,bnhe->bhde", k, v))
     else:
       y = jnp.einsum("bhnm,bmhe->bnhe", jnp.einsum("bnhd,bmhd->bhnm", q, k), v)
-    return nn.Dense(dim, dtype=self.dtype, name="out")(y.reshape(*x.shape[:2], -1))
+    return layers.Dense(dim, dtype=self.dtype, name="out")(y.reshape(*x.shape[:2], -1))
 
   def _kernel_init(self, key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
     """Xavier uniform times init_gain, plus init_diagonal on the diagonal."""

@@ -87,14 +87,14 @@ class TinyAttention(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """Maps [batch, tokens, channels] to [batch, tokens, out_dim]."""
-    qkv = nn.Dense(3 * self.attention_dim, dtype=self.dtype, name="qkv")(x)
+    qkv = layers.Dense(3 * self.attention_dim, dtype=self.dtype, name="qkv")(x)
     q, k, v = jnp.split(qkv, 3, axis=-1)
     scores = jnp.einsum("bnd,bmd->bnm", q, k, preferred_element_type=jnp.float32)
     scores = scores * self.attention_dim**-0.5
     if mask is not None:
       scores = jnp.where(mask[:, None, :], scores, jnp.finfo(scores.dtype).min)
     y = jnp.einsum("bnm,bmd->bnd", nn.softmax(scores).astype(v.dtype), v)
-    return nn.Dense(self.out_dim, dtype=self.dtype, name="out")(y)
+    return layers.Dense(self.out_dim, dtype=self.dtype, name="out")(y)
 
 
 class SpatialGatingUnit(nn.Module):
@@ -151,7 +151,7 @@ class SpatialGatingUnit(nn.Module):
     if self.spatial == "toeplitz":
       layer = ToeplitzDense(**start, dtype=self.dtype)
     else:
-      layer = nn.Dense(size, **start, dtype=self.dtype)
+      layer = layers.Dense(size, **start, dtype=self.dtype)
     # Zeros for tokens that are not there, so that an nn.Dense of full size does
     # it, which second-order optimizers know.
     f = jnp.pad(f, ((0, 0), (0, size - tokens), (0, 0)))
@@ -204,7 +204,7 @@ class GmlpBlock(nn.Module):
       width = self.ffn_dim // 2 if self.gating == "split" else self.ffn_dim
       tiny = TinyAttention(self.attention_dim, width, dtype=self.dtype, name="tiny_attention")
       attention = tiny(y, mask)
-    y = layers.gelu(nn.Dense(self.ffn_dim, dtype=self.dtype)(y), self.gelu)
+    y = layers.gelu(layers.Dense(self.ffn_dim, dtype=self.dtype)(y), self.gelu)
     y = SpatialGatingUnit(
       self.max_tokens,
       gating=self.gating,
@@ -213,7 +213,7 @@ class GmlpBlock(nn.Module):
       dtype=self.dtype,
       name="spatial_gating",
     )(y, mask, attention)
-    y = nn.Dense(dim, dtype=self.dtype)(y)
+    y = layers.Dense(dim, dtype=self.dtype)(y)
     return x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
 
   def _check_fields(self) -> None:

@@ -77,7 +77,7 @@ def communicate(
   if kind in ("linear", "mlp"):
     y = jnp.swapaxes(x, 1, 2)
     if kind == "linear":
-      y = nn.Dense(tokens, kernel_init=_LINEAR_INIT, name="cross_patch", **options)(y)
+      y = layers.Dense(tokens, kernel_init=_LINEAR_INIT, name="cross_patch", **options)(y)
     else:
       mlp = layers.MlpBlock(
         4 * tokens, dropout_rate, gelu, dtype, kernel_init=_LINEAR_INIT, name="cross_patch"
@@ -90,7 +90,7 @@ def communicate(
   )
   y = conv(x.reshape(batch, *grid, channels)).reshape(x.shape)
   if kind == "separable":
-    y = nn.Dense(channels, kernel_init=_LINEAR_INIT, name="cross_patch_pointwise", **options)(y)
+    y = layers.Dense(channels, kernel_init=_LINEAR_INIT, name="cross_patch_pointwise", **options)(y)
   return y
 
 
@@ -210,7 +210,7 @@ class ClassMlpBlock(nn.Module):
       return layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
 
     y = jnp.swapaxes(norm(jnp.concatenate([token, patches], axis=1), "norm1"), 1, 2)
-    y = nn.Dense(1, kernel_init=_LINEAR_INIT, dtype=self.dtype, name="cross_patch")(y)
+    y = layers.Dense(1, kernel_init=_LINEAR_INIT, dtype=self.dtype, name="cross_patch")(y)
     token = token + scale(jnp.swapaxes(y, 1, 2), "layer_scale_1")
     mlp = layers.MlpBlock(
       self.channels_mlp_dim,
