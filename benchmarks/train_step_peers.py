@@ -14,15 +14,20 @@ forward pass alone. The candidates:
 Each candidate is a process of its own. It answers one request at a time and
 sleeps on a pipe otherwise, so threads that spin while they wait for work do not
 take the others' cores. The candidates take turns; medians are reported, and
-ratios to `ours` are medians over the rounds.
+ratios to `ours` are medians over the rounds. --profile says where a step's time
+goes, by kind of operation; parts that run at the same time count in full each.
 """
 
 import argparse
+import collections
 import importlib.util
 import json
+import pathlib
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 NUM_CLASSES, LEARNING_RATE, MOMENTUM = 1000, 1e-3, 0.9
@@ -66,6 +71,7 @@ def ours(options):
   return {
     "forward": lambda: jax.block_until_ready(forward(state.params, batch)),
     "step": step,
+    "profile": lambda: _profile_jax(step),
   }
 
 
@@ -74,6 +80,22 @@ def _images(options, jax, jnp):
 
   side = models.image_size(options.model)
   return jax.random.normal(jax.random.key(0), (options.batch_size, side, side, 3), jnp.float32)
+
+
+def _profile_jax(step) -> dict[str, float]:
+  """Seconds by the name that XLA gave an operation, without its number."""
+  import jax
+
+  with tempfile.TemporaryDirectory() as directory:
+    with jax.profiler.trace(directory):
+      step()
+    [path] = pathlib.Path(directory).rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+  seconds = collections.Counter()
+  for event in (e for plane in planes for line in plane.lines for e in line.events):
+    if "hlo_op" in dict(event.stats):  # an operation of a compiled program
+      seconds[re.sub(r"[.\d]+$", "", event.name)] += event.duration_ns / 1e9
+  return seconds
 
 
 def plain_mixer(fields, num_classes, dtype):
@@ -134,7 +156,11 @@ def linen(options):
     params, opt_state, value = update(params, opt_state, images, labels)
     jax.block_until_ready((params, opt_state, value))
 
-  return {"forward": lambda: jax.block_until_ready(forward(params, images)), "step": step}
+  return {
+    "forward": lambda: jax.block_until_ready(forward(params, images)),
+    "step": step,
+    "profile": lambda: _profile_jax(step),
+  }
 
 
 def timm(options):
@@ -172,19 +198,24 @@ def timm(options):
     optimizer.step()
     wait()
 
-  return {"forward": forward, "step": step}
+  def profile():
+    with torch.profiler.profile() as profiler:
+      step()
+    return {e.key: e.self_cpu_time_total / 1e6 for e in profiler.key_averages()}
+
+  return {"forward": forward, "step": step, "profile": profile}
 
 
 CANDIDATES = {"ours": ours, "linen": linen, "timm": timm}
 
 
 def work(options) -> None:
-  """Answers each line, the name of a call, with its seconds."""
+  """Answers each line, the name of a call, with its seconds, or those of its parts."""
   calls = CANDIDATES[options.worker](options)
   for line in sys.stdin:
     start = time.perf_counter()
-    calls[line.strip()]()
-    print(json.dumps(time.perf_counter() - start), flush=True)
+    parts = calls[line.strip()]()
+    print(json.dumps(parts or time.perf_counter() - start), flush=True)
 
 
 class Worker:
@@ -197,12 +228,12 @@ class Worker:
     )
     self._name = name
 
-  def __call__(self, call: str) -> float:
+  def __call__(self, call: str) -> float | dict[str, float]:
     print(call, file=self._process.stdin, flush=True)
     answer = self._process.stdout.readline()
     if not answer:
       sys.exit(f"error: the process of {self._name} ended; what it said is above")
-    return float(answer)
+    return json.loads(answer)
 
   def close(self) -> None:
     self._process.stdin.close()
@@ -247,6 +278,12 @@ def compare(options) -> None:
       print(
         f"| {call} | {name} | {statistics.median(own):.4f} | {ratio:.2f} | {rounds} |", flush=True
       )
+  if options.profile:
+    print("\n| candidate | operations of one step | seconds | share |\n| :-- | :-- | --: | --: |")
+    for name, worker in workers.items():
+      parts = collections.Counter(worker("profile"))
+      for kind, taken in parts.most_common(options.profile):
+        print(f"| {name} | `{kind}` | {taken:.4f} | {taken / parts.total():.1%} |")
   for worker in workers.values():
     worker.close()
 
@@ -257,6 +294,7 @@ def main() -> None:
   parser.add_argument("--batch_size", type=int, default=16)
   parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
   parser.add_argument("--rounds", type=int, default=8, help="timed calls of each candidate")
+  parser.add_argument("--profile", type=int, default=0, help="kinds of operations to list")
   parser.add_argument("--torch_python", default=sys.executable, help="a Python with torch and timm")
   parser.add_argument("--sizes", help=argparse.SUPPRESS)
   parser.add_argument("--worker", choices=CANDIDATES, help=argparse.SUPPRESS)
