@@ -214,8 +214,9 @@ def work(options) -> None:
   calls = CANDIDATES[options.worker](options)
   for line in sys.stdin:
     start = time.perf_counter()
-    parts = calls[line.strip()]()
-    print(json.dumps(parts or time.perf_counter() - start), flush=True)
+    result = calls[line.strip()]()
+    seconds = time.perf_counter() - start
+    print(json.dumps(result if isinstance(result, dict) else seconds), flush=True)
 
 
 class Worker:

@@ -1,7 +1,11 @@
 """The plain Mixer that our step is compared with is the same function."""
 
 import importlib.util
+import io
+import json
 import pathlib
+import sys
+import types
 
 import flax.traverse_util as tree
 import jax
@@ -48,3 +52,13 @@ def test_the_plain_mixer_computes_what_ours_does():
   expected = ours.apply({"params": params}, images)
   actual = plain.apply({"params": tree.unflatten_dict(moved)}, images)
   np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_candidate_answers_with_its_seconds_or_with_those_of_its_parts(monkeypatch, capsys):
+  peers, parts = script(), {"dot": 0.5, "add": 0.25}
+  calls = {"forward": lambda: np.ones(2), "profile": lambda: parts}
+  monkeypatch.setitem(peers.CANDIDATES, "ours", lambda options: calls)
+  monkeypatch.setattr(sys, "stdin", io.StringIO("forward\nprofile\n"))
+  peers.work(types.SimpleNamespace(worker="ours"))
+  seconds, answered = map(json.loads, capsys.readouterr().out.splitlines())
+  assert 0.0 < seconds < 60.0 and answered == parts
