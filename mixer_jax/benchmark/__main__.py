@@ -2,6 +2,7 @@
 
 python -m mixer_jax.benchmark input [--config=FILE | --models=mixer_s16 --workers=4 --workers=8]
 python -m mixer_jax.benchmark optimizers --config=configs/quickstart.py
+python -m mixer_jax.benchmark dispatch --config=configs/quickstart.py
 python -m mixer_jax.benchmark train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
 python -m mixer_jax.benchmark inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
 python -m mixer_jax.benchmark scaling [--models=mixer_b16,mixer_l16]
@@ -19,6 +20,7 @@ from ml_collections import config_flags
 from mixer_jax import cli, compilation, experiment, flops, models, optim
 from mixer_jax import config as config_lib
 from mixer_jax.benchmark import compile as compile_benchmark
+from mixer_jax.benchmark import dispatch as dispatch_benchmark
 from mixer_jax.benchmark import inference as inference_benchmark
 from mixer_jax.benchmark import input as input_benchmark
 from mixer_jax.benchmark import optimizers as optimizers_benchmark
@@ -96,6 +98,16 @@ def _print_stream(directory: pathlib.Path, model: str) -> None:
   )
 
 
+def _dispatch(argv: list[str]) -> None:
+  del argv
+  config = cli.checked_config(flags.FLAGS.config)
+  console.print_devices()
+  found = dispatch_benchmark.measure(experiment.build(config), flags.FLAGS.rounds)
+  print(f"{config.model.name}, {config.optimizer.name}, batch {config.batch_size}")
+  for size, (seconds, ratio) in found.items():
+    print(f"{size:3} steps a call  {seconds:9.4f} s/step  {ratio:6.3f} x one step a call")
+
+
 def _train(argv: list[str]) -> None:
   del argv
   options = flags.FLAGS
@@ -158,9 +170,9 @@ def _print_table(batch_size: int, header: str, lines: Iterable[str], rounds: int
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file("config", None, "Config file, of input and optimizers.")
+  config_flags.DEFINE_config_file("config", None, "Config file, of input, dispatch and optimizers.")
   flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
-  flags.DEFINE_list("models", None, "Models by name, of all but optimizers.")
+  flags.DEFINE_list("models", None, "Models by name, of all that take no config.")
   flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers, of train and compile.")
   flags.DEFINE_integer(
     "batch_size",
@@ -172,6 +184,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer("photos", 512, "Photographs, of streamed input.", lower_bound=64)
   flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of what --models names.")
   commands = {
+    "dispatch": _dispatch,
     "input": _input,
     "optimizers": _optimizers,
     "train": _train,
