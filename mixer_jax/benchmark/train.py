@@ -123,7 +123,8 @@ def _measure(run: experiment.Experiment, rounds: int) -> Row:
   first_step = compiling + time.perf_counter() - start
   # The same updates as those with real data, whose first window has been run.
   counts = (i * window + np.arange(window) for i in itertools.count(1))
-  product, product_flops = _square_product(config.model.dtype, window)
+  model_flops = window * step_flops(run)
+  product, product_flops = _square_product(config.model.dtype, model_flops)
   candidates = {
     "product": product,
     "real": lambda: advance("real", real_steps, *next(stream)),
@@ -135,7 +136,7 @@ def _measure(run: experiment.Experiment, rounds: int) -> Row:
   times = take_turns(candidates, rounds)
   averaged = optimizers.over_the_periods(times) if "kfac plain" in times else times["fixed"]
   product_rates = [product_flops / s for s in times["product"]]
-  model_rates = [window * step_flops(run) / s for s in averaged]
+  model_rates = [model_flops / s for s in averaged]
   return row._replace(
     first_step=first_step,
     step=statistics.median(averaged) / window,
@@ -151,16 +152,18 @@ def step_flops(run: experiment.Experiment) -> int:
   return 3 * 2 * flops.multiply_adds(predict, problem.params, problem.batch)
 
 
-def _square_product(dtype: str, repeats: int) -> tuple[Callable[[], None], int]:
-  """A chain of products of large square matrices, and its operations."""
+def _square_product(dtype: str, operations: int) -> tuple[Callable[[], None], int]:
+  """A chain of products of large square matrices, and its operations: about as many."""
   size = _PRODUCT_SIZES.get(jax.default_backend(), 8192)
+  each = 2 * size**3
+  repeats = max(1, round(operations / each))
   x = jax.random.normal(jax.random.key(0), (size, size), dtype) / size**0.5
 
   @jax.jit
   def chain(x):
     return jax.lax.scan(lambda y, _: (y @ x, None), x, length=repeats)[0]
 
-  return lambda: jax.block_until_ready(chain(x)), repeats * 2 * size**3
+  return lambda: jax.block_until_ready(chain(x)), repeats * each
 
 
 HEADER = (
