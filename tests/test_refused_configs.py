@@ -33,7 +33,7 @@ LISTS = "schedule.epochs data.mean data.std".split()
 TEXTS = """on_nonfinite data.stream data.crop plain pretrained resize_tokens task model.name model.dtype model.gelu model.token_mixer
   model.normalization model.pooling model.patch_communication model.gating model.spatial
   data.name data.dir data.cache_dir data.train_split data.test_split schedule.name
-  name decay damping_type estimation token_averaging norms scope""".split()
+  name decay damping_type estimation token_averaging norms precondition_dtype scope""".split()
 WRONG = {
   "integer": [NAN, INF, 1.5, "", "3", [], [1], {}, ["a"]],
   "number": [NAN, INF, -INF, 1e300, -1e300, "", "0.1", [], [1.0], {}],
@@ -160,6 +160,7 @@ KFAC_EDGES = {
   "estimation": (["true", ""], ["sampled", "exact", "empirical"]),
   "token_averaging": (["mean"], ["published", "expand"]),
   "norms": (["full"], ["gradient", "diagonal"]),
+  "precondition_dtype": (["float16"], ["float32", "bfloat16"]),
 }
 
 

@@ -75,6 +75,7 @@ def _configured_kfac(
   estimation: str = "sampled",
   token_averaging: str = "published",
   norms: str = "gradient",
+  precondition_dtype: str = "float32",
   identity_start: bool = True,
   decay_from: int | None = None,
   plain: str = "",

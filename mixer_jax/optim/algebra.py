@@ -154,20 +154,35 @@ def _invert_all(invert: Callable, matrices: Sequence[jax.Array]) -> list[Any]:
   return jax.lax.platform_dependent(*matrices, cpu=apart, default=stacked)
 
 
-def precondition(block, gradients, factors, inverses, damping) -> dict[str, jax.Array]:
-  """The preconditioned gradients of one block by parameter path, float32."""
+def precondition(
+  block: Block, gradients, factors, inverses, damping, dtype: str = "float32"
+) -> dict[str, jax.Array]:
+  """The preconditioned gradients of one block by parameter path, float32.
+
+  Args:
+    block: of a kind other than "gradient".
+    gradients: by parameter path.
+    factors: the block's.
+    inverses: a Kronecker block's, (inputs, outputs).
+    damping: added to the curvature.
+    dtype: of the operands of a Kronecker block's matrix products.
+  """
   grads = [gradients[path].astype(jnp.float32) for path in block.paths]
   if block.kind == "diagonal":
     return {p: g / (d + damping) for p, g, d in zip(block.paths, grads, factors.values)}
+
+  def product(x, y):
+    return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+
   d_out = block.factor_sizes[1]
   v = jnp.concatenate([g.reshape(-1, d_out) for g in grads])  # [d_in (+ 1), d_out]
   a, g = inverses
   if isinstance(a, Eigen):
-    v = a.vectors.T @ v @ g.vectors
+    v = product(product(a.vectors.T, v), g.vectors)
     v = v / (a.values[:, None] * g.values[None, :] + damping)
-    v = a.vectors @ v @ g.vectors.T
+    v = product(product(a.vectors, v), g.vectors.T)
   else:
-    v = a @ v @ g
+    v = product(product(a, v), g)
   d_in = v.shape[0] - (len(grads) - 1)
   parts = [v[:d_in], v[d_in:]]
   return {p: x.reshape(s) for p, x, s in zip(block.paths, parts, block.shapes)}

@@ -11,6 +11,7 @@ CHOICES = {
   "estimation": ("sampled", "exact", "empirical"),
   "token_averaging": ("published", "expand"),
   "norms": ("gradient", "diagonal"),
+  "precondition_dtype": ("float32", "bfloat16"),
 }
 
 

@@ -53,6 +53,7 @@ def scale_by_kfac(
   token_averaging: str = "published",
   norms: str = "gradient",
   plain: Sequence[str] = (),
+  precondition_dtype: str = "float32",
   mesh: jax.sharding.Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
@@ -95,6 +96,10 @@ def scale_by_kfac(
     plain: regular expressions of the paths of parameters that are left to the
       gradient: those that no layer announces, and layers with factors too large
       to invert, such as a head of 21,841 classes ("^head/").
+    precondition_dtype: of the operands of the products that precondition,
+      "float32" or "bfloat16"; sums are float32. In float32 a GPU rounds operands to
+      TF32, unless `jax_default_matmul_precision` says otherwise. Factors and
+      inverses are kept in float32.
     mesh: the devices of the caller's step, which share the inversions: each
       matrix on one of them. None: every device inverts all.
 
@@ -107,6 +112,7 @@ def scale_by_kfac(
     ImportError: the installed kfac-jax does not work with the installed JAX.
   """
   _check_options(damping, damping_type, factor_decay, factor_period, inverse_period)
+  check_choice("precondition_dtype", precondition_dtype)
   if norm_constraint is not None and learning_rate is None:
     raise ValueError("norm_constraint needs the learning_rate that the chain applies")
   curvature = _curvature_module().Curvature(
@@ -155,7 +161,7 @@ def scale_by_kfac(
     for block in curvature.blocks:
       if own := factors.get(block.name):
         inverse = inverses.get(block.name)
-        directions |= algebra.precondition(block, gradients, own, inverse, lam)
+        directions |= algebra.precondition(block, gradients, own, inverse, lam, precondition_dtype)
     if norm_constraint is not None:
       rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
       directions = _constrain(directions, gradients, rate, norm_constraint)

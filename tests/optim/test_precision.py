@@ -1,0 +1,92 @@
+"""Preconditioning with operands of fewer bits: the formula, and training that stays the same."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import optim
+from mixer_jax.optim import algebra
+from mixer_jax.optim.blocks import Block
+
+STEPS = 60
+
+
+def rounded(x):
+  return np.asarray(x, jnp.bfloat16).astype(np.float32)
+
+
+@pytest.mark.parametrize("damping_type", ["exact", "factored"])
+def test_operands_are_rounded_and_sums_are_not(damping_type):
+  rng = np.random.default_rng(0)
+  block = Block("one", "kronecker", ("one/kernel",), ((48, 32),), (48, 32), 1)
+  v, a, g = (rng.normal(size=s).astype(np.float32) for s in ((48, 32), (48, 48), (32, 32)))
+  s, t = (rng.uniform(1, 2, n).astype(np.float32) for n in (48, 32))
+  exact = damping_type == "exact"
+  inverses = (algebra.Eigen(s, a), algebra.Eigen(t, g)) if exact else (a, g)
+  found = algebra.precondition(block, {"one/kernel": v}, None, inverses, 0.5, "bfloat16")
+  product = lambda x, y: rounded(x) @ rounded(y)
+  if exact:
+    v = product(product(a.T, v), g) / (np.outer(s, t) + 0.5)
+    a, g = a, g.T
+  expected = product(product(a, v), g)
+  assert found["one/kernel"].dtype == jnp.float32
+  np.testing.assert_allclose(found["one/kernel"], expected, rtol=1e-4, atol=2e-3)
+  error = np.abs(expected - np.float64(a) @ v @ g).max()
+  assert error > 0.05  # the rounding is there to be seen
+
+
+class Net(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(4)(nn.gelu(nn.Dense(32)(x)))
+
+
+def losses(seed=0, **options):
+  """Of the steps of K-FAC on labels that another net gives."""
+  x = jax.random.normal(jax.random.key(0), (STEPS, 64, 16))
+  y = jnp.argmax(Net().apply(Net().init(jax.random.key(1), x[0]), x), axis=-1)
+  params = Net().init(jax.random.key(2), x[0])["params"]
+  predict = lambda params, batch: Net().apply({"params": params}, batch)
+
+  def loss(params, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(predict(params, x), y).mean()
+
+  options |= dict(damping=1e-2, factor_period=1, inverse_period=5, factor_decay=0.8)
+  tx = optim.kfac(0.01, predict, params, x[0], **options)
+
+  def step(carry, i):
+    params, state = carry
+    value, grads = jax.value_and_grad(loss)(params, x[i], y[i])
+    key = jax.random.fold_in(jax.random.key(seed), i)
+    updates, state = tx.update(grads, state, params, batch=x[i], rng=key)
+    return (optax.apply_updates(params, updates), state), value
+
+  train = jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(STEPS)))
+  return np.asarray(train((params, tx.init(params)))[1])
+
+
+def distance(a, b):
+  return np.abs(a - b).mean()
+
+
+def with_bits(bits, monkeypatch):
+  """The losses where the operands of preconditioning keep so many bits after the first."""
+  real = jnp.matmul
+  few = lambda x: jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
+  with monkeypatch.context() as patch:
+    patch.setattr(jnp, "matmul", lambda x, y, **options: real(few(x), few(y), **options))
+    return losses()
+
+
+def test_training_does_not_change(monkeypatch):
+  # How much it changes with other labels drawn for the Fisher matrix is the measure.
+  exact = losses()
+  others = distance(losses(seed=1), exact)
+  tf32, two_bits = with_bits(10, monkeypatch), with_bits(2, monkeypatch)
+  assert exact[-10:].mean() < 0.5 * exact[0]
+  assert 0.0 < distance(tf32, exact) < 0.02 * others
+  assert 0.0 < distance(losses(precondition_dtype="bfloat16"), exact) < 0.1 * others
+  assert distance(two_bits, exact) > 0.5 * others  # so few would be noticed
