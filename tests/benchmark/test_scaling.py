@@ -1,7 +1,11 @@
 """The model of many devices against sums done by hand."""
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
 
+from mixer_jax import models, optim
 from mixer_jax.benchmark import scaling
 from mixer_jax.optim.blocks import Block
 
@@ -53,3 +57,17 @@ def test_memory_and_table():
   }
   lines = scaling.table([LAYER], [1, 8], CLUSTER, (10, 100)).splitlines()
   assert [line.split(" | ")[0] for line in lines[2:]] == ["| 1", "| 8"]
+
+
+def test_memory_is_that_of_the_arrays_of_a_state():
+  model, images = models.build("mixer_s4", num_classes=10), jnp.zeros((2, 32, 32, 3))
+  predict = lambda params, images: model.apply({"params": params}, images)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  tx = optim.kfac(1e-2, predict, params, images)
+  state = jax.eval_shape(tx.init, params)
+  size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  expected = scaling.memory(optim.kfac_blocks(predict, params, images))
+  assert size(optax.tree.get(state, "factors")) == expected["factors"]
+  assert size(optax.tree.get(state, "inverses")) == expected["inverses"]
+  momentum = optax.tree.get(state, "trace")
+  assert size((params, momentum)) == expected["parameters and momentum"]
