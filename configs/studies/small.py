@@ -4,7 +4,7 @@
       --set=data.dir=FOLDER --parallel=2
 
 FOLDER holds all of CIFAR-10 as FOLDER/{train,test}/CLASS/IMAGE.{jpg,png}. Its 42
-runs take about two and a half hours of one core.
+runs take a little over two hours of one core.
 """
 
 from mixer_jax import config as config_lib
