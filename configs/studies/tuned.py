@@ -6,7 +6,7 @@
 Eight settings of each optimizer are drawn and tried on nine tenths of the
 training set; the one that is best on the last tenth is trained on all of it with
 three seeds and tested. Learning rates are drawn from eight equal parts of a range
-of two decades, so that no optimizer has better luck than another.
+of two decades, so that no optimizer has better luck with them than another.
 """
 
 import pathlib
