@@ -41,7 +41,7 @@ def flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: An
   """
   del dimensions
   y = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **options)
-  return y.reshape(*x.shape[:-1], -1)
+  return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 # Over inputs of any number of axes.
