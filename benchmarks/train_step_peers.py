@@ -83,7 +83,7 @@ def _images(options, jax, jnp):
 
 
 def _profile_jax(step) -> dict[str, float]:
-  """Seconds by the name that XLA gave an operation, without its number."""
+  """Seconds by the name that XLA gave an operation, without its number; a loop has those in it."""
   import jax
 
   with tempfile.TemporaryDirectory() as directory:
@@ -93,8 +93,8 @@ def _profile_jax(step) -> dict[str, float]:
     planes = jax.profiler.ProfileData.from_file(str(path)).planes
   seconds = collections.Counter()
   for event in (e for plane in planes for line in plane.lines for e in line.events):
-    if "hlo_op" in dict(event.stats):  # an operation of a compiled program
-      seconds[re.sub(r"[.\d]+$", "", event.name)] += event.duration_ns / 1e9
+    if name := dict(event.stats).get("hlo_op"):  # an operation of a compiled program
+      seconds[re.sub(r"[.\d]+$", "", name)] += event.duration_ns / 1e9
   return seconds
 
 
@@ -201,7 +201,8 @@ def timm(options):
   def profile():
     with torch.profiler.profile() as profiler:
       step()
-    return {e.key: e.self_cpu_time_total / 1e6 for e in profiler.key_averages()}
+    time_of = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    return {e.key: getattr(e, time_of) / 1e6 for e in profiler.key_averages()}
 
   return {"forward": forward, "step": step, "profile": profile}
 
