@@ -97,9 +97,9 @@ def scale_by_kfac(
       gradient: those that no layer announces, and layers with factors too large
       to invert, such as a head of 21,841 classes ("^head/").
     precondition_dtype: of the operands of the products that precondition,
-      "float32" or "bfloat16"; sums are float32. In float32 a GPU rounds operands to
-      TF32, unless `jax_default_matmul_precision` says otherwise. Factors and
-      inverses are kept in float32.
+      "float32" or "bfloat16"; sums are float32, and factors and inverses are kept
+      so. NVIDIA GPUs round float32 operands to TF32, unless
+      `jax_default_matmul_precision` says otherwise.
     mesh: the devices of the caller's step, which share the inversions: each
       matrix on one of them. None: every device inverts all.
 
