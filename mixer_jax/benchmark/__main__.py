@@ -180,7 +180,9 @@ if __name__ == "__main__":
     "Default: 64 in train, 32 in inference and streamed input, 2 in compile.",
     lower_bound=1,
   )
-  flags.DEFINE_list("workers", ["1", "2"], "Numbers of worker processes, of streamed input.")
+  flags.DEFINE_multi_integer(
+    "workers", [1, 2], "Numbers of worker processes, of streamed input.", lower_bound=0
+  )
   flags.DEFINE_integer("photos", 512, "Photographs, of streamed input.", lower_bound=64)
   flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of what --models names.")
   commands = {

@@ -1,10 +1,17 @@
 """The photographs that streaming is measured with, and their rate."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 from PIL import Image
 import pytest
 
 from mixer_jax import experiment
 from mixer_jax.benchmark import fixed, streaming
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +38,16 @@ def test_their_rate_and_their_batches(photos, monkeypatch):
   run = experiment.build(config)
   assert run.steps_per_epoch == 16
   assert fixed.batch(run)["image"].shape == (4, 224, 224, 3)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+  command = [sys.executable, "-m", "mixer_jax.benchmark", "input", "--models=mixer_s32"]
+  command += ["--rounds=1", "--batch_size=2", "--photos=64", "--workers=0", "--workers=1"]
+  one_device = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+  done = subprocess.run(
+    command, cwd=ROOT, env=one_device, capture_output=True, text=True, check=True
+  )
+  assert "resident: the bundled sample" in done.stdout
+  assert all(f"{n} workers" in done.stdout for n in (0, 1))
+  assert done.stdout.count("ratio  ") == 2
