@@ -21,7 +21,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.
 # gpu: hours on a CPU; network: downloads; long: hours anywhere; suite: the tests themselves.
 NEEDS = ("gpu", "network", "long", "suite")
 # Pages whose commands made the numbers around them, or the study's: each takes hours.
-MEASUREMENTS = ("docs/results.md", "docs/study.md")
+MEASUREMENTS = ("docs/results.md", "docs/speed.md", "docs/study.md", "docs/study_results.md")
 
 _STARTS = ("python ", "pip ", "pytest ", "ruff ", "for ", "touch ", "git ")
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
