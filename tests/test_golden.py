@@ -46,7 +46,14 @@ def losses(name: str) -> list[float]:
   return found
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    # The grafted pair is made of these two.
+    pytest.param(name, marks=pytest.mark.slow if name in ("sgd", "kfac") else ())
+    for name in OPTIMIZERS
+  ],
+)
 def test_the_first_losses_are_those_they_were(name):
   found, expected = losses(name), json.loads(FILE.read_text())[name]
   assert len(found) == len(expected) == STEPS

@@ -49,7 +49,14 @@ def final_state(config, path):
   return saved.restore(saved.find("latest"), shapes.params, train._without_params(shapes))
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "graft"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "kfac",
+    "graft",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if name != "kfac"),
+  ],
+)
 def test_learns_resumes_and_evaluates(name, tiny_config, tmp_path):
   config = with_optimizer(tiny_config, name)
   config.num_epochs = 6
