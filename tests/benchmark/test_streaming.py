@@ -41,7 +41,7 @@ def test_their_rate_and_their_batches(photos, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path):
+def test_the_command():
   command = [sys.executable, "-m", "mixer_jax.benchmark", "input", "--models=mixer_s32"]
   command += ["--rounds=1", "--batch_size=2", "--photos=64", "--workers=0", "--workers=1"]
   one_device = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
