@@ -33,5 +33,5 @@ def get_config(optimizer="kfac"):
   config.data = config_lib.data("sample")
   config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
   config.schedule.update(name="cosine", warmup_epochs=0.5)
-  config.target_accuracy = 0.45
+  config.target = 0.45
   return config

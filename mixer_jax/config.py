@@ -1,98 +1,98 @@
-"""All fields of a run with their defaults; a config file changes what differs.
+"""The config of a run: its groups are made from the options of the code that takes them.
 
-A field that is None takes the default of the model or optimizer it belongs to.
+A config file calls `default` and changes what differs. A field that is None takes the
+default of the model or optimizer that its group names.
 """
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Any, Mapping
 
-import ml_collections
-from ml_collections import config_dict
+from ml_collections import ConfigDict
 
-from mixer_jax import models, optim
+from mixer_jax import optim, options, tasks
 from mixer_jax.errors import UserError
+from mixer_jax.options import COUNT, Option
+from mixer_jax.runtime import mesh
 
 # Value of a field that a command line has to give.
 REQUIRED = "(required)"
+_POLICIES = ("stop", "skip", "restore")
 
 
-def default() -> ml_collections.ConfigDict:
-  """A config that trains Mixer-B/4 with SGD on the bundled sample."""
-  config = ml_collections.ConfigDict()
-  # One seed decides parameters, order of examples, augmentation and sampling.
-  config.seed = 0
-  config.num_epochs = 100
-  # Always global: split over the devices and the accumulation steps.
-  config.batch_size = 64
-  # Gradients are averaged over this many parts of a batch, to save memory.
-  config.accum_steps = 1
-  config.eval_batch_size = 256
-  # Optimizer steps per call of the compiled program, at most: the largest number up to it
-  # that divides the steps of an epoch. 0: 1 on a CPU, 16 elsewhere.
-  config.steps_per_dispatch = 0
-  # Test accuracy in (0, 1] whose first epoch is reported; 0: none.
-  config.target_accuracy = 0.0
-  # Epochs between checkpoints; the last epoch is always saved.
-  config.checkpoint_epochs = 1
-  # When a loss or an update is not finite: stop; skip the step; or restore the last checkpoint and
-  # go on in another order of examples. See docs/trust.md.
-  config.on_nonfinite = "stop"
-  # Refuse to start on a CPU.
-  config.require_accelerator = False
-  # Devices: data x model (data -1: all that are left). The batch is split over all
-  # of them, parameters and optimizer state over those of the axis "model".
-  config.mesh = ml_collections.ConfigDict(dict(data=-1, model=1))
-  # Weights to start from: a file, an address or a name of `pretrained.CATALOG`.
-  config.pretrained = ""
-  # What becomes of their token mixing where the model has more or fewer tokens:
-  # block_diagonal, interpolate_bilinear or interpolate_bicubic; "": refused.
-  config.resize_tokens = ""
-  # Normalise images otherwise than those the weights were trained on.
-  config.any_normalization = False
-  config.task = "classification"
-  config.model = model("mixer_b4")
-  config.data = data("sample")
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The options of a run of any task."""
+
+  task: Annotated[str, Option("kind of task, or module.path:Class")] = "image_classification"
+  seed: Annotated[
+    int, Option("decides parameters, order of examples, augmentation and sampling", 0, COUNT)
+  ] = 0
+  num_epochs: Annotated[int, Option("length of the run in epochs", 1, COUNT)] = 100
+  num_steps: Annotated[int, Option("length in optimizer steps; 0: num_epochs", 0, COUNT)] = 0
+  batch_size: Annotated[
+    int, Option("examples a step, split over devices and accumulation steps", 1, COUNT)
+  ] = 64
+  accum_steps: Annotated[
+    int, Option("parts of a batch whose gradients are summed, to save memory", 1, COUNT)
+  ] = 1
+  eval_batch_size: Annotated[
+    int, Option("examples of an evaluation's batch", 1, COUNT, free=True)
+  ] = 256
+  eval_epochs: Annotated[float, Option("epochs between evaluations", 1e-6, COUNT)] = 1.0
+  eval_steps: Annotated[int, Option("the same in steps; 0: eval_epochs", 0, COUNT)] = 0
+  checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6, COUNT)] = 1.0
+  checkpoint_steps: Annotated[int, Option("the same in steps; 0: checkpoint_epochs", 0, COUNT)] = 0
+  steps_per_dispatch: Annotated[
+    int,
+    Option(
+      "steps a call of the program, at most; 0: 1 on a CPU, 16 elsewhere", 0, COUNT, free=True
+    ),
+  ] = 0
+  ema_decay: Annotated[
+    float, Option("of an average of the parameters that is evaluated; 0: none", 0, 0.9999999)
+  ] = 0.0
+  target: Annotated[
+    float, Option("value of the primary metric whose first step is reported; 0: none", 0)
+  ] = 0.0
+  on_nonfinite: Annotated[
+    str, Option("when a loss or an update is not finite", choices=_POLICIES, free=True)
+  ] = "stop"
+  require_accelerator: Annotated[bool, Option("refuse to start on a CPU", free=True)] = False
+
+
+def _groups(task: str) -> dict[str, options.Group]:
+  """The groups of a run of a task but for its optimizer; "" stands for the config itself."""
+  return {"mesh": mesh.Devices, "schedule": optim.schedules.Multiplier, **tasks.find(task).options}
+
+
+def default(task: str = "image_classification", model: str = "mixer_b4") -> ConfigDict:
+  """A config with the defaults of a task and, if it has several, of the named model; and SGD."""
+  config = options.group(Run, task=task)
+  for name, made_of in _groups(task).items():
+    group = options.group(made_of, model if isinstance(made_of, Mapping) else "")
+    if name:
+      config[name] = group
+    else:
+      config.update(group)
   config.optimizer = optimizer("sgd", learning_rate=1e-3)
-  config.schedule = ml_collections.ConfigDict(
-    dict(
-      name="constant",  # or step, cosine, linear
-      warmup_epochs=0.0,
-      end=0.0,  # last multiplier of cosine and linear
-      epochs=(),  # of "step": multiply by factor at these epochs
-      factor=0.1,
-    )
-  )
   return config
 
 
-def model(name: str, **overrides: Any) -> ml_collections.ConfigDict:
-  """The model part: a name and optional overrides of any field of any model."""
-  config = ml_collections.ConfigDict(dict(name=name))
-  for family_member in models.VARIANTS:
-    for field, value in models.fields(family_member).items():
-      if field != "num_classes" and value is not None:
-        config[field] = config_dict.placeholder(type(value))
-  config.update(overrides)
-  return config
+def model(name: str, task: str = "image_classification", **overrides: Any) -> ConfigDict:
+  """The model part: a name and any fields of a task's models."""
+  return options.group(tasks.find(task).options["model"], name, **overrides)
 
 
-def optimizer(name: str, learning_rate: float, **options: Any) -> ml_collections.ConfigDict:
+def optimizer(name: str, learning_rate: float, **values: Any) -> ConfigDict:
   """The optimizer part: a name, a learning rate and options of any optimizer."""
-  config = ml_collections.ConfigDict(dict(name=name, learning_rate=learning_rate))
-  config.clip_norm = 0.0  # largest global norm of the gradient; 0: any
-  config.decay = "kernels"  # what weight decay applies to; or "all"
-  for field, field_type in optim.config_fields().items():
-    config[field] = config_dict.placeholder(field_type)
-  config.update(options)
-  return config
+  return optim.group(name, learning_rate, **values)
 
 
-def grafted(
-  magnitude: ml_collections.ConfigDict, direction: ml_collections.ConfigDict
-) -> ml_collections.ConfigDict:
+def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:
   """The optimizer part for `graft`: two complete optimizers."""
-  return ml_collections.ConfigDict(
-    dict(name="graft", magnitude=magnitude, direction=direction, scope="tensor", eps=1e-16)
-  )
+  config = options.group(optim.graft)
+  config.update(dict(name="graft", magnitude=magnitude, direction=direction))
+  return config
 
 
 # Mean and standard deviation of pixels in [0, 1], as in the K-FAC study's code.
@@ -102,42 +102,62 @@ _STATISTICS = {
 }
 
 
-def data(name: str, statistics: str = "cifar10") -> ml_collections.ConfigDict:
-  """The data part, with the augmentation of 32x32 images."""
+def data(name: str, statistics: str = "cifar10") -> ConfigDict:
+  """The data part of image classification, with the augmentation of 32x32 images."""
   mean, std = _STATISTICS[name if name in _STATISTICS else statistics]
-  return ml_collections.ConfigDict(
-    dict(
-      # A TFDS name, "folder", "npz" or "sample" (bundled CIFAR-10 images).
-      name=name,
-      # TFDS data_dir, root of the folder, or npz file; "": TFDS's default.
-      dir="",
-      # Where decoded images are kept; "": ~/.cache/mixer_jax.
-      cache_dir="",
-      train_split="train",
-      test_split="test",
-      # Images of a source with several sizes are stored at this size.
-      stored_size=0,
-      # "never": decode once, into cache_dir. "always": decode each batch anew, in worker
-      # processes. "auto": that for sets of more than 32 GiB decoded, or with `crop`.
-      stream="auto",
-      # "inception": train on random areas, of a share smallest_crop or more, as squares of
-      # image_size; test on the centre, with resize as the shorter side of the image.
-      crop="",
-      smallest_crop=0.05,
-      # Processes that decode; -1: as many as CPUs; 0: none, but a thread.
-      workers=-1,
-      # Images that each of them decodes ahead.
-      read_ahead=64,
-      # What the model sees. resize > 0 scales images first.
-      image_size=32,
-      resize=0,
-      pad=4,  # random crop after padding, without resize
-      flip=True,
-      random_crop=False,  # with resize: random instead of centre crop
-      mean=mean,
-      std=std,
-    )
-  )
+  group = tasks.find("image_classification").options["data"]
+  return options.group(group, name=name, mean=mean, std=std)
+
+
+def check(config: ConfigDict) -> None:
+  """Checks all that needs no data, devices or weights; a UserError names the first wrong field."""
+  if "task" not in config:
+    raise UserError("task is missing from the config")
+  options.of(Run)["task"].check("task", config.task)
+  groups = _groups(config.task)
+  own = options.of(groups.pop("")) if "" in groups else {}
+  nested = (*groups, "optimizer")
+  if missing := [group for group in nested if group not in config]:
+    raise UserError(f"{missing[0]} is missing from the config")
+  if "model" in groups and isinstance(groups["model"], Mapping):
+    options.chosen(config.model, groups["model"], "model")  # its name says more than its fields
+  top = {k: v for k, v in config.items() if k not in nested}
+  if missing := [k for k, v in top.items() if v == REQUIRED]:
+    raise UserError(f"{missing[0]} is missing; this config needs it: --config.{missing[0]}=VALUE")
+  options.check(ConfigDict(top), Run, "", own)
+  for group, made_of in groups.items():
+    options.check(config[group], made_of, group)
+  optim.check(config.optimizer)
+  tasks.find(config.task).check(config)
+  if not (config.num_steps or config.schedule.warmup_steps):  # `experiment` checks those in steps
+    optim.schedules.Multiplier(**options.given(config.schedule)).check(config.num_epochs, 1)
+
+
+def restored(stored: Any) -> ConfigDict:
+  """The config that was written as JSON; a UserError if no run can have it."""
+  try:
+    config = ConfigDict(stored)
+  except (TypeError, ValueError, AttributeError) as e:
+    raise UserError(f"it has no fields: {e}") from e
+  check(config)
+  return config
+
+
+def free_fields(config: ConfigDict) -> frozenset[str]:
+  """The fields that may differ when a run is resumed: results do not depend on them."""
+  groups = [("", Run), *_groups(config.task).items()]
+  free = [(group, k) for group, of in groups for k, o in options.any_of(of).items() if o.free]
+  return frozenset(f"{group}.{name}" if group else name for group, name in free)
+
+
+def table(task: str = "image_classification") -> str:
+  """All fields of a task's config in Markdown, a table for each group."""
+  groups, parts = _groups(task), {"The run": options.table(Run, "")}
+  if own := groups.pop("", None):
+    parts[f"The task `{task}`"] = options.table(own, "")
+  parts |= {f"`{name}`": options.table(made_of, f"{name}.") for name, made_of in groups.items()}
+  parts["`optimizer`"] = optim.table()
+  return "\n\n".join(f"### {head}\n\n{text}" for head, text in parts.items()) + "\n"
 
 
 # Target accuracies of the K-FAC study, per data set and model.
@@ -147,35 +167,27 @@ _TARGETS = {
 }
 
 
-def study(dataset: str, variant: str) -> ml_collections.ConfigDict:
+def study(dataset: str, variant: str) -> ConfigDict:
   """Section 4.3 of the K-FAC study, without the optimizer.
+
+  Batch 64, 100 epochs, learning rate times 0.1 at epochs 40 and 80.
 
   Args:
     dataset: "cifar10" or "cifar100".
-    variant: "s4" and "b4" see 32x32 images; "s16", "b16" and "b16_pt" see them
-      resized to 256x256 and cropped to 224x224. "b16_pt" starts from
-      `config.pretrained`, which has to be given.
-
-  Returns:
-    A config: batch 64, 100 epochs, learning rate times 0.1 at epochs 40 and 80.
-
-  Raises:
-    UserError: another variant.
+    variant: "s4" and "b4" see 32x32 images; "s16", "b16" and "b16_pt" see them resized to 256x256
+      and cropped to 224x224. "b16_pt" starts from `config.pretrained`, which has to be given.
+      Another one is a UserError.
   """
   if variant not in ("s4", "b4", "s16", "b16", "b16_pt"):
     raise UserError(f"the config takes the model {variant!r}; allowed: s4, b4, s16, b16, b16_pt")
-  config = default()
-  config.model = model(f"mixer_{variant.removesuffix('_pt')}")
+  config = default(model=f"mixer_{variant.removesuffix('_pt')}")
   config.data = data(dataset)
   if "16" in variant:
     config.data.update(resize=256, image_size=224, pad=0)
   if variant == "b16_pt":
     config.pretrained = REQUIRED
-    # Those of the public weights. The study's code keeps the data set's own, and
-    # takes the exact form of GELU on Google's ImageNet-1k weights.
+    # The public weights' own. The study keeps those of the data set, and takes the exact GELU.
     config.data.update(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-  config.batch_size = 64
-  config.num_epochs = 100
   config.schedule.update(name="step", epochs=(40, 80), factor=0.1)
-  config.target_accuracy = _TARGETS[dataset].get(variant, 0.0)
+  config.update(batch_size=64, num_epochs=100, target=_TARGETS[dataset].get(variant, 0.0))
   return config

@@ -1,135 +1,186 @@
-"""A config made real: mesh, data, model, task, schedule and optimizer."""
+"""A config made real: mesh, task, data, clock and optimizer."""
 
 import dataclasses
 import functools
+import json
 import math
 import os
-from typing import Any
+from typing import Any, Mapping
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import optax
 
-from mixer_jax import check, data, models, optim, sharding, tasks
-from mixer_jax.data import augment
+from mixer_jax import config as config_lib
+from mixer_jax import optim, options, tasks
+from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
+from mixer_jax.runtime import mesh as mesh_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+  """When things happen, in optimizer steps.
+
+  Attributes:
+    steps_per_epoch: of the training set.
+    num_steps: length of the run.
+    eval_every: steps between evaluations; the last step is always evaluated.
+    checkpoint_every: steps between checkpoints; the last step is always saved.
+  """
+
+  steps_per_epoch: int
+  num_steps: int
+  eval_every: int
+  checkpoint_every: int
+
+  def evaluates(self, step: int) -> bool:
+    return step % self.eval_every == 0 or step == self.num_steps
+
+  def saves(self, step: int) -> bool:
+    return step % self.checkpoint_every == 0 or step == self.num_steps
+
+  def epoch(self, step: int) -> float:
+    """Epochs done after a step."""
+    return round(step / self.steps_per_epoch, 6)
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What training, evaluation and benchmarks of one config share.
+  """The parts of a run that training, evaluation and benchmarks share.
 
   Attributes:
     config: see `mixer_jax.config`.
     mesh: the devices.
-    dataset: train and test images.
-    task: the model with its loss and metrics.
+    task: its model, loss and metrics.
+    datasets: its splits by name, "train" and "test" among them.
   """
 
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
-  dataset: data.Dataset
-  task: tasks.Classification
+  task: tasks.Task
+  datasets: Mapping[str, Dataset]
+
+  @property
+  def selection(self) -> str:
+    """The split that picks the best checkpoint."""
+    return "validation" if "validation" in self.datasets else "test"
 
   @functools.cached_property
-  def steps_per_epoch(self) -> int:
-    return len(self.dataset.train) // self.config.batch_size
+  def clock(self) -> Clock:
+    epoch = len(self.datasets["train"]) // self.config.batch_size
+
+    def steps(name):
+      epochs = self.config[f"{name}_epochs"]
+      return self.config[f"{name}_steps"] or max(1, round(epochs * epoch))
+
+    return Clock(epoch, steps("num"), steps("eval"), steps("checkpoint"))
 
   @functools.cached_property
   def multiplier(self) -> optim.schedules.Schedule:
     """The schedule of the learning rate, a function of the update count."""
-    config = self.config
-    return optim.schedules.build(config.schedule, self.steps_per_epoch, config.num_epochs)
+    config, length = self.config.schedule, (self.clock.num_steps, self.clock.steps_per_epoch)
+    schedule = optim.schedules.Multiplier(**options.given(config), name=config.name)
+    schedule.check(*length)
+    return schedule.build(*length)
 
   @functools.cached_property
-  def param_shapes(self) -> Any:
-    return jax.eval_shape(self.task.init, jax.random.key(0))
+  def variable_shapes(self) -> dict[str, Any]:
+    """Shapes of the task's variables, without the averaged parameters."""
+    return dict(jax.eval_shape(self.task.init, jax.random.key(0)))
+
+  @functools.cached_property
+  def batch_shapes(self) -> Any:
+    """Shapes of a training batch."""
+    batched = lambda x: jax.ShapeDtypeStruct((self.config.batch_size, *x.shape), x.dtype)
+    examples = jax.tree.map(batched, self.datasets["train"].spec)
+    prepare = functools.partial(self.task.prepare, train=True)
+    return jax.eval_shape(prepare, jax.random.key(0), examples)
 
   @functools.cached_property
   def problem(self) -> optim.Problem:
-    """What K-FAC is told about the task; it has to see each layer apart, where loops hide them."""
-    images = self.dataset.train.images
-    size = (self.config.batch_size,)
-    batch = jax.eval_shape(
-      functools.partial(self.task.batch, train=True),
-      jax.random.key(0),
-      jax.ShapeDtypeStruct(size + images.shape[1:], images.dtype),
-      jax.ShapeDtypeStruct(size, jnp.int32),
-    )
-    model, shapes, layout = self.task.model, self.param_shapes, None
-    task = dataclasses.replace(self.task, model=model.clone(scan_blocks=False, remat=False))
-    if model.scan_blocks:
-      shapes = jax.eval_shape(models.unrolled, shapes)
-      layout = optim.Layout(models.unrolled, models.stacked)
-    return optim.Problem(task.predict, shapes, batch, task.likelihood, layout, self.mesh)
+    """The task as K-FAC sees it; its batch is a pair of a batch and the other collections."""
+    predict, layout = self.task.curvature_view()
+    collections = dict(self.variable_shapes)
+    shapes = collections.pop("params")
+    if layout:
+      shapes = jax.eval_shape(layout.enter, shapes)
+
+    def outputs_and_targets(params, batch):
+      batch, collections = batch
+      outputs, targets, weights = predict({"params": params, **collections}, batch)
+      if weights is None:
+        return outputs, targets
+      # Rows of weight 0 have no gradient then; of a squared error any weight is exact so.
+      scale = jnp.broadcast_to(jnp.sqrt(weights), outputs.shape)
+      floats = jnp.issubdtype(targets.dtype, jnp.floating)
+      return outputs * scale, targets * scale if floats else targets
+
+    parts = (outputs_and_targets, shapes, (self.batch_shapes, collections), self.task.likelihood)
+    return optim.Problem(*parts, layout, self.mesh)
+
+  def optimizer(self, numbers: Any = None) -> optax.GradientTransformationExtraArgs:
+    """The optimizer, maybe with traced learning rates and dampings (see `optim.numbers`)."""
+    config = self.config.optimizer
+    return optim.build(config, self.multiplier, self.problem, numbers, self.task.decayed)
 
   @functools.cached_property
-  def tx(self) -> optax.GradientTransformationExtraArgs:
-    """The optimizer."""
-    return optim.build(self.config.optimizer, self.multiplier, self.problem)
+  def numbers(self) -> Any:
+    """Learning rates and dampings, float32: arguments of the program of training."""
+    return jax.tree.map(jnp.float32, optim.numbers(self.config.optimizer))
+
+  @functools.cached_property
+  def recipe(self) -> str:
+    """All that decides on the program of training: runs of one recipe share it."""
+    config = json.loads(self.config.to_json())
+    _blank(config["optimizer"])
+    arrays = (self.variable_shapes, self.batch_shapes)
+    shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), arrays)
+    clock, devices = dataclasses.astuple(self.clock), self.mesh.devices.shape
+    return repr((config, str(shapes), clock, devices, self.mesh.device_ids.tolist()))
+
+
+def _blank(optimizer: dict[str, Any]) -> None:
+  """Leaves out the numbers that are arguments of the program, of both sides of `graft`, too."""
+  for side in ("magnitude", "direction"):
+    if side in optimizer:
+      _blank(optimizer[side])
+  optimizer.pop("learning_rate", None)
+  optimizer.pop("damping", None)
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:
-  """Loads the data and builds the model that a config describes.
-
-  Raises:
-    UserError: a field of the config, or the data, is not usable.
-  """
-  check.check(config)
+  """Loads the data and builds the task of a config; a UserError if either is not usable."""
+  config_lib.check(config)
   if config.require_accelerator and jax.devices()[0].platform == "cpu":
     raise UserError("require_accelerator is True, but JAX finds only a CPU")
-  mesh = sharding.make_mesh(config)
-  images = _image_spec(config)
-  _check_model(build_model(config.model, 1), config.model.name, images)
-  dataset = data.load(config.data)
-  if config.batch_size > len(dataset.train):
-    raise UserError(
-      f"batch_size is {config.batch_size}, more than the {len(dataset.train)}"
-      f" training images of {dataset.name}"
-    )
-  augment.check(images, dataset.train.images.shape)
-  model = build_model(config.model, dataset.num_classes)
-  run = Experiment(config, mesh, dataset, tasks.Classification(model, images))
-  if (steps := run.steps_per_epoch * config.num_epochs) >= 2**31:
+  mesh = mesh_lib.make_mesh(config)
+  task = tasks.find(config.task)(config)
+  datasets = dict(task.datasets())
+  if missing := {"train", "test"} - datasets.keys():
+    raise UserError(f"task {config.task} gives no split {sorted(missing)[0]!r}")
+  if (size := config.batch_size) > (number := len(datasets["train"])):
+    raise UserError(f"batch_size is {size}, more than the {number} training examples")
+  run = Experiment(config, mesh, task, datasets)
+  if (steps := run.clock.num_steps) >= 2**31:
     raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
+  name = config.model.name if "model" in config and "name" in config.model else config.task
+  try:
+    check_memory(name, run.variable_shapes)
+  except ValueError as e:  # a Linen module's own check
+    raise UserError(f"model {name}: {e}") from e
   return run
 
 
-def build_model(config: ml_collections.ConfigDict, num_classes: int) -> Any:
-  """The Linen module that `config.model` describes."""
-  overrides = {k: v for k, v in config.items() if k != "name" and v is not None}
-  return models.build(config.name, num_classes, **overrides)
-
-
-def _check_model(model: Any, name: str, images: augment.ImageSpec) -> None:
-  """Refuses a bad model before data are read or downloaded."""
-  try:
-    shapes = jax.eval_shape(tasks.Classification(model, images).init, jax.random.key(0))
-  except ValueError as e:
-    raise UserError(f"model {name}: {e}") from e
+def check_memory(name: str, shapes: Any) -> None:
+  """Raises a UserError if variables of these shapes are larger than a device's memory."""
   size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-  if size > (memory := _memory()):
+  memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or math.inf
+  if memory == math.inf and jax.devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  if size > memory:
     raise UserError(
-      f"model {name}: its parameters take {size / 2**30:,.1f} GiB, more than the {memory / 2**30:,.1f}"
-      " GiB of the device; check the fields of the model and data.image_size"
+      f"model {name}: its parameters take {size / 2**30:,.1f} GiB, more than the"
+      f" {memory / 2**30:,.1f} GiB of the device; check the fields of the model and of data"
     )
-
-
-def _memory() -> float:
-  """Bytes of a device's memory, as far as it says; of a CPU the machine's."""
-  stats = jax.local_devices()[0].memory_stats() or {}
-  if limit := stats.get("bytes_limit"):
-    return limit
-  if jax.devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  return math.inf
-
-
-def _image_spec(config: ml_collections.ConfigDict) -> augment.ImageSpec:
-  fields = ("image_size", "resize", "pad", "flip", "random_crop")
-  values = {f: config.data[f] for f in fields}
-  if config.data.get("crop"):  # the workers hand over images of the right size
-    values |= dict(resize=0, pad=0)
-  statistics = {f: tuple(config.data[f]) for f in ("mean", "std")}
-  return augment.ImageSpec(**values, **statistics)

@@ -1,38 +1,38 @@
 """Writes a run's parameters as an `.npz` of weights, for others and for fine-tuning.
 
-python -m mixer_jax.export --workdir=DIR [--checkpoint=best|latest|STEP] --out=FILE.npz
+python -m mixer_jax.export --workdir=DIR [--checkpoint=latest|best|STEP] --out=FILE.npz
 """
 
 import pathlib
 
 from absl import flags
+import jax
 
-from mixer_jax import checkpoint, cli, experiment, pretrained, workdir
 from mixer_jax.errors import UserError
+from mixer_jax.runtime import cli
+from mixer_jax.training.restore import without_data
 
 
 def export(path: str, which: str, out: str) -> pathlib.Path:
-  """Saves the parameters of a checkpoint in Linen's names, see `pretrained.save`.
+  """Saves the parameters of a checkpoint, as its task writes them. The data are not needed.
 
   Args:
     path: the run's directory.
-    which: "best", "latest" or a step.
-    out: the file to write, ending in `.npz`.
-
-  Returns:
-    The file.
+    which: "latest", "best" or a step.
+    out: the file to write and return, ending in `.npz`.
 
   Raises:
     UserError: no such run or checkpoint, or a file that cannot be written.
   """
-  directory = workdir.existing(path)
-  config = workdir.load_config(directory)
-  saved = checkpoint.Checkpoints(directory, read_only=True)
-  params = saved.restore_arrays(saved.find(which))
-  model = experiment.build_model(config.model, num_classes=params["head"]["bias"].size)
-  statistics = pretrained.Normalization(tuple(config.data.mean), tuple(config.data.std))
-  pretrained.save(out, params, model, statistics)
-  return pathlib.Path(out)
+  target = pathlib.Path(out).expanduser()
+  if target.suffix != ".npz":
+    raise UserError(f"{out}: weights are saved as .npz")
+  task, variables = without_data(path, which)
+  try:
+    task.export(jax.device_get(variables), target)
+  except OSError as e:
+    raise UserError(f"{out}: cannot be written: {e.strerror}") from e
+  return target
 
 
 def main(argv: list[str]) -> None:
@@ -45,7 +45,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Directory of the run.")
-  flags.DEFINE_string("checkpoint", "best", '"best", "latest" or a step.')
+  cli.define("workdir", "checkpoint")
   flags.DEFINE_string("out", None, "File to write.")
   cli.run(main)

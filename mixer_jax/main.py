@@ -11,34 +11,36 @@ them, or with --coordinator_address=HOST:PORT --num_processes=N --process_id=I.
 from absl import flags
 from ml_collections import config_flags
 
-from mixer_jax import cli
-
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "Config file, with :MODEL where it takes one."
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; default: fresh under runs/.")
-_CACHE = flags.DEFINE_string(
-  "compilation_cache", None, "Directory of compiled programs, '' for none; see docs/compilation.md."
-)
-
-_DISTRIBUTED = flags.DEFINE_bool(
-  "distributed", False, "One of several processes, as SLURM, Open MPI, Kubernetes or a TPU says."
-)
-_ADDRESS = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process.")
-_NUMBER = flags.DEFINE_integer("num_processes", None, "How many processes there are.")
-_INDEX = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+from mixer_jax.runtime import cli
 
 
 def main(argv: list[str]) -> None:
   del argv
-  config = cli.checked_config(_CONFIG.value)
-  from mixer_jax import compilation, processes, train  # after the flags: typing errors fail at once
+  options = flags.FLAGS
+  config = cli.checked_config(options.config)
+  # After the flags: typing errors fail at once.
+  from mixer_jax.report import curves
+  from mixer_jax.runtime import compilation, processes
+  from mixer_jax.training import loop
 
-  processes.join(_ADDRESS.value, _NUMBER.value, _INDEX.value, _DISTRIBUTED.value)
-  compilation.keep_in(_CACHE.value)
+  one_of_several = (options.coordinator_address, options.num_processes, options.process_id)
+  processes.join(*one_of_several, options.distributed)
+  compilation.keep_in(options.compilation_cache)
   with processes.together():
-    train.train(config, _WORKDIR.value)
+    directory = loop.train(config, options.workdir, options.verbose_model)
+    if figure := processes.lead(lambda: curves.draw(directory)):
+      print(f"curves in {figure}")
 
 
 if __name__ == "__main__":
+  config_flags.DEFINE_config_file("config", None, "Config file, with :MODEL where it takes one.")
+  flags.DEFINE_string("workdir", None, "Directory of the run; default: fresh under runs/.")
+  cli.define("compilation_cache")
+  flags.DEFINE_bool("verbose_model", False, "Print the tables of parameters and blocks.")
+  flags.DEFINE_bool(
+    "distributed", False, "One of several processes, as SLURM, Open MPI, Kubernetes or a TPU says."
+  )
+  flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process.")
+  flags.DEFINE_integer("num_processes", None, "Number of processes.")
+  flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")
   cli.run(main)

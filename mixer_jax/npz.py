@@ -1,13 +1,13 @@
-"""Reads `.npz` files of anybody: nothing is unpickled, and what a file claims is checked.
+"""A strict reader of `.npz` files: nothing is unpickled, and sizes that a file claims are checked.
 
-NumPy's own reader believes the sizes in headers; a file of some kilobytes can
-then ask for all memory.
+NumPy does the reading. It believes the sizes in headers, so that a file of some kilobytes can
+ask for all memory, and it ignores bytes that a header does not claim.
 """
 
 import contextlib
 import math
 import os
-from typing import BinaryIO, Iterator
+from typing import Iterator
 import warnings
 import zipfile
 
@@ -15,12 +15,10 @@ import numpy as np
 
 from mixer_jax.errors import reason
 
-# Deflate cannot shrink anything further than to 1/1032.
-_MAX_RATIO = 1032
-# Arrays that are mostly zeros shrink a lot, a whole file of them is a trap.
+_MAX_RATIO = 1032  # deflate shrinks nothing further
+# Arrays that are mostly zeros shrink a lot; a whole file of them is a trap.
 _MAX_TOTAL_RATIO = 100
 _ALWAYS_ALLOWED = 2**30  # bytes
-_CHUNK = 2**20
 _HEADERS = {
   (1, 0): np.lib.format.read_array_header_1_0,
   (2, 0): np.lib.format.read_array_header_2_0,
@@ -30,18 +28,14 @@ _HEADERS = {
 class Npz:
   """The arrays of an `.npz` file, read one at a time; a context manager.
 
-  Attributes:
-    names: of the arrays.
-    comment: of the archive.
+  The `names` of the arrays and the `comment` of the archive are attributes.
+
+  Raises:
+    ValueError: the archive is damaged or contradicts itself; one line says how.
   """
 
   def __init__(self, path: str | os.PathLike):
-    """Reads the archive's directory.
-
-    Raises:
-      ValueError: says in one line what is wrong with it.
-    """
-    with _refusing():
+    with _in_one_line():
       self._archive = zipfile.ZipFile(path)
       self._members = members(self._archive, os.path.getsize(path))
     self.names = tuple(self._members)
@@ -54,21 +48,25 @@ class Npz:
     self._archive.close()
 
   def read(self, name: str) -> np.ndarray:
-    """One of the arrays, as stored.
-
-    Raises:
-      ValueError: says in one line what is wrong with it.
-    """
+    """Reads an array; a ValueError if it is damaged, pickled or not of its header's size."""
     member = self._members[name]
-    with _refusing():
+    with _in_one_line(), warnings.catch_warnings(), self._archive.open(member) as file:
+      warnings.simplefilter("ignore")  # of Python 2, whose headers are read as well
       if not member.filename.endswith(".npy"):
         raise ValueError(f"{name} is no array")
-      with self._archive.open(member) as file:
-        return _array(name, file, member.file_size)
+      version = np.lib.format.read_magic(file)
+      if version not in _HEADERS:
+        raise ValueError(f"{name} has version {version} of the format")
+      shape, _, dtype = _HEADERS[version](file)
+      size = member.file_size - file.tell()
+      if not dtype.hasobject and math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{name} has {size} bytes, not those of {dtype} {shape}")
+      file.seek(0)
+      return np.lib.format.read_array(file, allow_pickle=False)
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def _in_one_line() -> Iterator[None]:
   """Damaged archives make zipfile, its decompressors and NumPy raise nearly anything."""
   try:
     yield
@@ -80,7 +78,7 @@ def members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
   """The members of an archive of `size` bytes by array name.
 
   Raises:
-    ValueError: one is there twice, or sizes cannot be true, or would fill the memory.
+    ValueError: a name comes twice, or sizes cannot be true, or would fill the memory.
   """
   by_name = {}
   for member in archive.infolist():
@@ -98,26 +96,3 @@ def members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
   if total > max(_ALWAYS_ALLOWED, _MAX_TOTAL_RATIO * size):
     raise ValueError(f"{size} bytes would unpack to {total}")
   return by_name
-
-
-def _array(name: str, file: BinaryIO, size: int) -> np.ndarray:
-  """Reads a member of `size` bytes, all of which must be what its header says."""
-  version = np.lib.format.read_magic(file)
-  if version not in _HEADERS:
-    raise ValueError(f"{name} has version {version} of the format")
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of Python 2, whose headers are read as well
-    shape, fortran_order, dtype = _HEADERS[version](file)
-  if dtype.hasobject:
-    raise ValueError(f"Object arrays cannot be loaded, as {name}: they are pickled")
-  size -= file.tell()
-  if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
-    raise ValueError(f"{name} has {size} bytes, not those of {dtype} {shape}")
-  content, at = np.empty(size, np.uint8), 0
-  while at < size:
-    chunk = file.read(min(_CHUNK, size - at))
-    if not chunk:
-      raise ValueError(f"{name} ends after {at} of {size} bytes")
-    content[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
-    at += len(chunk)
-  return content.view(dtype).reshape(shape, order="F" if fortran_order else "C")

@@ -1,77 +1,58 @@
-"""What a trained classifier says of images, one's own among them.
+"""Predictions of a run's checkpoint: for inputs of yours, or for a whole split.
 
-run, params, *_ = evaluate.restore("runs/mine")
-images = predict.read_images(run, ["cat.jpg"])
-predict.probabilities(run, params, images)  # [1, classes]
+python -m mixer_jax.predict --workdir=DIR cat.jpg dog.png       # a JSON object a line
+python -m mixer_jax.predict --workdir=DIR --split=test --out=predictions.npz
 """
 
-import functools
-import os
-import pathlib
-from typing import Any, Sequence
+import json
+from typing import Any
 
+from absl import flags
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.data import batches, crops, decode
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
+from mixer_jax.runtime import cli
+from mixer_jax.training.evaluator import Batches
+from mixer_jax.training.restore import restore
 
 
-def probabilities(run: Experiment, params: Any, images: np.ndarray) -> np.ndarray:
-  """The predicted distribution over `run.dataset.class_names`.
-
-  Args:
-    run: made or restored.
-    params: the model's parameters.
-    images: [n, height, width, 3] uint8, of the size of the run's own.
-
-  Returns:
-    [n, classes] float32; each row sums to 1.
-
-  Raises:
-    UserError: the images are of another size.
-  """
+def predict(run: Experiment, variables: Any, split: str = "test") -> tuple[Any, Any]:
+  """Outputs and targets of all examples of a split, in its order: [n, ...] arrays."""
+  batches = Batches(run, split)
 
   @jax.jit
-  def predict(params, images):
-    labels = jnp.zeros(len(images), jnp.int32)  # a batch has some; nothing depends on them
-    batch = run.task.batch(None, images, labels, train=False)
-    logits, _ = run.task.predict(params, batch)
-    return jax.nn.softmax(logits)
+  def predict_batch(variables, examples, rows):
+    prediction = run.task.predict(variables, batches.prepare(jax.random.key(0), examples, rows))
+    return prediction.outputs, prediction.targets
 
-  size = min(run.config.eval_batch_size, len(images))
-  ids, _ = batches.test_indices(len(images), size)
-  return np.concatenate([predict(params, images[row]) for row in ids])[: len(images)]
+  found = [jax.device_get(predict_batch(variables, *window)) for window in batches.windows()]
+  keep = batches.masks.reshape(-1)
+  return jax.tree.map(lambda *parts: np.concatenate(parts)[keep], *found)
 
 
-def read_images(run: Experiment, paths: Sequence[str | os.PathLike]) -> np.ndarray:
-  """Reads image files as the run's own images were stored.
+def main(argv: list[str]) -> None:
+  options, path = flags.FLAGS, cli.workdir()
+  if bool(argv[1:]) == bool(options.out):
+    raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
+  run, variables, _ = restore(path, options.checkpoint, options.data_dir)
+  if argv[1:]:
+    for answer in run.task.answer(variables, argv[1:]):
+      print(json.dumps(answer), flush=True)
+    return
+  if options.split not in run.datasets:
+    raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
+  outputs, targets = predict(run, variables, options.split)
+  try:
+    np.savez(options.out, outputs=outputs, targets=targets)
+  except OSError as e:
+    raise UserError(f"{options.out}: cannot be written: {e.strerror}") from e
+  print(f"{options.out}: outputs {list(outputs.shape)}, targets {list(targets.shape)}")
 
-  Args:
-    run: says which size that is.
-    paths: files of any format that Pillow reads.
 
-  Returns:
-    [n, height, width, 3] uint8: the shorter side resized, the longer one cropped around the
-    centre.
-
-  Raises:
-    UserError: a file is missing or broken, or the run's images are not square.
-  """
-  height, width = run.dataset.train.images.shape[1:3]
-  if height != width:
-    raise UserError(f"images of {run.dataset.name} are {width}x{height} pixels; only squares here")
-
-  shorter = run.config.data.resize if run.config.data.get("crop") else height
-  fit = functools.partial(crops.centre, shorter=shorter, side=height)
-
-  def read(path):
-    try:
-      data = pathlib.Path(path).read_bytes()
-    except OSError as e:
-      raise UserError(f"{path}: cannot be read: {e.strerror}") from e
-    return decode.decode_image(data, str(path), fit)
-
-  return np.stack([read(path) for path in paths])
+if __name__ == "__main__":
+  cli.define("workdir", "checkpoint", "data_dir")
+  flags.DEFINE_string("split", "test", "The split that is predicted into --out.")
+  flags.DEFINE_string("out", None, "File to write, ending in .npz.")
+  cli.run(main, arguments=True)

@@ -1,4 +1,4 @@
-"""Training in processes of its own, to kill, signal and starve.
+"""Training and commands in processes of their own, to kill, signal and starve.
 
 A server process imports everything once and forks for each ("forkserver"), and all share a cache of
 compiled programs: what remains of a start is a second or two.
@@ -9,20 +9,30 @@ import json
 import multiprocessing
 import os
 import pathlib
+import pickle
+import runpy
 import shutil
 import signal
 import sys
 import tempfile
+import time
 
 import jax
 import ml_collections
 import numpy as np
 
-from mixer_jax import checkpoint, cli, experiment, sharding, train, workdir
-from mixer_jax.optim import curvature  # noqa: F401 (so that the server has it)
+from docs import own_task  # noqa: F401 (so that the server has it)
+from mixer_jax import experiment
+from mixer_jax.optim import curvature  # noqa: F401 (likewise)
+from mixer_jax.rundir import metrics_file
+from mixer_jax.runtime import cli
+from mixer_jax.training import loop
+from mixer_jax.training.checkpoint import Checkpoints
+from mixer_jax.training.state import state_shapes
+from mixer_jax.training.trainer import Trainer
 import tests.conftest  # noqa: F401 (before any device is looked for)
 
-TIMES = ("images_per_second", "seconds_per_epoch")
+TIMES = ("examples_per_second", "seconds")
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.children"])
 
@@ -49,27 +59,28 @@ def _start_server() -> None:
       os.environ[name] = value
 
 
-class Child:
-  """A process that trains a config as `mixer_jax.main` would.
+class Process:
+  """A function in a process of its own, as a command would run it.
 
   Args:
-    config: what.
-    path: where.
-    before: called first, in the process; a function of a module, with `args`.
-    logs: the directory of what it prints; default: where the run's is.
+    log: its two streams go to `log`.out and `log`.err.
+    function: of a module; called with `args`.
+    args: can be pickled.
+    devices: number of virtual CPU devices of the process.
   """
 
   _server_started = False
 
-  def __init__(self, config, path: pathlib.Path, before=None, args=(), logs=None):
-    if not Child._server_started:
+  def __init__(self, log: pathlib.Path, function, args=(), devices=8):
+    if not Process._server_started:
       _start_server()
-      Child._server_started = True
-    logs = logs or path.parent
-    logs.mkdir(parents=True, exist_ok=True)
-    self._logs = [logs / f"{path.name}.{stream}" for stream in ("out", "err")]
-    arguments = (config.to_json(), str(path), [str(log) for log in self._logs], before, args)
-    self._process = _SERVER.Process(target=_train, args=arguments, daemon=True)
+      Process._server_started = True
+    log.parent.mkdir(parents=True, exist_ok=True)
+    self._logs = [log.with_name(f"{log.name}.{stream}") for stream in ("out", "err")]
+    for path in self._logs:
+      path.write_text("")
+    arguments = ([str(path) for path in self._logs], devices, function, args)
+    self._process = _SERVER.Process(target=_call, args=arguments, daemon=True)
     self._process.start()
 
   def wait(self, seconds: float = 900) -> int:
@@ -87,85 +98,133 @@ class Child:
 
   @property
   def out(self) -> str:
-    return self._logs[0].read_text() if self._logs[0].exists() else ""
+    return self._logs[0].read_text()
 
   @property
   def err(self) -> str:
-    return self._logs[1].read_text() if self._logs[1].exists() else ""
+    return self._logs[1].read_text()
+
+  @property
+  def error(self) -> str:
+    """The one line that it ended with."""
+    assert "Traceback" not in self.err
+    [line] = [x for x in self.err.splitlines() if x.startswith(("error: ", "FATAL"))]
+    return line
+
+  def signal(self, number: int) -> None:
+    os.kill(self._process.pid, number)
 
   def kill(self) -> None:
     self._process.kill()
     self._process.join()
 
 
-def trained(config, path: pathlib.Path, before=None, args=(), logs=None) -> Child:
-  """A process that has trained without complaint."""
-  child = Child(config, path, before, args, logs)
+class Child(Process):
+  """A process that trains a config as `mixer_jax.main` would.
+
+  Args:
+    config: of the run.
+    path: its directory.
+    before: called first, in the process; a function of a module, with `args`.
+    logs: the directory of what it prints; default: where the run's is.
+    devices: number of virtual CPU devices of the process.
+  """
+
+  def __init__(self, config, path: pathlib.Path, before=None, args=(), logs=None, devices=8):
+    arguments = (config.to_json(), str(path), before, args)
+    super().__init__((logs or path.parent) / path.name, _train, arguments, devices)
+
+
+def trained(config, path: pathlib.Path, *args, **kwargs) -> Child:
+  """A process that has trained without complaint; see `Child`."""
+  child = Child(config, path, *args, **kwargs)
   assert child.wait() == 0, child.err
   return child
 
 
-def _train(config: str, path: str, logs: list[str], before, args) -> None:
+def command(log: pathlib.Path, module: str, *args: str, devices=8) -> Process:
+  """`python -m mixer_jax.MODULE ARGS`, ended; see `Process`."""
+  process = Process(log, _command, (module, args), devices)
+  process.code = process.wait()
+  return process
+
+
+def called(log: pathlib.Path, function, *args, devices=8):
+  """The result of a function in a process of its own; it can be pickled."""
+  result = log.with_name(f"{log.name}.pickle")
+  process = Process(log, _keep, (str(result), function, args), devices)
+  assert process.wait() == 0, process.err
+  return pickle.loads(result.read_bytes())
+
+
+def _call(logs: list[str], devices: int, function, args) -> None:
   for stream, log in zip((sys.stdout, sys.stderr), logs):
     stream.flush()
-    os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream.fileno())
+    os.dup2(os.open(log, os.O_WRONLY), stream.fileno())
   signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+  flag = "--xla_force_host_platform_device_count="
+  os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(f"{flag}8", f"{flag}{devices}")
+  function(*args)
+
+
+def _train(config: str, path: str, before, args) -> None:
   if before:
     before(*args)
   sys.argv = ["train"]
-  cli.run(lambda _: train.train(ml_collections.ConfigDict(json.loads(config)), path))
+  cli.run(lambda _: loop.train(ml_collections.ConfigDict(json.loads(config)), path))
+
+
+def _command(module: str, args: tuple[str, ...]) -> None:
+  sys.argv = [module, *args]
+  runpy.run_module(f"mixer_jax.{module}", run_name="__main__", alter_sys=True)
+
+
+def _keep(path: str, function, args) -> None:
+  pathlib.Path(path).write_bytes(pickle.dumps(function(*args)))
 
 
 def rows(path: pathlib.Path):
   """The metrics of a run but for its times."""
-  return [{k: v for k, v in row.items() if k not in TIMES} for row in workdir.read_metrics(path)]
+  return [{k: v for k, v in row.items() if k not in TIMES} for row in metrics_file.read(path)]
 
 
-def final_arrays(config, path: pathlib.Path):
-  """Every array of the last checkpoint: parameters, optimizer, key, step."""
+def latest(path: pathlib.Path) -> int | None:
+  """The step of a run's newest checkpoint."""
+  return Checkpoints(path, read_only=True).latest()
+
+
+def final_state(config, path: pathlib.Path):
+  """The last checkpoint: variables, optimizer, key, step."""
   run = experiment.build(config)
-  saved = checkpoint.Checkpoints(path, read_only=True)
-  shapes = jax.eval_shape(lambda: train.init_state(run))
-  shapes = checkpoint.template(shapes, sharding.replicated(run.mesh))
-  params, state, _ = saved.restore(
-    saved.find("latest"), shapes.params, train._without_params(shapes)
-  )
-  return jax.tree.leaves((params, state))
+  saved = Checkpoints(path, read_only=True)
+  state, _ = saved.restore(saved.find("latest"), state_shapes(run))
+  return state
 
 
 def assert_same_run(config, a: pathlib.Path, b: pathlib.Path) -> None:
-  """Bit for bit, at its end and in every epoch."""
+  """Bit for bit, at its end and in every evaluation."""
   assert rows(a) == rows(b)
-  pairs = zip(final_arrays(config, a), final_arrays(config, b), strict=True)
+  pairs = zip(*(jax.tree.leaves(final_state(config, path)) for path in (a, b)), strict=True)
   assert all(np.array_equal(x, y) for x, y in pairs)
 
 
-class _Signalled(train.EpochTrainer):
-  """Sends its process a signal after some of the windows that it runs."""
+class _Signalled(Trainer):
+  """Sends its process a signal between two calls of the program."""
 
-  windows = 0
   at, number, times = 0, 0, 1
 
-  def __call__(self, state, epoch, part=None, stop=None, restores=0):
+  def advance(self, stop=lambda: False):
     def asked():
-      _Signalled.windows += 1
-      if _Signalled.windows == self.at:
-        for _ in range(self.times):
-          os.kill(os.getpid(), self.number)
-          _pause()
+      while _Signalled.times and self.step >= self.at:
+        _Signalled.times -= 1
+        os.kill(os.getpid(), self.number)
+        time.sleep(0.2)  # long enough for the thread that learns of signals
       return stop()
 
-    return super().__call__(state, epoch, part, asked, restores)
+    super().advance(asked)
 
 
-def _pause() -> None:
-  """Long enough for the thread that learns of signals."""
-  import time
-
-  time.sleep(0.2)
-
-
-def signal_at(window: int, number: int = signal.SIGTERM, times: int = 1) -> None:
-  """In a child: a signal after a window of steps, not counting the last of an epoch."""
-  _Signalled.at, _Signalled.number, _Signalled.times = window, number, times
-  train.EpochTrainer = _Signalled
+def signal_at(step: int, number: int = signal.SIGTERM, times: int = 1) -> None:
+  """In a child: a signal after a step that neither an evaluation nor a checkpoint follows."""
+  _Signalled.at, _Signalled.number, _Signalled.times = step, number, times
+  loop.Trainer = _Signalled

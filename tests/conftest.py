@@ -50,3 +50,30 @@ def tiny_config(shapes_npz):
   config.data.update(dir=str(shapes_npz), image_size=8, pad=1, flip=False)
   config.optimizer = config_lib.optimizer("adam", learning_rate=3e-3)
   return config
+
+
+def waves(optimizer="sgd", **values):
+  """The quickest run: 2 epochs of 8 steps of the task of docs/own_task.py, one device."""
+  config = config_lib.default("docs.own_task:Derivative")
+  config.num_epochs, config.batch_size, config.eval_batch_size = 2, 32, 64
+  config.mesh.data = 1
+  config.model.width = 16
+  config.data.update(points=8, examples=256)
+  config.optimizer = optimizer_of(optimizer)
+  config.update_from_flattened_dict(values)
+  return config
+
+
+OPTIMIZERS = {
+  "sgd": dict(learning_rate=0.1),
+  # A large eps, or it scales up gradients of rounding errors.
+  "adam": dict(learning_rate=1e-2, eps=1e-2),
+  "kfac": dict(learning_rate=0.05, factor_period=2, inverse_period=4, factor_decay=0.5),
+}
+
+
+def optimizer_of(name):
+  """The optimizer part of a config: one of `OPTIMIZERS`, or "graft" of SGD and K-FAC."""
+  if name == "graft":
+    return config_lib.grafted(optimizer_of("sgd"), optimizer_of("kfac"))
+  return config_lib.optimizer(name, **OPTIMIZERS[name])

@@ -1,9 +1,9 @@
-"""Makes tests/fixtures/PEER_MODEL.npz: what peers' own code computes.
+"""Makes tests/fixtures/PEER_MODEL.npz: outputs of peers' own code.
 
 Each holds `weights`, the bytes of a file of weights as the peer's tools write it,
-`images` [batch, height, width, 3] float32, and what the peer's model makes of
-them in float64: `logits`, and `tokens` [batch, tokens, channels] before the last
-normalisation. Weights are random, those of norms and LayerScale as well, and far
+`images` [batch, height, width, 3] float32, and the outputs of the peer's model
+in float64: `logits`, and `tokens` [batch, tokens, channels] before the last
+normalisation. Weights are random, in norms and LayerScale as well, and far
 from where training starts. Run it where the peer can be imported:
 
   python tests/make_fixtures.py timm

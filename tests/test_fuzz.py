@@ -14,7 +14,7 @@ from tests import fuzz
 def faults(cases, seed, directory):
   results = fuzz.run(cases, seed, directory)
   assert sum(counts.total() for counts in results.values()) == cases
-  # A fuzzer none of whose files is read, or refused, tests nothing.
+  # Every kind of file is sometimes read and sometimes refused.
   for name, counts in results.items():
     assert counts["refused"] and (cases < 5_000 or counts["read"]), name
   return {outcome for counts in results.values() for outcome in counts} - {"read", "refused"}
@@ -73,7 +73,7 @@ def test_the_fuzzer_sees_memory(monkeypatch):
 
 
 def test_the_fuzzer_finds_a_reader_that_unpickles(tmp_path, monkeypatch):
-  """One that trusts what it reads is found out within a few cases."""
+  """A reader that trusts its file is found out within a few cases."""
   content = pickle.dumps({"a": np.ones(50)})
   trusting = fuzz.Seed(content, lambda path, outer: pickle.loads(path.read_bytes()))
   monkeypatch.setattr(fuzz, "seeds", lambda: {"pickle": trusting})

@@ -2,8 +2,8 @@
 
   python -m mixer_jax.study --study=configs/studies/cifar10_grafting.py --workdir=DIR
 
-`sgd_kfac` takes steps as long as SGD's in the direction of K-FAC's. `b16_pt`
-starts from Google's ImageNet-1k weights, which it downloads; a file of one's own:
+`sgd_kfac` takes steps of the length of SGD's in the direction of K-FAC's. `b16_pt`
+starts from Google's ImageNet-1k weights, which are downloaded, or from a file:
 --set=b16_pt:pretrained=FILE.
 """
 
@@ -31,6 +31,7 @@ def get_study():
       "optimizer": ("sgd_sgd", "sgd_kfac", "kfac_sgd", "kfac_kfac"),
     },
     source="Hosseini, Zhou, Chen (2022), Table 4",
+    published_at="best",
     published={
       ("s16", "sgd_sgd"): study.Published(74.64),
       ("s16", "sgd_kfac"): study.Published(75.47),

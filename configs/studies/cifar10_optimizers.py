@@ -2,8 +2,8 @@
 
   python -m mixer_jax.study --study=configs/studies/cifar10_optimizers.py --workdir=DIR
 
-`b16_pt` starts from Google's ImageNet-1k weights, which it downloads; a file of
-one's own: --set=b16_pt:pretrained=FILE. Images from a folder:
+`b16_pt` starts from Google's ImageNet-1k weights, which are downloaded, or from a
+file: --set=b16_pt:pretrained=FILE. Images from a folder:
 --set=data.name=folder --set=data.dir=FOLDER.
 """
 
@@ -30,6 +30,7 @@ def get_study():
       "optimizer": ("sgd", "adam", "kfac"),
     },
     source="Hosseini, Zhou, Chen (2022), Table 2",
+    published_at="best",
     published={
       ("s4", "sgd"): study.Published(83.22, 38),
       ("s4", "adam"): study.Published(80.88, 43),
@@ -48,8 +49,8 @@ def get_study():
       ("b16_pt", "kfac"): study.Published(91.00, 40),
     },
     notes=[
-      "The paper counts epochs from 0: its 0 is the first epoch, which is 1 here. It says nothing of"
-      " how many seeds it ran.",
+      "The paper counts epochs from 0: its 0 is the first epoch, which is 1 here. It prints the best"
+      " accuracy of any epoch on the test set and does not give the number of its seeds.",
     ],
   )
 

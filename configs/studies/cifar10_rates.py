@@ -31,9 +31,9 @@ def get_study():
     lines=("learning_rate", "weight_decay"),
     source="Hosseini, Zhou, Chen (2022), Section 4.3",
     notes=[
-      "The paper prints no accuracies of its grid and not which model it was made with. It says that"
-      " the weight decay 1e-4 worked best for all, the learning rate 1e-2 for SGD and 1e-3 for Adam"
-      " and K-FAC.",
+      "The paper prints no accuracies of its grid and does not name its model. It states that the"
+      " weight decay 1e-4 worked best for all, the learning rate 1e-2 for SGD and 1e-3 for Adam and"
+      " K-FAC.",
     ],
   )
 

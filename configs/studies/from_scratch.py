@@ -29,7 +29,7 @@ def get_study():
       "model": ("mixer_small", "gmlp_small"),
       "optimizer": ("adamw",),
     },
-    source="a coursework on all-MLP models that is known to us by these figures alone",
+    source="a coursework on all-MLP models, of which these values alone are known",
     published={
       ("cifar10", "mixer_small", "adamw"): study.Published(82.3),
       ("cifar100", "mixer_small", "adamw"): study.Published(68.8),
@@ -37,7 +37,7 @@ def get_study():
       ("cifar100", "gmlp_small", "adamw"): study.Published(69.7),
     },
     notes=[
-      "Of the coursework only the models and these accuracies are known to us; optimizer, schedule,"
+      "The coursework is known by its models and these accuracies alone; optimizer, schedule,"
       " augmentation and the number of epochs are ours.",
     ],
   )

@@ -23,11 +23,11 @@ def get_study():
     title="Mixers of two sizes and two patches, 20 epochs of CIFAR-10",
     config=config,
     axes={"model": ("s32", "s16", "b32", "b16"), "optimizer": ("adam",)},
-    source="a report on MLP-Mixer that is known to us by this figure alone",
+    source="a report on MLP-Mixer, of which this value alone is known",
     published={("b32", "adam"): study.Published(69.24)},
     notes=[
-      "Of the report only the models, the image size, the 20 epochs and the accuracy of B/32 are"
-      " known to us. The data set and all settings of the optimizer are ours.",
+      "The report is known by its models, its image size, its 20 epochs and the accuracy of B/32"
+      " alone. The data set and all settings of the optimizer are ours.",
     ],
   )
 

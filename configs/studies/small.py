@@ -10,8 +10,8 @@ runs take a little over two hours of one core.
 from mixer_jax import config as config_lib
 from mixer_jax import study
 
-# As the paper's S/4 and S/16: 32x32 images with small patches, and the same
-# images stretched, with the paper's ratio of 256 to 224, with large patches.
+# After the paper's S/4 and S/16: 32x32 images with small patches, and the same
+# images resized, in the paper's ratio of 256 to 224, with large patches.
 _MODELS = {
   "mini8": dict(patch_size=8),
   "mini16": dict(patch_size=16),
@@ -20,7 +20,7 @@ _IMAGES = {
   "mini8": dict(image_size=32),
   "mini16": dict(image_size=64, resize=73, pad=0),
 }
-# Of the quickstart: the study's settings are made for 78,000 steps.
+# Settings of the quickstart: the K-FAC study's are made for 78,000 steps.
 _OPTIMIZERS = {
   "sgd": dict(learning_rate=0.1, weight_decay=1e-4),
   "adam": dict(learning_rate=1e-3, weight_decay=1e-4),
@@ -44,7 +44,7 @@ def config(model, optimizer):
   sides = [config_lib.optimizer(name, **_OPTIMIZERS[name]) for name in optimizer.split("_")]
   config.optimizer = config_lib.grafted(*sides) if len(sides) == 2 else sides[0]
   config.schedule.update(name="cosine", warmup_epochs=0.5)
-  config.target_accuracy = 0.5
+  config.target = 0.5
   return config
 
 

@@ -3,10 +3,10 @@
   python -m mixer_jax.study --study=configs/studies/tuned.py --workdir=DIR \
       --set=data.dir=FOLDER
 
-Eight settings of each optimizer are drawn and tried on nine tenths of the
-training set; the one that is best on the last tenth is trained on all of it with
-three seeds and tested. Learning rates are drawn from eight equal parts of a range
-of two decades, so that no optimizer has better luck with them than another.
+Eight settings of each optimizer are drawn and tried on nine tenths of the training
+set; the best on the last tenth is trained on the whole set with three seeds and
+tested. Learning rates are drawn from eight equal parts of a range of two decades,
+so that no optimizer has better luck with them than another.
 """
 
 import pathlib

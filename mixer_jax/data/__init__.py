@@ -1,5 +1,1 @@
-"""Images and labels: where they come from and what is done to them on the device."""
-
-from mixer_jax.data.sources import CROPS, STREAMS, Dataset, Split, load
-
-__all__ = ["CROPS", "STREAMS", "Dataset", "Split", "load"]
+"""Datasets of any kind of example: their order, their way to the devices, their cache on disk."""

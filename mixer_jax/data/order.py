@@ -1,32 +1,50 @@
-"""The order of examples: pure functions, so that any process can tell what comes when."""
+"""The order of examples: pure functions, so that any process can tell which example comes when."""
+
+import dataclasses
+import functools
 
 import numpy as np
-
-
-def epoch_order(seed: int, epoch: int, num_examples: int, restores: int = 0) -> np.ndarray:
-  """The permutation of an epoch: a pure function of its arguments.
-
-  Args:
-    seed: of the run.
-    epoch: from 1.
-    num_examples: of the split.
-    restores: how often the run went back after it diverged: never in the same order.
-  """
-  entropy = (seed, epoch, restores) if restores else (seed, epoch)
-  return np.random.default_rng(entropy).permutation(num_examples).astype(np.int32)
 
 
 def train_indices(
   seed: int, epoch: int, num_examples: int, batch_size: int, restores: int = 0
 ) -> np.ndarray:
-  """Example ids of an epoch's batches, int32 [steps, batch_size].
+  """Example ids of an epoch's batches, int32 [steps, batch_size]: a function of the arguments.
 
-  The examples that do not fill a last batch are left out: other ones every
-  epoch, as the order is new.
+  Each epoch, from 1, is a new permutation, and so is one after a restore, when the run has
+  diverged. The examples that do not fill a last batch are left out.
   """
-  steps = num_examples // batch_size
-  order = epoch_order(seed, epoch, num_examples, restores)
-  return order[: steps * batch_size].reshape(steps, -1)
+  entropy = (seed, epoch, restores) if restores else (seed, epoch)
+  order = np.random.default_rng(entropy).permutation(num_examples).astype(np.int32)
+  return order[: num_examples // batch_size * batch_size].reshape(-1, batch_size)
+
+
+# An epoch is asked for step after step, by the training split and maybe another one.
+_latest_indices = functools.lru_cache(maxsize=2)(train_indices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """The training examples of each step, see `train_indices`; a batch is at most the split."""
+
+  seed: int
+  num_examples: int
+  batch_size: int
+  restores: int = 0
+
+  @property
+  def steps_per_epoch(self) -> int:
+    return self.num_examples // self.batch_size
+
+  def epoch_of(self, step: int) -> int:
+    """The epoch, from 1, of a step, from 0."""
+    return step // self.steps_per_epoch + 1
+
+  def __call__(self, step: int) -> np.ndarray:
+    """Example ids of a step, from 0: int32 [batch_size]."""
+    sizes = (self.num_examples, self.batch_size, self.restores)
+    ids = _latest_indices(self.seed, self.epoch_of(step), *sizes)
+    return ids[step % self.steps_per_epoch]
 
 
 def test_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +54,10 @@ def test_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.nda
   return np.minimum(ids, num_examples - 1).astype(np.int32), ids < num_examples
 
 
+test_indices.__test__ = False  # pytest must not take it for a test
+
+
 def crop_rng(seed: int, epoch: int, example: int) -> np.random.Generator:
-  """What decides the random crop of an example in an epoch."""
-  # The last number keeps example 0 from `epoch_order`'s stream: NumPy pads with zeros.
+  """The generator behind the random choices for an example in an epoch, such as its crop."""
+  # The last number keeps example 0 from the stream of `train_indices`: NumPy pads with zeros.
   return np.random.default_rng((seed, epoch, example, 1))

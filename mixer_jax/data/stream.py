@@ -1,11 +1,12 @@
-"""Batches of encoded images, decoded ahead by worker processes of Grain.
+"""Batches of a streamed dataset, read ahead by worker processes of Grain.
 
-Grain moves the work and keeps the order; what the order is, and every crop, are
-pure functions of seed, epoch and example (`order.py`), whatever the number of
-workers. Workers run this: nothing in it may use JAX, which would take a device.
+Grain moves the work and keeps the order; the order itself, and every random choice,
+are pure functions of seed, epoch and example (`order.py`), whatever the number of
+workers. Workers run this: of JAX only `jax.tree` may be used, nothing that takes a device.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import multiprocessing
 from multiprocessing import resource_tracker
@@ -17,170 +18,131 @@ from typing import Any, Callable, Iterator
 import warnings
 import weakref
 
+import jax
 import numpy as np
 
 from mixer_jax.data import order
-from mixer_jax.data.encoded import Encoded
+from mixer_jax.data.dataset import Streamed
 from mixer_jax.errors import UserError
 
-# Images that a worker hands over at once: few enough that a batch is shared by all
+# Examples that a worker hands over at once: few enough that a batch is shared by all
 # workers, many enough that handing over costs little.
 _CHUNK = 16
 
 
 class Stream:
-  """Consecutive batches of a split, from any batch on and over all epochs without end.
+  """The batches of consecutive steps, from any step on.
 
-  Workers start with the first batch, go on to the next epoch by themselves, and
-  end with `close`, with the stream, or with the process, however that ends.
+  Workers start with the first step that is taken, go on by themselves, and end with
+  `close`, with the stream, or with the process, however that ends.
 
   Args:
-    images: the split.
-    ids: epoch -> example ids of its batches, [batches, batch_size], as many
-      batches in every epoch. It is sent to the workers.
-    rows: of each batch, those that are wanted here, [local] ascending.
-    seed: of the crops.
+    dataset: the examples. It is sent to the workers.
+    ids: step -> example ids of its batch, see `feed.Feed`. It is sent to the workers; an
+      IndexError ends the steps.
+    rows: of each batch, the rows that are wanted here, [local] ascending.
+    seed: of random choices.
 
   Raises:
     UserError: Grain is not installed.
   """
 
   def __init__(
-    self, images: Encoded, ids: Callable[[int], np.ndarray], rows: np.ndarray, seed: int
+    self, dataset: Streamed, ids: Callable[[int], np.ndarray], rows: np.ndarray, seed: int
   ):
     _grain()
-    self._chunks = _Chunks(images, ids, rows, seed)
-    self._position = None
-    self._running = []  # Grain's iterator, and the chunks still to come from it
-    weakref.finalize(self, _close, self._running)
+    self._rows = [rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK)]
+    self._chunks = _Chunks(dataset, ids, self._rows, seed)
+    self._position = self._coming = None
+    self._end = lambda: None
 
-  def take(self, epoch: int, batch: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Waits for some batches; quick where they follow those taken last.
-
-    Args:
-      epoch: of the first of them.
-      batch: its number in the epoch, from 0.
-      count: how many; they may not reach over the epoch's end.
+  def take(self, step: int, count: int) -> Any:
+    """Waits for `count` batches from a step on; quick where they follow the batches taken last.
 
     Returns:
-      Images [count, local, height, width, 3] uint8 and labels [count, local] int32.
+      Examples stacked as arrays [count, local, ...].
 
     Raises:
-      UserError: an image is broken (it is named), or a worker died.
+      UserError: an example is broken (it is named), or a worker died.
     """
-    position = self._chunks.position(epoch, batch)
-    images, labels = self._chunks.allocate(count)
+    dataset, local = self._chunks.dataset, sum(map(len, self._rows))
+    specs, structure = jax.tree.flatten(dataset.spec)
+    arrays = [np.empty((count, local, *x.shape), x.dtype) for x in specs]
     try:
-      if position != self._position:
-        self._start(position)
-      for i in range(count):
-        for part in self._chunks.slices:
-          images[i, part], labels[i, part] = next(self._running[1])
-    except UserError:
+      if step != self._position:
+        self._start(step)
+      for i, start in itertools.product(range(count), range(0, local, _CHUNK)):
+        for array, chunk in zip(arrays, next(self._coming), strict=True):
+          array[i, start : start + _CHUNK] = chunk
+    except (UserError, RuntimeError) as error:
       self.close()
-      raise
-    except RuntimeError as error:  # Grain's, with the exit code in words
-      self.close()
-      raise UserError(
-        f"a process that decodes images died: {error} It may have run out of memory, or of shared"
+      if isinstance(error, UserError):
+        raise
+      raise UserError(  # Grain says the exit code in words
+        f"a process that reads examples died: {error} It may have run out of memory, or of shared"
         " memory (/dev/shm); data.workers and data.read_ahead set how much is used"
       ) from error
-    self._position = position + count
-    return images, labels
+    self._position = step + count
+    return structure.unflatten(arrays)
 
   def close(self) -> None:
     """Ends the workers; `take` starts new ones."""
-    self._position = None
-    _close(self._running)
+    self._position = self._coming = None  # chunks hold shared memory
+    self._end()
 
-  def _start(self, position: int) -> None:
+  def _start(self, step: int) -> None:
     self.close()
-    grain = _grain()
-    images = self._chunks.images
-    dataset = grain.MapDataset.source(self._chunks.starting_at(position)).to_iter_dataset(
-      grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    )
-    dataset = dataset.mp_prefetch(
-      grain.MultiprocessingOptions(
-        num_workers=images.workers, per_worker_buffer_size=-(-images.read_ahead // _CHUNK) or 1
-      ),
-      worker_init_fn=_start_worker,
-    )
+    grain, dataset = _grain(), self._chunks.dataset
+    chunks = grain.MapDataset.source(dataclasses.replace(self._chunks, first=step))
+    chunks = chunks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    ahead = -(-dataset.read_ahead // _CHUNK) or 1
+    options = grain.MultiprocessingOptions(dataset.workers, per_worker_buffer_size=ahead)
     with _signals_held_back():
-      iterator = iter(dataset)
-      self._running += iterator, iterator
-      self._running[1] = itertools.chain([next(iterator)], iterator)
-    self._position = position
+      iterator = iter(chunks.mp_prefetch(options, worker_init_fn=_start_worker))
+      self._end = weakref.finalize(self, iterator.close)
+      self._coming = itertools.chain([next(iterator)], iterator)
+    self._position = step
 
 
+@dataclasses.dataclass(frozen=True)
 class _Chunks:
-  """Grain's source: the wanted rows of all batches in pieces, by number."""
+  """Grain's source: the wanted rows of all batches from a step on in pieces, by number."""
 
-  def __init__(
-    self, images: Encoded, ids: Callable[[int], np.ndarray], rows: np.ndarray, seed: int
-  ):
-    self.images = images
-    self.slices = [slice(i, i + _CHUNK) for i in range(0, len(rows), _CHUNK)]
-    self._ids, self._rows, self._seed = ids, rows, seed
-    self._per_epoch = len(ids(1))
-    self._first = 0
-    self._cached = None, None
-
-  def allocate(self, batches: int) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays for the images and labels of some batches."""
-    shape = (batches, len(self._rows))
-    return np.empty(shape + self.images.shape[1:], np.uint8), np.empty(shape, np.int32)
-
-  def position(self, epoch: int, batch: int) -> int:
-    """The number of a batch, counted over all epochs."""
-    return epoch * self._per_epoch + batch
-
-  def starting_at(self, position: int) -> "_Chunks":
-    chunks = _Chunks(self.images, self._ids, self._rows, self._seed)
-    chunks._first = position
-    return chunks
+  dataset: Streamed
+  ids: Callable[[int], np.ndarray]
+  rows: list[np.ndarray]
+  seed: int
+  first: int = 0
 
   def __len__(self) -> int:
     return sys.maxsize
 
-  def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-    batch, piece = divmod(number, len(self.slices))
-    epoch, batch = divmod(self._first + batch, self._per_epoch)
-    if self._cached[0] != epoch:
-      self._cached = epoch, self._ids(epoch)
-    ids = self._cached[1][batch, self._rows[self.slices[piece]]]
-    images = np.empty((len(ids), *self.images.shape[1:]), np.uint8)
-    labels = np.empty(len(ids), np.int32)
-    for i, example in enumerate(ids.tolist()):
-      rng = order.crop_rng(self._seed, epoch, example)
-      images[i], labels[i] = self.images.read(example, rng)
-    return images, labels
-
-
-def _close(running: list[Any]) -> None:
-  if running:
-    iterator, _ = running
-    running.clear()  # for chunks in it hold shared memory
-    iterator.close()
+  def __getitem__(self, number: int) -> list[np.ndarray]:
+    """The arrays [rows, ...] of a piece, in the order of `jax.tree.leaves`."""
+    batch, piece = divmod(number, len(self.rows))
+    step = self.first + batch
+    try:
+      ids = self.ids(step)[self.rows[piece]]
+    except IndexError:  # read ahead of the last step; nobody takes it
+      return []
+    epoch = self.ids.epoch_of(step) if hasattr(self.ids, "epoch_of") else 1
+    examples = [self.dataset.read(i, order.crop_rng(self.seed, epoch, i)) for i in ids.tolist()]
+    return [np.stack(leaves) for leaves in zip(*map(jax.tree.leaves, examples))]
 
 
 def _grain() -> Any:
   try:
-    import grain  # slow, so only when needed  # pylint: disable=g-import-not-at-top
+    import grain  # slow, so only when needed
+
+    return grain
   except ImportError as error:
-    raise UserError(
-      f"data.stream: streaming needs the package grain, which cannot be imported ({error}):"
-      " pip install grain"
-    ) from error
-  return grain
+    why = f"streaming needs the package grain, which cannot be imported ({error})"
+    raise UserError(f"data.stream: {why}: pip install grain") from error
 
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-  """Processes started within never see Ctrl-C or SIGTERM, which reach a whole group.
-
-  The run that they work for ends in order, and they with it.
-  """
+  """Processes started within never see Ctrl-C or SIGTERM: they end with their run, in order."""
   resource_tracker.ensure_running()  # or it would let the signals through again
   before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
   try:

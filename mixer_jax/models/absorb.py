@@ -1,7 +1,7 @@
 """ResMLP for inference: Aff and LayerScale folded into the layers beside them.
 
 The paper (Section 2) says that Aff costs nothing at inference, since the adjacent
-linear layer can absorb it. What is exact:
+linear layer can absorb it. These steps are exact:
 
 - Over channels, all of it: the second Aff goes into the first layer of the MLP,
   LayerScale into the last, the last Aff into the head (it commutes with the mean).
@@ -24,7 +24,6 @@ that stand before a matrix product. It gains tokens x channels numbers (S12 at
 a few per cent of the time at most.
 """
 
-import dataclasses
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -38,12 +37,7 @@ Params = dict[str, Any]
 
 
 class TokenAffine(nn.Module):
-  """y = x * scale + bias, the bias of each token its own.
-
-  Attributes:
-    use_scale: whether there is a scale.
-    dtype: the dtype of the computation; parameters are float32.
-  """
+  """y = x * scale (if `use_scale`) + bias, the bias of each token its own; as in `layers`."""
 
   use_scale: bool = True
   dtype: Any = "float32"
@@ -93,17 +87,14 @@ class AbsorbedClassBlock(nn.Module):
     y = jnp.swapaxes(jnp.concatenate([token, patches], axis=1), 1, 2)
     y = layers.Dense(1, use_bias=False, dtype=self.dtype, name="cross_patch")(y)
     token = token + TokenAffine(dtype=self.dtype, name="token_affine")(jnp.swapaxes(y, 1, 2))
-    return token + layers.MlpBlock(
-      self.channels_mlp_dim, gelu=self.gelu, dtype=self.dtype, name="cross_channel"
-    )(token)
+    options = dict(gelu=self.gelu, dtype=self.dtype)
+    return token + layers.MlpBlock(self.channels_mlp_dim, name="cross_channel", **options)(token)
 
 
 class AbsorbedResMlp(nn.Module):
-  """What `absorb_affine` makes of a `resmlp.ResMlp`; the fields are its own, and
+  """A `resmlp.ResMlp` after `absorb_affine`, with its fields and one more.
 
-  Attributes:
-    image_size: height and width of the images, or None if only their number of
-      patches matters.
+  `image_size` is height and width of the images; None: only their number of patches matters.
   """
 
   num_classes: int
@@ -132,19 +123,16 @@ class AbsorbedResMlp(nn.Module):
       height, width = self.image_size
       raise ValueError(f"images have shape {images.shape}; known: [batch, {height}, {width}, 3]")
     x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    shared = dict(channels_mlp_dim=self.channels_mlp_dim, gelu=self.gelu, dtype=self.dtype)
+    grid = tuple(side // self.patch_size for side in images.shape[1:3])
+    fields = blocks.fields_of(self, AbsorbedBlock)
     for i in range(self.num_blocks):
-      x = AbsorbedBlock(
-        (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size),
-        patch_communication=self.patch_communication,
-        name=f"ResMlpBlock_{i}",
-        **shared,
-      )(x)
+      x = AbsorbedBlock(grid, name=f"ResMlpBlock_{i}", **fields)(x)
     self.sow("intermediates", "tokens", x)
     if self.pooling == "class_mlp":
       token = resmlp.ClassToken(self.dtype, name="class_token")(x)
+      fields = blocks.fields_of(self, AbsorbedClassBlock)
       for i in range(2):
-        token = AbsorbedClassBlock(name=f"ClassMlpBlock_{i}", **shared)(token, x)
+        token = AbsorbedClassBlock(name=f"ClassMlpBlock_{i}", **fields)(token, x)
       x = token
     return nn.Dense(self.num_classes, name="head")(jnp.mean(x, axis=1, dtype=jnp.float32))
 
@@ -185,8 +173,7 @@ def absorb_affine(
       absorbed[name] = _cross_patch(block, kind, grid) | _cross_channel(block)
     elif name.startswith("ClassMlpBlock_"):
       absorbed[name] = _cross_patch(block, "linear", None) | _cross_channel(block)
-  own = {f.name for f in dataclasses.fields(AbsorbedResMlp)} - {"parent", "name", "image_size"}
-  fields = {field: getattr(model, field) for field in own}
+  fields = blocks.fields_of(model, AbsorbedResMlp)
   return AbsorbedResMlp(**fields, image_size=image_size), jax.tree.map(np.float32, absorbed)
 
 
@@ -217,10 +204,8 @@ def _cross_patch(block: Params, kind: str, grid: tuple[int, int] | None) -> Para
   kernel, bias = block["cross_patch"]["kernel"], block["cross_patch"]["bias"]
   if kind == "linear":
     moved = post * (np.outer(kernel.sum(0), shift) + bias[:, None])
-    return {
-      "cross_patch": {"kernel": kernel},
-      "token_affine": {"scale": scale * post, "bias": moved},
-    }
+    affine = {"scale": scale * post, "bias": moved}
+    return {"cross_patch": {"kernel": kernel}, "token_affine": affine}
   moved = _constant_image(kernel, shift, grid) + bias
   # The inputs of a kernel are its third axis, or per channel its fourth.
   kernel = kernel * (scale[:, None] if kind == "conv3x3" else scale)
@@ -235,16 +220,7 @@ def _cross_patch(block: Params, kind: str, grid: tuple[int, int] | None) -> Para
 
 
 def _constant_image(kernel: np.ndarray, pixel: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-  """A 3x3 convolution, zero padded, of an image that is `pixel` [channels] everywhere.
-
-  Args:
-    kernel: [3, 3, channels or 1 (depth-wise), channels].
-    pixel: [channels].
-    grid: height and width of the image.
-
-  Returns:
-    [height * width, channels].
-  """
+  """[height * width, channels]: a zero padded 3x3 convolution of an image of one pixel value."""
   taps = (pixel[:, None] * kernel if kernel.shape[2] > 1 else pixel * kernel).sum(2)
   inside = np.pad(np.ones(grid), 1)
   windows = np.lib.stride_tricks.sliding_window_view(inside, (3, 3))  # [height, width, 3, 3]

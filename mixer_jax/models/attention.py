@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from mixer_jax.models import layers
 
-# Each kind: what its two LayerNorms normalise.
+# The inputs of the two LayerNorms of each kind.
 KINDS = {"galerkin": ("k", "v"), "fourier": ("q", "k")}
 
 
@@ -42,7 +42,6 @@ class SoftmaxFreeAttention(nn.Module):
     norm_epsilon: of the LayerNorms. With the small start their inputs have a
       variance near init_diagonal^2 = 1e-4 times that of x; the published Darcy
       models take 1e-7.
-    dtype: the dtype of the computation; parameters are float32.
   """
 
   kind: str
@@ -56,10 +55,10 @@ class SoftmaxFreeAttention(nn.Module):
   def __call__(
     self, x: jax.Array, positions: jax.Array | None = None, mask: jax.Array | None = None
   ) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape.
+    """Maps x, [batch, tokens, channels], to the same shape.
 
     Args:
-      x: [batch, tokens, channels].
+      x: the tokens.
       positions: [batch or 1, tokens, p], coordinates prepended to the queries,
         keys and values of each head after the LayerNorms; heads are then
         channels / num_heads + p wide.
@@ -80,19 +79,13 @@ class SoftmaxFreeAttention(nn.Module):
       y = y.reshape(*x.shape[:2], heads, dim // heads)
       if name in KINDS[self.kind]:
         # Over a head's channels, with scale and bias [heads, channels / heads].
-        y = nn.LayerNorm(
-          epsilon=self.norm_epsilon,
-          reduction_axes=-1,
-          feature_axes=(-2, -1),
-          dtype=self.dtype,
-          name=f"{name}_norm",
-        )(y)
+        norm = dict(epsilon=self.norm_epsilon, dtype=self.dtype, name=f"{name}_norm")
+        y = nn.LayerNorm(reduction_axes=-1, feature_axes=(-2, -1), **norm)(y)
       if positions is None:
         return y
-      shape = (*y.shape[:3], positions.shape[-1])
-      return jnp.concatenate(
-        [jnp.broadcast_to(positions[:, :, None].astype(y.dtype), shape), y], axis=-1
-      )
+      coordinates = positions[:, :, None].astype(y.dtype)
+      coordinates = jnp.broadcast_to(coordinates, (*y.shape[:3], positions.shape[-1]))
+      return jnp.concatenate([coordinates, y], axis=-1)
 
     q, k, v = (project(name) for name in ("q", "k", "v"))
     n = x.shape[1]

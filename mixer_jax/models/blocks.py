@@ -7,6 +7,7 @@ holds one block and a loop, and does not grow with the depth. `stacked` and
 `unrolled` map trees from one layout to the other.
 """
 
+import dataclasses
 import re
 from typing import Any, Sequence
 
@@ -15,40 +16,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Those that a model has many of, all equal: they can be scanned.
+# Blocks that a model has many of, all equal: they can be scanned.
 SCANNABLE = ("MixerBlock", "ResMlpBlock", "GmlpBlock")
 
 _ONE = re.compile(rf"({'|'.join(SCANNABLE)})_(\d+)")
 _ALL = re.compile(rf"({'|'.join(SCANNABLE)})s")
 
 
+def fields_of(model: nn.Module, block: type[nn.Module]) -> dict[str, Any]:
+  """The fields of a class of blocks that a model has as well, with the model's values."""
+  names = [f.name for f in dataclasses.fields(block) if f.name not in ("parent", "name")]
+  return {name: getattr(model, name) for name in names if hasattr(model, name)}
+
+
 def apply(
+  model: nn.Module,
   block: type[nn.Module],
-  fields: dict[str, Any],
   x: jax.Array,
   *shared: Any,
   drop_rates: Sequence[float],
   train: bool,
-  remat: bool,
-  scan: bool,
+  **own: Any,
 ) -> jax.Array:
-  """Applies equal blocks to x; to be called in the compact method of a model.
+  """Applies equal blocks to x, in the compact method of a model.
+
+  The model's `remat` keeps only each block's input for the backward pass, which computes
+  the rest again (Chen et al., 2016, https://arxiv.org/abs/1604.06174). Its `scan_blocks`
+  loops over one program of a block; each still starts from random numbers of its own,
+  by the rules of its own shapes.
 
   Args:
-    block: their class, one of `SCANNABLE`.
-    fields: of each of them.
-    x: what the first one takes, and each one returns: [batch, tokens, channels].
-    *shared: what all of them take after x.
+    model: gives blocks its fields of the same names.
+    block: class of the blocks, one of `SCANNABLE`.
+    x: tokens, [batch, tokens, channels]; each block, and this, returns the same shape.
+    *shared: further arguments of all blocks, after x.
     drop_rates: of stochastic depth, one a block.
     train: whether dropout and stochastic depth act.
-    remat: keep only each block's input for the backward pass, which computes the rest
-      again (Chen et al., 2016, https://arxiv.org/abs/1604.06174).
-    scan: loop over one program of a block. Each still starts from random numbers of
-      its own, by the rules of its own shapes.
-
-  Returns:
-    What the last block returns.
+    **own: fields of the blocks that the model does not have.
   """
+  fields, remat, scan = fields_of(model, block) | own, model.remat, model.scan_blocks
 
   def call(module: nn.Module, x: jax.Array, rate: Any) -> jax.Array:
     run = lambda module, x: module(x, *shared, drop_rate=rate, train=train)
@@ -60,7 +66,7 @@ def apply(
     for i, rate in enumerate(drop_rates):
       x = call(block(**fields, name=f"{name}_{i}"), x, rate)
     return x
-  drops = any(drop_rates)  # a rate of zero that is known needs no random numbers
+  drops = any(drop_rates)  # a known rate of zero needs no random numbers
   step = lambda module, x, rate: (call(module, x, rate if drops else 0.0), None)
   loop = nn.scan(
     step,
@@ -72,25 +78,17 @@ def apply(
 
 
 def unrolled(tree: Any) -> Any:
-  """Stacked blocks as one subtree each, wherever they are in a tree.
+  """Stacked blocks as one subtree each: "MixerBlock_0" and so on for "MixerBlocks".
 
   Args:
     tree: parameters, or a tree of such trees as the state of an optimizer; arrays of
-      NumPy or JAX. For shapes, use `jax.eval_shape`.
-
-  Returns:
-    The tree with "MixerBlock_0", "MixerBlock_1" and so on for "MixerBlocks"; the same
-    if there is none.
+      NumPy or JAX. For shapes, use `jax.eval_shape`. It may have no such blocks.
   """
   return _where(_ALL, _unroll, tree)
 
 
 def stacked(tree: Any) -> Any:
-  """The inverse of `unrolled`.
-
-  Raises:
-    KeyError: a block is missing.
-  """
+  """The inverse of `unrolled`; raises a KeyError if a block is missing."""
   return _where(_ONE, _stack, tree)
 
 
@@ -116,9 +114,6 @@ def _stack(params: dict[str, Any]) -> dict[str, Any]:
   names = [match[1] for key in params if (match := _ONE.fullmatch(key))]
   for name in set(names):
     members = [params[f"{name}_{i}"] for i in range(names.count(name))]
-    result[f"{name}s"] = jax.tree.map(_stack_arrays, *members)
+    stack = lambda *arrays: (np if isinstance(arrays[0], np.ndarray) else jnp).stack(arrays)
+    result[f"{name}s"] = jax.tree.map(stack, *members)
   return result
-
-
-def _stack_arrays(*arrays: Any) -> Any:
-  return (np if isinstance(arrays[0], np.ndarray) else jnp).stack(arrays)

@@ -4,13 +4,15 @@ Liu et al., "Pay Attention to MLPs", NeurIPS 2021, https://arxiv.org/abs/2105.08
 The blocks take token masks and shorter sequences, so that text models share them.
 """
 
-from typing import Any, ClassVar
+import functools
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import blocks, layers
+from mixer_jax.models import blocks, family, layers
+from mixer_jax.options import Option
 
 # s(Z) for the projection over tokens f (Section 2.1 and Table 3).
 GATINGS = {
@@ -20,12 +22,16 @@ GATINGS = {
   "split": lambda z, f: z * f,  # z and f of one half of the channels each
 }
 SPATIALS = ("dense", "toeplitz")
-CHOICES = {"gating": tuple(GATINGS), "spatial": SPATIALS}
+Gating = family.one_of("how the projection over tokens gates the channels", tuple(GATINGS))
+_SPATIAL = "projection over tokens; Toeplitz: constant along diagonals (tMLP)"
+Spatial = family.one_of(_SPATIAL, SPATIALS)
+_ATTENTION_DIM = Option("width of the tiny attention (aMLP: 64); 0: none", 0, family.WIDTH)
+AttentionDim = Annotated[int, _ATTENTION_DIM]
 
 # Table 1 of the paper; the `small` nets, of the size of `mixer_small`, are to
 # train from scratch on 32x32 images. At 224x224 and 1,000 classes gMLP-Ti, S and B
 # have 5.87, 19.42 and 73.08 million parameters, as in timm. The paper prints 5.9,
-# 19.5 and 73.4; what makes its S and B 0.4% larger is not known.
+# 19.5 and 73.4; the cause of the 0.4% more of S and B is not known.
 _SIZES = {
   "ti16": dict(patch_size=16, hidden_dim=128, ffn_dim=768, num_blocks=30),
   "s16": dict(patch_size=16, hidden_dim=256, ffn_dim=1536, num_blocks=30),
@@ -33,12 +39,10 @@ _SIZES = {
   "small": dict(patch_size=4, hidden_dim=256, ffn_dim=1536, num_blocks=8),
 }
 # The paper has images for gMLP only; it tries the others on text.
-_FAMILIES = {"gmlp": {}, "amlp": dict(attention_dim=64), "tmlp": dict(spatial="toeplitz")}
+_KINDS = {"gmlp": {}, "amlp": dict(attention_dim=64), "tmlp": dict(spatial="toeplitz")}
 
-VARIANTS = {
-  f"{family}_{size}": fields | own
-  for family, own in _FAMILIES.items()
-  for size, fields in _SIZES.items()
+_VARIANTS = {
+  f"{kind}_{size}": fields | own for kind, own in _KINDS.items() for size, fields in _SIZES.items()
 }
 
 
@@ -47,11 +51,6 @@ class ToeplitzDense(nn.Module):
 
   W[i, j] = diagonals[i - j + n - 1] for output i and input j: 2n - 1 numbers,
   first the one of the upper right corner, in the middle the main diagonal.
-
-  Attributes:
-    kernel_init: initialiser of `diagonals`, [2n - 1].
-    bias_init: initialiser of `bias`, [n].
-    dtype: the dtype of the computation; parameters are float32.
   """
 
   kernel_init: Any
@@ -74,10 +73,7 @@ class ToeplitzDense(nn.Module):
 class TinyAttention(nn.Module):
   """Single-head softmax self-attention of aMLP (Figure 4 and its pseudo-code).
 
-  Attributes:
-    attention_dim: channels of queries, keys and values.
-    out_dim: channels of the output.
-    dtype: the dtype of the computation; parameters and softmax are float32.
+  `attention_dim` channels of queries, keys and values; the softmax is float32.
   """
 
   attention_dim: int
@@ -111,7 +107,6 @@ class SpatialGatingUnit(nn.Module):
       "split" Z1 * f(Z2) with the halves Z1, Z2 of the channels.
     spatial: "dense" W, or "toeplitz".
     epsilon: of the LayerNorm.
-    dtype: the dtype of the computation; parameters are float32.
   """
 
   max_tokens: int
@@ -124,10 +119,10 @@ class SpatialGatingUnit(nn.Module):
   def __call__(
     self, z: jax.Array, mask: jax.Array | None = None, attention: jax.Array | None = None
   ) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same, or to half the channels if split.
+    """Maps z, [batch, tokens, channels], to the same, or to half the channels if split.
 
     Args:
-      z: [batch, tokens, channels].
+      z: the tokens.
       mask: [batch, tokens], True for a real token.
       attention: added to f, of its shape.
     """
@@ -144,16 +139,15 @@ class SpatialGatingUnit(nn.Module):
     """W f + b along tokens."""
     size, tokens = self.max_tokens, f.shape[1]
     scale = size**-0.5 if self.gating == "linear" else 1e-6
-    start = dict(
+    bias = float(self.gating in ("multiplicative", "split"))
+    layer = ToeplitzDense if self.spatial == "toeplitz" else functools.partial(layers.Dense, size)
+    layer = layer(
       kernel_init=nn.initializers.normal(scale),
-      bias_init=nn.initializers.constant(float(self.gating in ("multiplicative", "split"))),
+      bias_init=nn.initializers.constant(bias),
+      dtype=self.dtype,
     )
-    if self.spatial == "toeplitz":
-      layer = ToeplitzDense(**start, dtype=self.dtype)
-    else:
-      layer = layers.Dense(size, **start, dtype=self.dtype)
-    # Zeros for tokens that are not there, so that an nn.Dense of full size does
-    # it, which second-order optimizers know.
+    # Zeros stand for missing tokens: an nn.Dense of full size does it, and
+    # second-order optimizers know that layer.
     f = jnp.pad(f, ((0, 0), (0, size - tokens), (0, 0)))
     return jnp.swapaxes(layer(jnp.swapaxes(f, 1, 2)), 1, 2)[:, :tokens]
 
@@ -161,14 +155,14 @@ class SpatialGatingUnit(nn.Module):
 class GmlpBlock(nn.Module):
   """Channel expansion, GELU, spatial gating, and back; pre-normalised and residual.
 
-  The fields are those of `Gmlp`, and max_tokens, the longest sequence.
+  The fields are as in `Gmlp`, and max_tokens, the longest sequence.
   """
 
   ffn_dim: int
   max_tokens: int
-  gating: str = "split"
-  spatial: str = "dense"
-  attention_dim: int = 0
+  gating: Gating = "split"
+  spatial: Spatial = "dense"
+  attention_dim: AttentionDim = 0
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
   gate_epsilon: float = 1e-5
@@ -183,18 +177,21 @@ class GmlpBlock(nn.Module):
     drop_rate: float | jax.Array = 0.0,
     train: bool = False,
   ) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape.
+    """Maps x, [batch, tokens, channels], to the same shape.
 
     Args:
-      x: [batch, tokens, channels], at most max_tokens tokens.
+      x: at most max_tokens tokens.
       mask: [batch, tokens], True for a real token; others influence no real one.
       drop_rate: of stochastic depth.
       train: whether stochastic depth drops; it needs the rng "dropout".
 
     Raises:
-      ValueError: a field has a meaningless value, or there are too many tokens.
+      UserError: a field has another value than its option allows.
+      ValueError: gating "split" has an odd ffn_dim, or there are too many tokens.
     """
-    self._check_fields()
+    family.check(self)  # models of text are built of blocks
+    if self.gating == "split" and self.ffn_dim % 2:
+      raise ValueError(f"ffn_dim is {self.ffn_dim}; gating 'split' needs an even one")
     tokens, dim = x.shape[1:]
     if tokens > self.max_tokens:
       raise ValueError(f"{tokens} tokens are more than max_tokens {self.max_tokens}")
@@ -205,69 +202,36 @@ class GmlpBlock(nn.Module):
       tiny = TinyAttention(self.attention_dim, width, dtype=self.dtype, name="tiny_attention")
       attention = tiny(y, mask)
     y = layers.gelu(layers.Dense(self.ffn_dim, dtype=self.dtype)(y), self.gelu)
-    y = SpatialGatingUnit(
-      self.max_tokens,
-      gating=self.gating,
-      spatial=self.spatial,
-      epsilon=self.gate_epsilon,
-      dtype=self.dtype,
-      name="spatial_gating",
-    )(y, mask, attention)
+    fields = (self.max_tokens, self.gating, self.spatial, self.gate_epsilon, self.dtype)
+    y = SpatialGatingUnit(*fields, name="spatial_gating")(y, mask, attention)
     y = layers.Dense(dim, dtype=self.dtype)(y)
     return x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
 
-  def _check_fields(self) -> None:
-    for field, known in CHOICES.items():
-      value = getattr(self, field)
-      if value not in known:
-        raise ValueError(f"{field} is {value!r}; known: {', '.join(known)}")
-    if self.attention_dim < 0:
-      raise ValueError(f"attention_dim is {self.attention_dim}; 0 is none, the paper's is 64")
-    if self.gating == "split" and self.ffn_dim % 2:
-      raise ValueError(f"ffn_dim is {self.ffn_dim}; gating 'split' needs an even one")
 
-
-class Gmlp(nn.Module):
+class Gmlp(family.Model):
   """gMLP for images.
 
-  Attributes:
-    num_classes: size of the output.
-    patch_size: side of a square patch in pixels; it divides height and width.
-    hidden_dim: channels of a token (d_model).
-    ffn_dim: channels inside a block (d_ffn).
-    num_blocks: number of blocks.
-    gating: "linear", "additive", "multiplicative" or "split" (the paper's).
-    spatial: "dense", or "toeplitz" for projections over tokens that are
-      constant along diagonals (tMLP).
-    attention_dim: width of the tiny attention (aMLP, 64 in the paper); 0 for none.
-    stochastic_depth: drop rate of every block, kept branches rescaled (timm's
-      rule; the paper gives but survival probabilities: Ti 1, S 0.95, B 0.8).
-    gelu: "exact", as in timm, or "tanh".
-    layer_norm_epsilon: of the LayerNorms of the tokens; 1e-6 in timm.
-    gate_epsilon: of those in the spatial gating units; 1e-5 in timm.
-    remat: compute the inside of each block again in the backward pass, which saves
-      memory; on a CPU only together with scan_blocks.
-    scan_blocks: loop over one program of a block; `blocks.stacked` says how its
-      parameters are laid out.
-    dtype: the dtype of the computation; parameters, normalisation statistics
-      and logits are float32.
+  Stochastic depth has one rate for all blocks and rescales the branches that it keeps
+  (timm's rule; the paper gives but survival probabilities: Ti 1, S 0.95, B 0.8). The
+  epsilons are timm's. `blocks.stacked` says how the parameters of scanned blocks are
+  laid out.
   """
 
   num_classes: int
-  patch_size: int
-  hidden_dim: int
-  ffn_dim: int
-  num_blocks: int
-  gating: str = "split"
-  spatial: str = "dense"
-  attention_dim: int = 0
-  stochastic_depth: float = 0.0
-  gelu: str = "exact"
-  layer_norm_epsilon: float = 1e-6
-  gate_epsilon: float = 1e-5
-  remat: bool = False
-  scan_blocks: bool = False
-  dtype: Any = "float32"
+  patch_size: family.PatchSize
+  hidden_dim: family.HiddenDim
+  ffn_dim: Annotated[int, Option("channels inside a block", 1, family.WIDTH)]
+  num_blocks: family.NumBlocks
+  gating: Gating = "split"
+  spatial: Spatial = "dense"
+  attention_dim: AttentionDim = 0
+  stochastic_depth: family.StochasticDepth = 0.0
+  gelu: family.Gelu = "exact"
+  layer_norm_epsilon: family.LayerNormEpsilon = 1e-6
+  gate_epsilon: Annotated[float, Option("epsilon of LayerNorm in the gates", 0)] = 1e-5
+  remat: family.Remat = False
+  scan_blocks: family.ScanBlocks = False
+  dtype: family.Dtype = "float32"
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
@@ -277,27 +241,29 @@ class Gmlp(nn.Module):
     sown as "tokens" into the collection "intermediates".
     """
     x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    fields = dict(
-      ffn_dim=self.ffn_dim,
-      max_tokens=x.shape[1],
-      gating=self.gating,
-      spatial=self.spatial,
-      attention_dim=self.attention_dim,
-      gelu=self.gelu,
-      layer_norm_epsilon=self.layer_norm_epsilon,
-      gate_epsilon=self.gate_epsilon,
-      dtype=self.dtype,
-    )
-    x = blocks.apply(
-      GmlpBlock,
-      fields,
-      x,
-      drop_rates=[self.stochastic_depth] * self.num_blocks,
-      train=train,
-      remat=self.remat,
-      scan=self.scan_blocks,
-    )
+    drop_rates = [self.stochastic_depth] * self.num_blocks
+    size = x.shape[1]
+    x = blocks.apply(self, GmlpBlock, x, drop_rates=drop_rates, train=train, max_tokens=size)
     self.sow("intermediates", "tokens", x)
     x = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="norm")(x)
-    x = jnp.mean(x, axis=1, dtype=jnp.float32)
-    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
+    return layers.mean_logits(x, self.num_classes)
+
+
+FAMILY = family.Family(
+  variants=family.variants(Gmlp, _VARIANTS),
+  layers={
+    "stem": family.STEM,
+    "GmlpBlock/norm": family.NORM,
+    "GmlpBlock/Dense_0": family.CHANNELS,
+    "GmlpBlock/tiny_attention": family.TOKENS,
+    "GmlpBlock/spatial_gating": family.TOKENS,
+    "GmlpBlock/spatial_gating/norm": family.NORM,
+    "GmlpBlock/spatial_gating/Dense_0": family.TOKENS_SQUARE,
+    "GmlpBlock/Dense_1": family.CHANNELS,
+    "norm": family.NORM,
+    "head": family.HEAD,
+  },
+  image_sizes={name: 32 for name in _VARIANTS if name.endswith("_small")},
+  decayed=("kernel", "diagonals"),
+)
+VARIANTS = FAMILY.variants

@@ -1,7 +1,7 @@
-"""Layers that the model families share.
+"""Layers that the model families share: computed in `dtype`, with float32 parameters.
 
-A layer with parameters of its own, not inside an `nn.Dense` or `nn.Conv`, says by
-the class attribute `curvature` what a second-order optimizer makes of them:
+A layer with parameters of its own, not inside an `nn.Dense` or `nn.Conv`, names by
+the class attribute `curvature` their treatment by a second-order optimizer:
 "scale_and_shift" (y = x * scale + bias, either may be missing) or "gradient" (no
 curvature: the plain gradient).
 """
@@ -11,16 +11,13 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 GELUS = ("tanh", "exact")
 
 
 def gelu(x: jax.Array, form: str) -> jax.Array:
-  """GELU, `form` "tanh" (Google's Mixer code) or "exact" (timm, deit).
-
-  Raises:
-    ValueError: another form.
-  """
+  """GELU, `form` "tanh" (Google's Mixer code) or "exact" (timm, deit); else a ValueError."""
   if form not in GELUS:
     raise ValueError(f"gelu is {form!r}; known: {', '.join(GELUS)}")
   return nn.gelu(x, approximate=form == "tanh")
@@ -29,15 +26,11 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
 def flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
   """x @ kernel as one product of matrices: [..., inputs], [inputs, features] -> [..., features].
 
-  The values are those of `jax.lax.dot_general`. The difference is in the gradient of
-  the kernel: of a product over several axes XLA's CPU compiler copies an operand into
-  another order first, of one over a single axis it reads both as they are.
+  The values equal `jax.lax.dot_general`'s. The gradient of the kernel is faster: for a
+  product over several axes XLA's CPU compiler first copies an operand into another
+  order; for a product over one axis it reads both operands as they are.
 
-  Args:
-    x: [..., inputs].
-    kernel: [inputs, features].
-    dimensions: as `jax.lax.dot_general` takes them, those of the last axis of x.
-    **options: of `jax.lax.dot_general`.
+  `dimensions` of `jax.lax.dot_general` are always the last axis of x; it takes `options`.
   """
   del dimensions
   y = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **options)
@@ -55,7 +48,6 @@ class MlpBlock(nn.Module):
     mlp_dim: width of the hidden layer.
     dropout_rate: probability of zeroing a unit, after each dense layer.
     gelu: "tanh" or "exact".
-    dtype: the dtype of the computation; parameters are float32.
     kernel_init: initialiser of both kernels.
   """
 
@@ -83,7 +75,7 @@ def image_tokens(images: jax.Array, patch_size: int, dim: int, dtype: Any) -> ja
     images: [batch, height, width, channels].
     patch_size: side of a square patch in pixels.
     dim: channels of a token.
-    dtype: the dtype of the computation.
+    dtype: of the computation.
 
   Returns:
     [batch, tokens, dim], rows of patches from the top, each from the left.
@@ -99,12 +91,17 @@ def image_tokens(images: jax.Array, patch_size: int, dim: int, dtype: Any) -> ja
   return x.reshape(x.shape[0], -1, dim)
 
 
-class Affine(nn.Module):
-  """Aff of ResMLP: y = x * scale + bias per channel (TPAMI, Equation 1).
+def mean_logits(x: jax.Array, num_classes: int) -> jax.Array:
+  """Float32 logits [batch, num_classes] of [batch, tokens, channels] by the layer "head".
 
-  Attributes:
-    dtype: the dtype of the computation; parameters are float32.
+  The layer starts at zero, hence at the uniform prediction, as the published Mixer.
   """
+  x = jnp.mean(x, axis=1, dtype=jnp.float32)
+  return nn.Dense(num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
+
+
+class Affine(nn.Module):
+  """Aff of ResMLP: y = x * scale + bias per channel (TPAMI, Equation 1)."""
 
   dtype: Any = "float32"
   curvature: ClassVar[str] = "scale_and_shift"
@@ -118,12 +115,7 @@ class Affine(nn.Module):
 
 
 class LayerScale(nn.Module):
-  """y = x * scale per channel, at the end of a residual branch (Touvron et al., 2021).
-
-  Attributes:
-    init: initial value of all scales.
-    dtype: the dtype of the computation; parameters are float32.
-  """
+  """y = x * scale per channel, `init` at first, at the end of a branch (Touvron et al., 2021)."""
 
   init: float
   dtype: Any = "float32"
@@ -148,12 +140,9 @@ class StochasticDepth(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, rate: float | jax.Array, *, train: bool) -> jax.Array:
-    """Maps [batch, ...] to the same shape; needs the rng "dropout".
+    """Maps [batch, ...] to the same shape; `rate` is the probability of dropping an example.
 
-    Args:
-      x: the branch.
-      rate: probability of dropping it for one example.
-      train: whether anything is dropped.
+    Nothing is dropped unless `train`, which needs the rng "dropout".
     """
     if not train or (not isinstance(rate, jax.Array) and rate == 0):
       return x

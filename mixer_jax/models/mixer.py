@@ -5,22 +5,23 @@ tree has the names of the public checkpoints of google-research/
 vision_transformer, so that these load without renaming.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import attention, blocks, layers
+from mixer_jax.models import attention, blocks, family, layers
+from mixer_jax.options import Option
 
-# Table 1 of the paper; the patch size 4 variants are those of the K-FAC study
-# (32x32 images), `mixer_small` is a small net to train from scratch.
+# Table 1 of the paper; the variants of patch size 4 are the K-FAC study's (32x32
+# images), `mixer_small` is a small net to train from scratch.
 _S = dict(hidden_dim=512, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=2048)
 _B = dict(hidden_dim=768, num_blocks=12, tokens_mlp_dim=384, channels_mlp_dim=3072)
 _L = dict(hidden_dim=1024, num_blocks=24, tokens_mlp_dim=512, channels_mlp_dim=4096)
 _H = dict(hidden_dim=1280, num_blocks=32, tokens_mlp_dim=640, channels_mlp_dim=5120)
 
-VARIANTS = {
+_VARIANTS = {
   "mixer_s32": dict(patch_size=32, **_S),
   "mixer_s16": dict(patch_size=16, **_S),
   "mixer_s4": dict(patch_size=4, **_S),
@@ -34,8 +35,8 @@ VARIANTS = {
     patch_size=4, hidden_dim=256, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=1024
   ),
 }
-
 TOKEN_MIXERS = ("mlp", *attention.KINDS)
+TokenMixer = family.one_of("an MLP over tokens, or attention without softmax", TOKEN_MIXERS)
 
 
 def patch_centres(rows: int, columns: int) -> jax.Array:
@@ -45,10 +46,7 @@ def patch_centres(rows: int, columns: int) -> jax.Array:
 
 
 class MixerBlock(nn.Module):
-  """Token mixing, then channel mixing, each pre-normalised and residual.
-
-  The fields are those of `Mixer`.
-  """
+  """Token mixing, then channel mixing, pre-normalised and residual; fields as in `Mixer`."""
 
   tokens_mlp_dim: int
   channels_mlp_dim: int
@@ -68,10 +66,10 @@ class MixerBlock(nn.Module):
     drop_rate: float | jax.Array = 0.0,
     train: bool = False,
   ) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape.
+    """Maps x, [batch, tokens, channels], to the same shape.
 
     Args:
-      x: [batch, tokens, channels].
+      x: the tokens.
       positions: [1, tokens, 2], for attention only.
       drop_rate: of stochastic depth, for each of the two branches.
       train: whether dropout and stochastic depth act.
@@ -79,8 +77,6 @@ class MixerBlock(nn.Module):
     Raises:
       ValueError: an unknown token_mixer, or heads that do not divide the channels.
     """
-    if self.token_mixer not in TOKEN_MIXERS:
-      raise ValueError(f"token_mixer is {self.token_mixer!r}; known: {', '.join(TOKEN_MIXERS)}")
 
     def norm(x):
       return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype)(x)
@@ -103,51 +99,39 @@ class MixerBlock(nn.Module):
     return x + depth(y, drop_rate, train=train)
 
 
-class Mixer(nn.Module):
+class Mixer(family.Model):
   """MLP-Mixer for images, or the same with attention in place of token mixing.
 
   The token-mixing MLP tells tokens apart by their order. Attention does not: it
   gets the centres of the patches, in [0, 1]^2, as coordinates prepended to each
   head's queries, keys and values (Cao, 2021).
 
-  Attributes:
-    num_classes: size of the output.
-    patch_size: side of a square patch in pixels; it divides height and width.
-    hidden_dim: channels C of a token.
-    num_blocks: number of Mixer blocks.
-    tokens_mlp_dim: hidden width D_S of token mixing; attention does not use it.
-    channels_mlp_dim: hidden width D_C of channel mixing.
-    dropout_rate: dropout in the MLPs.
-    stochastic_depth: drop rate of the last block; it grows linearly from zero
-      at the first (Section 3.1 and Appendix B of the paper).
-    gelu: "tanh", as in the public models, or "exact".
-    layer_norm_epsilon: 1e-6 in the public models.
-    token_mixer: "mlp", or attention without softmax, "galerkin" or "fourier";
-      then one model takes images of any size.
-    num_heads: heads of the attention; they divide hidden_dim.
-    remat: compute the inside of each block again in the backward pass, which saves
-      memory; on a CPU only together with scan_blocks.
-    scan_blocks: loop over one program of a block; `blocks.stacked` says how its
-      parameters are laid out.
-    dtype: the dtype of the computation; parameters, normalisation statistics
-      and logits are float32.
+  Stochastic depth follows Section 3.1 and Appendix B of the paper. With attention, one
+  model takes images of any size. `blocks.stacked` says how the parameters of scanned
+  blocks are laid out.
   """
 
   num_classes: int
-  patch_size: int
-  hidden_dim: int
-  num_blocks: int
-  tokens_mlp_dim: int
-  channels_mlp_dim: int
-  dropout_rate: float = 0.0
-  stochastic_depth: float = 0.0
-  gelu: str = "tanh"
-  layer_norm_epsilon: float = 1e-6
-  token_mixer: str = "mlp"
-  num_heads: int = 8
-  remat: bool = False
-  scan_blocks: bool = False
-  dtype: Any = "float32"
+  patch_size: family.PatchSize
+  hidden_dim: family.HiddenDim
+  num_blocks: family.NumBlocks
+  tokens_mlp_dim: Annotated[
+    int, Option("hidden width of the MLP over tokens; attention has none", 1, family.WIDTH)
+  ]
+  channels_mlp_dim: family.MlpDim
+  dropout_rate: family.DropoutRate = 0.0
+  stochastic_depth: Annotated[
+    float, Option("drop rate of the last block; grows linearly from 0 at the first", 0, 0.999)
+  ] = 0.0
+  gelu: family.Gelu = "tanh"
+  layer_norm_epsilon: family.LayerNormEpsilon = 1e-6
+  token_mixer: TokenMixer = "mlp"
+  num_heads: Annotated[
+    int, Option("heads of the attention; they divide hidden_dim", 1, family.WIDTH)
+  ] = 8
+  remat: family.Remat = False
+  scan_blocks: family.ScanBlocks = False
+  dtype: family.Dtype = "float32"
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
@@ -158,31 +142,28 @@ class Mixer(nn.Module):
     """
     x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
     positions = patch_centres(*(side // self.patch_size for side in images.shape[1:3]))
-    fields = dict(
-      tokens_mlp_dim=self.tokens_mlp_dim,
-      channels_mlp_dim=self.channels_mlp_dim,
-      dropout_rate=self.dropout_rate,
-      gelu=self.gelu,
-      layer_norm_epsilon=self.layer_norm_epsilon,
-      token_mixer=self.token_mixer,
-      num_heads=self.num_heads,
-      dtype=self.dtype,
-    )
     last = max(self.num_blocks - 1, 1)
-    x = blocks.apply(
-      MixerBlock,
-      fields,
-      x,
-      positions,
-      drop_rates=[self.stochastic_depth * i / last for i in range(self.num_blocks)],
-      train=train,
-      remat=self.remat,
-      scan=self.scan_blocks,
-    )
+    drop_rates = [self.stochastic_depth * i / last for i in range(self.num_blocks)]
+    x = blocks.apply(self, MixerBlock, x, positions, drop_rates=drop_rates, train=train)
     self.sow("intermediates", "tokens", x)
-    x = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm")(
-      x
-    )
-    x = jnp.mean(x, axis=1, dtype=jnp.float32)
-    # A zero head starts training at the uniform prediction, as published.
-    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
+    norm = dict(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm")
+    return layers.mean_logits(nn.LayerNorm(**norm)(x), self.num_classes)
+
+
+FAMILY = family.Family(
+  variants=family.variants(Mixer, _VARIANTS),
+  layers={
+    "stem": family.STEM,
+    "MixerBlock/LayerNorm_0": family.NORM,
+    "MixerBlock/token_mixing": family.TOKENS,
+    "MixerBlock/token_mixing/Dense_0": family.TOKENS_IN,
+    "MixerBlock/token_mixing/Dense_1": family.TOKENS_OUT,
+    **{f"MixerBlock/token_mixing/{name}_norm": family.NORM for name in "qkv"},
+    "MixerBlock/LayerNorm_1": family.NORM,
+    "MixerBlock/channel_mixing": family.CHANNELS,
+    "pre_head_layer_norm": family.NORM,
+    "head": family.HEAD,
+  },
+  image_sizes={"mixer_s4": 32, "mixer_b4": 32, "mixer_small": 32},
+)
+VARIANTS = FAMILY.variants

@@ -2,34 +2,34 @@
 
 Touvron et al., "ResMLP: Feedforward networks for image classification with
 data-efficient training", TPAMI 2022, https://arxiv.org/abs/2105.03404. Where the
-paper's text is open, this follows its Algorithm 1 and the released code
-(facebookresearch/deit): Equations 2 and 3 end a branch with Aff, both of those
-with LayerScale, which has no bias.
+paper leaves a choice, this follows its Algorithm 1 and the released code
+(facebookresearch/deit): a branch ends with LayerScale, which has no bias, and not
+with Aff, as in Equations 2 and 3.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import blocks, layers
+from mixer_jax.models import blocks, family, layers
+from mixer_jax.options import Option
 
-# What each field may be; the first is the paper's model, the others are the
-# ablations of its Table 3.
-CHOICES = {
-  "normalization": ("affine", "layer_norm"),
-  "pooling": ("average", "class_mlp"),
-  "patch_communication": ("linear", "none", "mlp", "conv3x3", "depthwise", "separable"),
-  "gelu": ("exact", "tanh"),
-}
+# The first is the paper's model, the others are the ablations of its Table 3.
+NORMALIZATIONS = ("affine", "layer_norm")
+POOLINGS = ("average", "class_mlp")
+COMMUNICATIONS = ("linear", "none", "mlp", "conv3x3", "depthwise", "separable")
+Normalization = family.one_of("Aff of the paper, or LayerNorm in its place", NORMALIZATIONS)
+Pooling = family.one_of("mean of the tokens, or a class token with two more layers", POOLINGS)
+Communication = family.one_of("how patches interact, see `resmlp.communicate`", COMMUNICATIONS)
 
 _S = dict(hidden_dim=384, channels_mlp_dim=1536)
 _B = dict(hidden_dim=768, channels_mlp_dim=3072)
 
 # Tables 3 and D.3. LayerScale starts as in the released models S12, S24, S36 and
 # B24/8. B24 at patch 16 was not released: the paper's rule (CaiT's) for 24 blocks.
-VARIANTS = {
+_VARIANTS = {
   "resmlp_s12": dict(patch_size=16, num_blocks=12, layer_scale_init=0.1, **_S),
   "resmlp_s24": dict(patch_size=16, num_blocks=24, layer_scale_init=1e-5, **_S),
   "resmlp_s36": dict(patch_size=16, num_blocks=36, layer_scale_init=1e-6, **_S),
@@ -57,20 +57,17 @@ def communicate(
   """Lets patches interact, by the layer "cross_patch" of the calling module.
 
   Args:
-    x: [batch, tokens, channels].
+    x: [batch, tokens, channels]; the result has this shape.
     kind: "linear", one matrix over the tokens shared by the channels; "mlp", two
       with GELU and four times the tokens in between (Appendix A); "conv3x3"; or
       "depthwise", 3x3 per channel; or "separable", the same followed by the layer
       "cross_patch_pointwise" over channels, with nothing in between.
     grid: rows and columns of patches; their product is the number of tokens.
-    dropout_rate: dropout in the MLP.
-    gelu: of the MLP, "exact" or "tanh".
-    dtype: the dtype of the computation.
-    use_bias: whether the layers have biases (those of the MLP always do).
+    dropout_rate: in the MLP, which takes `gelu` and always has biases.
+    gelu: "exact" or "tanh".
+    dtype: of the computation.
+    use_bias: whether the other layers have biases.
     train: whether dropout acts.
-
-  Returns:
-    [batch, tokens, channels].
   """
   batch, tokens, channels = x.shape
   options = dict(use_bias=use_bias, dtype=dtype)
@@ -100,67 +97,54 @@ def _normalization(kind: str, epsilon: float, dtype: Any, name: str) -> nn.Modul
   return nn.LayerNorm(epsilon=epsilon, dtype=dtype, name=name)
 
 
-class ResMlpBlock(nn.Module):
-  """Patch communication, then an MLP over channels, each residual (Equations 2 and 3).
+class _Block(nn.Module):
+  """Fields and layers of both blocks below; the fields are as in `ResMlp`."""
 
-  Without communication ("none") the whole first branch is absent. The fields are
-  those of `ResMlp`, but for
-
-  Attributes:
-    grid: rows and columns of patches.
-  """
-
-  grid: tuple[int, int]
   channels_mlp_dim: int
   layer_scale_init: float
   normalization: str = "affine"
-  patch_communication: str = "linear"
   dropout_rate: float = 0.0
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
   dtype: Any = "float32"
+
+  def _norm(self, x: jax.Array, name: str) -> jax.Array:
+    return _normalization(self.normalization, self.layer_norm_epsilon, self.dtype, name)(x)
+
+  def _scaled(self, y: jax.Array, name: str) -> jax.Array:
+    return layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
+
+  def _over_channels(self, x: jax.Array, train: bool) -> jax.Array:
+    fields = dict(gelu=self.gelu, dtype=self.dtype, kernel_init=_LINEAR_INIT, name="cross_channel")
+    mlp = layers.MlpBlock(self.channels_mlp_dim, self.dropout_rate, **fields)
+    return self._scaled(mlp(self._norm(x, "norm2"), train=train), "layer_scale_2")
+
+
+class ResMlpBlock(_Block, kw_only=True):
+  """Patch communication, then an MLP over channels, each residual (Equations 2 and 3).
+
+  Without communication ("none") the whole first branch is absent. The fields are as
+  in `ResMlp`, and `grid`: rows and columns of patches.
+  """
+
+  grid: tuple[int, int]
+  patch_communication: str = "linear"
 
   @nn.compact
   def __call__(
     self, x: jax.Array, *, drop_rate: float | jax.Array = 0.0, train: bool = False
   ) -> jax.Array:
     """Maps [batch, tokens, channels] to the same shape; drops each branch at drop_rate."""
-
-    def norm(x, name):
-      return _normalization(self.normalization, self.layer_norm_epsilon, self.dtype, name)(x)
-
-    def residual(x, y, name):
-      y = layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
-      return x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
-
+    keep = lambda y: layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
     if self.patch_communication != "none":
-      y = communicate(
-        norm(x, "norm1"),
-        self.patch_communication,
-        self.grid,
-        dropout_rate=self.dropout_rate,
-        gelu=self.gelu,
-        dtype=self.dtype,
-        train=train,
-      )
-      x = residual(x, y, "layer_scale_1")
-    y = layers.MlpBlock(
-      self.channels_mlp_dim,
-      self.dropout_rate,
-      self.gelu,
-      self.dtype,
-      kernel_init=_LINEAR_INIT,
-      name="cross_channel",
-    )(norm(x, "norm2"), train=train)
-    return residual(x, y, "layer_scale_2")
+      options = dict(dropout_rate=self.dropout_rate, gelu=self.gelu, dtype=self.dtype, train=train)
+      y = communicate(self._norm(x, "norm1"), self.patch_communication, self.grid, **options)
+      x = x + keep(self._scaled(y, "layer_scale_1"))
+    return x + keep(self._over_channels(x, train))
 
 
 class ClassToken(nn.Module):
-  """A learned token, the same for every example.
-
-  Attributes:
-    dtype: the dtype of the computation; parameters are float32.
-  """
+  """A learned token, the same for every example; float32, computed in `dtype`."""
 
   dtype: Any = "float32"
   curvature: ClassVar[str] = "gradient"
@@ -172,7 +156,7 @@ class ClassToken(nn.Module):
     return jnp.broadcast_to(embedding.astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
 
 
-class ClassMlpBlock(nn.Module):
+class ClassMlpBlock(_Block):
   """One of the two layers of class-MLP pooling (Section 2), after CaiT's class attention.
 
   Only the class token changes. Where CaiT attends to class token and patches, one
@@ -180,105 +164,44 @@ class ClassMlpBlock(nn.Module):
   only; its parameter counts (Tables 3 and D.3) leave room for the two channel MLPs
   and at most 36,000 numbers more: neither for a d x d matrix nor for one over
   tokens that is square. As in CaiT, nothing is dropped here.
-
-  The fields are those of `ResMlp`.
   """
-
-  channels_mlp_dim: int
-  layer_scale_init: float
-  normalization: str = "affine"
-  gelu: str = "exact"
-  layer_norm_epsilon: float = 1e-6
-  dtype: Any = "float32"
 
   @nn.compact
   def __call__(self, token: jax.Array, patches: jax.Array) -> jax.Array:
-    """The new class token.
-
-    Args:
-      token: the class token, [batch, 1, channels].
-      patches: [batch, tokens, channels].
-
-    Returns:
-      [batch, 1, channels].
-    """
-
-    def norm(x, name):
-      return _normalization(self.normalization, self.layer_norm_epsilon, self.dtype, name)(x)
-
-    def scale(y, name):
-      return layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
-
-    y = jnp.swapaxes(norm(jnp.concatenate([token, patches], axis=1), "norm1"), 1, 2)
+    """The new class token: [batch, 1, channels] from itself and [batch, tokens, channels]."""
+    y = jnp.concatenate([token, patches], axis=1)
+    y = jnp.swapaxes(self._norm(y, "norm1"), 1, 2)
     y = layers.Dense(1, kernel_init=_LINEAR_INIT, dtype=self.dtype, name="cross_patch")(y)
-    token = token + scale(jnp.swapaxes(y, 1, 2), "layer_scale_1")
-    mlp = layers.MlpBlock(
-      self.channels_mlp_dim,
-      gelu=self.gelu,
-      dtype=self.dtype,
-      kernel_init=_LINEAR_INIT,
-      name="cross_channel",
-    )
-    return token + scale(mlp(norm(token, "norm2")), "layer_scale_2")
+    token = token + self._scaled(jnp.swapaxes(y, 1, 2), "layer_scale_1")
+    return token + self._over_channels(token, train=False)
 
 
-class ResMlp(nn.Module):
+class ResMlp(family.Model):
   """ResMLP for images, and the ablations of Table 3.
 
   At 224x224 and 1,000 classes all published parameter counts are met, and all
   published multiply-adds but one: with patch communication "mlp" S12 takes 4.249 G,
-  printed as 4.3.
-
-  Attributes:
-    num_classes: size of the output.
-    patch_size: side of a square patch in pixels; it divides height and width.
-    hidden_dim: channels d of a token.
-    num_blocks: number of blocks.
-    channels_mlp_dim: hidden width of the MLP over channels, 4d in the paper.
-    layer_scale_init: initial value of LayerScale, smaller for deeper nets.
-    normalization: "affine", or "layer_norm" in all its places.
-    pooling: "average" of the tokens, or "class_mlp", a class token that two
-      more layers update.
-    patch_communication: "linear", or "none", "mlp", "conv3x3", "depthwise",
-      "separable" (see `communicate`).
-    dropout_rate: dropout in the MLPs; zero in the paper.
-    stochastic_depth: drop rate of every branch, the same at all depths, kept
-      branches rescaled (deit, timm).
-    gelu: "exact", as in the public models, or "tanh".
-    layer_norm_epsilon: for "layer_norm"; 1e-6 in CaiT.
-    remat: compute the inside of each block again in the backward pass, which saves
-      memory; on a CPU only together with scan_blocks.
-    scan_blocks: loop over one program of a block; `blocks.stacked` says how its
-      parameters are laid out.
-    dtype: the dtype of the computation; parameters and logits are float32.
-
-  Raises:
-    ValueError: a field has an unknown value.
+  printed as 4.3. Stochastic depth has one rate at all depths and rescales the branches
+  that it keeps (deit, timm). `blocks.stacked` says how the parameters of scanned blocks
+  are laid out.
   """
 
   num_classes: int
-  patch_size: int
-  hidden_dim: int
-  num_blocks: int
-  channels_mlp_dim: int
-  layer_scale_init: float
-  normalization: str = "affine"
-  pooling: str = "average"
-  patch_communication: str = "linear"
-  dropout_rate: float = 0.0
-  stochastic_depth: float = 0.0
-  gelu: str = "exact"
-  layer_norm_epsilon: float = 1e-6
-  remat: bool = False
-  scan_blocks: bool = False
-  dtype: Any = "float32"
-
-  def __post_init__(self):
-    for field, known in CHOICES.items():
-      value = getattr(self, field)
-      if value not in known:
-        raise ValueError(f"{field} is {value!r}; known: {', '.join(known)}")
-    super().__post_init__()
+  patch_size: family.PatchSize
+  hidden_dim: family.HiddenDim
+  num_blocks: family.NumBlocks
+  channels_mlp_dim: family.MlpDim
+  layer_scale_init: Annotated[float, Option("start of LayerScale; smaller for deeper nets")]
+  normalization: Normalization = "affine"
+  pooling: Pooling = "average"
+  patch_communication: Communication = "linear"
+  dropout_rate: family.DropoutRate = 0.0
+  stochastic_depth: family.StochasticDepth = 0.0
+  gelu: family.Gelu = "exact"
+  layer_norm_epsilon: family.LayerNormEpsilon = 1e-6
+  remat: family.Remat = False
+  scan_blocks: family.ScanBlocks = False
+  dtype: family.Dtype = "float32"
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
@@ -288,29 +211,38 @@ class ResMlp(nn.Module):
     "tokens" into the collection "intermediates".
     """
     x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    shared = dict(
-      channels_mlp_dim=self.channels_mlp_dim,
-      layer_scale_init=self.layer_scale_init,
-      normalization=self.normalization,
-      gelu=self.gelu,
-      layer_norm_epsilon=self.layer_norm_epsilon,
-      dtype=self.dtype,
-    )
-    own = dict(
-      grid=(images.shape[1] // self.patch_size, images.shape[2] // self.patch_size),
-      patch_communication=self.patch_communication,
-      dropout_rate=self.dropout_rate,
-    )
     drop_rates = [self.stochastic_depth] * self.num_blocks
-    options = dict(train=train, remat=self.remat, scan=self.scan_blocks)
-    x = blocks.apply(ResMlpBlock, own | shared, x, drop_rates=drop_rates, **options)
+    grid = tuple(side // self.patch_size for side in images.shape[1:3])
+    x = blocks.apply(self, ResMlpBlock, x, drop_rates=drop_rates, train=train, grid=grid)
     self.sow("intermediates", "tokens", x)
     if self.pooling == "class_mlp":
+      fields = blocks.fields_of(self, ClassMlpBlock)
       token = ClassToken(self.dtype, name="class_token")(x)
       for i in range(2):
-        token = ClassMlpBlock(name=f"ClassMlpBlock_{i}", **shared)(token, x)
+        token = ClassMlpBlock(name=f"ClassMlpBlock_{i}", **fields)(token, x)
       x = token
     x = _normalization(self.normalization, self.layer_norm_epsilon, self.dtype, "norm")(x)
-    x = jnp.mean(x, axis=1, dtype=jnp.float32)
-    # A zero head starts training at the uniform prediction, as in the other models.
-    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
+    return layers.mean_logits(x, self.num_classes)
+
+
+_NORMS = ("norm1", "layer_scale_1", "norm2", "layer_scale_2")
+_BLOCK = {"cross_patch": family.TOKENS, "cross_channel": family.CHANNELS}
+_BLOCK |= dict.fromkeys(_NORMS, family.NORM)
+FAMILY = family.Family(
+  variants=family.variants(ResMlp, _VARIANTS),
+  layers={
+    "stem": family.STEM,
+    **{f"ResMlpBlock/{name}": layer for name, layer in _BLOCK.items()},
+    # A convolution has more axes, and fits any number of tokens.
+    "ResMlpBlock/cross_patch": family.TOKENS_SQUARE,
+    "ResMlpBlock/cross_patch/Dense_0": family.TOKENS_IN,
+    "ResMlpBlock/cross_patch/Dense_1": family.TOKENS_OUT,
+    "ResMlpBlock/cross_patch_pointwise": family.TOKENS,
+    "class_token": family.STEM,
+    **{f"ClassMlpBlock/{name}": layer for name, layer in _BLOCK.items()},
+    "norm": family.NORM,
+    "head": family.HEAD,
+  },
+  image_sizes={},
+)
+VARIANTS = FAMILY.variants

@@ -4,43 +4,47 @@ Import `scale_by_kfac`, `kfac` and `graft` from here and use them with any optax
 chain and any model of Linen dense layers, inside or outside this project.
 """
 
+import dataclasses
 import inspect
-from typing import Any, Callable, NamedTuple
+from typing import Annotated, Any, Callable, NamedTuple
 
 import jax
 import ml_collections
 import optax
 
+from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.optim import blocks, first_order, schedules
-from mixer_jax.optim.blocks import path_name
-from mixer_jax.optim.graft import SCOPES, GraftState, graft
+from mixer_jax.optim import first_order, schedules, step_norms
+from mixer_jax.optim.curvature_blocks import path_name
+from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, kfac_factors, scale_by_kfac
 from mixer_jax.optim.relayout import Layout, relayout
 
-__all__ = [
-  "CHOICES",
-  "GraftState",
-  "Layout",
-  "Problem",
-  "ScaleByKfacState",
-  "build",
-  "check",
-  "config_fields",
-  "decay_mask",
-  "graft",
-  "kfac",
-  "kfac_blocks",
-  "kfac_factors",
-  "learning_rate",
-  "relayout",
-  "scale_by_kfac",
-  "schedules",
-]
+_FIRST_ORDER = ("sgd", "adam", "adamw", "lamb", "adagrad")
+OPTIMIZERS = {name: getattr(first_order, name) for name in _FIRST_ORDER} | {"kfac": kfac}
+_SIDES = ("magnitude", "direction")
+# Optimizers that treat a tensor as a whole; all others work element by element.
+_BY_TENSOR = ("lamb", "kfac", "graft")
+
+
+@dataclasses.dataclass(frozen=True)
+class _General:
+  """Options of every optimizer but `graft`."""
+
+  learning_rate: Annotated[float, options.Option("learning rate", 0)] = 1e-3
+  clip_norm: Annotated[float, options.Option("largest global norm of the gradient; 0: any", 0)] = (
+    0.0
+  )
+  decay: Annotated[
+    str, options.Option("parameters that weight decay applies to", choices=("kernels", "all"))
+  ] = "kernels"
+
+
+_GENERAL = options.of(_General)
 
 
 class Problem(NamedTuple):
-  """What an optimizer is told about the task, each layer's parameters apart.
+  """The task as an optimizer sees it, each layer's parameters apart.
 
   Attributes:
     predict: maps (params, batch) to (outputs, targets).
@@ -59,111 +63,48 @@ class Problem(NamedTuple):
   mesh: jax.sharding.Mesh | None = None
 
 
-def _configured_kfac(
-  learning_rate: Any,
-  problem: Problem,
-  *,
-  momentum: float = 0.9,
-  weight_decay: float = 1e-4,
-  decay_mask: Any = None,
-  norm_constraint: float = 1e-2,
-  damping: float = 1e-3,
-  damping_type: str = "exact",
-  factor_decay: float = 0.95,
-  factor_period: int = 10,
-  inverse_period: int = 100,
-  estimation: str = "sampled",
-  token_averaging: str = "published",
-  norms: str = "gradient",
-  precondition_dtype: str = "float32",
-  identity_start: bool = True,
-  decay_from: int | None = None,
-  plain: str = "",
-) -> optax.GradientTransformation:
-  options = {k: v for k, v in locals().items() if k not in ("learning_rate", "problem")}
-  options["norm_constraint"] = norm_constraint or None  # 0 in a config: none
-  options["plain"] = (plain,) if plain else ()
-  return kfac(
-    learning_rate,
-    problem.predict,
-    problem.params,
-    problem.batch,
-    likelihood=problem.likelihood,
-    mesh=problem.mesh,
-    **options,
-  )
-
-
-_OPTIMIZERS = {
-  "sgd": first_order.sgd,
-  "adam": first_order.adam,
-  "adamw": first_order.adamw,
-  "lamb": first_order.lamb,
-  "adagrad": first_order.adagrad,
-  "kfac": _configured_kfac,
-}
-NAMES = (*_OPTIMIZERS, "graft")
-# What the options of all optimizers may be that take names.
-CHOICES = {"decay": ("all", "kernels"), "scope": SCOPES, **blocks.CHOICES}
-_GENERAL = ("name", "learning_rate", "clip_norm", "decay")
-_SIDES = ("magnitude", "direction")
-# Those for which it matters what a tensor is; all others work element by element.
-_BY_TENSOR = ("lamb", "kfac", "graft")
-
-
-def _options(name: str) -> dict[str, inspect.Parameter]:
-  parameters = inspect.signature(_OPTIMIZERS[name]).parameters
-  return {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY and k != "decay_mask"}
-
-
-def config_fields() -> dict[str, type]:
-  """The options of all optimizers with their types, for the config."""
-  fields = {k: p.annotation for name in _OPTIMIZERS for k, p in _options(name).items()}
-  return {k: int if t == (int | None) else t for k, t in fields.items()}
+def group(name: str, learning_rate: float, **values: Any) -> ml_collections.ConfigDict:
+  """The part of a config for an optimizer of `OPTIMIZERS`, with options of any of them."""
+  config = options.group(OPTIMIZERS, name)
+  config.update(options.group(_General, learning_rate=learning_rate))
+  config.update(values)
+  return config
 
 
 def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
-  """Refuses options that the named optimizer does not take, on both sides of a pair.
-
-  Args:
-    config: see `build`.
-    path: the config's place in a larger one, for messages.
+  """Checks the names and values of an optimizer's options, on both sides of a pair.
 
   Raises:
-    UserError: an unknown optimizer, an option that it does not take, a missing side.
+    UserError: an unknown optimizer, an option that it does not take, a missing side; `path`
+      is the place of the config in a larger one.
   """
-  if config.name not in NAMES:
-    raise UserError(f"{path}.name is {config.name!r}; allowed: {', '.join(NAMES)}")
-  if config.name == "graft":
-    known = (*_SIDES, "scope", "eps")
-    if missing := [side for side in _SIDES if not config.get(side)]:
-      raise UserError(f"{path}.{missing[0]} is missing; graft takes two complete optimizer configs")
-  else:
-    known = tuple(_options(config.name))
-  general = ("name",) if config.name == "graft" else _GENERAL
-  given = (k for k, v in config.items() if v is not None)
-  if unknown := sorted(set(given) - {*known, *general}):
-    raise UserError(
-      f"{path}.{unknown[0]} is no option of {config.name}; it takes {', '.join(known)}"
-    )
-  if missing := [k for k in general if config.get(k) is None]:
-    raise UserError(f"{path}.{missing[0]} is missing from the config")
-  for side in _SIDES if config.name == "graft" else ():
+  if options.chosen(config, {**OPTIMIZERS, "graft": graft}, path) is not graft:
+    options.check(config, OPTIMIZERS, path, _GENERAL)
+    return
+  for side in _SIDES:
+    if not config.get(side):
+      raise UserError(f"{path}.{side} is missing; graft takes two complete optimizer configs")
     check(config[side], f"{path}.{side}")
+  rest = {k: v for k, v in config.items() if k not in _SIDES and v is not None}
+  options.check(ml_collections.ConfigDict(rest), {"graft": graft}, path)
 
 
 def build(
-  config: ml_collections.ConfigDict, multiplier: schedules.Schedule, problem: Problem
+  config: ml_collections.ConfigDict,
+  multiplier: schedules.Schedule,
+  problem: Problem,
+  numbers: Any = None,
+  decayed: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the optimizer that `config.optimizer` describes.
 
   Args:
-    config: `name`, `learning_rate`, `clip_norm` (0: no clipping of the gradient's
-      global norm), `decay` ("all" parameters or "kernels" alone) and the options
-      of the named optimizer, None for its default; or `name` "graft" with the
-      complete configs `magnitude` and `direction`.
-    multiplier: the schedule, see `schedules.build`.
-    problem: what K-FAC needs to know.
+    config: `name`, the options of every optimizer (`_General`) and of the named one, None
+      for its default; or `name` "graft" with the complete configs `magnitude` and `direction`.
+    multiplier: the schedule, see `schedules.Multiplier`.
+    problem: the task as K-FAC sees it.
+    numbers: replace those of the config, see `numbers`; traced values are welcome.
+    decayed: whether decay="kernels" applies to the parameter of a path; None: `kernels`.
 
   Returns:
     A transform that takes `batch` and `rng` as extra arguments.
@@ -172,27 +113,49 @@ def build(
     UserError: an unknown optimizer, or an option that it does not take.
   """
   check(config)
+  given = _numbers(config) if numbers is None else numbers
+  by_tensor = problem and problem.layout and config.name in _BY_TENSOR
+  inside = problem and problem._replace(layout=None)
   try:
-    tx = _build(config, multiplier, problem)
+    if config.name == "graft":
+      sides = (build(config[s], multiplier, inside, given[s], decayed) for s in _SIDES)
+      tx = graft(*sides, **{k: config[k] for k in options.of(graft) if config.get(k) is not None})
+    else:
+      rate = lambda count: given["learning_rate"] * multiplier(count)
+      tx = OPTIMIZERS[config.name](rate, **_keywords(config, given, inside, decayed or kernels))
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
-  by_tensor = problem and problem.layout and config.name in _BY_TENSOR
+  if config.get("clip_norm"):
+    tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
+  tx = optax.with_extra_args_support(tx)
   return relayout(tx, problem.layout) if by_tensor else tx
 
 
-def _build(config, multiplier, problem):
+def _keywords(config, given, problem, decayed):
+  """The keywords of an optimizer's function, but for its learning rate."""
+  mask = lambda params: jax.tree_util.tree_map_with_path(lambda k, _: decayed(path_name(k)), params)
+  keywords = {k: v for k, v in options.given(config).items() if k not in _GENERAL}
+  keywords |= {k: v for k, v in given.items() if k != "learning_rate"}
+  keywords["decay_mask"] = mask if config.decay == "kernels" else None
+  if "predict" in inspect.signature(OPTIMIZERS[config.name]).parameters:
+    keywords |= problem._asdict()
+    keywords.pop("layout")
+  return keywords
+
+
+def numbers(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Learning rates and dampings: runs that differ in these alone share a compiled program."""
+  check(config)
+  return _numbers(config)
+
+
+def _numbers(config):
   if config.name == "graft":
-    extra = {k: config[k] for k in ("scope", "eps") if config.get(k) is not None}
-    return graft(*(_build(config[side], multiplier, problem) for side in _SIDES), **extra)
-  if config.decay not in CHOICES["decay"]:
-    raise ValueError(f"decay is {config.decay!r}; allowed: {', '.join(CHOICES['decay'])}")
-  options = {k: v for k, v in config.items() if k not in _GENERAL and v is not None}
-  options["decay_mask"] = decay_mask if config.decay == "kernels" else None
-  args = (problem,) if config.name == "kfac" else ()
-  tx = _OPTIMIZERS[config.name](learning_rate(config, multiplier), *args, **options)
-  if config.clip_norm:
-    tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
-  return optax.with_extra_args_support(tx)
+    return {side: _numbers(config[side]) for side in _SIDES}
+  found = {"learning_rate": config.learning_rate}
+  if "damping" in options.of(OPTIMIZERS[config.name]):
+    found["damping"] = options.value(OPTIMIZERS, config, "damping")
+  return found
 
 
 def learning_rate(
@@ -204,8 +167,23 @@ def learning_rate(
   return lambda count: config.learning_rate * multiplier(count)
 
 
-def decay_mask(params: Any) -> Any:
-  """True for kernels and Toeplitz diagonals, False for biases, norms, scales and tokens."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, _: path_name(path).rpartition("/")[2] in ("kernel", "diagonals"), params
-  )
+def kfac_side(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict | None:
+  """The K-FAC part of an optimizer's config; None if there is none."""
+  if config.name == "graft":
+    return kfac_side(config.magnitude) or kfac_side(config.direction)
+  return config if config.name == "kfac" else None
+
+
+def kernels(path: str) -> bool:
+  """Whether a parameter is a kernel, by its last name."""
+  return path.rpartition("/")[2] == "kernel"
+
+
+def table() -> str:
+  """The options of all optimizers as a Markdown table."""
+  head, line, name, *rest = options.table(OPTIMIZERS | {"graft": graft}, "optimizer.").splitlines()
+  row = lambda name, *cells: f"| `optimizer.{name}` | {' | '.join(cells)} |"
+  every, side = "all but graft", ("graft", "", "a complete optimizer")
+  general = [row(k, every, f"`{o.default!r}`", o.allowed, o.help) for k, o in _GENERAL.items()]
+  sides = [row(name, *side, f"gives the {name}") for name in _SIDES]
+  return "\n".join((head, line, name, *general, *rest, *sides))

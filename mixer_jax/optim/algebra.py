@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from mixer_jax.optim.blocks import Block, Diagonal, Kronecker
+from mixer_jax.optim.curvature_blocks import Block, Diagonal, Kronecker
 
 # Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
 _EIGENVALUE_FLOOR = 1e-10
@@ -71,16 +71,11 @@ def factored_inverses(
 def _of_each_matrix(
   invert: Callable, factors: dict[str, Kronecker], mesh: Mesh | None
 ) -> dict[str, tuple]:
-  """Applies `invert` to all matrices, each on one device of the mesh.
-
-  Without a mesh every device inverts all.
-  """
+  """Applies `invert` to all matrices, each on one device of the mesh; None: all on every one."""
   matrices, structure = jax.tree.flatten(factors)
   with jax.default_matmul_precision("highest"):
-    if mesh is None or mesh.size == 1:
-      results = _invert_all(invert, matrices)
-    else:
-      results = _spread(invert, matrices, mesh)
+    alone = mesh is None or mesh.size == 1
+    results = _invert_all(invert, matrices) if alone else _spread(invert, matrices, mesh)
   pairs = jax.tree.unflatten(structure, results)
   return {name: tuple(pair) for name, pair in pairs.items()}
 
@@ -104,21 +99,17 @@ def _spread(invert: Callable, matrices: list[jax.Array], mesh: Mesh) -> list[Any
     results = jax.lax.switch(index, [share(mine) for mine in shares], matrices)
     return jax.lax.psum(results, mesh.axis_names)  # all terms but one are zero
 
-  everywhere = PartitionSpec()
-  return jax.shard_map(
-    on_device, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
-  )(matrices)
+  specs = dict(in_specs=PartitionSpec(), out_specs=PartitionSpec())
+  return jax.shard_map(on_device, mesh=mesh, check_vma=False, **specs)(matrices)
 
 
 def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
   """Which matrices each device inverts: the costliest first, to who has least to do.
 
-  Args:
-    sizes: rows of each matrix; the cost grows with the third power.
-    devices: their number.
+  `sizes` are rows of each matrix; the cost grows with the third power.
 
   Returns:
-    Indices into `sizes` by device, without those after the first that has none.
+    Indices into `sizes` by device, up to the first device that has none.
   """
   shares, loads = [[] for _ in range(devices)], [0] * devices
   for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -129,12 +120,10 @@ def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
 
 
 def _invert_all(invert: Callable, matrices: Sequence[jax.Array]) -> list[Any]:
-  """Inverts matrices on one device, those of equal size together where it is faster.
-
-  An accelerator is kept busy by a stack of small matrices. On CPU a stack is
-  worked off one by one, while apart they run at the same time on several cores
-  (measured: 1.0 to 1.9 times as long for a stack, sizes 64 to 2,049).
-  """
+  """Inverts matrices on one device, those of equal size together where it is faster."""
+  # An accelerator is kept busy by a stack of small matrices. On CPU a stack is worked off
+  # one by one, while apart they run at the same time on several cores (measured: 1.0 to 1.9
+  # times as long for a stack, sizes 64 to 2,049).
   sizes = sorted({len(m) for m in matrices})
 
   def apart(*matrices):

@@ -4,13 +4,14 @@ Agarwal et al., "Disentangling adaptive gradient methods from learning rates",
 2020, https://arxiv.org/abs/2002.11803, Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-# What `scope` may be.
+from mixer_jax.options import Option
+
 SCOPES = ("tensor", "global")
 
 
@@ -22,7 +23,7 @@ class GraftState(NamedTuple):
     direction: state of the optimizer that gives the direction.
     norms: Euclidean norms of both updates of the last step, before they were
       combined: (magnitude's, direction's), each a tree of float32 scalars like
-      the parameters; zeros before the first step. For whoever watches the run.
+      the parameters; zeros before the first step. `step_norms` reports them.
   """
 
   magnitude: Any
@@ -33,8 +34,10 @@ class GraftState(NamedTuple):
 def graft(
   magnitude: optax.GradientTransformation,
   direction: optax.GradientTransformation,
-  scope: str = "tensor",
-  eps: float = 1e-16,
+  scope: Annotated[
+    str, Option("norms of each tensor, or of the whole tree", choices=SCOPES)
+  ] = "tensor",
+  eps: Annotated[float, Option("added to the norm of the direction", 0)] = 1e-16,
 ) -> optax.GradientTransformationExtraArgs:
   """Takes steps along one optimizer's updates, as long as the other's.
 
@@ -42,16 +45,14 @@ def graft(
   arguments; learning rates, momentum and weight decay live inside each. With m
   and d their updates, the step is ||m|| d / (||d|| + eps).
 
+  `graft(a, a)` makes the steps of `a`. A step whose direction is exactly zero is zero.
+
   Args:
     magnitude: gives the norm.
     direction: gives the direction.
     scope: "tensor" compares norms of each array (the study's code), "global"
       those of the whole tree.
-    eps: added to the norm of the direction, the study's 1e-16; a step whose
-      direction is exactly zero is zero.
-
-  Returns:
-    The grafted optimizer. `graft(a, a)` makes the steps of `a`.
+    eps: added to the norm of the direction, the study's 1e-16.
 
   Raises:
     ValueError: an unknown scope.
@@ -83,8 +84,7 @@ def _norm(x: jax.Array) -> jax.Array:
   """Euclidean norm in float32, safe from under- and overflow of the squares."""
   x = x.astype(jnp.float32)
   peak = jnp.max(jnp.abs(x))
-  safe = jnp.where(peak > 0, peak, 1.0)
-  return peak * jnp.sqrt(jnp.sum(jnp.square(x / safe)))
+  return peak * jnp.sqrt(jnp.sum(jnp.square(x / jnp.where(peak > 0, peak, 1.0))))
 
 
 def _rescale(direction, target_norm, norm, eps):

@@ -6,16 +6,18 @@ A, G of `curvature.py` averaged over steps. The defaults are the settings of
 "Analyzing the Effectiveness of K-FAC on Training MLP-Mixers" and of its code.
 """
 
+import functools
 from importlib import metadata
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Annotated, Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.no_tensorflow import without_tensorflow
-from mixer_jax.optim import algebra
-from mixer_jax.optim.blocks import check_choice, path_name
+from mixer_jax.optim import algebra, curvature_blocks
+from mixer_jax.optim.curvature_blocks import check_choice, path_name
+from mixer_jax.options import COUNT, TINY, Option, OptionsOf
+from mixer_jax.runtime.imports import without
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -24,7 +26,7 @@ class ScaleByKfacState(NamedTuple):
   """State of `scale_by_kfac`, a pytree of float32 arrays by layer path.
 
   Attributes:
-    count: number of updates so far, shape=(), dtype=int32.
+    count: number of updates so far, an int32 scalar.
     factors: `Kronecker` (or `Diagonal`) moving averages.
     inverses: per Kronecker block (inputs, outputs): `Eigen` pairs for exact
       damping, damped inverse matrices for factored damping.
@@ -35,25 +37,35 @@ class ScaleByKfacState(NamedTuple):
   inverses: dict[str, Any]
 
 
+_Damping = Annotated[float, Option("added to the curvature", TINY)]
+_FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0, 0.99999999)]
+# Weight decay may wait for 20 factor periods.
+_FactorPeriod = Annotated[int, Option("updates between renewals of the factors", 1, COUNT // 20)]
+_InversePeriod = Annotated[int, Option("updates between renewals of the inverses", 1, COUNT)]
+_DECAY_FROM = Option("first update that decays; None: 20 factor periods", 0, COUNT)
+_IdentityStart = Annotated[bool, Option("start the averages of the factors at the identity")]
+_PLAIN = "regular expression of parameter paths that take the plain gradient"
+
+
 def scale_by_kfac(
   predict: Callable[[Any, Any], Any],
   params: Any,
   batch: Any,
   *,
-  damping: float | Schedule = 1e-3,
-  damping_type: str = "exact",
-  factor_decay: float = 0.95,
-  factor_period: int = 10,
-  inverse_period: int = 100,
+  damping: _Damping = 1e-3,
+  damping_type: curvature_blocks.DampingType = "exact",
+  factor_decay: _FactorDecay = 0.95,
+  factor_period: _FactorPeriod = 10,
+  inverse_period: _InversePeriod = 100,
   norm_constraint: float | None = None,
   learning_rate: float | Schedule | None = None,
-  identity_start: bool = True,
+  identity_start: _IdentityStart = True,
   likelihood: str = "categorical",
-  estimation: str = "sampled",
-  token_averaging: str = "published",
-  norms: str = "gradient",
-  plain: Sequence[str] = (),
-  precondition_dtype: str = "float32",
+  estimation: curvature_blocks.Estimation = "sampled",
+  token_averaging: curvature_blocks.TokenAveraging = "published",
+  norms: curvature_blocks.Norms = "gradient",
+  plain: Annotated[str, Option(_PLAIN)] = "",
+  precondition_dtype: curvature_blocks.PreconditionDtype = "float32",
   mesh: jax.sharding.Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
@@ -72,14 +84,14 @@ def scale_by_kfac(
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes; later batches have the same shapes.
     damping: added to the curvature, which has the units of loss / parameter^2;
-      a number or a schedule of the update count. Must be positive.
+      positive, or a schedule of the update count.
     damping_type: "exact" adds it to the eigenvalues of the product A (x) G, as
       published; "factored" adds pi sqrt(damping) to A and sqrt(damping) / pi to
       G (Martens and Grosse, Section 6.3), which needs two matrix products a step
       instead of four.
-    factor_decay: decay of the moving averages of the factors per renewal.
+    factor_decay: of the moving averages of the factors, per renewal.
     factor_period: updates between renewals of the factors.
-    inverse_period: updates between renewals of the inverses.
+    inverse_period: the same of the inverses.
     norm_constraint: kl_clip: the update v is scaled by min(1,
       sqrt(norm_constraint / (learning_rate^2 <v, g>))), sums over the
       preconditioned parameters; None: no constraint.
@@ -93,9 +105,9 @@ def scale_by_kfac(
     token_averaging: "published" or "expand", see `curvature.py`.
     norms: "gradient" leaves normalisation parameters to the plain gradient, as
       published; "diagonal" divides it by their Fisher diagonal plus damping.
-    plain: regular expressions of the paths of parameters that are left to the
-      gradient: those that no layer announces, and layers with factors too large
-      to invert, such as a head of 21,841 classes ("^head/").
+    plain: a regular expression, or several, of the paths of parameters that are left to
+      the gradient: parameters that no layer announces, and layers with factors too large
+      to invert, such as a head of 21,841 classes ("^head/"). "": none.
     precondition_dtype: of the operands of the products that precondition,
       "float32" or "bfloat16"; sums are float32, and factors and inverses are kept
       so. NVIDIA GPUs round float32 operands to TF32, unless
@@ -104,8 +116,8 @@ def scale_by_kfac(
       matrix on one of them. None: every device inverts all.
 
   Returns:
-    A transform whose state is a pytree of arrays, `ScaleByKfacState`. Chain it
-    with momentum and a learning rate, or use `kfac`.
+    A transform with a `ScaleByKfacState`. Chain it with momentum and a learning rate,
+    or use `kfac`.
 
   Raises:
     ValueError: an option out of range, or a parameter that no block covers.
@@ -115,24 +127,16 @@ def scale_by_kfac(
   check_choice("precondition_dtype", precondition_dtype)
   if norm_constraint is not None and learning_rate is None:
     raise ValueError("norm_constraint needs the learning_rate that the chain applies")
-  curvature = _curvature_module().Curvature(
-    predict,
-    params,
-    batch,
-    likelihood=likelihood,
-    estimation=estimation,
-    token_averaging=token_averaging,
-    norms=norms,
-    plain=plain,
-  )
+  options = dict(estimation=estimation, token_averaging=token_averaging, norms=norms, plain=plain)
+  curvature = _curvature(predict, params, batch, likelihood=likelihood, **options)
   exact = damping_type == "exact"
   invert = algebra.exact_inverses if exact else algebra.factored_inverses
 
   def init_fn(params):
-    blocks = _covered(curvature.blocks, _by_path(params))
-    factors = {b.name: algebra.initial_factors(b) for b in blocks if b.kind != "gradient"}
+    covered = _covered(curvature.blocks, _by_path(params))
+    factors = {b.name: algebra.initial_factors(b) for b in covered if b.kind != "gradient"}
     inverses = {
-      b.name: algebra.initial_inverses(b, damping_type) for b in blocks if b.kind == "kronecker"
+      b.name: algebra.initial_inverses(b, damping_type) for b in covered if b.kind == "kronecker"
     }
     return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses)
 
@@ -179,19 +183,19 @@ def kfac(
   params: Any,
   batch: Any,
   *,
-  momentum: float = 0.9,
-  weight_decay: float = 1e-4,
+  momentum: Annotated[float, Option("decay of the momentum", 0, 0.99999)] = 0.9,
+  weight_decay: Annotated[float, Option("weight decay, after preconditioning", 0)] = 1e-4,
   decay_mask: Any = None,
-  decay_from: int | None = None,
-  norm_constraint: float | None = 1e-2,
-  factor_period: int = 10,
-  **options: Any,
+  decay_from: Annotated[int | None, _DECAY_FROM] = None,
+  norm_constraint: Annotated[float | None, Option("kl_clip; 0 allows no step", 0)] = 1e-2,
+  factor_period: _FactorPeriod = 10,
+  **options: Annotated[Any, OptionsOf(scale_by_kfac)],
 ) -> optax.GradientTransformationExtraArgs:
-  """The published K-FAC optimizer: precondition, clip, decay, momentum, step.
+  """The published K-FAC optimizer, complete: precondition, clip, decay, momentum, step.
 
   Args:
     learning_rate: a number or a schedule of the update count.
-    predict: see `scale_by_kfac`, as are params, batch and `options`.
+    predict: see `scale_by_kfac`, as are all arguments that are not named here.
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     momentum: decay of the momentum buffer (no dampening, no Nesterov).
@@ -199,26 +203,13 @@ def kfac(
     decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
     decay_from: the first update that decays; None is 20 factor periods, as in
       the published code, which lets the curvature settle first.
-    norm_constraint: see `scale_by_kfac`.
-    factor_period: see `scale_by_kfac`.
-    **options: further arguments of `scale_by_kfac`.
-
-  Returns:
-    A complete optimizer.
   """
   if decay_from is None:
     decay_from = 20 * factor_period
   decay = lambda count: weight_decay * (count >= decay_from)
+  options |= dict(norm_constraint=norm_constraint, factor_period=factor_period)
   return optax.chain(
-    scale_by_kfac(
-      predict,
-      params,
-      batch,
-      norm_constraint=norm_constraint,
-      learning_rate=learning_rate,
-      factor_period=factor_period,
-      **options,
-    ),
+    scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options),
     optax.add_decayed_weights(decay, decay_mask) if weight_decay else optax.identity(),
     optax.trace(momentum),
     optax.scale_by_learning_rate(learning_rate),
@@ -226,43 +217,44 @@ def kfac(
 
 
 def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
-  """Lists the curvature blocks that `scale_by_kfac` uses for a model.
-
-  Args:
-    predict: see `scale_by_kfac`, as are params, batch.
-    params: the parameters, or their shapes.
-    batch: an example batch, or its shapes.
-    **options: `likelihood`, `norms`, `plain`, ... of `scale_by_kfac`.
-
-  Returns:
-    A tuple of `curvature.Block`: name, kind, parameter paths and factor sizes.
-  """
-  return _curvature_module().Curvature(predict, params, batch, **options).blocks
+  """The tuple of `curvature_blocks.Block` that `scale_by_kfac` of these arguments uses."""
+  return _curvature(predict, params, batch, **options).blocks
 
 
 def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
   """Estimates the factors of one batch, without any average over steps.
 
-  Args:
-    predict: see `scale_by_kfac`, as is `options` (`likelihood`, `estimation`,
-      `token_averaging`, ...).
-    params: the parameters.
-    batch: a batch.
-    rng: a key for sampled targets.
+  Arguments are as of `scale_by_kfac`, and `rng`, a key for sampled targets.
 
   Returns:
     By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
     `Diagonal`.
   """
-  return (
-    _curvature_module().Curvature(predict, params, batch, **options).estimate(params, batch, rng)
-  )
+  return _curvature(predict, params, batch, **options).estimate(params, batch, rng)
+
+
+def _curvature(predict: Callable, params: Any, batch: Any, plain: Any = "", **options: Any):
+  """The curvature of a model, traced once for all optimizers of the same model and batch."""
+  plain = (plain,) * bool(plain) if isinstance(plain, str) else tuple(plain)
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+  leaves, structure = jax.tree.flatten(shapes)
+  arguments = predict, structure, tuple(leaves), tuple(sorted({**options, "plain": plain}.items()))
+  try:
+    return _traced(*arguments)
+  except TypeError:  # a callable without a hash
+    return _traced.__wrapped__(*arguments)
+
+
+@functools.lru_cache(maxsize=4)
+def _traced(predict, structure, leaves, options):
+  params, batch = jax.tree.unflatten(structure, leaves)
+  return _curvature_module().Curvature(predict, params, batch, **dict(options))
 
 
 def _curvature_module():
   """Imports kfac-jax on demand: all else runs without it."""
   try:
-    with without_tensorflow():  # its TensorFlow Probability would import it
+    with without("tensorflow"):  # its TensorFlow Probability would import it
       from mixer_jax.optim import curvature
   except (ImportError, AttributeError) as e:
     raise ImportError(
@@ -280,7 +272,7 @@ def _kfac_version() -> str:
 
 
 def _check_options(damping, damping_type, factor_decay, factor_period, inverse_period):
-  if not callable(damping) and not damping > 0:
+  if isinstance(damping, int | float) and not damping > 0:
     raise ValueError(f"damping is {damping}; it must be above 0")
   check_choice("damping_type", damping_type)
   if not 0 <= factor_decay < 1:
@@ -302,10 +294,10 @@ def _by_path(tree: Any) -> dict[str, jax.Array]:
   return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _covered(blocks, leaves):
-  """The blocks all of whose parameters are in a (possibly masked) tree."""
+def _covered(all_blocks, leaves):
+  """The blocks whose parameters are all in a (possibly masked) tree."""
   covered = []
-  for block in blocks:
+  for block in all_blocks:
     present = [path in leaves for path in block.paths]
     if any(present) and not all(present):
       raise ValueError(f"the K-FAC block {block.name} needs all of {', '.join(block.paths)}")

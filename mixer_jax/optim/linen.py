@@ -25,12 +25,8 @@ import kfac_jax
 def registered_layers(patterns: Sequence[str] = ()) -> Iterator[list[jax.Array]]:
   """Within this context, applied Linen layers register their blocks.
 
-  Args:
-    patterns: regular expressions; a layer all of whose parameters' paths match
-      one gets no block.
-
-  Yields:
-    A list that fills with the parameters of layers that take the plain gradient.
+  A layer gets no block if all its parameters' paths match one of the regular expressions
+  `patterns`. The list that is yielded fills with parameters that take the plain gradient.
   """
   plain = []
   with nn.intercept_methods(lambda *call: _register_layer(patterns, plain, *call)):
@@ -38,19 +34,15 @@ def registered_layers(patterns: Sequence[str] = ()) -> Iterator[list[jax.Array]]
 
 
 def _register_layer(
-  patterns: Sequence[str],
-  plain: list[jax.Array],
-  next_call: Callable,
-  args: tuple[Any, ...],
-  kwargs: dict[str, Any],
-  context: nn.module.InterceptorContext,
+  patterns: Sequence[str], plain: list[jax.Array], next_call: Callable, args, kwargs, context
 ) -> Any:
   """Calls a layer's `__call__` and tags its output with its parameters."""
   module = context.module
   if context.method_name != "__call__" or module.is_initializing():
     return next_call(*args, **kwargs)
   declared = getattr(type(module), "curvature", None)
-  if declared == "gradient" or _is_grouped(module) or _is_listed(module, patterns):
+  grouped = type(module) is nn.Conv and module.feature_group_count > 1  # not a dense layer
+  if declared == "gradient" or grouped or _is_listed(module, patterns):
     plain += _own_params(module).values()
   elif declared == "scale_and_shift":
     y = next_call(*args, **kwargs)
@@ -71,14 +63,8 @@ def _is_listed(module: nn.Module, patterns: Sequence[str]) -> bool:
   return bool(paths) and all(any(re.search(p, path) for p in patterns) for path in paths)
 
 
-def _is_grouped(module: nn.Module) -> bool:
-  """Whether each output sees a part of the inputs only: not a dense layer."""
-  return type(module) is nn.Conv and module.feature_group_count > 1
-
-
 def _params(module: nn.Module, *names: str) -> list[jax.Array | None]:
-  params = module.variables.get("params", {})
-  return [params.get(name) for name in names]
+  return [_own_params(module).get(name) for name in names]
 
 
 def _register_dense(module: nn.Dense, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -101,14 +87,8 @@ def _patches(module: nn.Conv, x: jax.Array) -> jax.Array:
     h, w = x.shape[1] // size[0], x.shape[2] // size[1]
     x = x[:, : h * size[0], : w * size[1]].reshape(-1, h, size[0], w, size[1], x.shape[-1])
     return x.swapaxes(2, 3).reshape(-1, h, w, math.prod(size) * x.shape[-1])
-  patches = jax.lax.conv_general_dilated_patches(
-    x,
-    size,
-    strides,
-    module.padding,
-    *dilations,
-    dimension_numbers=("NHWC", "HWIO", "NHWC"),
-  )
+  window, axes = (size, strides, module.padding, *dilations), ("NHWC", "HWIO", "NHWC")
+  patches = jax.lax.conv_general_dilated_patches(x, *window, dimension_numbers=axes)
   patches = patches.reshape(*patches.shape[:3], x.shape[-1], -1)  # channels come first there
   return patches.swapaxes(3, 4).reshape(*patches.shape[:3], -1)
 
@@ -129,8 +109,4 @@ def _register_norm(module: nn.LayerNorm, x: jax.Array, y: jax.Array) -> jax.Arra
   return kfac_jax.register_scale_and_shift(z, normalised, scale, bias)
 
 
-_REGISTER = {
-  nn.Dense: _register_dense,
-  nn.Conv: _register_conv,
-  nn.LayerNorm: _register_norm,
-}
+_REGISTER = {nn.Dense: _register_dense, nn.Conv: _register_conv, nn.LayerNorm: _register_norm}

@@ -6,12 +6,7 @@ import optax
 
 
 class Layout(NamedTuple):
-  """Another layout of the same parameters.
-
-  Attributes:
-    enter: maps a tree like the caller's parameters into it, traceable.
-    leave: the inverse.
-  """
+  """Another layout of the same parameters: traceable maps of trees like them, to it and back."""
 
   enter: Callable[[Any], Any]
   leave: Callable[[Any], Any]
@@ -23,14 +18,8 @@ def relayout(
   """Runs an optimizer in another layout of the parameters.
 
   What an optimizer does by tensor or by layer (K-FAC's blocks, LAMB's and grafting's
-  norms) so stays what it is when several layers lie in one array.
-
-  Args:
-    tx: knows the other layout only; its state is in it.
-    layout: the way there and back.
-
-  Returns:
-    A transform of trees in the caller's layout.
+  norms) so stays what it is when several layers lie in one array. `tx` and its state know
+  the other layout only, the returned transform the caller's.
   """
   tx = optax.with_extra_args_support(tx)
 
@@ -38,12 +27,10 @@ def relayout(
     return tx.init(layout.enter(params))
 
   def update_fn(updates, state, params=None, *, model_params=None, **extra):
-    params, model_params = (
+    params, extra["model_params"] = (
       None if tree is None else layout.enter(tree) for tree in (params, model_params)
     )
-    updates, state = tx.update(
-      layout.enter(updates), state, params, model_params=model_params, **extra
-    )
+    updates, state = tx.update(layout.enter(updates), state, params, **extra)
     return layout.leave(updates), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,77 +1,69 @@
 """Learning-rate schedules as multipliers: 1 is the optimizer's own rate.
 
 A schedule multiplies every learning rate of a run, so both sides of a grafted
-pair follow it. Configs state times in epochs.
+pair follow it.
 """
 
-import math
-from typing import Callable
+import dataclasses
+from typing import Annotated, Callable
 
 import jax
 import jax.numpy as jnp
-import ml_collections
-import numpy as np
+import optax
 
 from mixer_jax.errors import UserError
+from mixer_jax.options import COUNT, Option
 
+# From an update count to a float32 multiplier.
 Schedule = Callable[[jax.Array], jax.Array]
 
-NAMES = ("constant", "step", "cosine", "linear")
-# Counts are int32.
-_LAST_EPOCH = 2**31 - 1
 
+@dataclasses.dataclass(frozen=True)
+class Multiplier:
+  """A warm-up and one of optax's schedules; raises a UserError for epochs that do not rise."""
 
-def build(config: ml_collections.ConfigDict, steps_per_epoch: int, num_epochs: float) -> Schedule:
-  """The multiplier as a function of the update count.
+  name: Annotated[
+    str, Option("form of the schedule", choices=("constant", "step", "cosine", "linear"))
+  ] = "constant"
+  warmup_epochs: Annotated[float, Option("length of a linear rise from 0", 0)] = 0.0
+  warmup_steps: Annotated[int, Option("the same in steps; 0: warmup_epochs", 0, COUNT)] = 0
+  end: Annotated[float, Option("last multiplier of cosine and linear", 0, 1)] = 0.0
+  epochs: Annotated[
+    tuple, Option("of step: epochs at which the rate falls, rising", 1e-9, COUNT)
+  ] = ()
+  factor: Annotated[float, Option("of step: multiplies the rate at each of them", 1e-30, 1)] = 0.1
 
-  Args:
-    config: `name` ("constant", "step", "cosine" or "linear"), `warmup_epochs` of
-      a linear rise from 0, `end` (the last multiplier of cosine and linear), and
-      for "step": `epochs` at which the rate is multiplied by `factor`.
-    steps_per_epoch: updates an epoch.
-    num_epochs: length of the run.
+  def __post_init__(self):
+    if list(self.epochs) != sorted(set(self.epochs)):
+      raise UserError(f"schedule.epochs is {tuple(self.epochs)}; it must rise")
 
-  Returns:
-    A function from an int count to a float32 multiplier.
+  def check(self, num_steps: float, steps_per_epoch: float) -> None:
+    """Raises a UserError for a warm-up that is no shorter than the run."""
+    field = "warmup_steps" if self.warmup_steps else "warmup_epochs"
+    length = num_steps if self.warmup_steps else num_steps / steps_per_epoch
+    if not (value := getattr(self, field)) < length:
+      raise UserError(f"schedule.{field} is {value}; it must be below the run's length, {length:g}")
 
-  Raises:
-    UserError: an unknown name or times that contradict each other.
-  """
-  check(config, num_epochs)
-  warmup = config.warmup_epochs * steps_per_epoch
-  total = num_epochs * steps_per_epoch
-  boundaries = np.array([round(e * steps_per_epoch) for e in config.epochs], np.float32)
-
-  def multiplier(count):
-    count = jnp.asarray(count, jnp.float32)
-    progress = jnp.clip((count - warmup) / max(total - warmup, 1), 0.0, 1.0)
-    if config.name == "step":
-      value = config.factor ** jnp.sum(count >= boundaries)
-    elif config.name == "cosine":
-      value = config.end + (1 - config.end) * 0.5 * (1 + jnp.cos(math.pi * progress))
-    elif config.name == "linear":
-      value = config.end + (1 - config.end) * (1 - progress)
+  def build(self, num_steps: int, steps_per_epoch: int) -> Schedule:
+    """The multiplier as a function of the update count, for a run of num_steps updates."""
+    warmup = self.warmup_steps or self.warmup_epochs * steps_per_epoch
+    length = max(num_steps - warmup, 1)
+    if self.name == "step":
+      steps = [round(epoch * steps_per_epoch) for epoch in self.epochs]
+      falls = {step: self.factor ** steps.count(step) for step in steps}
+      base = optax.piecewise_constant_schedule(1.0, falls)
+    elif self.name == "cosine":
+      base = optax.cosine_decay_schedule(1.0, length, self.end)
+    elif self.name == "linear":
+      base = optax.linear_schedule(1.0, self.end, length)
     else:
-      value = jnp.ones(())
-    return value * jnp.minimum((count + 1) / warmup, 1.0) if warmup else value
+      base = optax.constant_schedule(1.0)
+    # Cosine and linear begin to fall when the warm-up ends; steps fall at their epochs.
+    start = warmup if self.name in ("cosine", "linear") else 0
 
-  return multiplier
+    def multiplier(count):
+      count = jnp.asarray(count, jnp.float32)
+      value = base(jnp.maximum(count - start, 0.0))
+      return value * jnp.minimum((count + 1) / warmup, 1.0) if warmup else value
 
-
-def check(config: ml_collections.ConfigDict, num_epochs: float) -> None:
-  """Raises a UserError for an unknown name or times that contradict each other."""
-  if config.name not in NAMES:
-    raise UserError(f"schedule.name is {config.name!r}; allowed: {', '.join(NAMES)}")
-  if not 0 <= config.warmup_epochs < num_epochs:
-    raise UserError(
-      f"schedule.warmup_epochs is {config.warmup_epochs}; it must be at least 0 and below"
-      f" num_epochs ({num_epochs})"
-    )
-  if not 0 <= config.end <= 1:
-    raise UserError(f"schedule.end is {config.end}; allowed: 0 to 1")
-  if list(config.epochs) != sorted(set(config.epochs)) or any(e <= 0 for e in config.epochs):
-    raise UserError(f"schedule.epochs is {tuple(config.epochs)}; it must rise from above 0")
-  if any(e > _LAST_EPOCH for e in config.epochs):
-    raise UserError(f"schedule.epochs is {tuple(config.epochs)}; allowed: up to {_LAST_EPOCH}")
-  if not 0 < config.factor <= 1:
-    raise UserError(f"schedule.factor is {config.factor}; allowed: above 0 up to 1")
+    return multiplier

@@ -1,6 +1,6 @@
 """The public files of Mixer, ResMLP and gMLP that `read` knows by name.
 
-Addresses and settings are those of google-research/vision_transformer (the list
+Addresses and settings come from google-research/vision_transformer (the list
 of its bucket in vit_jax.ipynb, the input pipeline), facebookresearch/deit
 (resmlp_models.py, README_resmlp.md) and timm 1.0.31 (models/mlp_mixer.py).
 """
@@ -19,10 +19,10 @@ class Normalization(NamedTuple):
 
 
 # Pixels to [-1, 1], as in Google's input pipelines.
-MINUS_ONE_TO_ONE = Normalization((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+MINUS_ONE_TO_ONE = _HALF = Normalization((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # Pixels to [0, 1], as in "ImageNet-21K Pretraining for the Masses" (miil).
-ZERO_TO_ONE = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+ZERO_TO_ONE = _ZERO = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Entry:
   """A public file.
 
   Attributes:
-    name: what `read` takes: the publisher and the publisher's own name.
-    layout: key of `layouts.LAYOUTS`, which says GELU and LayerNorm epsilons.
+    name: for `read`: the publisher and the publisher's own name.
+    layout: key of `layouts.LAYOUTS`, which gives GELU and LayerNorm epsilons.
     model: name in `models.VARIANTS`.
     num_classes: width of its head.
     normalization: of the pixels it was trained on.
-    urls: where it is, maybe in several formats; the first is taken.
+    urls: addresses, maybe of several formats; the first is taken.
     image_size: side in pixels of the square images it was trained on.
     overrides: fields in which the model differs from the named one.
-    second_source: name of another publisher's file with the same weights, if there is one.
+    second_source: name of another publisher's file with the same weights; "": none.
   """
 
   name: str
@@ -67,23 +67,16 @@ _GOOGLE = (
   ("gsam/Mixer-S_8", "mixer_s16", 1000, ""),
 )
 _GOOGLE_OVERRIDES = {"gsam/Mixer-S_8": dict(patch_size=8)}
-# timm: name, model, classes, normalization, the older file among the releases on GitHub.
+# timm: name (it begins with the model's), classes, normalization, the older file on GitHub.
 _TIMM = (
-  ("mixer_b16_224.goog_in21k_ft_in1k", "mixer_b16", 1000, MINUS_ONE_TO_ONE,
-   "v0.1-vitjx/jx_mixer_b16_224-76587d61"),
-  ("mixer_b16_224.goog_in21k", "mixer_b16", 21843, MINUS_ONE_TO_ONE,
-   "v0.1-vitjx/jx_mixer_b16_224_in21k-617b3de2"),
-  ("mixer_l16_224.goog_in21k_ft_in1k", "mixer_l16", 1000, MINUS_ONE_TO_ONE,
-   "v0.1-vitjx/jx_mixer_l16_224-92f9adc4"),
-  ("mixer_l16_224.goog_in21k", "mixer_l16", 21843, MINUS_ONE_TO_ONE,
-   "v0.1-vitjx/jx_mixer_l16_224_in21k-846aa33c"),
-  ("mixer_b16_224.miil_in21k_ft_in1k", "mixer_b16", 1000, ZERO_TO_ONE,
-   "v0.1-tresnet/mixer_b16_224_miil-9229a591"),
-  ("mixer_b16_224.miil_in21k", "mixer_b16", 11221, ZERO_TO_ONE,
-   "v0.1-tresnet/mixer_b16_224_miil_in21k-2a558a71"),
-  ("gmlp_s16_224.ra3_in1k", "gmlp_s16", 1000, MINUS_ONE_TO_ONE,
-   "v0.1-weights/gmlp_s16_224_raa-10536d42"),
-)  # fmt: skip
+  ("mixer_b16_224.goog_in21k_ft_in1k", 1000, _HALF, "v0.1-vitjx/jx_mixer_b16_224-76587d61"),
+  ("mixer_b16_224.goog_in21k", 21843, _HALF, "v0.1-vitjx/jx_mixer_b16_224_in21k-617b3de2"),
+  ("mixer_l16_224.goog_in21k_ft_in1k", 1000, _HALF, "v0.1-vitjx/jx_mixer_l16_224-92f9adc4"),
+  ("mixer_l16_224.goog_in21k", 21843, _HALF, "v0.1-vitjx/jx_mixer_l16_224_in21k-846aa33c"),
+  ("mixer_b16_224.miil_in21k_ft_in1k", 1000, _ZERO, "v0.1-tresnet/mixer_b16_224_miil-9229a591"),
+  ("mixer_b16_224.miil_in21k", 11221, _ZERO, "v0.1-tresnet/mixer_b16_224_miil_in21k-2a558a71"),
+  ("gmlp_s16_224.ra3_in1k", 1000, _HALF, "v0.1-weights/gmlp_s16_224_raa-10536d42"),
+)
 # ResMLP: file of deit, name in timm, model.
 _RESMLP = (
   ("resmlp_12_no_dist", "resmlp_12_224.fb_in1k", "resmlp_s12"),
@@ -106,30 +99,19 @@ _DEIT = "https://dl.fbaipublicfiles.com/deit/{}.pth"
 
 def _entries():
   for path, model, classes, second in _GOOGLE:
+    own = dict(overrides=_GOOGLE_OVERRIDES.get(path, {}), second_source=second)
     urls = (f"gs://mixer_models/{path}.npz",)
-    yield Entry(
-      f"google/{path}",
-      "linen",
-      model,
-      classes,
-      MINUS_ONE_TO_ONE,
-      urls,
-      overrides=_GOOGLE_OVERRIDES.get(path, {}),
-      second_source=second,
-    )
+    yield Entry(f"google/{path}", "linen", model, classes, _HALF, urls, **own)
   google = {second: f"google/{path}" for path, _, _, second in _GOOGLE}
-  for file, model, classes, normalization, release in _TIMM:
-    urls = (_HUB.format(file), _RELEASE.format(release))
-    name, layout = f"timm/{file}", "timm_" + model.partition("_")[0]
-    second = google.get(name, "")
+  for file, classes, normalization, release in _TIMM:
+    family, model = file.partition("_")[0], file.partition("_224")[0]
+    name, layout = f"timm/{file}", f"timm_{family}"
+    urls, second = (_HUB.format(file), _RELEASE.format(release)), google.get(name, "")
     yield Entry(name, layout, model, classes, normalization, urls, second_source=second)
-  for file, name, model in _RESMLP:
-    deit, timm = f"deit/{file}", f"timm/{name}"
-    for own, other, layout, url in (
-      (deit, timm, "deit_resmlp", _DEIT.format(file)),
-      (timm, deit, "timm_resmlp", _HUB.format(name)),
-    ):
-      yield Entry(own, layout, model, 1000, IMAGENET, (url,), second_source=other)
+  for file, timm_file, model in _RESMLP:
+    deit, timm, own = f"deit/{file}", f"timm/{timm_file}", (model, 1000, IMAGENET)
+    yield Entry(deit, "deit_resmlp", *own, (_DEIT.format(file),), second_source=timm)
+    yield Entry(timm, "timm_resmlp", *own, (_HUB.format(timm_file),), second_source=deit)
 
 
 CATALOG = {entry.name: entry for entry in _entries()}
@@ -144,12 +126,12 @@ def find(source: str) -> Entry | None:
 
 
 def near(source: str) -> list[str]:
-  """Names that a mistyped one may mean, at most three."""
+  """Names near a mistyped one, at most three."""
   return difflib.get_close_matches(source, CATALOG, n=3, cutoff=0.6)
 
 
 def published_sha256(url: str) -> str:
-  """First digits of a file's SHA-256, which PyTorch's hub puts into names; "" if not."""
+  """First digits of a file's SHA-256 in its name, as PyTorch's hub puts them; else ""."""
   match = re.search(r"-([0-9a-f]{8,})\.pth$", url)
   return match[1] if match else ""
 

@@ -1,8 +1,10 @@
-"""Arrays out of `.npz`, `.safetensors` and PyTorch files, told apart by content.
+"""Arrays in `.npz`, `.safetensors` and PyTorch files, told apart by content.
 
 Nothing is unpickled: NumPy refuses object arrays, and PyTorch reads weights only.
 """
 
+import json
+import os
 import pathlib
 from typing import Any, Iterator, Mapping
 import warnings
@@ -10,27 +12,25 @@ import zipfile
 
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 
-from mixer_jax import npz as npz_file
+from mixer_jax import npz
 from mixer_jax.errors import UserError, reason
-from mixer_jax.pretrained import npz, safetensors
 
 _KINDS = ".npz, .safetensors and PyTorch's .pth are read"
+# Prefixes of the parameters in big_vision's checkpoints, with optax and before.
+_BIG_VISION = ("params/", "opt/target/")
+_MARK = "mixer_jax"  # of this library's comments of archives
 # PyTorch before 2.6 could be tricked into running code even when it reads weights only.
 _MIN_TORCH = (2, 6)
-# Tied parameters share what is stored, a few times.
-_MAX_SHARED = 10
-# Names in a message, and characters of a name.
-_NAMED = 20
-_LINE = 200
+_MAX_SHARED = 10  # tied parameters share stored numbers, a few times
+_NAMED, _LINE = 20, 200  # names in a message, and characters of a name
+
+Arrays = dict[str, np.ndarray]
 
 
 def kind(path: pathlib.Path) -> str:
-  """ "npz", "safetensors" or "torch", by a look at the first bytes.
-
-  Raises:
-    UserError: it is none of them.
-  """
+  """ "npz", "safetensors" or "torch", by the first bytes; raises a UserError for all else."""
   with path.open("rb") as file:
     head = file.read(9)
   if not head:
@@ -49,22 +49,20 @@ def kind(path: pathlib.Path) -> str:
   raise UserError(f"{path}: holds no weights: it begins with {head[:8]!r}; {_KINDS}")
 
 
-def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Reads a file of weights.
-
-  Returns:
-    Its arrays by name, float32, and what `save` noted in it (empty for others).
+def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
+  """A file's arrays by name, float32, and the notes that `write` made (empty for other files).
 
   Raises:
-    UserError: it is damaged, or holds anything but finite floating-point arrays.
+    UserError: the file is damaged, or holds anything but finite floating-point arrays.
   """
-  reader = {"npz": npz.read, "safetensors": _read_safetensors, "torch": _read_torch}[kind(path)]
+  safe = lambda path: (safetensors.numpy.load_file(path), {})
+  reader = {"npz": _read_npz, "safetensors": safe, "torch": _read_torch}[kind(path)]
   try:
     arrays, notes = reader(path)
     arrays = {name: _float32(name, array) for name, array in arrays.items()}
   except UserError:
     raise
-  except Exception as error:  # what a damaged or hostile file makes a reader raise
+  except Exception as error:  # damaged or hostile files make readers raise anything
     raise UserError(f"{path}: is damaged or no plain weights: {reason(error)}") from error
   if not arrays:
     raise UserError(f"{path}: holds no arrays")
@@ -73,6 +71,31 @@ def read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
     raise UserError(f"{path}: not all numbers are finite in {', '.join(wrong[:_NAMED])}{more}")
   return arrays, notes
+
+
+def write(path: pathlib.Path, arrays: Mapping[str, Any], notes: dict[str, Any]) -> None:
+  """Writes an `.npz` file, which is there whole or as it was before.
+
+  Args:
+    path: raises an OSError if it cannot be written.
+    arrays: by name.
+    notes: JSON for the archive's comment, which only `read` knows; {}: no comment.
+  """
+  temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+  try:
+    with temporary.open("wb") as file:
+      # Not by np.savez, which pickles objects and takes names as keywords.
+      with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+          with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+        if notes:
+          archive.comment = json.dumps({_MARK: notes}).encode()
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+  finally:
+    temporary.unlink(missing_ok=True)
 
 
 def _float32(name: str, array: np.ndarray) -> np.ndarray:
@@ -84,15 +107,24 @@ def _float32(name: str, array: np.ndarray) -> np.ndarray:
     array = array.view(jnp.bfloat16)
   if not np.issubdtype(array.dtype, np.floating) and array.dtype != jnp.bfloat16:
     raise ValueError(f"{name} holds {array.dtype}, not floating-point numbers")
-  with np.errstate(over="ignore"):  # what overflows is infinite, and refused for that
+  with np.errstate(over="ignore"):  # larger numbers become infinite, and are refused for that
     return np.asarray(array, np.float32)
 
 
-def _read_safetensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  return safetensors.read(path), {}
+def _read_npz(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
+  """Reads all arrays and notes; of a training checkpoint of big_vision only the parameters."""
+  with npz.Npz(path) as file:
+    prefix = next((p for p in _BIG_VISION if any(n.startswith(p) for n in file.names)), "")
+    chosen = [n for n in file.names if n.startswith(prefix)]
+    arrays = {n.removeprefix(prefix): file.read(n) for n in chosen}
+  try:
+    notes = json.loads(file.comment)
+  except (ValueError, RecursionError):  # somebody else's comment, or none
+    notes = None
+  return arrays, notes.get(_MARK, {}) if isinstance(notes, dict) else {}
 
 
-def _read_torch(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read_torch(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
   try:
     import torch
   except ImportError as error:
@@ -103,7 +135,7 @@ def _read_torch(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, An
     raise UserError(f"{path}: reading it safely needs PyTorch 2.6, this is {torch.__version__}")
   if zipfile.is_zipfile(path):
     with zipfile.ZipFile(path) as archive:
-      npz_file.members(archive, path.stat().st_size)
+      npz.members(archive, path.stat().st_size)
       if wrong := archive.testzip():  # PyTorch does not look at the checksums
         raise ValueError(f"Bad CRC-32 for file {wrong!r}")
   try:

@@ -1,7 +1,7 @@
 """Weights of one task for another: classes, resolution, patch grid.
 
-Tokens are the patches of a square grid, row by row. Where a model has more or
-fewer of them than a file, the weights over tokens change in one of these ways:
+Tokens are the patches of a square grid, row by row. Where the grids of a model and
+a file differ, the weights over tokens change in one of these ways:
 
 "block_diagonal", as in Appendix C of the Mixer paper (arXiv 2105.01601): the
   grid is K times the file's, K an integer. The big grid is cut into K x K tiles
@@ -10,14 +10,15 @@ fewer of them than a file, the weights over tokens change in one of these ways:
   hidden width of token mixing grows by K^2 as well. (The paper cuts the sequence
   of tokens into K^2 equal parts. Rows of a big grid are not consecutive within a
   tile, so here tokens are reordered on both sides: tile by tile, each row by row.)
-"interpolate_bilinear", "interpolate_bicubic": any grid. The layer does what it
-  did on the file's grid, between two resizes: tokens are resized to the file's
-  grid, mixed, and the result is resized back. Both resizes are linear and are
+"interpolate_bilinear", "interpolate_bicubic": any grid. The layer works on the
+  file's grid, between two resizes: tokens are resized to the file's grid, mixed,
+  and the result is resized back. Both resizes are linear and are
   multiplied into the weights, W -> D^T W U^T and b -> U b. Shrinking is
   antialiased; equal grids change nothing.
 """
 
 import collections
+import itertools
 import logging
 import math
 import re
@@ -36,19 +37,9 @@ _LOG = logging.getLogger(__name__)
 BLOCK_DIAGONAL = "block_diagonal"
 _INTERPOLATIONS = {"interpolate_bilinear": "linear", "interpolate_bicubic": "cubic"}
 RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
-# Names, or blocks of them, in a message.
-_NAMED = 20
+_NAMED = 20  # names, or blocks of them, in a message
 
-# Axes of the parameters over tokens, by path.
-_TOKEN_AXES = {
-  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_0/kernel": ("in", "hidden"),
-  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_0/bias": ("hidden",),
-  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_1/kernel": ("hidden", "out"),
-  r"(MixerBlock_\d+/token_mixing|ResMlpBlock_\d+/cross_patch)/Dense_1/bias": ("out",),
-  r"(ResMlpBlock_\d+/cross_patch|GmlpBlock_\d+/spatial_gating/Dense_0)/kernel": ("in", "out"),
-  r"(ResMlpBlock_\d+/cross_patch|GmlpBlock_\d+/spatial_gating/Dense_0)/bias": ("out",),
-}
-
+Arrays = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -61,16 +52,15 @@ def check_resize(resize: str) -> None:
 def tokens_of(shapes: Shapes) -> int:
   """Number of tokens that the parameters mix; 0 if they mix any number."""
   for path, shape in shapes.items():
-    if _token_axes(path)[:1] == ("in",) and len(shape) == 2:
+    if models.token_axes(path)[:1] == ("in",) and len(shape) == 2:
       return shape[0]
   return 0
 
 
 def widened(shapes: Shapes, tokens: int) -> int:
-  """How many times wider "block_diagonal" makes token mixing, for so many tokens.
+  """Factor by which "block_diagonal" widens token mixing for this number of tokens.
 
-  Raises:
-    UserError: the grid is no integer multiple of the file's.
+  Raises a UserError for a grid that is no integer multiple of the file's.
   """
   old, new = _side(tokens_of(shapes)), _side(tokens)
   if new % old:
@@ -81,21 +71,11 @@ def widened(shapes: Shapes, tokens: int) -> int:
   return (new // old) ** 2
 
 
-def fit(source: str, arrays: dict[str, np.ndarray], template: Any, resize: str) -> Any:
-  """Parameters for a model out of a file's arrays.
+def fit(source: str, arrays: Arrays, template: Any, resize: str) -> Any:
+  """Parameters for a model, as `Weights.fit`, out of a file's arrays by our paths.
 
-  Args:
-    source: the file, for messages.
-    arrays: by path, in our names and axes.
-    template: the model's parameters or their shapes, as `jax.eval_shape` gives them.
-    resize: one of `RESIZES`, or "" to refuse another number of tokens.
-
-  Returns:
-    A tree like the template's of float32 arrays.
-
-  Raises:
-    UserError: parameters are missing, left over or of the wrong shape (all of them
-      are named), or the number of tokens differs and cannot or may not be fitted.
+  `source` is the file, for messages; `resize` is one of `RESIZES`, or "" to refuse another
+  number of tokens.
   """
   check_resize(resize)
   unrolled = jax.eval_shape(models.unrolled, template)
@@ -107,14 +87,12 @@ def fit(source: str, arrays: dict[str, np.ndarray], template: Any, resize: str) 
   return params if unrolled.keys() == template.keys() else models.stacked(params)
 
 
-def _with_tokens(
-  source: str, arrays: dict[str, np.ndarray], shapes: Shapes, resize: str
-) -> dict[str, np.ndarray]:
+def _with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
   own = {path: arrays[path].shape for path in shapes if path in arrays}
   tokens = tokens_of(shapes)
   if tokens_of(own) in (0, tokens) or not tokens:
-    return arrays  # of another kind, they fail the comparison
+    return arrays  # if they are of another kind, they fail the comparison
   old, new = _side(tokens_of(own)), _side(tokens)
   if not resize:
     raise UserError(
@@ -125,20 +103,18 @@ def _with_tokens(
     times = math.isqrt(widened(own, tokens))
     change = lambda array, axes: _block_diagonal(array, axes, old, times)
   else:
-    matrices = {
-      "in": _resize_matrix(new, old, _INTERPOLATIONS[resize]).T,
-      "out": _resize_matrix(old, new, _INTERPOLATIONS[resize]),
-    }
+    method = _INTERPOLATIONS[resize]
+    matrices = {"in": _resize_matrix(new, old, method).T, "out": _resize_matrix(old, new, method)}
     change = lambda array, axes: _interpolate(array, axes, matrices)
   _LOG.info("%s: token mixing taken from %dx%d to %dx%d (%s)", source, old, old, new, new, resize)
   return {
-    path: change(array, axes) if _is_over(array, axes := _token_axes(path), old**2) else array
+    path: change(array, axes) if _is_over(array, axes := models.token_axes(path), old**2) else array
     for path, array in arrays.items()
   }
 
 
 def _is_over(array: np.ndarray, axes: tuple[str, ...], tokens: int) -> bool:
-  """Whether an array has these axes, and so many tokens along its axes over tokens."""
+  """Whether an array has these axes, and this number of tokens along them."""
   sizes = {size for size, axis in zip(array.shape, axes) if axis != "hidden"}
   return bool(axes) and len(axes) == array.ndim and sizes <= {tokens}
 
@@ -164,31 +140,23 @@ def _resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   return np.kron(one_axis, one_axis)
 
 
-def _interpolate(
-  array: np.ndarray, axes: tuple[str, ...], matrices: Mapping[str, np.ndarray]
-) -> np.ndarray:
+def _interpolate(array: np.ndarray, axes: tuple[str, ...], matrices: Arrays) -> np.ndarray:
   for i, axis in enumerate(axes):
     if axis in matrices:
       array = np.moveaxis(np.tensordot(matrices[axis], array, (1, i)), 0, i)
   return array.astype(np.float32)
 
 
-def _token_axes(path: str) -> tuple[str, ...]:
-  """What each axis of a parameter is, if it is one over tokens; else ()."""
-  for pattern, axes in _TOKEN_AXES.items():
-    if re.fullmatch(pattern, path):
-      return axes
-  return ()
-
-
 def _side(tokens: int) -> int:
   side = math.isqrt(tokens)
   if side**2 != tokens:
-    raise UserError(f"{tokens} tokens are no square grid of patches; only those can be resized")
+    raise UserError(
+      f"{tokens} tokens are no square grid of patches; only square ones can be resized"
+    )
   return side
 
 
-def _with_head(source: str, arrays: dict[str, np.ndarray], shapes: Shapes) -> dict[str, np.ndarray]:
+def _with_head(source: str, arrays: Arrays, shapes: Shapes) -> Arrays:
   """Gives a fresh zero head where the classes differ or the file has no head."""
   if "head/kernel" not in shapes:
     return arrays
@@ -202,7 +170,7 @@ def _with_head(source: str, arrays: dict[str, np.ndarray], shapes: Shapes) -> di
   return {path: array for path, array in arrays.items() if path not in head} | fresh
 
 
-def _compare(source: str, arrays: dict[str, np.ndarray], shapes: Shapes) -> None:
+def _compare(source: str, arrays: Arrays, shapes: Shapes) -> None:
   """Refuses any difference in names and shapes, all in one message."""
   missing = _summary(path for path in shapes if path not in arrays)
   left_over = _summary(path for path in arrays if path not in shapes)
@@ -218,7 +186,7 @@ def _compare(source: str, arrays: dict[str, np.ndarray], shapes: Shapes) -> None
 
 
 def _summary(paths: Iterable[str]) -> str:
-  """Names paths, those that differ in the block only together: "MixerBlock_{0-11}/..."."""
+  """Names paths; equal ones of several blocks become one, "MixerBlock_{0-11}/..."."""
   blocks = collections.defaultdict(list)
   for path in paths:
     match = re.match(r"(.*?Block_|blocks\.)(\d{1,9})(?!\d)(.*)", path)
@@ -234,11 +202,8 @@ def _summary(paths: Iterable[str]) -> str:
 
 def _ranges(numbers: list[int]) -> str:
   """[0, 1, 2, 5] as "{0-2,5}", and [3] as "3"."""
-  runs: list[list[int]] = []
-  for n in sorted(numbers):
-    if runs and n == runs[-1][-1] + 1:
-      runs[-1].append(n)
-    else:
-      runs.append([n])
+  # Within a run the difference of number and position stays the same.
+  groups = itertools.groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
+  runs = [[n for _, n in group] for _, group in groups]
   text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
   return text if len(numbers) == 1 else f"{{{text}}}"

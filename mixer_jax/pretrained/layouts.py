@@ -1,4 +1,4 @@
-"""Peers' names and axes to ours; which layout a file has, its names say.
+"""Peers' names and axes to ours; the names of a file's arrays tell its layout.
 
 Linen's names are ours. PyTorch has dense kernels as [out, in] and convolutions
 as [out, in, height, width]; ours are [in, out] and [height, width, in, out].
@@ -18,55 +18,39 @@ from mixer_jax.pretrained.catalog import Normalization
 _LOG = logging.getLogger(__name__)
 
 Arrays = dict[str, np.ndarray]
+Names = Mapping[str, str]
 
-# Modules of the PyTorch layouts, i the number of the block, and their names here.
+
 # A name that is itself a parameter becomes a scale.
 _TIMM_MIXER = {
-  "stem.proj": "stem",
-  "blocks.i.norm1": "MixerBlock_i/LayerNorm_0",
-  "blocks.i.mlp_tokens.fc1": "MixerBlock_i/token_mixing/Dense_0",
-  "blocks.i.mlp_tokens.fc2": "MixerBlock_i/token_mixing/Dense_1",
-  "blocks.i.norm2": "MixerBlock_i/LayerNorm_1",
-  "blocks.i.mlp_channels.fc1": "MixerBlock_i/channel_mixing/Dense_0",
-  "blocks.i.mlp_channels.fc2": "MixerBlock_i/channel_mixing/Dense_1",
-  "norm": "pre_head_layer_norm",
-  "head": "head",
+  "norm1": "LayerNorm_0",
+  "mlp_tokens.fc1": "token_mixing/Dense_0",
+  "mlp_tokens.fc2": "token_mixing/Dense_1",
+  "norm2": "LayerNorm_1",
+  "mlp_channels.fc1": "channel_mixing/Dense_0",
+  "mlp_channels.fc2": "channel_mixing/Dense_1",
 }
 _DEIT_RESMLP = {
-  "patch_embed.proj": "stem",
-  "blocks.i.norm1": "ResMlpBlock_i/norm1",
-  "blocks.i.attn": "ResMlpBlock_i/cross_patch",
-  "blocks.i.gamma_1": "ResMlpBlock_i/layer_scale_1",
-  "blocks.i.norm2": "ResMlpBlock_i/norm2",
-  "blocks.i.mlp.fc1": "ResMlpBlock_i/cross_channel/Dense_0",
-  "blocks.i.mlp.fc2": "ResMlpBlock_i/cross_channel/Dense_1",
-  "blocks.i.gamma_2": "ResMlpBlock_i/layer_scale_2",
-  "norm": "norm",
-  "head": "head",
+  "norm1": "norm1",
+  "attn": "cross_patch",
+  "gamma_1": "layer_scale_1",
+  "norm2": "norm2",
+  "mlp.fc1": "cross_channel/Dense_0",
+  "mlp.fc2": "cross_channel/Dense_1",
+  "gamma_2": "layer_scale_2",
 }
+_TIMMS = {"attn": "linear_tokens", "gamma_1": "ls1", "gamma_2": "ls2"}
 _TIMM_RESMLP = {
-  "stem.proj": "stem",
-  "blocks.i.norm1": "ResMlpBlock_i/norm1",
-  "blocks.i.linear_tokens": "ResMlpBlock_i/cross_patch",
-  "blocks.i.ls1": "ResMlpBlock_i/layer_scale_1",
-  "blocks.i.norm2": "ResMlpBlock_i/norm2",
-  "blocks.i.mlp_channels.fc1": "ResMlpBlock_i/cross_channel/Dense_0",
-  "blocks.i.mlp_channels.fc2": "ResMlpBlock_i/cross_channel/Dense_1",
-  "blocks.i.ls2": "ResMlpBlock_i/layer_scale_2",
-  "norm": "norm",
-  "head": "head",
+  _TIMMS.get(name, name.replace("mlp.", "mlp_channels.")): ours
+  for name, ours in _DEIT_RESMLP.items()
 }
 _TIMM_GMLP = {
-  "stem.proj": "stem",
-  "blocks.i.norm": "GmlpBlock_i/norm",
-  "blocks.i.mlp_channels.fc1": "GmlpBlock_i/Dense_0",
-  "blocks.i.mlp_channels.gate.norm": "GmlpBlock_i/spatial_gating/norm",
-  "blocks.i.mlp_channels.gate.proj": "GmlpBlock_i/spatial_gating/Dense_0",
-  "blocks.i.mlp_channels.fc2": "GmlpBlock_i/Dense_1",
   "norm": "norm",
-  "head": "head",
+  "mlp_channels.fc1": "Dense_0",
+  "mlp_channels.gate.norm": "spatial_gating/norm",
+  "mlp_channels.gate.proj": "spatial_gating/Dense_0",
+  "mlp_channels.fc2": "Dense_1",
 }
-
 
 _NORM = re.compile(r"/LayerNorm_(\d{1,9})/")
 
@@ -93,23 +77,20 @@ def _pre_linen(arrays: Arrays) -> Arrays:
   return renamed
 
 
-def _torch(modules: Mapping[str, str]) -> Callable[[Arrays], Arrays]:
-  def convert(arrays: Arrays) -> Arrays:
-    return dict(_from_torch(name, array, modules) for name, array in arrays.items())
+def _torch(stem: str, block: str, inside: Names, norm: str = "norm") -> Callable[[Arrays], Arrays]:
+  """Renames arrays of PyTorch, given the names of modules in a block there and here."""
+  blocks = {f"blocks.i.{name}": f"{block}_i/{ours}" for name, ours in inside.items()}
+  modules = {stem: "stem", **blocks, "norm": norm, "head": "head"}
+  return lambda arrays: dict(_from_torch(name, array, modules) for name, array in arrays.items())
 
-  return convert
 
-
-def _from_torch(name: str, array: np.ndarray, modules: Mapping[str, str]) -> tuple[str, np.ndarray]:
-  """Our name and axes; what is unknown keeps its name, and is refused later."""
+def _from_torch(name: str, array: np.ndarray, modules: Names) -> tuple[str, np.ndarray]:
+  """Our name and axes; an unknown array keeps its name, and is refused later."""
   block = re.match(r"blocks\.(\d+)\.", name)
   general = re.sub(r"^blocks\.\d+\.", "blocks.i.", name)
-  module, _, leaf = general.rpartition(".")
-  if general in modules:
-    module, leaf = general, "alpha"
-  leaf = {"weight": "kernel" if array.ndim > 1 else "scale", "alpha": "scale", "beta": "bias"}.get(
-    leaf, leaf
-  )
+  module, _, leaf = (general, "", "alpha") if general in modules else general.rpartition(".")
+  weight = "kernel" if array.ndim > 1 else "scale"
+  leaf = {"weight": weight, "alpha": "scale", "beta": "bias"}.get(leaf, leaf)
   if module not in modules or leaf not in ("kernel", "scale", "bias"):
     return name, array
   ours = f"{modules[module]}/{leaf}"
@@ -126,10 +107,10 @@ class Layout:
 
   Attributes:
     title: for people.
-    sign: a pattern that some name of such a file has, and none of the others.
+    sign: a pattern that only names of this layout match, one at least.
     rename: takes the arrays to our names and axes.
-    fields: of the model, which the peer fixes in its code.
-    normalization: of the pixels, where the file is not known to want another.
+    fields: of the model, fixed by the peer's code.
+    normalization: of the pixels, unless the catalog knows another one of the file.
   """
 
   title: str
@@ -141,42 +122,23 @@ class Layout:
 
 _GOOGLE = dict(gelu="tanh", layer_norm_epsilon=1e-6)
 _TIMM = dict(gelu="exact", layer_norm_epsilon=1e-6)
-_MINUS_ONE_TO_ONE, _IMAGENET = catalog.MINUS_ONE_TO_ONE, catalog.IMAGENET
+_GMLP = _TIMM | dict(gate_epsilon=1e-5)
+_RESMLP = dict(gelu="exact", normalization="affine"), catalog.IMAGENET
+_HALF = catalog.MINUS_ONE_TO_ONE
+_BLOCK = r"^blocks\.\d+\."
+_timm_mixer = _torch("stem.proj", "MixerBlock", _TIMM_MIXER, "pre_head_layer_norm")
+_timm_resmlp = _torch("stem.proj", "ResMlpBlock", _TIMM_RESMLP)
+_deit_resmlp = _torch("patch_embed.proj", "ResMlpBlock", _DEIT_RESMLP)
+_timm_gmlp = _torch("stem.proj", "GmlpBlock", _TIMM_GMLP)
 
 LAYOUTS = {
-  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", _linen, _GOOGLE, _MINUS_ONE_TO_ONE),
-  "pre_linen": Layout(
-    "Google's Mixer before Linen", r"^Mixer/encoder", _pre_linen, _GOOGLE, _MINUS_ONE_TO_ONE
-  ),
-  "timm_mixer": Layout(
-    "timm's Mixer",
-    r"^blocks\.\d+\.mlp_tokens\.",
-    _torch(_TIMM_MIXER),
-    _TIMM,
-    _MINUS_ONE_TO_ONE,
-  ),
-  "timm_resmlp": Layout(
-    "timm's ResMLP",
-    r"^blocks\.\d+\.linear_tokens\.",
-    _torch(_TIMM_RESMLP),
-    dict(gelu="exact", normalization="affine"),
-    _IMAGENET,
-  ),
-  "deit_resmlp": Layout(
-    "deit's ResMLP",
-    r"^blocks\.\d+\.attn\.(weight|bias)$",
-    _torch(_DEIT_RESMLP),
-    dict(gelu="exact", normalization="affine"),
-    _IMAGENET,
-  ),
-  "timm_gmlp": Layout(
-    "timm's gMLP",
-    r"^blocks\.\d+\.mlp_channels\.gate\.",
-    _torch(_TIMM_GMLP),
-    dict(gelu="exact", layer_norm_epsilon=1e-6, gate_epsilon=1e-5),
-    _MINUS_ONE_TO_ONE,
-  ),
-  # What `save` writes of the other families; what they are is noted in the file.
+  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", _linen, _GOOGLE, _HALF),
+  "pre_linen": Layout("Google's Mixer before Linen", r"^Mixer/encoder", _pre_linen, _GOOGLE, _HALF),
+  "timm_mixer": Layout("timm's Mixer", _BLOCK + r"mlp_tokens\.", _timm_mixer, _TIMM, _HALF),
+  "timm_resmlp": Layout("timm's ResMLP", _BLOCK + r"linear_tokens\.", _timm_resmlp, *_RESMLP),
+  "deit_resmlp": Layout("deit's ResMLP", _BLOCK + r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
+  "timm_gmlp": Layout("timm's gMLP", _BLOCK + r"mlp_channels\.gate\.", _timm_gmlp, _GMLP, _HALF),
+  # `save` writes it of the other families; notes in the file name the fields.
   "own": Layout("this library's", r"^(ResMlp|Gmlp)Block_\d+/", _linen, {}, None),
 }
 
@@ -184,17 +146,13 @@ LAYOUTS = {
 def convert(path: str, arrays: Arrays) -> tuple[str, Arrays]:
   """Finds the layout of a file's arrays and gives them our names and axes.
 
-  Args:
-    path: for messages.
-    arrays: by the file's names.
-
   Returns:
     The key of the layout in `LAYOUTS`, and the arrays, by paths like
     "MixerBlock_0/token_mixing/Dense_0/kernel". An array that the layout does not
     know keeps its name.
 
   Raises:
-    UserError: the names are those of no layout, or two become one.
+    UserError: no layout has such names, or two arrays become one; `path` is named.
   """
   arrays = _unwrapped(arrays)
   for key, layout in LAYOUTS.items():
@@ -209,15 +167,11 @@ def convert(path: str, arrays: Arrays) -> tuple[str, Arrays]:
 
 
 def _unwrapped(arrays: Arrays) -> Arrays:
-  """Without the prefixes of PyTorch's data parallelism and of DINO's training.
-
-  DINO keeps the net as "backbone." beside its projection head, which is dropped.
-  """
+  """Without the prefixes of PyTorch's data parallelism and of DINO, and its projection head."""
   if all(name.startswith("module.") for name in arrays):
     arrays = {name.removeprefix("module."): array for name, array in arrays.items()}
-  backbone = {
-    n.removeprefix("backbone."): a for n, a in arrays.items() if n.startswith("backbone.")
-  }
+  prefix = "backbone."
+  backbone = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
   dropped = [name for name in arrays if name.startswith("head.")]
   if not backbone or len(backbone) + len(dropped) < len(arrays):
     return arrays

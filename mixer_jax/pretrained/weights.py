@@ -1,4 +1,4 @@
-"""Weights in this library's names, with what their peer's code fixes; read and saved."""
+"""Weights in this library's names, with the fields that their peer's code fixes."""
 
 import dataclasses
 import logging
@@ -12,22 +12,16 @@ import numpy as np
 
 from mixer_jax import models
 from mixer_jax.errors import UserError
-from mixer_jax.pretrained import catalog, containers, files, layouts, npz
+from mixer_jax.pretrained import catalog, containers, files, layouts
 from mixer_jax.pretrained import fit as fit_lib
 from mixer_jax.pretrained.catalog import Normalization
 
 _LOG = logging.getLogger(__name__)
 
-# Fields that parameters do not show, with their types: two models with the same tree
-# may differ in them.
-_UNSEEN = {
-  "gelu": str,
-  "layer_norm_epsilon": float,
-  "gate_epsilon": float,
-  "gating": str,
-  "normalization": str,
-  "token_mixer": str,
-}
+# Fields that parameters do not show, with their types: models with equal trees may
+# differ in them.
+_UNSEEN = dict(gelu=str, layer_norm_epsilon=float, gate_epsilon=float)
+_UNSEEN |= dict(gating=str, normalization=str, token_mixer=str)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +29,7 @@ class Weights:
   """A file of weights.
 
   Attributes:
-    source: where they come from, as it was given.
+    source: path, address or name, as it was given.
     sha256: of the file, in hexadecimal digits.
     layout: key of `layouts.LAYOUTS`.
     arrays: float32, by our paths ("MixerBlock_0/token_mixing/Dense_0/kernel").
@@ -73,15 +67,10 @@ class Weights:
     return {path: array.shape for path, array in self.arrays.items()}
 
   def model_fields(self, image_size: int, resize_tokens: str = "") -> dict[str, Any]:
-    """Fields with which to build the model.
+    """Fields with which to build the model for square images of image_size pixels a side.
 
-    Args:
-      image_size: side in pixels of the images that the model will see.
-      resize_tokens: as for `fit`.
-
-    Returns:
-      `fields`, and for "block_diagonal" at a higher resolution the width of a
-      Mixer's token mixing.
+    These are `fields`, and for "block_diagonal" (`resize_tokens`, as for `fit`) at a
+    higher resolution the width of a Mixer's token mixing.
 
     Raises:
       UserError: an unknown `resize_tokens`, or one that the resolution does not allow.
@@ -103,8 +92,8 @@ class Weights:
 
     Args:
       template: the model's parameters or their shapes, as `jax.eval_shape` gives them.
-      resize_tokens: what is done where the model has another number of tokens: one of
-        `RESIZES` (see `mixer_jax.pretrained.fit`), or "" to refuse it.
+      resize_tokens: treatment of another number of tokens: one of `RESIZES` (see
+        `mixer_jax.pretrained.fit`), or "" to refuse it.
 
     Returns:
       A tree like the template's of float32 arrays.
@@ -118,24 +107,22 @@ class Weights:
 
 
 def read(source: str, cache_dir: str = "") -> Weights:
-  """Reads public weights, or some that `save` wrote.
+  """Reads public weights, or weights that `save` wrote.
 
   Args:
     source: a path, an address (https://, gs:// and others) or a name of `CATALOG`.
-      Only the latter two download, once.
+      An address and a name are downloaded once.
     cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
 
   Raises:
-    UserError: the file is not to be had, damaged, or not of a known layout.
+    UserError: the file is missing, damaged, or not of a known layout.
   """
   path, sha256 = files.local(source, cache_dir)
   arrays, notes = containers.read(path)
   layout, arrays = layouts.convert(source, arrays)
   known = layouts.LAYOUTS[layout]
   entry = catalog.find(source) or catalog.find_by_sha256(sha256)
-  fields, normalization = dict(known.fields), known.normalization
-  if entry:
-    normalization = entry.normalization
+  fields, normalization = dict(known.fields), (entry or known).normalization
   if notes:
     fields, normalization = _from_notes(source, notes)
   weights = Weights(source, sha256, layout, arrays, fields, normalization)
@@ -158,11 +145,11 @@ def save(
 ) -> None:
   """Saves parameters as `.npz` with Linen's names, the layout of Google's files.
 
-  Loaders of that layout read it. What it has no place for is noted in the
-  archive's comment, which others do not see and `read` knows.
+  Loaders of that layout read it. Fields that it has no place for are noted in the
+  archive's comment, which only `read` knows.
 
   Args:
-    path: ends in `.npz`; a file there is replaced at once, or not at all.
+    path: ends in `.npz`; a file there is replaced whole, or not at all.
     params: the parameters; scanned blocks are written one by one, as all others.
     model: their model, whose GELU, epsilons and the like are noted.
     normalization: of the pixels it was trained on, noted as well.
@@ -173,16 +160,11 @@ def save(
   path = pathlib.Path(path).expanduser()
   if path.suffix != ".npz":
     raise UserError(f"{path}: weights are saved as .npz")
-  notes = {
-    "fields": {name: getattr(model, name) for name in _UNSEEN if hasattr(model, name)},
-    "normalization": normalization,
-  }
+  fields = {name: getattr(model, name) for name in _UNSEEN if hasattr(model, name)}
+  notes = {"fields": fields, "normalization": normalization}
+  arrays = traverse_util.flatten_dict(models.unrolled(params), sep="/")
   try:
-    npz.write(
-      path,
-      traverse_util.flatten_dict(models.unrolled(params), sep="/"),
-      notes if model or normalization else {},
-    )
+    containers.write(path, arrays, notes if model or normalization else {})
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 

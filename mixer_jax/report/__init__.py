@@ -1,1 +1,1 @@
-"""Runs and models as lines, tables and figures."""
+"""Figures, tables and pages about runs, weights and studies."""

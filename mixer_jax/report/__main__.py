@@ -1,83 +1,84 @@
-"""Draws and tabulates what runs and models show.
+"""Draws and tabulates runs, weights, studies and options.
 
 python -m mixer_jax.report curves --workdir=DIR
-python -m mixer_jax.report weights --workdir=DIR [--checkpoint=best|latest|STEP]
+python -m mixer_jax.report pictures --workdir=DIR [--checkpoint=latest|best|STEP] [--split=test]
+python -m mixer_jax.report weights --workdir=DIR [--checkpoint=latest|best|STEP] [--out=DIR]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
 python -m mixer_jax.report study --workdir=DIR
-python -m mixer_jax.report models [--models=mixer_b16,resmlp_s12] [--batch_size=32]
+python -m mixer_jax.report options [--config=FILE]
 """
 
 import math
 import pathlib
 
 from absl import flags
+from ml_collections import config_flags
 
-from mixer_jax import checkpoint, cli, models, pretrained, workdir
+from mixer_jax import config, pretrained
 from mixer_jax.errors import UserError
-from mixer_jax.report import console, curves
-from mixer_jax.report import models as models_table
+from mixer_jax.report import curves, figures, weight_pictures
 from mixer_jax.report import study as study_report
-from mixer_jax.report import weights as weights_pictures
+from mixer_jax.rundir import directory as directory_lib
+from mixer_jax.runtime import cli
+from mixer_jax.training import restore
+
+_FLAGS = flags.FLAGS
 
 
-def _curves(argv: list[str]) -> None:
-  del argv
-  print(curves.draw(_workdir()))
+def _pictures(_: list[str]) -> None:
+  directory = _workdir()
+  restored = restore.restore(str(directory), _FLAGS.checkpoint)
+  datasets, task = restored.run.datasets, restored.run.task
+  if _FLAGS.split not in datasets:
+    raise UserError(f"--split is {_FLAGS.split!r}; allowed: {', '.join(datasets)}")
+  drawn = task.pictures(restored.variables, datasets[_FLAGS.split])
+  if not drawn:
+    raise UserError(f"task {type(task).__name__} has no pictures")
+  out = pathlib.Path(_FLAGS.out or directory / "pictures")
+  out.mkdir(parents=True, exist_ok=True)
+  for name, figure in drawn.items():
+    print(figures.save(figure, out / f"{name}.png"))
 
 
-def _weights(argv: list[str]) -> None:
-  del argv
-  options = flags.FLAGS
-  if bool(options.workdir) == bool(options.pretrained):
+def _weights(_: list[str]) -> None:
+  if bool(_FLAGS.workdir) == bool(_FLAGS.pretrained):
     raise UserError("weights takes either --workdir=DIR of a run or --pretrained=FILE")
-  if options.pretrained:
-    weights = pretrained.read(options.pretrained)
-    if not weights.num_tokens:
-      raise UserError(f"{options.pretrained}: mixes any number of tokens, without a matrix")
-    side = math.isqrt(weights.num_tokens)
-    params, grid = weights.arrays, (side, side)
-    directory = pathlib.Path(options.out or "weights")
+  if _FLAGS.pretrained:
+    read = pretrained.read(_FLAGS.pretrained)
+    if not read.num_tokens:
+      raise UserError(f"{_FLAGS.pretrained}: mixes any number of tokens, without a matrix")
+    params, side, out = read.arrays, math.isqrt(read.num_tokens), "weights"
   else:
     directory = _workdir()
-    config = workdir.load_config(directory)
-    saved = checkpoint.Checkpoints(directory, read_only=True)
-    params = saved.restore_arrays(saved.find(options.checkpoint))
-    side = config.data.image_size // params["stem"]["kernel"].shape[0]
-    grid, directory = (side, side), pathlib.Path(options.out or directory / "weights")
-  for path in weights_pictures.draw(params, grid, directory):
-    print(path)
-
-
-def _models(argv: list[str]) -> None:
-  del argv
-  options = flags.FLAGS
-  names = options.models or list(models.VARIANTS)
-  for name in names:
-    models.fields(name)  # an unknown one is refused before the others are measured
-  console.print_devices()
-  print(f"batch of {options.batch_size}, median of {options.rounds}\n\n{models_table.HEADER}")
-  for row in models_table.measure(names, options.batch_size, options.rounds):
-    print(models_table.line(row), flush=True)
-
-
-def _study(argv: list[str]) -> None:
-  del argv
-  for path in study_report.write(_workdir()):
+    _, variables = restore.without_data(str(directory), _FLAGS.checkpoint)
+    params, out = variables["params"], directory / "weights"
+    kernel = params.get("stem", {}).get("kernel")
+    if kernel is None or kernel.ndim != 4:
+      raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
+    side = directory_lib.load_config(directory).data.image_size // kernel.shape[0]
+  for path in weight_pictures.draw(params, (side, side), pathlib.Path(_FLAGS.out or out)):
     print(path)
 
 
 def _workdir() -> pathlib.Path:
-  if not flags.FLAGS.workdir:
+  if not _FLAGS.workdir:
     raise UserError("--workdir is missing; it names the directory of a run or study")
-  return workdir.existing(flags.FLAGS.workdir)
+  return directory_lib.existing(_FLAGS.workdir)
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Directory of the run or study.")
-  flags.DEFINE_string("checkpoint", "best", '"best", "latest" or a step.')
+  flags.DEFINE_string("checkpoint", "latest", '"latest", "best" or a step.')
+  flags.DEFINE_string("split", "test", "Split that pictures are made of.")
   flags.DEFINE_string("pretrained", None, "A file of weights, its address or public name.")
-  flags.DEFINE_string("out", None, "Where pictures go; default: the run's, or weights/.")
-  flags.DEFINE_list("models", None, "Models by name; default: all.")
-  flags.DEFINE_integer("batch_size", 32, "Images of a batch.", lower_bound=1)
-  flags.DEFINE_integer("rounds", 3, "Timed batches a model; 0: sizes alone.", lower_bound=0)
-  cli.run_commands({"curves": _curves, "weights": _weights, "study": _study, "models": _models})
+  flags.DEFINE_string("out", None, "Directory of the pictures; default: in the run's or weights/.")
+  config_flags.DEFINE_config_file("config", None, "Config whose task's options are listed.")
+  cli.run_commands(
+    dict(
+      curves=lambda _: print(curves.draw(_workdir())),
+      pictures=_pictures,
+      weights=_weights,
+      study=lambda _: print(*study_report.write(_workdir()), sep="\n"),
+      options=lambda _: print(config.table((_FLAGS.config or config.default()).task), end=""),
+    )
+  )

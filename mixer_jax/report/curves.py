@@ -2,40 +2,72 @@
 
 import math
 import pathlib
+from typing import Sequence
 
-from mixer_jax import workdir
+from mixer_jax import tasks
 from mixer_jax.errors import UserError
 from mixer_jax.report import figures
+from mixer_jax.rundir import directory as directory_lib
+from mixer_jax.rundir import metrics_file as rows_lib
+from mixer_jax.tasks import Metric
 
-_PANELS = (
-  ("loss", "loss (nats)", ("train/loss", "test/loss")),
-  ("accuracy", "accuracy", ("train/accuracy", "test/top1")),
-  ("learning rate", "learning rate", ("learning_rate",)),
-)
+_COLUMNS = 4
 
 
 def draw(directory: pathlib.Path) -> pathlib.Path:
-  """Draws loss, accuracy and learning rate over epochs to `curves.png`.
+  """Draws every metric and the learning rate over the run to `curves.png`.
 
   Raises:
     UserError: the run has no metrics yet.
   """
-  rows = workdir.read_metrics(directory)
+  rows = rows_lib.read(directory)
   if not rows:
-    raise UserError(f"{directory} holds no metrics (no lines in {workdir.METRICS})")
-  figure, axes = figures.panels(1, len(_PANELS), (13, 3.8))
-  epochs = [row["epoch"] for row in rows]
-  for axis, (title, label, names) in zip(axes[0], _PANELS):
-    for name in names:
-      axis.plot(
-        epochs,
-        [row.get(name, math.nan) for row in rows],
-        marker="." if len(rows) < 30 else "",
-        label=name,
-      )
-    axis.set(title=title, xlabel="epoch", ylabel=label)
+    raise UserError(f"{directory} holds no metrics (no lines in {rows_lib.FILE})")
+  config = directory_lib.load_config(directory)
+  metrics = {metric.name: metric for metric in tasks.find(config.task).metrics}
+  curves = panels(list(dict.fromkeys(key for row in rows for key in row)), list(metrics))
+  columns = min(_COLUMNS, len(curves))
+  lines = math.ceil(len(curves) / columns)
+  figure, axes = figures.panels(lines, columns, (4.3 * columns, 3.8 * lines))
+  unit = "step" if config.num_steps else "epoch"
+  x, marker = [row[unit] for row in rows], "." if len(rows) < 30 else ""
+  for axis, (name, keys) in zip(axes.flat, curves.items()):
+    metric = metrics.get(name, Metric(name, False))
+    for key in keys:
+      y = [scale(metric) * row.get(key, math.nan) for row in rows]
+      axis.plot(x, y, marker=marker, label=key)
+    axis.set(title=name, xlabel=unit, ylabel=label(metric))
     axis.grid(alpha=0.3)
     axis.legend()
-  config = workdir.load_config(directory)
-  figure.suptitle(f"{config.model.name}, {config.data.name}, {config.optimizer.name}")
+  for axis in axes.flat[len(curves) :]:
+    axis.remove()
+  named = (config.get(group, {}).get("name") for group in ("model", "data", "optimizer"))
+  figure.suptitle(", ".join(filter(None, named)))
   return figures.save(figure, directory / "curves.png")
+
+
+def panels(keys: Sequence[str], metrics: Sequence[str]) -> dict[str, list[str]]:
+  """Names of metrics to the columns of the rows that show them, then the learning rate.
+
+  Args:
+    keys: all columns of the rows; the best values and the norms of steps are left out.
+    metrics: of the task; they come first, in their order.
+  """
+  found: dict[str, list[str]] = {name: [] for name in metrics}
+  for key in keys:
+    split, slash, name = key.partition("/")
+    if slash and not name.startswith(("best_", "norm.")):
+      found.setdefault(name, []).append(key)
+  found["learning rate"] = ["learning_rate"]
+  return {name: shown for name, shown in found.items() if shown}
+
+
+def label(metric: Metric) -> str:
+  """A metric's name and unit, for an axis or a table."""
+  unit = "%" if metric.percent else metric.unit
+  return f"{metric.name} ({unit})" if unit else metric.name
+
+
+def scale(metric: Metric) -> float:
+  """The factor from a metric's value to the value shown with its `label`."""
+  return 100.0 if metric.percent else 1.0

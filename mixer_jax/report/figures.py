@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 def panels(
   rows: int, columns: int, size: tuple[float, float], **options: Any
 ) -> "tuple[Figure, np.ndarray]":
-  """A figure of `rows` x `columns` panels, and the panels as an array of that shape.
+  """A figure of a size in inches, and its panels as an array [rows, columns].
 
-  Args:
-    rows: of panels.
-    columns: of panels.
-    size: width and height in inches.
-    **options: further arguments of `Figure.subplots`.
+  Further options are those of `Figure.subplots`.
   """
   from matplotlib.figure import Figure  # late: most commands draw nothing
 

@@ -1,15 +1,19 @@
-"""What a study found: tables beside the published ones, figures, and where all is from."""
+"""The page about a study: tables beside the published values, figures, settings and origins."""
 
 import pathlib
-from typing import Any, Sequence
+import statistics
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from flax import traverse_util
 
-from mixer_jax import workdir
-from mixer_jax.report import study_figures, study_tables
-from mixer_jax.report.results import CellResult, gather
-from mixer_jax.study import record
+from mixer_jax import config as config_lib
+from mixer_jax.optim.step_norms import SIDES
+from mixer_jax.report import study_figures
+from mixer_jax.report.curves import label, scale
+from mixer_jax.report.results import CellResult, gather, optimizer_name, unit_of
+from mixer_jax.study import plan, record
 from mixer_jax.study.record import Record
+from mixer_jax.tasks import Metric
 
 
 def write(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -24,106 +28,215 @@ def write(directory: pathlib.Path) -> list[pathlib.Path]:
     UserError: the directory holds no study.
   """
   opened = record.load(directory)
-  cells = gather(opened)
-  out = directory / "report"
+  cells, out = gather(opened), directory / "report"
   out.mkdir(exist_ok=True)
   figures = study_figures.draw(cells, out)
+  parts = (
+    *(f"# {opened.title}", *opened.notes, _missing(opened), _results(opened, cells)),
+    *(_grid(opened, cells), _grafting(opened, cells), _tuning(opened)),
+    *(f"![{figure.stem}]({figure.name})" for figure in figures),
+    *(_settings(cells), _origin(opened, cells)),
+  )
   path = out / "study.md"
-  path.write_text(text(opened, cells, figures))
+  path.write_text("\n\n".join(filter(None, parts)) + "\n")
   return [path, *figures]
 
 
-def text(opened: Record, cells: Sequence[CellResult], figures: Sequence[pathlib.Path]) -> str:
-  """The report in Markdown."""
-  plan = opened.plan
-  panels = [axis for axis in plan["axes"] if axis not in plan["lines"]]
-  parts = [f"# {plan['title']}", *plan["notes"], _missing(opened)]
-  parts += [
-    study_tables.results(cells, (", ".join(panels), ", ".join(plan["lines"])), plan["source"]),
-    study_tables.grid(cells),
-    study_tables.grafting(cells),
-    study_tables.tuning(opened),
-  ]
-  parts += [f"![{figure.stem}]({figure.name})" for figure in figures]
-  parts += [_settings(cells), _provenance(opened, cells)]
-  return "\n\n".join(part for part in parts if part) + "\n"
+def _section(title: str, *parts: str) -> str:
+  return "\n\n".join((f"## {title}", *parts))
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[Any]], words: int = 1) -> str:
+  """A Markdown table; the first `words` columns are text, the others numbers."""
+  header = list(header)
+  rule = [":--"] * words + ["--:"] * (len(header) - words)
+  return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (header, rule, *rows))
+
+
+def _number(metric: Metric, value: float | None, sign: str = "") -> str:
+  """A value as the metric is shown: two decimals of percent, else four digits; "-" for None."""
+  return "-" if value is None else f"{value:{sign}{'.2f' if metric.percent else '.4g'}}"
+
+
+def _spread(values: Sequence[float], mean: str = ".1f", deviation: str = ".1f") -> str:
+  """Mean and sample standard deviation; "-" for none, the value alone for one."""
+  if not values:
+    return "-"
+  text = f"{statistics.fmean(values):{mean}}"
+  return f"{text} ± {statistics.stdev(values):{deviation}}" if len(values) > 1 else text
+
+
+def _metric_spread(c: CellResult, at: str, split: str = "test") -> str:
+  formats = (".2f", ".2f") if c.metric.percent else (".4g", ".2g")
+  return _spread(c.values(at, split), *formats)
 
 
 def _missing(opened: Record) -> str:
-  """The runs that are in no table, and why."""
+  """The runs that are in no table, with their states."""
   states = {run.name: opened.state(run) for run in opened.runs}
-  waiting = [name for name, state in states.items() if state.kind == "waiting"]
+  waiting = [f"`{name}`" for name, state in states.items() if state.kind == "waiting"]
   lines = [f"- `{n}`: {s}" for n, s in states.items() if s.kind not in ("done", "waiting")]
-  if waiting:
-    lines.append(f"- not run ({len(waiting)}): {', '.join(f'`{name}`' for name in waiting)}")
-  if not lines:
+  lines += [f"- not run ({len(waiting)}): {', '.join(waiting)}"] if waiting else []
+  head = f"{len(states)} runs are planned; not in the tables below:\n\n"
+  return head + "\n".join(lines) if lines else ""
+
+
+def _results(opened: Record, cells: Sequence[CellResult]) -> str:
+  """A row for each cell: our values, the published one and the difference."""
+  metric, unit = opened.primary, unit_of(cells)
+  splits = list(dict.fromkeys(split for c in cells for split in c.splits))
+  rows = []
+  for c in cells:
+    published, ours = c.published, c.values(opened.published_at)
+    gap = statistics.fmean(ours) - published.value if published and ours else None
+    epochs = published.epochs_to_target if published else None
+    target, reached_at, minutes = _target(c, unit)
+    row = {
+      ", ".join(opened.panels): c.panel or "-",
+      ", ".join(opened.lines): c.line,
+      "seeds": f"{len(c.done)} of {len(c.results)}",
+      "length": "{1} {0}s".format(*record.length(c.config)),
+      **{f"{split} {label(metric)}": _metric_spread(c, "last", split) for split in splits},
+      f"best test {label(metric)}": _metric_spread(c, "best"),
+      "target": target,
+      f"{unit}s to it": reached_at,
+      "minutes to it": minutes,
+      "s/epoch": _spread([statistics.median(row["s/epoch"] for row in r.rows) for r in c.done]),
+      "published": _number(metric, published and published.value),
+      "difference": _number(metric, gap, "+"),
+      "published epochs to target": "-" if epochs is None else epochs,
+    }
+    rows.append(row)
+  selection = next((c.selection for c in cells if c.done), "test")
+  picked = "test set itself picked, which flatters it"
+  picked = picked if selection == "test" else f"{selection} set picked"
+  better = "higher" if metric.higher_is_better else "lower"
+  text = (
+    "Values after the last evaluation, mean ± standard deviation over the seeds that finished;"
+    f" {better} is better. *Best* is the value at the step that the {picked}. {unit.title()}s and"
+    f" minutes to the target, on the {selection} set, are means over the seeds that reached it."
+    " Times are of training steps alone, without compilation, testing and checkpoints; s/epoch is"
+    " the median of a run."
+  )
+  if opened.source:
+    text += (
+      f" Published: {opened.source}; the difference is that of our {opened.published_at} value."
+    )
+  return _section("Results", _table(rows[0], [row.values() for row in rows], words=2), text)
+
+
+def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
+  """The target, the steps or epochs to it and the minutes to it."""
+  if not c.config.target:
+    return "-", "-", "-"
+  shown, reached = _number(c.metric, scale(c.metric) * c.config.target), c.reached()
+  if not reached:
+    return shown, "not reached" if c.done else "-", "-"
+  after, minutes = (statistics.fmean(row[key] for row in reached) for key in (unit, "minutes"))
+  some = f" ({len(reached)} of {len(c.done)})" if len(reached) < len(c.done) else ""
+  return shown, f"{after:.1f}{some}", f"{minutes:.1f}"
+
+
+def _grid(opened: Record, cells: Sequence[CellResult]) -> str:
+  """The metric in the form of the K-FAC study's Tables 2 and 3: models by optimizers."""
+  chosen = {(c.panel, c.line): c for c in cells if c.config.optimizer.name != "graft"}
+  if len({line for _, line in chosen}) < 2:
     return ""
-  return "\n".join((f"{len(states)} runs are planned; not in the tables below:", "", *lines))
+  return _section(_title(opened), _pivot(", ".join(opened.panels), chosen))
+
+
+def _grafting(opened: Record, cells: Sequence[CellResult]) -> str:
+  """The metric in the form of the K-FAC study's Table 4: magnitude by direction."""
+  panels = {}
+  for c in cells:
+    if c.config.optimizer.name == "graft":
+      sides = tuple(optimizer_name(c.config.optimizer[side]) for side in SIDES)
+      panels.setdefault(c.panel, {})[sides] = c
+  corner = lambda panel: f"{panel}: ".removeprefix(": ") + "norm of \\ direction of"
+  tables = [_pivot(corner(panel), pairs) for panel, pairs in panels.items()]
+  return _section(f"Grafting: {_title(opened)}", *tables) if tables else ""
+
+
+def _title(opened: Record) -> str:
+  return f"{opened.published_at} test {label(opened.primary)}, ours / published"
+
+
+def _pivot(corner: str, cells: Mapping[tuple[str, str], CellResult]) -> str:
+  """Our values and the published ones by row and column."""
+  rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells))
+
+  def both(c: CellResult | None) -> str:
+    if c is None:
+      return "- / -"
+    published = _number(c.metric, c.published and c.published.value)
+    return f"{_metric_spread(c, c.opened.published_at)} / {published}"
+
+  lines = ((row or "-", *(both(cells.get((row, column))) for column in columns)) for row in rows)
+  return _table((corner, *columns), lines)
+
+
+def _tuning(opened: Record) -> str:
+  """Every setting that was tried, with its values on the part held out."""
+  rows, metric = [], opened.primary
+  for cell in dict.fromkeys(run.cell for run in opened.runs if run.tunes):
+    choice, name = opened.choice(cell), " ".join(cell)
+    if choice is None:
+      rows.append((name, "not decided", "", "-", "-"))
+      continue
+    for trial in choice["trials"]:
+      values = ("failed", trial.get("failed"))
+      if "failed" not in trial:
+        values = (_number(metric, scale(metric) * trial[at]) for at in ("last", "best"))
+      mark = "chosen" if trial["run"] == choice["chosen"] else ""
+      rows.append((name, ", ".join(plan.settings(trial["settings"])), mark, *values))
+  if not rows:
+    return ""
+  header = ("cell", "settings", "", f"last {label(metric)}", f"best {label(metric)}")
+  best = "highest" if metric.higher_is_better else "lowest"
+  text = (
+    f"Values on a part of the training set that was not trained on. The {best} after the last"
+    " evaluation was chosen, then trained on the whole training set with every seed."
+  )
+  return _section("Tuning", text, _table(header, rows, words=3))
 
 
 def _settings(cells: Sequence[CellResult]) -> str:
-  """What all cells have in common, then what each has of its own; None is a default."""
-  flat = [
-    {
-      key: value
-      for key, value in traverse_util.flatten_dict(c.config, sep=".").items()
-      if value is not None and key not in ("seed", *workdir.OF_THE_MACHINE)
-    }
-    for c in cells
-  ]
-  common = {k: v for k, v in flat[0].items() if all(f.get(k, f) == v for f in flat)}
-  say = lambda fields: ", ".join(f"{k}={v}" for k, v in sorted(fields.items()))
-  rows = [
-    (" ".join(c.cell), say({k: v for k, v in f.items() if k not in common}) or "-")
-    for c, f in zip(cells, flat)
-  ]
-  return "\n\n".join(
-    (
-      "## Settings",
-      f"All: {say(common)}.",
-      study_tables.table(("runs", "of their own"), rows, words=2),
-    )
+  """The settings of all cells, then the settings of each; None is a default."""
+  free = config_lib.free_fields(cells[0].config) | {"seed"}
+  configs = [traverse_util.flatten_dict(c.config.to_dict(), sep=".") for c in cells]
+  sets = [{f"{k}={v}" for k, v in x.items() if v is not None and k not in free} for x in configs]
+  common = set.intersection(*sets)
+  say = lambda settings: ", ".join(sorted(settings)) or "-"
+  rows = [(" ".join(c.cell), say(own - common)) for c, own in zip(cells, sets)]
+  return _section(
+    "Settings", f"All: {say(common)}.", _table(("runs", "of their own"), rows, words=2)
   )
 
 
-def _provenance(opened: Record, cells: Sequence[CellResult]) -> str:
+def _origin(opened: Record, cells: Sequence[CellResult]) -> str:
   """Code, versions, device, data and times of the runs in the tables."""
-  sessions = [s for c in cells for r in c.results for s in r.sessions]
-  if not sessions:
-    return f"## Where this is from\n\nStudy file `{opened.plan['file']}`; nothing was run yet."
-  versions = _distinct(
-    ", ".join(f"{k} {v}" for k, v in s["versions"].items() if v) for s in sessions
-  )
-  devices = _distinct("{count} x {platform} ({kind})".format(**s["device"]) for s in sessions)
-  data = _distinct(
-    "{name}: {train_images} training images ({train_split}), {test_images} test images"
-    " ({test_split}), {classes} classes".format(**s["data"])
-    for s in sessions
-  )
-  ended = [s["ended"] for s in sessions if s["ended"]]
+  runs = [(r, session) for c in cells for r in c.results for session in r.sessions]
+  if not runs:
+    return _section("Origin", f"Study file `{opened.file}`; nothing was run yet.")
+
+  def distinct(say: Callable[[Mapping[str, Any]], str]) -> str:
+    return "; ".join(dict.fromkeys(say(session) for _, session in runs))
+
+  pairs = lambda fields: ", ".join(f"{k} {v}" for k, v in fields.items() if v)
+  counts = lambda data: (f"{k}: {v}" if k == "name" else f"{v} {k}" for k, v in data.items())
+  header = ("run", "state", "started", "ended", "commit")
   rows = [
-    (r.run.name, r.state.kind, r.state.epoch, s["started"], s["ended"] or "-", s["commit"] or "-")
-    for c in cells
-    for r in c.results
-    for s in r.sessions
+    (r.run.name, r.state.kind, s["started"], s["ended"] or "-", s["commit"] or "-") for r, s in runs
   ]
-  return "\n\n".join(
-    (
-      "## Where this is from",
-      f"Study file `{opened.plan['file']}`; each run's directory holds its config.json, metrics.jsonl,"
-      " run.json and log.txt.",
-      "\n".join(
-        (
-          f"- code: commit {_distinct(s['commit'] or 'unknown' for s in sessions)}; {versions}",
-          f"- device: {devices}",
-          f"- data: {data}",
-          f"- time: {min(s['started'] for s in sessions)} to {max(ended, default='now')}",
-        )
-      ),
-      study_tables.table(("run", "state", "epochs", "started", "ended", "commit"), rows, words=2),
-    )
+  ended = max((s["ended"] for _, s in runs if s["ended"]), default="now")
+  return _section(
+    "Origin",
+    f"Study file `{opened.file}`; each run's directory holds its config.json, metrics.jsonl,"
+    " run.json and log.txt.",
+    f"- code: commit {distinct(lambda s: s['commit'] or 'unknown')};"
+    f" {distinct(lambda s: pairs(s['versions']))}\n"
+    f"- device: {distinct(lambda s: '{count} x {platform} ({kind})'.format(**s['device']))}\n"
+    f"- data: {distinct(lambda s: ', '.join(counts(s['data'])))}\n"
+    f"- time: {min(s['started'] for _, s in runs)} to {ended}",
+    _table(header, rows, words=2),
   )
-
-
-def _distinct(values: Any) -> str:
-  return "; ".join(dict.fromkeys(values))

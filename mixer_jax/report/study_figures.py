@@ -1,15 +1,17 @@
 """The figures of a study: curves of its cells, and lengths of grafted steps."""
 
 import pathlib
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
-from mixer_jax import step_norms
+from mixer_jax.optim.step_norms import SIDES
 from mixer_jax.report import figures
-from mixer_jax.report.results import CellResult, Result, optimizer_name
+from mixer_jax.report.curves import label, scale
+from mixer_jax.report.results import CellResult, Result, optimizer_name, unit_of
 
-_MEASURES = (("test/top1", "test top-1"), ("test/loss", "test loss (nats)"))
+_NORM = "train/norm."
+_LABELS = {"minutes": "minutes of training steps\n(without compilation, testing and checkpoints)"}
 
 
 def draw(cells: Sequence[CellResult], directory: pathlib.Path) -> list[pathlib.Path]:
@@ -20,24 +22,19 @@ def draw(cells: Sequence[CellResult], directory: pathlib.Path) -> list[pathlib.P
     directory: where the files go; it exists.
 
   Returns:
-    The files written: epochs.png, time.png and step_norms_PANEL.png.
+    The files written: epochs.png or steps.png, time.png and step_norms_PANEL.png.
   """
-  begun = [c for c in cells if _shown(c)]
+  begun = [c for c in cells if c.shown]
   if not begun:
     return []
-  paths = [_draw_curves(begun, over, directory / f"{over}.png") for over in ("epochs", "time")]
-  panels = dict.fromkeys(c.panel for c in begun)
-  for panel in panels:
-    grafted = [c for c in begun if c.panel == panel and _has_norms(c)]
-    if grafted:
-      name = f"step_norms_{panel.replace(', ', '_')}.png" if panel else "step_norms.png"
-      paths.append(_draw_norms(grafted, directory / name))
+  unit = unit_of(cells)
+  places = {unit: f"{unit}s.png", "minutes": "time.png"}
+  paths = [_draw_curves(begun, over, directory / name) for over, name in places.items()]
+  for panel in dict.fromkeys(c.panel for c in begun):
+    if grafted := [c for c in begun if c.panel == panel and _kinds(c)]:
+      name = "_".join(("step_norms", *filter(None, panel.split(", "))))
+      paths.append(_draw_norms(grafted, unit, directory / f"{name}.png"))
   return paths
-
-
-def _shown(c: CellResult) -> list[Result]:
-  """The finished runs; as long as there is none, those under way."""
-  return c.done or [r for r in c.results if r.rows and r.state.kind != "failed"]
 
 
 def band(runs: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -47,77 +44,70 @@ def band(runs: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.nd
   return values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
+def _draw(
+  axis: Any, results: Sequence[Result], over: str, key: str, factor: float = 1, **style: Any
+) -> None:
+  """Draws a column of the rows of some runs, if all have it: mean and range."""
+  runs = [[row for row in r.rows if key in row] for r in results]
+  if not all(runs):
+    return
+  x, _, _ = band([[row[over] for row in rows] for rows in runs])
+  mean, low, high = band([[factor * row[key] for row in rows] for rows in runs])
+  axis.plot(x, mean, marker="." if len(x) < 30 else "", **style)
+  axis.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+  axis.grid(alpha=0.3)
+  axis.xaxis.get_major_locator().set_params(integer=over != "minutes")
+
+
 def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> pathlib.Path:
-  """A column a panel: accuracy above, loss below; the mean of the seeds and their range."""
+  """A column a panel: the metric above, the loss below; the mean of the seeds and their range."""
   panels = list(dict.fromkeys(c.panel for c in cells))
   colors = {line: f"C{i}" for i, line in enumerate(dict.fromkeys(c.line for c in cells))}
-  figure, axes = figures.panels(2, len(panels), (1 + 4 * len(panels), 7))
+  metric = cells[0].metric
+  measures = {f"test/{metric.name}": (f"test {label(metric)}", scale(metric))}
+  if all("test/loss" in r.rows[-1] for c in cells for r in c.shown):
+    measures.setdefault("test/loss", ("test loss", 1.0))
+  size = 1 + 4 * len(panels), 3.5 * len(measures)
+  figure, axes = figures.panels(len(measures), len(panels), size)
   for c in cells:
     column, color = axes[:, panels.index(c.panel)], colors[c.line]
-    x = _x(c, over)
-    for axis, (name, label) in zip(column, _MEASURES):
-      mean, low, high = band([[row[name] for row in r.rows] for r in _shown(c)])
-      axis.plot(x, mean, color=color, label=c.line, marker="." if len(mean) < 30 else "")
-      axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-      axis.set(xlabel=_LABELS[over], ylabel=label)
-      axis.xaxis.get_major_locator().set_params(integer=over == "epochs")
-    if c.published:
-      column[0].axhline(c.published.top1 / 100, color=color, linestyle=":", linewidth=1)
-  for panel, column in zip(panels, axes.T):
-    column[0].set_title(panel)
-    for axis in column:
-      axis.grid(alpha=0.3)
+    for axis, (key, (name, factor)) in zip(column, measures.items()):
+      _draw(axis, c.shown, over, key, factor, color=color, label=c.line)
+      axis.set(xlabel=_LABELS.get(over, over), ylabel=name)
       axis.legend(fontsize=8)
-  published = "; dotted: best accuracy as published" if any(c.published for c in cells) else ""
-  figure.suptitle(
-    f"mean of the seeds, shaded from the lowest to the highest{published}", fontsize=10
-  )
+    column[0].set_title(c.panel)
+    if c.published:
+      column[0].axhline(c.published.value, color=color, linestyle=":", linewidth=1)
+  dotted = f"; dotted: {cells[0].opened.published_at} value as published"
+  title = "mean of the seeds, shaded from the lowest to the highest"
+  figure.suptitle(title + dotted * any(c.published for c in cells), fontsize=10)
   return figures.save(figure, path)
 
 
-_LABELS = {
-  "epochs": "epoch",
-  "time": "minutes of training steps\n(without compilation, testing and checkpoints)",
-}
+def _kinds(c: CellResult) -> list[str]:
+  """The kinds of layers whose steps are measured, in the order of the rows."""
+  prefix = f"{_NORM}{SIDES[0]}."
+  return [k.removeprefix(prefix) for k in c.shown[0].rows[0] if k.startswith(prefix)]
 
 
-def _x(c: CellResult, over: str) -> np.ndarray:
-  """Epochs, or the minutes at which they end, the mean of the seeds."""
-  minutes = band([r.seconds for r in _shown(c)])[0] / 60
-  return minutes if over == "time" else np.arange(1, len(minutes) + 1)
-
-
-def _has_norms(c: CellResult) -> bool:
-  return any(key.startswith("train/norm/") for key in _shown(c)[0].rows[0])
-
-
-def _draw_norms(cells: Sequence[CellResult], path: pathlib.Path) -> pathlib.Path:
-  """A row a grafted pair, a column a kind of layer: both sides over the epochs."""
-  groups, colors = step_norms.GROUPS, {}
-  size = 3 * len(groups), 0.6 + 2.4 * len(cells)
-  figure, axes = figures.panels(len(cells), len(groups), size, sharex=True)
+def _draw_norms(cells: Sequence[CellResult], unit: str, path: pathlib.Path) -> pathlib.Path:
+  """A row a grafted pair, a column a kind of layer: both sides over the run."""
+  kinds, colors = list(dict.fromkeys(kind for c in cells for kind in _kinds(c))), {}
+  size = 3 * len(kinds), 0.6 + 2.4 * len(cells)
+  figure, axes = figures.panels(len(cells), len(kinds), size, sharex=True)
   for row, c in zip(axes, cells):
-    for side, style in zip(step_norms.SIDES, ("-", "--")):
-      name = optimizer_name(c.config["optimizer"][side])
-      color = colors.setdefault(name, f"C{len(colors)}")
-      for axis, group in zip(row, groups):
-        key = f"train/norm/{side}/{group}"
-        curves = [[r[key] for r in result.rows if key in r] for result in _shown(c)]
-        if not all(curves):
-          continue
-        mean, low, high = band(curves)
-        x = np.arange(1, len(mean) + 1)
-        axis.plot(x, mean, style, color=color, label=f"{side}: {name}")
-        axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+    for side, line in zip(SIDES, ("-", "--")):
+      name = optimizer_name(c.config.optimizer[side])
+      style = dict(color=colors.setdefault(name, f"C{len(colors)}"), linestyle=line)
+      for axis, kind in zip(row, kinds):
+        key = f"{_NORM}{side}.{kind}"
+        _draw(axis, c.shown, unit, key, label=f"{side}: {name}", **style)
         axis.set_yscale("log")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.grid(alpha=0.3)
     row[0].set_ylabel(c.line)
     row[0].legend(fontsize=8)
-  for axis, group in zip(axes[0], groups):
-    axis.set_title(group.replace("_", " "))
-  figure.supxlabel("epoch")
-  figure.suptitle(
-    "length of the step of both sides before grafting, root mean square over an epoch", fontsize=10
-  )
+  for axis, kind in zip(axes[0], kinds):
+    axis.set_title(kind.replace("_", " "))
+  figure.supxlabel(unit)
+  title = "length of the step of both sides before grafting, root mean square between evaluations"
+  figure.suptitle(title, fontsize=10)
   return figures.save(figure, path)

@@ -1,62 +1,59 @@
-"""What a study consists of, and how it expands to named runs."""
+"""The contents of a study, and the named runs that it expands to."""
 
 import dataclasses
 import fnmatch
-import importlib.util
 import itertools
 import pathlib
 import re
-from typing import Any, Callable, Mapping, Sequence
+import runpy
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from absl import flags
 import ml_collections
 from ml_collections import config_flags
 
+from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 
 _WORD = re.compile(r"[A-Za-z0-9_.+]+")  # names become directories and parts of commands
-Cell = tuple[str, ...]  # a value of each axis, in their order
+Cell = tuple[str, ...]  # a value of each axis, in the order of the axes
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A row of somebody's table, as it is printed.
+  """A row of a published table.
 
   Attributes:
-    top1: best test accuracy in percent.
+    value: of the task's primary metric, as printed: in percent where the metric is shown so.
     epochs_to_target: as printed; None: not reached, or not given.
   """
 
-  top1: float
+  value: int | float
   epochs_to_target: int | None = None
+
+
+_LAST_TENTH = {"data.train_split": "train[:90%]", "data.test_split": "train[90%:]"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-  """A choice of settings for each cell, before it is run with all seeds.
+  """A choice of settings for each cell, before the cell is run with all seeds.
 
   Attributes:
-    candidates: to each value of the axis "optimizer" the settings (config field
-      to value) that are tried, equally many for each.
-    train_split: of `data`, what candidates are trained on.
-    validation_split: what they are compared on; no part of the test set.
+    candidates: to each value of the axis "optimizer" the settings (config field to value)
+      that are tried, equally many for each.
+    hold_out: settings of all candidates, by which they train on a part of the training set
+      and are compared on the rest of it, never on the test set.
     seed: of all candidates.
   """
 
   candidates: Mapping[str, Sequence[Mapping[str, Any]]]
-  train_split: str = "train[:90%]"
-  validation_split: str = "train[90%:]"
+  hold_out: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _LAST_TENTH)
   seed: int = 0
-
-  def __post_init__(self):
-    counts = {name: len(tried) for name, tried in self.candidates.items()}
-    if len(set(counts.values())) != 1 or 0 in counts.values():
-      raise UserError(f"tuning has {counts} candidates; allowed: equally many for each optimizer")
 
   def fields(self) -> set[str]:
     """The config fields that tuning decides on."""
-    chosen = {field for tried in self.candidates.values() for c in tried for field in c}
-    return chosen | {"data.train_split", "data.test_split"}
+    return {field for t in self.candidates.values() for c in (*t, self.hold_out) for field in c}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +64,30 @@ class Run:
     name: its directory.
     cell: the value of each axis.
     seed: of its config.
-    candidate: the number of the settings it tries; None: it is no run of tuning.
+    settings: the candidate of tuning that it tries; None: it belongs to the tables.
+    overrides: "field=value" of the user.
+    config: as JSON, with the overrides, without the choice of tuning; {}: not planned yet.
+
+  Raises:
+    UserError: no run can have the config.
   """
 
   name: str
   cell: Cell
   seed: int
-  candidate: int | None = None
+  settings: dict | None = None
+  overrides: tuple[str, ...] = ()
+  config: dict = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    try:
+      config_lib.restored(self.config) if self.config else None
+    except UserError as e:
+      raise UserError(f"run {self.name}: {e}") from e
+
+  @property
+  def tunes(self) -> bool:
+    return self.settings is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +96,13 @@ class Study:
 
   Attributes:
     title: a heading.
-    config: from a value of each axis, by keyword, to the config of a run.
+    config: from a value of each axis, by keyword, to the config of a run. All have one task.
     axes: names to values; a run is named by its values, in this order.
     seeds: of the runs of a cell.
-    lines: the axes told apart by lines in a figure; those left make its panels.
-    published: to a cell somebody's figures for it.
-    source: where these are printed.
+    lines: the axes told apart by lines in a figure; the other axes make its panels.
+    published: to a cell the published values for it.
+    published_at: the evaluation of a run that they are of, "last" or "best".
+    source: where they are printed.
     notes: paragraphs for the report.
     tuning: a choice of settings that comes first, or None.
   """
@@ -98,96 +113,79 @@ class Study:
   seeds: Sequence[int] = (0, 1, 2)
   lines: Sequence[str] = ("optimizer",)
   published: Mapping[Cell, Published] = dataclasses.field(default_factory=dict)
+  published_at: str = "last"
   source: str = ""
   notes: Sequence[str] = ()
   tuning: Tuning | None = None
 
   def __post_init__(self):
+    if mistake := next(self._mistakes(), None):
+      raise UserError(f"the study has {mistake}")
+
+  def _mistakes(self) -> Iterator[str]:
+    if self.tuning:
+      counts = {name: len(tried) for name, tried in self.tuning.candidates.items()}
+      even = min(counts.values(), default=0) == max(counts.values(), default=0) > 0
+      if not even or counts.keys() != set(self.axes.get("optimizer", ())):
+        yield f"{counts} candidates of tuning; allowed: equally many for each value of 'optimizer'"
     names = [run.name for run in self.runs()]
-    if bad := [
-      n for n in names if not all(map(_WORD.fullmatch, n.split("-"))) or names.count(n) > 1
-    ]:
-      raise UserError(
-        f"the study has the run {bad[0]!r}; allowed are distinct names of {_WORD.pattern}"
-      )
-    if unknown := set(self.published) - set(self.cells()):
-      raise UserError(
-        f"the study has published figures of {sorted(unknown)[0]}, which is no cell of it"
-      )
-    if missing := set(self.lines) - set(self.axes):
-      raise UserError(
-        f"the study draws lines by {sorted(missing)[0]!r}; its axes: {', '.join(self.axes)}"
-      )
+    for name in names:
+      if not all(map(_WORD.fullmatch, name.split("-"))) or names.count(name) > 1:
+        yield f"the run {name!r}; allowed are distinct names of {_WORD.pattern}"
+    for cell in self.published.keys() - set(self.cells()):
+      yield f"published values of {cell}, which is no cell of it"
+    if self.published_at not in ("last", "best"):
+      yield f"published values of the {self.published_at!r} evaluation; allowed: last, best"
+    for axis in set(self.lines) - self.axes.keys():
+      yield f"lines by {axis!r}; its axes: {', '.join(self.axes)}"
 
   def cells(self) -> list[Cell]:
     """All combinations of the axes, the last axis fastest."""
     return list(itertools.product(*self.axes.values()))
 
   def runs(self) -> list[Run]:
-    """All runs, those of tuning first."""
-    return [
-      *self._tuning_runs(),
-      *(
-        Run("-".join((*cell, f"seed{seed}")), cell, seed)
-        for cell in self.cells()
-        for seed in self.seeds
-      ),
-    ]
+    """All runs, tuning first."""
+    runs = []
+    for cell in self.cells() if self.tuning else ():
+      candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
+      for i, tried in enumerate(candidates):
+        runs.append(Run("-".join(("tune", *cell, str(i))), cell, self.tuning.seed, dict(tried)))
+    for cell, seed in itertools.product(self.cells(), self.seeds):
+      runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed))
+    return runs
 
-  def _tuning_runs(self) -> list[Run]:
-    if self.tuning is None:
-      return []
-    return [
-      Run("-".join(("tune", *cell, str(i))), cell, self.tuning.seed, i)
-      for cell in self.cells()
-      for i in range(len(self.candidates(cell)))
-    ]
+  def select(self, patterns: str, runs: Sequence[Run] | None = None) -> list[Run]:
+    """The runs that match any of some patterns such as "s4-*-seed0,b4-sgd-seed1".
 
-  def candidates(self, cell: Cell) -> Sequence[Mapping[str, Any]]:
-    """The settings that tuning tries for a cell."""
-    return self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
-
-  def find(self, name: str) -> Run:
-    """The run of a name.
+    Args:
+      patterns: with commas.
+      runs: that may be selected; None: all.
 
     Raises:
-      UserError: there is none.
+      UserError: a pattern matches none.
     """
-    return self.select(name)[0]
-
-  def select(self, patterns: str) -> list[Run]:
-    """The runs that any of some patterns such as "s4-*-seed0,b4-sgd-seed1" names.
-
-    Raises:
-      UserError: one of them names none.
-    """
-    runs, chosen = self.runs(), {}
+    runs, chosen = self.runs() if runs is None else runs, {}
     for pattern in patterns.split(","):
-      found = [run for run in runs if fnmatch.fnmatchcase(run.name, pattern)]
+      found = {run.name: run for run in runs if fnmatch.fnmatchcase(run.name, pattern)}
       if not found:
         raise UserError(f"no run of the study is named {pattern!r}; --list shows them")
-      chosen |= {run.name: run for run in found}
+      chosen |= found
     return list(chosen.values())
 
   def run_config(self, name: str) -> ml_collections.ConfigDict:
-    """The config of a run, without what tuning chose or the user overrides.
+    """The config of a run, before the user's overrides and the choice of tuning.
 
     Raises:
       UserError: the study has no such run.
     """
-    run = self.find(name)
+    [run] = self.select(name)
     config = self.config(**dict(zip(self.axes, run.cell)))
     config.seed = run.seed
-    if run.candidate is not None:
-      config.data.update(
-        train_split=self.tuning.train_split, test_split=self.tuning.validation_split
-      )
-      config = override(config, settings(self.candidates(run.cell)[run.candidate]))
-    return config
+    return override(config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {}))
 
 
 def settings(fields: Mapping[str, Any]) -> list[str]:
-  """Fields and values as "field=value", which `override` and the command line take."""
+  """Fields and values as "field=value", the form of `override` and of the command line."""
   return [f"{field}={value}" for field, value in fields.items()]
 
 
@@ -215,7 +213,7 @@ def override(
 
 
 def overrides_of(run: Run, assignments: Sequence[str]) -> list[str]:
-  """Those of "[VALUE:]field=value" that concern a run: without VALUE, or with one of its cell."""
+  """The "[VALUE:]field=value" that concern a run: without VALUE, or with one of its cell."""
   chosen = []
   for assignment in assignments:
     left, equals, right = assignment.partition("=")
@@ -233,7 +231,7 @@ def load(path: str) -> Study:
   Raises:
     UserError: the file cannot be read, or holds no study.
   """
-  study = _module(path, "study").get_study()
+  study = _call(path, "get_study")
   if not isinstance(study, Study):
     raise UserError(f"--study={path}: get_study() gives a {type(study).__name__}, not a Study")
   return study
@@ -241,24 +239,17 @@ def load(path: str) -> Study:
 
 def read_config(path: str | pathlib.Path, *args: str) -> ml_collections.ConfigDict:
   """The config of a config file, as `--config=path:args` gives it."""
-  return _module(str(path), "config").get_config(*args)
+  return _call(path, "get_config", *args)
 
 
-def _module(path: str, kind: str) -> Any:
-  """A Python file with a function get_KIND, executed."""
+def _call(path: str | pathlib.Path, function: str, *args: str) -> Any:
+  """Calls a function of a Python file."""
   file = pathlib.Path(path).expanduser()
-  if not file.is_file():
-    raise UserError(f"{kind} file {path} does not exist")
-  spec = importlib.util.spec_from_file_location(f"{kind}_{file.stem}", file)
-  if spec is None:
-    raise UserError(f"{kind} file {path} is not a Python file")
-  module = importlib.util.module_from_spec(spec)
+  if not file.is_file() or file.suffix != ".py":
+    raise UserError(f"{path} does not exist, or is no .py file")
   try:
-    spec.loader.exec_module(module)
+    return runpy.run_path(str(file))[function](*args)
   except UserError:
     raise
-  except Exception as e:  # a study file is a program: anything can go wrong in it
-    raise UserError(f"{kind} file {path}: {type(e).__name__}: {e}") from e
-  if not hasattr(module, f"get_{kind}"):
-    raise UserError(f"{kind} file {path} has no function get_{kind}")
-  return module
+  except Exception as e:  # such a file is a program: anything can go wrong in it
+    raise UserError(f"{path}, {function}: {type(e).__name__}: {e}") from e

@@ -1,163 +1,172 @@
-"""The directory of a study: its plan, what tuning chose, what became of each run.
+"""The directory of a study: its plan, the choices of tuning, the state of each run.
 
-study.json         the plan: all runs with their configs, published figures
-choices/CELL.json  what tuning chose for a cell, and on which numbers
+study.json         the plan: all runs with their configs, published values
+choices/CELL.json  the settings that tuning chose for a cell, and the numbers behind the choice
 RUN/               a run of `mixer_jax.main`, with its log.txt and outcome.json
 """
 
 import collections
 import dataclasses
-import datetime
+import functools
 import json
-import os
 import pathlib
-from typing import Any, NamedTuple, Sequence
+import typing
+from typing import Any, Mapping, NamedTuple, Sequence
 
-from flax import traverse_util
+import ml_collections
 
-from mixer_jax import check, lock, workdir
+from mixer_jax import config as config_lib
+from mixer_jax import tasks
 from mixer_jax.errors import UserError
-from mixer_jax.study import plan
-from mixer_jax.study.plan import Published, Run, Study
+from mixer_jax.rundir import directory as directory_lib
+from mixer_jax.rundir import lock, metrics_file
+from mixer_jax.study import plan as plan_lib
+from mixer_jax.study.plan import Cell, Published, Run, Study
 
 PLAN = "study.json"
 OUTCOME = "outcome.json"
+_OUTCOME = dict(state=str, reason=str, step=int)
+_CHOICE = dict(chosen=str | None, settings=dict | None, trials=list)
+UNTUNED = dict(chosen="", settings={}, trials=[])
 
 
 class State(NamedTuple):
-  """How far a run is.
+  """The progress of a run.
 
   Attributes:
     kind: "waiting", "running", "interrupted", "done" or "failed".
-    epoch: epochs finished.
-    num_epochs: those of its config.
+    progress: its last evaluation, as "epoch 3 of 15"; "" before the first.
     reason: one line, of a failed run.
   """
 
   kind: str
-  epoch: int
-  num_epochs: int
+  progress: str = ""
   reason: str = ""
 
   def __str__(self) -> str:
-    progress = f", epoch {self.epoch} of {self.num_epochs}" if self.epoch else ""
-    return f"{self.kind}{progress}" + (f": {self.reason}" if self.reason else "")
+    return ", ".join(filter(None, self[:2])) + (f": {self.reason}" if self.reason else "")
+
+
+def length(config: ml_collections.ConfigDict) -> tuple[str, int]:
+  """The unit that a run is counted in, "step" or "epoch" as in its rows, and their number."""
+  return ("step", config.num_steps) if config.num_steps else ("epoch", config.num_epochs)
+
+
+def selection(row: Mapping[str, float], name: str) -> str:
+  """The split that picks the best checkpoint of a run with such rows; `name` of the metric."""
+  return "validation" if f"validation/best_{name}" in row else "test"
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A study's directory.
+  """A study's directory with the contents of its study.json, see `Study`.
 
   Attributes:
     directory: absolute.
-    plan: the contents of study.json.
+    file: of the study.
+    axes: their names.
+    published: by the name of the cell.
   """
 
   directory: pathlib.Path
-  plan: dict[str, Any]
+  file: str
+  title: str
+  axes: tuple[str, ...]
+  lines: tuple[str, ...]
+  published: dict[str, Published]
+  published_at: str
+  source: str
+  notes: tuple[str, ...]
+  runs: tuple[Run, ...]
 
   @property
-  def runs(self) -> list[Run]:
-    """All planned runs."""
-    return [
-      Run(name, tuple(r["cell"]), r["seed"], r["candidate"])
-      for name, r in self.plan["runs"].items()
-    ]
+  def panels(self) -> list[str]:
+    """The axes that are not told apart by lines."""
+    return [axis for axis in self.axes if axis not in self.lines]
 
-  @property
-  def published(self) -> dict[plan.Cell, Published]:
-    """Published figures by cell."""
-    return {
-      tuple(row["cell"]): Published(row["top1"], row["epochs_to_target"])
-      for row in self.plan["published"]
-    }
+  @functools.cached_property
+  def primary(self) -> tasks.Metric:
+    """The primary metric of the study's task."""
+    return tasks.find(self.runs[0].config["task"]).metrics[0]
 
   def path(self, run: Run) -> pathlib.Path:
-    """The run's directory."""
     return self.directory / run.name
 
-  def config(self, run: Run) -> dict[str, Any]:
+  def config(self, run: Run) -> ml_collections.ConfigDict:
     """The run's config: its own record of it once it was started, else the planned one."""
-    if (self.path(run) / workdir.CONFIG).exists():
-      return workdir.load_config(self.path(run)).to_dict()
-    return self.plan["runs"][run.name]["config"]
+    if (self.path(run) / directory_lib.CONFIG).exists():
+      return directory_lib.load_config(self.path(run))
+    return config_lib.restored(run.config)
+
+  def progress(self, run: Run, row: Mapping[str, float]) -> str:
+    """The place of a row in its run, as "epoch 3 of 15"."""
+    unit, number = length(self.config(run))
+    return f"{unit} {row[unit]:g} of {number}"
 
   def state(self, run: Run) -> State:
-    """What the run's directory says of it."""
+    """The state that the run's directory shows.
+
+    Raises:
+      UserError: a file of it is spoiled.
+    """
     path = self.path(run)
-    rows = workdir.read_metrics(path)
-    epoch = rows[-1]["epoch"] if rows else 0
-    num_epochs = self.config(run)["num_epochs"]
-    if (path / OUTCOME).exists():
-      match workdir.read_json(path / OUTCOME):
-        case {"state": "done" | "failed" as kind, "reason": str(reason)}:
-          if kind == "done" and epoch < num_epochs:
-            raise UserError(
-              f"{path / workdir.METRICS} has {epoch} of {num_epochs} epochs of a run that is done"
-            )
-          return State(kind, epoch, num_epochs, reason)
-      raise UserError(f"{path / OUTCOME} is not the outcome of a run; delete it to run it again")
-    kind = "running" if lock.held(path) else "interrupted" if path.exists() else "waiting"
-    return State(kind, epoch, num_epochs)
+    rows = metrics_file.read(path)
+    progress = self.progress(run, rows[-1]) if rows else ""
+    if not (path / OUTCOME).exists():
+      kind = "running" if lock.held(path) else "interrupted" if path.exists() else "waiting"
+      return State(kind, progress)
+    outcome = _read(path / OUTCOME, _OUTCOME, "the outcome of a run; delete it to run it again")
+    step = rows[-1]["step"] if rows else 0
+    if outcome["state"] == "done" and step != outcome["step"]:
+      raise UserError(
+        f"{path / metrics_file.FILE} ends at step {step}; the run was done at step {outcome['step']}"
+      )
+    return State(outcome["state"], progress, outcome["reason"])
 
   def finish(self, run: Run, reason: str = "") -> None:
     """Records that a run is done or, with a reason, that it failed."""
-    outcome = {"state": "failed" if reason else "done", "reason": reason, "ended": now()}
-    _write(self.path(run) / OUTCOME, outcome)
+    rows = metrics_file.read(self.path(run))
+    step, state = rows[-1]["step"] if rows else 0, "failed" if reason else "done"
+    outcome = {"state": state, "reason": reason, "step": step}
+    directory_lib.write_json(self.path(run) / OUTCOME, outcome)
 
   def forget(self, run: Run) -> None:
-    """Forgets that a run failed, so that it is tried again, and a choice that found none."""
+    """Forgets that a run failed: it is tried again."""
     (self.path(run) / OUTCOME).unlink(missing_ok=True)
-    if run.candidate is not None and (choice := self.choice(run.cell)) and not choice["chosen"]:
-      self._choice_file(run.cell).unlink()
 
-  def tuned(self, run: Run) -> bool:
-    """Whether the run takes the settings that tuning chooses for its cell."""
-    others = self.plan["runs"].values()
-    return run.candidate is None and any(r["candidate"] is not None for r in others)
+  def choice(self, cell: Cell) -> dict[str, Any] | None:
+    """The settings that tuning chose for a cell, or `UNTUNED`; None: they are not decided yet.
 
-  def choice(self, cell: plan.Cell) -> dict[str, Any] | None:
-    """What tuning chose for a cell; None as long as it is not decided."""
-    path = self._choice_file(cell)
+    Raises:
+      UserError: a file of it is spoiled.
+    """
+    path = self.directory / "choices" / f"{'-'.join(cell)}.json"
     if path.exists():
-      match choice := workdir.read_json(path):
-        case {"chosen": None | str(), "settings": None | dict(), "trials": list()}:
-          return choice
-      raise UserError(f"{path} is no choice of tuning; delete it to choose again")
-    tried = [run for run in self.runs if run.cell == cell and run.candidate is not None]
-    states = [self.state(run) for run in tried]
-    if not all(state.kind in ("done", "failed") for state in states):
+      return _read(path, _CHOICE, "a choice of tuning; delete it to choose again")
+    tried = [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
+    if not all(state.kind in ("done", "failed") for _, state in tried):
       return None
-    path.parent.mkdir(exist_ok=True)
-    _write(path, _choose([self._trial(run, state) for run, state in zip(tried, states)]))
-    return workdir.read_json(path)
-
-  def _choice_file(self, cell: plan.Cell) -> pathlib.Path:
-    return self.directory / "choices" / f"{'-'.join(cell)}.json"
+    choice = self._choose([self._trial(run, state) for run, state in tried]) if tried else UNTUNED
+    if choice["chosen"]:  # without, failed candidates may be tried again
+      path.parent.mkdir(exist_ok=True)
+      directory_lib.write_json(path, choice)
+    return choice
 
   def _trial(self, run: Run, state: State) -> dict[str, Any]:
-    """A candidate's settings and what they gave on the validation split."""
-    trial = {"run": run.name, "settings": self.plan["runs"][run.name]["settings"]}
+    """A candidate's settings and its numbers on the part held out."""
+    trial = {"run": run.name, "settings": run.settings}
     if state.kind == "failed":
       return trial | {"failed": state.reason}
-    rows = workdir.read_metrics(self.path(run))
-    return trial | {
-      "last_top1": rows[-1]["test/top1"],
-      "last_loss": rows[-1]["test/loss"],
-      "best_top1": rows[-1]["test/best_top1"],
-    }
+    row, name = metrics_file.read(self.path(run))[-1], self.primary.name
+    keys = {"last": name, "best": f"best_{name}", "loss": "loss"}
+    return trial | {k: row.get(f"{selection(row, name)}/{key}") for k, key in keys.items()}
 
-
-def _choose(trials: list[dict[str, Any]]) -> dict[str, Any]:
-  """The trial of the highest accuracy in the last epoch; of equals the lowest loss."""
-  finished = [trial for trial in trials if "failed" not in trial]
-  best = max(finished, key=lambda t: (t["last_top1"], -t["last_loss"]), default=None)
-  return {
-    "rule": "highest top-1 on the validation split in the last epoch",
-    "chosen": best and best["run"],
-    "settings": best and best["settings"],
-    "trials": trials,
-  }
+  def _choose(self, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """The trial of the best value at the last evaluation; of equals the one of the lowest loss."""
+    sign = 1 if self.primary.higher_is_better else -1
+    finished = [trial for trial in trials if "failed" not in trial]
+    best = max(finished, key=lambda t: (sign * t["last"], -(t["loss"] or 0)), default={})
+    return {"chosen": best.get("run"), "settings": best.get("settings"), "trials": trials}
 
 
 def open_study(
@@ -167,7 +176,7 @@ def open_study(
 
   Args:
     directory: exists.
-    study: what is run.
+    study: the grid of runs.
     file: where the study is from.
     assignments: overrides, "[VALUE:]field=value".
 
@@ -175,129 +184,87 @@ def open_study(
     UserError: a run has an unusable config, an override concerns no run or a
       field that tuning decides on, or runs of another study were begun here.
   """
-  new = _plan(study, file, assignments)
-  path = directory / PLAN
-  old = _read_plan(path) if path.exists() else new
-  differing = _differences(old["runs"], new["runs"])
-  if differing and any((directory / name).exists() for name in old["runs"]):
-    raise UserError(
-      f"workdir {directory} holds another study: {'; '.join(differing[:3])}"
-      f"{'; ...' if differing[3:] else ''}. Take another --workdir, or the same --study and --set"
-    )
-  new["created"] = old["created"]
-  _write(path, new)
-  return Record(directory, new)
+  runs = _plan(study, assignments)
+  if (directory / PLAN).exists():
+    old = load(directory).runs
+    differing = _differences(old, runs)
+    if differing and any((directory / run.name).exists() for run in old):
+      raise UserError(
+        f"workdir {directory} holds another study: {'; '.join(differing[:3])}"
+        f"{'; ...' if differing[3:] else ''}. Take another --workdir, or the same --study and --set"
+      )
+  names = ("title", "lines", "published_at", "source", "notes")
+  plan = {"file": file, "axes": list(study.axes)} | {name: getattr(study, name) for name in names}
+  plan["published"] = {"-".join(c): dataclasses.asdict(p) for c, p in study.published.items()}
+  plan["runs"] = [dataclasses.asdict(run) for run in runs]
+  directory_lib.write_json(directory / PLAN, plan)
+  return load(directory)
 
 
 def load(directory: pathlib.Path) -> Record:
   """The record of a study that was started in a directory.
 
   Raises:
-    UserError: there is none.
+    UserError: there is none, or its plan is spoiled.
   """
   if not (directory / PLAN).exists():
     raise UserError(f"{directory} holds no study (no {PLAN} in it)")
-  return Record(directory, _read_plan(directory / PLAN))
+  return _read(directory / PLAN, Record, "the plan of a study", directory=directory)
 
 
-def _read_plan(path: pathlib.Path) -> dict[str, Any]:
-  """The plan in a file, with the form that `_plan` gives it."""
-  plan = workdir.read_json(path)
-  match plan:
-    case {
-      "title": str(), "file": str(), "source": str(), "notes": list(), "axes": dict(),
-      "lines": list(), "published": list(), "created": str(), "runs": dict(runs),
-    } if all(map(_is_planned, runs.values())) and all(map(_is_published, plan["published"])):  # fmt: skip
-      for name, run in runs.items():
-        try:
-          workdir.restored_config(run["config"])
-        except UserError as e:
-          raise UserError(f"{path} is not the plan of a study: run {name}: {e}") from e
-      return plan
-  raise UserError(f"{path} is not the plan of a study")
+def _read(path: pathlib.Path, kind: Any, what: str, **given: Any) -> Any:
+  """The value of a type in a JSON file, with fields that it does not hold."""
+  value = directory_lib.read_json(path)
+  try:
+    return _typed({**value, **given}, kind)
+  except (TypeError, KeyError, AttributeError):
+    raise UserError(f"{path} is not {what}") from None
+  except UserError as e:
+    raise UserError(f"{path} is not {what}: {e}") from e
 
 
-def _is_planned(run: Any) -> bool:
-  match run:
-    case {
-      "cell": list(cell), "seed": int(), "candidate": None | int(), "settings": dict(),
-      "overrides": list(), "config": dict(),
-    }:  # fmt: skip
-      return all(isinstance(value, str) for value in cell)
-  return False
+def _typed(value: Any, kind: Any) -> Any:
+  """A value from JSON as a dataclass, as a dict of given fields, or as it is if the type fits."""
+  of = typing.get_args(kind)
+  if dataclasses.is_dataclass(kind):
+    return kind(**_typed(value, typing.get_type_hints(kind)))
+  if isinstance(kind, dict):
+    return {name: _typed(value[name], its_kind) for name, its_kind in kind.items()}
+  if typing.get_origin(kind) is dict:
+    return {name: _typed(item, of[1]) for name, item in value.items()}
+  if typing.get_origin(kind) is tuple and isinstance(value, list):
+    return tuple(_typed(item, of[0]) for item in value)
+  if not isinstance(value, kind):
+    raise TypeError
+  return value
 
 
-def _is_published(row: Any) -> bool:
-  match row:
-    case {"cell": list(), "top1": int() | float(), "epochs_to_target": None | int()}:
-      return True
-  return False
-
-
-def _plan(study: Study, file: str, assignments: Sequence[str]) -> dict[str, Any]:
-  runs, used = {}, set()
+def _plan(study: Study, assignments: Sequence[str]) -> list[Run]:
+  """The runs of a study with the overrides of a user."""
+  decided, runs = study.tuning.fields() if study.tuning else (), []
+  for assignment in assignments:
+    if not any(plan_lib.overrides_of(run, [assignment]) for run in study.runs()):
+      raise UserError(f"--set={assignment} concerns no run of the study")
+    if (field := assignment.partition("=")[0].rpartition(":")[2]) in decided:
+      raise UserError(f"--set gives {field}, which the study's tuning decides on")
   for run in study.runs():
-    own = plan.overrides_of(run, assignments)
-    _refuse_tuned(study, own)
-    used |= {a for a in assignments if plan.overrides_of(run, [a])}
-    config = plan.override(study.run_config(run.name), own)
-    try:
-      check.check(config)
-    except UserError as e:
-      raise UserError(f"run {run.name}: {e}") from e
-    tried = {} if run.candidate is None else dict(study.candidates(run.cell)[run.candidate])
-    runs[run.name] = {
-      "cell": run.cell,
-      "seed": run.seed,
-      "candidate": run.candidate,
-      "settings": tried,
-      "overrides": own,
-      "config": json.loads(config.to_json()),
-    }
-  if unused := [a for a in assignments if a not in used]:
-    raise UserError(f"--set={unused[0]} concerns no run of the study")
-  return {
-    "title": study.title,
-    "file": file,
-    "source": study.source,
-    "notes": list(study.notes),
-    "axes": {name: list(values) for name, values in study.axes.items()},
-    "lines": list(study.lines),
-    "published": [{"cell": c} | dataclasses.asdict(p) for c, p in study.published.items()],
-    "created": now(),
-    "runs": runs,
-  }
+    own = plan_lib.overrides_of(run, assignments)
+    config = json.loads(plan_lib.override(study.run_config(run.name), own).to_json())
+    runs.append(dataclasses.replace(run, overrides=tuple(own), config=config))
+  if len(names := {run.config["task"] for run in runs}) > 1:
+    raise UserError(f"the study has runs of {' and '.join(sorted(names))}; allowed: one task")
+  return runs
 
 
-def _refuse_tuned(study: Study, assignments: Sequence[str]) -> None:
-  fields = {assignment.partition("=")[0] for assignment in assignments}
-  if study.tuning and (decided := fields & study.tuning.fields()):
-    raise UserError(f"--set gives {sorted(decided)[0]}, which the study's tuning decides on")
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-  """In what two plans differ, a phrase each."""
+def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
+  """The differences between two plans, a phrase each."""
+  before, after = ({run.name: run.config for run in runs} for runs in (old, new))
   changes = collections.Counter()
-  for name in old.keys() & new.keys():
-    a, b = (traverse_util.flatten_dict(p[name]["config"], True, sep=".") for p in (old, new))
-    changes.update(
-      f"{key} was {a.get(key)!r}, is {b.get(key)!r}"
-      for key in a.keys() | b.keys()
-      if a.get(key) != b.get(key) and key not in workdir.OF_THE_MACHINE
-    )
+  for name in before.keys() & after.keys():
+    free = config_lib.free_fields(config_lib.restored(after[name]))
+    changes.update(directory_lib.differences(before[name], after[name], free))
   return [
-    *(f"run {name} is new" for name in new if name not in old),
-    *(f"run {name} is gone" for name in old if name not in new),
-    *(f"{change} in {count} of {len(new)} runs" for change, count in sorted(changes.items())),
+    *(f"run {name} is new" for name in after if name not in before),
+    *(f"run {name} is gone" for name in before if name not in after),
+    *(f"{change} in {count} of {len(after)} runs" for change, count in sorted(changes.items())),
   ]
-
-
-def now() -> str:
-  """The time in UTC."""
-  return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _write(path: pathlib.Path, value: Any) -> None:
-  temporary = path.with_suffix(f".tmp{os.getpid()}")
-  temporary.write_text(json.dumps(value, indent=1) + "\n")
-  temporary.replace(path)

@@ -1,12 +1,4 @@
-"""What is learned: loss, metrics, and the distribution that K-FAC needs.
+"""Kinds of tasks: what an example is, what is lost, what is measured."""
 
-A task offers: `init(rng)`, `batch(rng, images, labels, train)`,
-`loss(params, batch, rng)`, `predict(params, batch)`, `likelihood`,
-`evaluate(params, batch, mask)`, and its metric collections.
-"""
-
-from mixer_jax.tasks.classification import Classification
-
-__all__ = ["Classification", "NAMES"]
-
-NAMES = ("classification",)
+from mixer_jax.tasks.metrics import ExpMean, Largest, Metric, RootMeanSquare, WeightedSum
+from mixer_jax.tasks.task import TASKS, Aux, BaseTask, Prediction, Task, find

@@ -1,6 +1,5 @@
 """Streams: their order, their faults, and the ends of their workers."""
 
-import functools
 import gc
 import multiprocessing
 import os
@@ -10,14 +9,16 @@ import subprocess
 import sys
 import time
 
-import ml_collections
 import numpy as np
 from PIL import Image
 import pytest
 
-from mixer_jax import data
-from mixer_jax.data import order, sources, stream
+from mixer_jax.data import order, stream
 from mixer_jax.errors import UserError
+from mixer_jax.tasks.image_classification import sources
+from mixer_jax.tasks.image_classification.task import first
+from tests.tasks import loading
+from tests.tasks.loading import load
 
 SIZES = {"train": 40, "test": 13}
 
@@ -47,19 +48,21 @@ def root(tmp_path_factory):
 
 
 def config(root, **fields):
-  defaults = dict(name="folder", dir=str(root), cache_dir="", train_split="train")
-  defaults |= dict(test_split="test", stored_size=0, stream="auto", crop="inception")
-  defaults |= dict(smallest_crop=0.3, resize=36, image_size=32, workers=0, read_ahead=16)
-  return ml_collections.ConfigDict(defaults | fields)
+  own = dict(dir=str(root), crop="inception", smallest_crop=0.3, resize=36, image_size=32)
+  return loading.config(**own | fields)
 
 
 def open_stream(root, seed=5, batch_size=20, rows=None, split="train", **fields):
-  images = getattr(data.load(config(root, **fields)), split).images
-  ids = functools.partial(
-    order.train_indices, seed, num_examples=len(images), batch_size=batch_size
-  )
+  dataset = load(config(root, **fields)).splits[split]
   rows = np.arange(batch_size) if rows is None else rows
-  return stream.Stream(images, ids, rows, seed)
+  return stream.Stream(dataset, order.Order(seed, len(dataset), batch_size), rows, seed)
+
+
+def take(opened, epoch, batch, count):
+  """Images and labels of an epoch of two steps."""
+  found = opened.take(2 * (epoch - 1) + batch, count)
+  assert found.keys() == {"image", "label"}
+  return found["image"], found["label"]
 
 
 def assert_same(a, b):
@@ -85,17 +88,18 @@ def wait_until(done, seconds=60):
 def expected(root):
   """The batches of two epochs, each alone, without workers."""
   single = open_stream(root)
-  return {(e, b): single.take(e, b, 1) for b in (1, 0) for e in (2, 1)}
+  return {(e, b): take(single, e, b, 1) for b in (1, 0) for e in (2, 1)}
 
 
 def test_batches_hold_crops_of_their_examples(root, expected):
-  whole = data.load(config(root, crop="", stored_size=64, stream="always")).train.images
+  whole = load(config(root, crop="", stored_size=64, stream="always")).train.images
   for (epoch, batch), (images, labels) in expected.items():
     ids = order.train_indices(5, epoch, 40, 20)[batch]
     assert images.shape == (1, 20, 32, 32, 3) and images.dtype == np.uint8
     for example, image, label in zip(ids, images[0], labels[0], strict=True):
-      pixels, true_label = whole.read(int(example), np.random.default_rng(0))
-      assert label == true_label
+      original = whole.read(int(example), np.random.default_rng(0))
+      pixels = original["image"]
+      assert label == original["label"]
       low, high = pixels.min((0, 1)).astype(int), pixels.max((0, 1)).astype(int)
       assert (image.min((0, 1)) >= low - 16).all() and (image.max((0, 1)) <= high + 16).all()
   first, second = expected[1, 0], expected[2, 0]
@@ -105,29 +109,29 @@ def test_batches_hold_crops_of_their_examples(root, expected):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_change_nothing(root, expected, workers):
   parallel = open_stream(root, workers=workers)
-  assert_same(parallel.take(1, 0, 2), map(np.concatenate, zip(expected[1, 0], expected[1, 1])))
+  assert_same(take(parallel, 1, 0, 2), map(np.concatenate, zip(expected[1, 0], expected[1, 1])))
   pids = [p.pid for p in multiprocessing.active_children()]
   assert len(pids) == workers
   # They go on to the next epoch without starting anew, and skip where they are told to.
-  assert_same(parallel.take(2, 0, 1), expected[2, 0])
+  assert_same(take(parallel, 2, 0, 1), expected[2, 0])
   assert [p.pid for p in multiprocessing.active_children()] == pids
   if workers == 1:
-    assert_same(parallel.take(1, 1, 1), expected[1, 1])
+    assert_same(take(parallel, 1, 1, 1), expected[1, 1])
   del parallel
   assert not multiprocessing.active_children()
 
 
 def test_a_process_decodes_its_rows_only(root, expected):
   rows = np.array([0, 1, 2, 3, 17, 18, 19])
-  images, labels = open_stream(root, rows=rows).take(2, 1, 1)
+  images, labels = take(open_stream(root, rows=rows), 2, 1, 1)
   assert_same((images, labels), (x[:, rows] for x in expected[2, 1]))
 
 
 def test_the_test_split_is_cropped_at_its_centre(root):
-  images = data.load(config(root)).test.images
-  assert images.shape == (13, 32, 32, 3)
+  images = load(config(root)).test.images
+  assert len(images) == 13 and images.spec["image"].shape == (32, 32, 3)
   names = sorted((root / "test").glob("*/*.jpg"), key=lambda p: (p.parent.name, p.name))
-  found = [images.read(i, np.random.default_rng(i))[0] for i in range(13)]
+  found = first(images, 13)[0]
   for path in names:
     image = Image.open(path)
     scale = 36 / min(image.size)
@@ -141,17 +145,17 @@ def test_slices_of_encoded_splits_are_those_of_decoded_ones(root, tmp_path):
   fields = dict(
     crop="", stored_size=24, cache_dir=str(tmp_path), train_split="train[:25%]+test[-3:]"
   )
-  encoded = data.load(config(root, stream="always", **fields)).train
-  decoded = data.load(config(root, stream="never", **fields)).train
-  assert len(encoded) == len(decoded) == 13
-  assert_same(encoded.first(13), (decoded.images, decoded.labels))
+  encoded = load(config(root, stream="always", **fields)).splits["train"]
+  decoded = load(config(root, stream="never", **fields)).train
+  assert len(encoded) == len(decoded.images) == 13
+  assert_same(first(encoded, 20), (decoded.images, decoded.labels))
 
 
 @pytest.mark.parametrize("limit, streamed", [(20_000, True), (30_000_000, False)])
 def test_large_sets_are_streamed_by_themselves(root, limit, streamed, monkeypatch, tmp_path):
   monkeypatch.setattr(sources, "CACHED_BYTES", limit)
   fields = dict(crop="", stored_size=24, cache_dir=str(tmp_path))
-  dataset = data.load(config(root, **fields))
+  dataset = load(config(root, **fields))
   assert (dataset.train.labels is None) == streamed
   assert list(tmp_path.iterdir()) == [] if streamed else len(list(tmp_path.iterdir())) == 2
 
@@ -171,51 +175,50 @@ def test_a_broken_image_is_named(damaged, root, workers):
   broken = open_stream(root, workers=workers)
   with pytest.raises(UserError, match="dog/7.jpg: broken image") as error:
     for epoch in (1, 2):
-      broken.take(epoch, 0, 2)
+      take(broken, epoch, 0, 2)
   assert "\n" not in str(error.value)
   assert wait_until(lambda: not multiprocessing.active_children())
 
 
 def test_images_of_several_sizes_are_refused_by_name(root):
   several = open_stream(root, crop="", stream="always", test_split="train")
-  with pytest.raises(UserError, match=r"\.jpg: is \d+x\d+ pixels .* set data.stored_size"):
-    several.take(1, 0, 2)
+  with pytest.raises(UserError, match=r"\.jpg: has \d+x\d+ pixels .* set data.stored_size"):
+    take(several, 1, 0, 2)
 
 
 def test_labels_without_a_class_are_refused_by_name(root):
-  image = data.load(config(root)).train.images
+  image = load(config(root)).train.images
   records, rows = image.parts[0]
   object.__setattr__(records, "read", lambda i: (b"", -1))
-  with pytest.raises(UserError, match=r"\.jpg: label -1, but must lie in 0..1"):
+  with pytest.raises(UserError, match=r"\.jpg: labels run from -1 to -1, but must lie in 0..1"):
     image.read(0, np.random.default_rng(0))
 
 
 def test_a_killed_worker_is_told(root):
   killed = open_stream(root, workers=1)
-  killed.take(1, 0, 1)
+  take(killed, 1, 0, 1)
   (worker,) = multiprocessing.active_children()
   os.kill(worker.pid, signal.SIGKILL)
   with pytest.raises(UserError, match="died: .*-9.*data.workers and data.read_ahead"):
     for epoch in range(1, 5):
-      killed.take(epoch, 1, 1)
-      killed.take(epoch + 1, 0, 1)
+      take(killed, epoch, 1, 1)
+      take(killed, epoch + 1, 0, 1)
   assert not multiprocessing.active_children()
 
 
 _PROGRAM = """
 import multiprocessing, sys
-import ml_collections
 sys.modules["tensorflow"] = None
-from tests.data.test_stream import open_stream
+from tests.data.test_stream import open_stream, take
 
 if __name__ == "__main__":
   stream = open_stream(sys.argv[1], workers=1)
-  stream.take(1, 0, 1)
+  take(stream, 1, 0, 1)
   print(*(p.pid for p in multiprocessing.active_children()), flush=True)
   for epoch in range(1, 4):
     sys.stdin.readline()
-    stream.take(epoch, 1, 1)
-    stream.take(epoch + 1, 0, 1)
+    take(stream, epoch, 1, 1)
+    take(stream, epoch + 1, 0, 1)
     print("more", flush=True)
 """
 
@@ -246,14 +249,14 @@ def test_workers_outlive_ctrl_c_but_not_their_parent(root, tmp_path):
   [
     (dict(stream="never"), "data.crop=inception: needs the encoded images"),
     (dict(stored_size=8), "data.stored_size=8: not used with data.crop=inception"),
-    (dict(resize=0), "data.resize=0: .* at least data.image_size=32"),
+    (dict(resize=0), "data.resize is 0; allowed: at least data.image_size, 32"),
     (dict(name="npz", dir="a.npz"), "data.crop=inception: .* decoded already; set it to ''"),
     (dict(name="npz", crop="", stream="always"), "data.stream=always: .* set it to auto"),
   ],
 )
 def test_what_does_not_go_together(root, fields, message):
   with pytest.raises(UserError, match=message):
-    data.load(config(root, **fields))
+    load(config(root, **fields))
 
 
 def test_a_missing_package_is_named(root, monkeypatch):

@@ -1,4 +1,4 @@
-"""Mutates small valid files and watches what their readers make of them.
+"""Mutates small valid files and watches their readers.
 
   python -m tests.fuzz [--cases=20000] [--seed=0] [--save=DIR]
 
@@ -54,7 +54,7 @@ def peak() -> float:
 
 
 def judge(read: Callable[[], None], started_with: float) -> str:
-  """What became of a case: "read", "refused", or the fault in a line."""
+  """The outcome of a case: "read", "refused", or the fault in a line."""
   with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     try:
@@ -65,7 +65,7 @@ def judge(read: Callable[[], None], started_with: float) -> str:
       line = str(e)
       bad = len(line) > 2000 or not line.isprintable()
       outcome = f"fault: the message is {line[:200]!r}" if bad else "refused"
-    except BaseException as e:  # whatever it is, it is what the fuzzer looks for
+    except BaseException as e:  # a fault of any kind
       if isinstance(e, KeyboardInterrupt):
         raise
       outcome = f"fault: {type(e).__name__}: {' '.join(str(e).split())[:200]}"

@@ -6,25 +6,29 @@ import functools
 import io
 import json
 import pathlib
+import pickle
+import shutil
 import struct
 import tempfile
 from typing import Callable
 import zipfile
 
 import jax
-import ml_collections
+import ml_dtypes
 import numpy as np
 from PIL import Image
 
-from mixer_jax import data, pretrained
-from mixer_jax.data import decode
+from mixer_jax import pretrained
+from mixer_jax.data import tfrecord
 from mixer_jax.errors import UserError
 from mixer_jax.models import mixer
+from mixer_jax.tasks.image_classification import decode, sources, toronto
+from mixer_jax.tasks.image_classification.image_data import ImageData
 from tests.fuzz import mutations
 
 
 class Fault(BaseException):
-  """A reader did what it must not; no `except Exception` in it hides that."""
+  """A forbidden result of a reader; no `except Exception` in it hides that."""
 
 
 def model() -> mixer.Mixer:
@@ -90,6 +94,25 @@ def _data() -> bytes:
   return file.getvalue()
 
 
+def _toronto() -> bytes:
+  """Pickled by Python 3 with the names that Python 2 has for NumPy's classes."""
+  images = np.random.default_rng(0).integers(0, 255, (3, 3072), np.uint8)
+  batch = pickle.dumps({b"data": images, b"labels": [3, 1, 2]}, 3)
+  return batch.replace(b"numpy._core.", b"numpy.core.")
+
+
+TFRECORDS = [b"one", b"", b"three" * 100]
+
+
+def _tfrecord() -> bytes:
+  parts = []
+  for content in TFRECORDS:
+    length = struct.pack("<Q", len(content))
+    for part in (length, content):
+      parts += [part, struct.pack("<I", tfrecord.masked_crc(part))]
+  return b"".join(parts)
+
+
 def _image(form: str, mode: str = "RGB", **options) -> bytes:
   rng, file = np.random.default_rng(0), io.BytesIO()
   image = Image.fromarray(rng.integers(0, 255, (9, 12, 3), np.uint8))
@@ -111,13 +134,13 @@ def _with_exif() -> bytes:
 
 
 def read_weights(path: pathlib.Path, outer: bool) -> None:
-  """Everything that fine-tuning does with a file."""
+  """Reads and fits weights, as fine-tuning does."""
   weights = pretrained.read(str(path))
   original = arrays()
   for name, array in weights.arrays.items():
     if array.dtype != np.float32 or not np.isfinite(array).all():
       raise Fault(f"{name} is read as {array.dtype}, or not finite")
-    # What lies in an archive has a checksum: bytes that were changed are not read.
+    # Members of an archive have checksums: changed bytes are not read.
     archived = outer and zipfile.is_zipfile(path) and name in original
     if archived and not np.array_equal(array, original[name]):
       raise Fault(f"{name} is read with other numbers than were written")
@@ -127,15 +150,15 @@ def read_weights(path: pathlib.Path, outer: bool) -> None:
       weights.model_fields(16, resize)
   fitted = weights.fit(template())
   if jax.tree.map(np.shape, fitted) != jax.tree.map(lambda x: x.shape, template()):
-    raise Fault("what is fitted has other shapes")
+    raise Fault("the fitted parameters have other shapes")
 
 
 def read_image(path: pathlib.Path, outer: bool) -> None:
   del outer
   records = decode.Records(1, "", lambda _: (path.read_bytes(), 0), lambda _: str(path))
   for stored_size in (0, 5):
-    images, _ = decode.decode_all(records, stored_size, lambda shape: np.empty(shape, np.uint8))
-    image = images[0]
+    allocate = lambda _, shape, dtype: np.empty(shape, dtype)
+    image = decode.decode_all(records, stored_size, allocate)["images"][0]
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
       raise Fault(f"an image becomes {image.dtype} {image.shape}")
     if stored_size and image.shape != (5, 5, 3):
@@ -144,11 +167,43 @@ def read_image(path: pathlib.Path, outer: bool) -> None:
 
 def read_data(path: pathlib.Path, outer: bool) -> None:
   del outer
-  config = dict(name="npz", dir=str(path), cache_dir="", train_split="train",
-                test_split="test[:50%]", stored_size=0)  # fmt: skip
-  dataset = data.load(ml_collections.ConfigDict(config))
-  if dataset.train.images.dtype != np.uint8 or dataset.train.labels.max() >= dataset.num_classes:
-    raise Fault("the data are not what they must be")
+  loaded = sources.load(ImageData(name="npz", dir=str(path), test_split="test[:50%]"))
+  _check_examples(loaded.splits["train"].arrays(), len(loaded.class_names))
+
+
+def read_toronto(path: pathlib.Path, outer: bool) -> None:
+  """A test batch in a folder of its own, where ten images are a whole batch."""
+  del outer
+  known = toronto.FORMATS["cifar10"]
+  folder = pathlib.Path(tempfile.mkdtemp(dir=path.parent))
+  try:
+    names = {known.names.encode(): [b"%d" % i for i in range(10)]}
+    (folder / known.meta).write_bytes(pickle.dumps(names, 3))
+    for file in (*known.files["train"], *known.files["test"]):
+      (folder / file).write_bytes(path.read_bytes())
+    reader = toronto.Toronto("cifar10", folder)
+    reader._known = known._replace(images={"train": 3, "test": 3})
+    base = reader.read("test")
+    _check_examples({"image": base.images, "label": base.labels}, 1 << 31)
+  finally:
+    shutil.rmtree(folder)
+
+
+def read_tfrecord(path: pathlib.Path, outer: bool) -> None:
+  del outer
+  try:
+    records = tfrecord.TfRecords([path], [3])
+    found = [records[i] for i in range(3)]
+  except ValueError as e:  # `tfds_source` makes a line of it
+    raise UserError(str(e)) from e
+  if found != TFRECORDS:
+    raise Fault("other records are read than were written")
+
+
+def _check_examples(examples, num_classes: int) -> None:
+  images, labels = examples["image"], examples["label"]
+  if images.dtype != np.uint8 or not 0 <= labels.min() <= labels.max() < num_classes:
+    raise Fault("an image or label is not what it must be")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +231,12 @@ def seeds() -> dict[str, Seed]:
     "safetensors, float16": Seed(
       _safetensors("<f2", "F16"), read_weights, mutations.inside_safetensors
     ),
+    "safetensors, bfloat16": Seed(
+      _safetensors(ml_dtypes.bfloat16, "BF16"), read_weights, mutations.inside_safetensors
+    ),
     "data npz": Seed(_data(), read_data, mutations.inside_zip),
+    "Toronto's pickle": Seed(_toronto(), read_toronto),
+    "TFRecord": Seed(_tfrecord(), read_tfrecord),
     "png": Seed(_image("PNG"), read_image, mutations.inside_png),
     "png, palette": Seed(_image("PNG", "P", transparency=1), read_image, mutations.inside_png),
     "png, 16 bit": Seed(_grey16(), read_image, mutations.inside_png),

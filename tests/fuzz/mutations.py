@@ -1,4 +1,4 @@
-"""Changes of bytes, and of what lies within containers, with checksums mended."""
+"""Changes of bytes, and of the contents of containers, with checksums mended."""
 
 import io
 import struct
@@ -40,7 +40,7 @@ def _byte(rng, content):
 
 
 def _number(rng, content):
-  """What may be a length or a size becomes a number at the edge of some type."""
+  """Some bytes, maybe a length or a size, become a number at the edge of some type."""
   size, order = (2, 4, 8)[rng.integers(3)], ("little", "big")[rng.integers(2)]
   number = (*_INTERESTING, len(content))[rng.integers(len(_INTERESTING) + 1)]
   return _put(content, _place(rng, content), (number % 256**size).to_bytes(size, order))
@@ -84,14 +84,14 @@ def inside_zip(rng, content: bytes) -> bytes:
   for _ in range(rng.integers(1, 3)):
     i = rng.integers(len(members))
     name, inner = members[i]
-    what = rng.integers(10)
-    if what == 0:
+    choice = rng.integers(10)
+    if choice == 0:
       name = mutate(rng, name.encode()).decode("latin-1")
-    elif what == 1:
+    elif choice == 1:
       del members[i]
       members = members or [("a.npy", b"")]
       continue
-    elif what == 2 and comment:
+    elif choice == 2 and comment:
       comment = mutate(rng, comment)
     else:
       inner = mutate(rng, inner)

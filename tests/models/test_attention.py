@@ -52,7 +52,7 @@ def test_equals_numpy(kind, p):
     numpy_attention(params, kind, x[i], None if positions is None else positions[i])
     for i in range(2)
   ]
-  out = model.apply({"params": params}, x, positions)
+  out = jax.jit(model.apply)({"params": params}, x, positions)
   np.testing.assert_allclose(out, np.stack(expected), rtol=2e-5, atol=2e-5)
 
 
@@ -61,7 +61,7 @@ def test_epsilon_is_that_of_the_layer_norms():
   model = build("galerkin", norm_epsilon=0.5)
   params = randomised(model, x, positions)
   expected = numpy_attention(params, "galerkin", x[0], positions[0], epsilon=0.5)
-  out = model.apply({"params": params}, x, positions)
+  out = jax.jit(model.apply)({"params": params}, x, positions)
   np.testing.assert_allclose(out[0], expected, rtol=2e-5, atol=2e-5)
 
 
@@ -85,13 +85,14 @@ def test_masked_tokens_do_not_matter(kind, p):
   mask = np.array([[1, 1, 0, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 0]], bool)
   model = build(kind)
   params = {"params": randomised(model, x, positions)}
-  out = model.apply(params, x, positions, mask)
+  apply = jax.jit(model.apply)
+  out = apply(params, x, positions, mask)
   for i, real in enumerate(mask):
     short = None if positions is None else positions[i : i + 1, real]
-    alone = model.apply(params, x[i : i + 1, real], short)
+    alone = apply(params, x[i : i + 1, real], short)
     np.testing.assert_allclose(out[i, real], alone[0], rtol=1e-5, atol=1e-5)
-  assert np.abs(model.apply(params, x, positions) - out).max() > 0.01  # the mask did it
-  assert np.isfinite(model.apply(params, x, positions, np.zeros_like(mask))).all()
+  assert np.abs(apply(params, x, positions) - out).max() > 0.01  # the mask did it
+  assert np.isfinite(apply(params, x, positions, np.zeros_like(mask))).all()
 
 
 @pytest.mark.parametrize("kind", attention.KINDS)
@@ -99,12 +100,13 @@ def test_only_positions_tell_tokens_apart(kind):
   x, positions = inputs()
   order = np.array([3, 0, 6, 1, 5, 2, 4])
   model = build(kind)
+  apply = jax.jit(model.apply)
   params = {"params": randomised(model, x)}
-  out = model.apply(params, x)
-  np.testing.assert_allclose(model.apply(params, x[:, order]), out[:, order], rtol=1e-4, atol=1e-5)
+  out = apply(params, x)
+  np.testing.assert_allclose(apply(params, x[:, order]), out[:, order], rtol=1e-4, atol=1e-5)
   params = {"params": randomised(model, x, positions)}
-  out = model.apply(params, x, positions)
-  assert np.abs(model.apply(params, x[:, order], positions) - out[:, order]).max() > 0.01
+  out = apply(params, x, positions)
+  assert np.abs(apply(params, x[:, order], positions) - out[:, order]).max() > 0.01
 
 
 @pytest.mark.parametrize("kind", attention.KINDS)

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from mixer_jax import flops, models
+from benchmarks import flops
+from mixer_jax import models
 
 SIZES = dict(patch_size=4, hidden_dim=16, num_blocks=2)
 CASES = {
@@ -69,7 +70,7 @@ def test_a_scan_computes_what_blocks_one_by_one_do(case):
 
 
 def test_rematerialised_blocks_drop_the_same_units_twice():
-  """Without a scan the random numbers are those without rematerialisation."""
+  """Without a scan rematerialisation keeps the random numbers."""
   drops = dict(stochastic_depth=0.5, dropout_rate=0.5)
   params, key = random_params(build("mixer")), jax.random.key(2)
   plain = outputs_and_gradient(build("mixer", **drops), params, key)
@@ -184,8 +185,7 @@ def test_multiply_adds_are_counted_in_every_form(fields):
 def test_rematerialisation_saves_memory():
   """Of 6 blocks' insides one is alive at a time.
 
-  XLA drops on CPUs what keeps the second forward pass from being computed early: there
-  only a loop saves memory.
+  On CPUs XLA computes the second forward pass early: there only a loop saves memory.
   """
   plain, scanned, saving = (
     gradient_program(remat=remat, scan_blocks=scan).compile().memory_analysis().temp_size_in_bytes

@@ -1,37 +1,186 @@
-"""From a config to an optimizer: every option arrives, unknown ones are refused."""
+"""From a config to an optimizer: every option arrives, and numbers may be traced."""
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import optim
+from mixer_jax import optim, options
 from mixer_jax.errors import UserError
+from mixer_jax.optim import curvature as curvature_lib
+from mixer_jax.optim import first_order
+from tests.optim import test_kfac
+
+ONE = lambda count: 1.0
 
 
-@pytest.mark.parametrize("name", [n for n in optim.NAMES if n != "graft"])
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
 def test_every_option_of_a_config_arrives(name, monkeypatch):
-  real = optim._OPTIMIZERS[name]
-  arrived = {}
+  known, arrived = options.of(optim.OPTIMIZERS[name]), {}
 
-  def spy(learning_rate, *args, **options):
-    arrived.update(options, rate=learning_rate(0))
-    return config_lib.optim.first_order.sgd(learning_rate)
+  def other(option):
+    if option.type is bool:
+      return not option.default
+    if option.choices:
+      return next(c for c in option.choices if c != option.default)
+    return {int: 7, float: 0.123, str: "^head/"}[option.type]
 
-  known = optim._options(name)
-  values = {k: p.default if isinstance(p.default, (bool, str)) else 0.123 for k, p in known.items()}
-  values |= {k: 7 for k in known if k.endswith("period") or k == "decay_from"}
+  def spy(learning_rate, **given):
+    arrived.update(given, rate=learning_rate(0))
+    return first_order.sgd(learning_rate)
+
+  values = {k: other(option) for k, option in known.items()}
   config = config_lib.optimizer(name, learning_rate=0.5, decay="all", **values)
-  monkeypatch.setitem(optim._OPTIMIZERS, name, spy)
-  monkeypatch.setattr(optim, "_options", lambda _: known)
+  monkeypatch.setitem(optim.OPTIMIZERS, name, spy)
+  monkeypatch.setattr(options, "of", lambda f, real=options.of: known if f is spy else real(f))
   optim.build(config, lambda count: 0.1, problem=None)
   assert arrived == values | {"decay_mask": None, "rate": 0.05}
-  assert real is not spy
+
+
+def test_options_of_a_grafted_pair_arrive():
+  sides = (config_lib.optimizer("sgd", 0.5, momentum=0.0), config_lib.optimizer("sgd", 1.0))
+  grads = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.0])}
+
+  def step(**values):
+    config = config_lib.grafted(*sides)
+    config.update(values)
+    tx = optim.build(config, ONE, None)
+    return tx.update(grads, tx.init(grads), grads)[0]["a"]
+
+  np.testing.assert_allclose(step(), [-1.5, -2.0], rtol=1e-6)
+  np.testing.assert_allclose(step(scope="global", eps=5.0), [-0.75, -1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["kernels", "all"])
+def test_a_task_says_which_parameters_decay(decay):
+  config = config_lib.optimizer("sgd", 1.0, weight_decay=0.1, decay=decay)
+  params = {name: jnp.ones(1) for name in ("kernel", "diagonals", "bias")}
+  zeros = jax.tree.map(jnp.zeros_like, params)
+
+  def decayed(**given):
+    tx = optim.build(config, ONE, None, **given)
+    updates, _ = tx.update(zeros, tx.init(params), params)
+    return {name for name, update in updates.items() if update != 0}
+
+  assert decayed() == (set(params) if decay == "all" else {"kernel"})
+  own = decayed(decayed=lambda path: path in ("kernel", "diagonals"))
+  assert own == (set(params) if decay == "all" else {"kernel", "diagonals"})
+
+
+def test_a_gradient_is_clipped_before_all_else():
+  config = config_lib.optimizer("sgd", 1.0, momentum=0.0, clip_norm=1.0)
+  tx = optim.build(config, ONE, None)
+  grads = {"a": jnp.array([3.0, 4.0])}
+  np.testing.assert_allclose(tx.update(grads, tx.init(grads), grads)[0]["a"], [-0.6, -0.8])
 
 
 def test_unknown_options_and_sides_are_named():
   config = config_lib.optimizer("adam", learning_rate=0.1, damping=1.0)
   with pytest.raises(UserError, match="optimizer.damping is no option of adam"):
-    optim.build(config, lambda count: 1.0, None)
-  config = config_lib.grafted(config, config)
+    optim.build(config, ONE, None)
+  sgd = config_lib.optimizer("sgd", learning_rate=0.1)
+  config = config_lib.grafted(sgd, sgd)
   del config.direction
   with pytest.raises(UserError, match="optimizer.direction is missing"):
-    optim.build(config, lambda count: 1.0, None)
+    optim.build(config, ONE, None)
+
+
+def kfac_config(**values):
+  defaults = dict(damping=0.02, norm_constraint=1e9, weight_decay=0.0)
+  return config_lib.optimizer("kfac", 0.3, **defaults | values)
+
+
+@pytest.mark.parametrize("damping_type", ["exact", "factored"])
+def test_traced_numbers_make_the_update_of_fixed_ones(damping_type):
+  params, batch = test_kfac.problem()
+  problem = optim.Problem(test_kfac.predict, params, batch, "categorical")
+  grads = jax.grad(test_kfac.loss)(params, batch)
+  config = kfac_config(damping_type=damping_type)
+  traces = []
+
+  @jax.jit
+  def update(numbers):
+    traces.append(1)
+    tx = optim.build(config, ONE, problem, numbers)
+    return tx.update(grads, tx.init(params), params, batch=batch, rng=jax.random.key(0))[0]
+
+  first, second = optim.numbers(config), dict(learning_rate=0.1, damping=2.0)
+  assert first == dict(learning_rate=0.3, damping=0.02)
+  before, found = (update(jax.tree.map(jnp.float32, numbers)) for numbers in (first, second))
+  assert len(traces) == 1  # one program for all numbers
+  config.update(second)
+  fixed = jax.jit(lambda: update.__wrapped__(None))()
+  test_kfac.close(found, fixed, rtol=1e-4, atol=1e-7)
+  size = np.abs(found["two"]["kernel"]).max()
+  assert np.abs(found["two"]["kernel"] - before["two"]["kernel"] / 3).max() > 0.1 * size
+
+
+def test_traced_numbers_of_both_sides_of_a_pair():
+  sides = (config_lib.optimizer("sgd", 0.1), config_lib.optimizer("adam", 0.2))
+  config, grads = config_lib.grafted(*sides), {"a": jnp.array([3.0, 4.0])}
+
+  @jax.jit
+  def update(numbers):
+    tx = optim.build(config, ONE, None, numbers)
+    return tx.update(grads, tx.init(grads), grads)[0]["a"]
+
+  numbers = optim.numbers(config)
+  assert numbers == {"magnitude": {"learning_rate": 0.1}, "direction": {"learning_rate": 0.2}}
+  np.testing.assert_allclose(update(numbers), -0.5 / np.sqrt(2) * np.ones(2), rtol=1e-6)
+  numbers["magnitude"]["learning_rate"] = 0.3
+  np.testing.assert_allclose(update(numbers), -1.5 / np.sqrt(2) * np.ones(2), rtol=1e-6)
+
+
+def test_numbers_are_as_set_or_the_defaults():
+  assert optim.numbers(config_lib.optimizer("adam", 0.1)) == {"learning_rate": 0.1}
+  config = config_lib.optimizer("kfac", 0.1)
+  assert optim.numbers(config) == {"learning_rate": 0.1, "damping": 1e-3}
+
+
+class Numbered(nn.Module):
+  """Names of layers that a pattern read letter by letter would match."""
+
+  @nn.compact
+  def __call__(self, x):
+    for i in range(3):
+      x = nn.Dense(3, name=f"layers_{i}")(x)
+    return x
+
+
+def blocks_of(plain):
+  x = jnp.ones((2, 3))
+  params = jax.eval_shape(Numbered().init, jax.random.key(0), x)["params"]
+  predict = lambda p, b: Numbered().apply({"params": p}, b)
+  found = optim.kfac_blocks(predict, params, x, plain=plain)
+  return {block.name for block in found if block.kind == "kronecker"}
+
+
+def test_a_text_is_one_pattern():
+  every = {f"layers_{i}" for i in range(3)}
+  assert blocks_of("layers_2") == blocks_of(["layers_2"]) == every - {"layers_2"}
+  assert blocks_of("") == blocks_of(()) == every
+  assert blocks_of("layers_[12]") == {"layers_0"}
+
+
+def test_a_curvature_is_traced_once_for_two_optimizers_of_a_problem(monkeypatch):
+  made, real = [], curvature_lib.Curvature
+  monkeypatch.setattr(
+    curvature_lib, "Curvature", lambda *args, **options: made.append(1) or real(*args, **options)
+  )
+  params, batch = test_kfac.problem()
+  predict = lambda p, b: test_kfac.predict(p, b)  # another function, not traced yet
+  problem = optim.Problem(predict, params, batch, "categorical")
+  for values in ({}, dict(damping=1.0, factor_period=3, damping_type="factored")):
+    optim.build(kfac_config(**values), ONE, problem)
+  assert len(made) == 1
+  optim.build(kfac_config(estimation="exact"), ONE, problem)
+  assert len(made) == 2
+
+
+def test_patterns_that_are_none_are_told():
+  params, batch = test_kfac.problem()
+  problem = optim.Problem(test_kfac.predict, params, batch, "categorical")
+  with pytest.raises(UserError, match="optimizer kfac: plain is '[(]', no regular expression"):
+    optim.build(kfac_config(plain="("), ONE, problem)

@@ -35,8 +35,8 @@ def problem(shape, seed=0):
 def brute_force(params, batch, weights):
   """A and sum over tokens of E[d d^T] per layer, from per-example gradients.
 
-  weights [batch, classes]: the distribution of the labels. Gradients with
-  respect to a layer's outputs are those with respect to an added offset.
+  weights [batch, classes]: the distribution of the labels. An offset added to a
+  layer's outputs has the same gradient as the outputs.
   """
   x = batch["x"]
   tokens = x.shape[1] if x.ndim == 3 else 1
@@ -50,19 +50,18 @@ def brute_force(params, batch, weights):
 
   rows = (tokens,) if x.ndim == 3 else ()
   zeros = {"one": jnp.zeros(rows + (4,)), "two": jnp.zeros(rows + (3,)), "head": jnp.zeros(5)}
-  inputs = {k: 0.0 for k in zeros}
-  outputs = {k: 0.0 for k in zeros}
-  for i in range(len(x)):
-    for y in range(5):
-      grads, acts = jax.grad(log_loss, has_aux=True)(zeros, x[i], y)
-      for name in zeros:
-        d = np.atleast_2d(grads[name]).astype(np.float64)
-        outputs[name] += weights[i, y] * d.T @ d / len(x)
-    for name, act in acts.items():
-      a = np.atleast_2d(act).astype(np.float64)
-      if name != "two":
-        a = np.concatenate([a, np.ones((len(a), 1))], axis=1)
-      inputs[name] += a.T @ a / (len(x) * len(a))
+  gradient = jax.grad(log_loss, has_aux=True)
+  every = jax.vmap(jax.vmap(gradient, (None, None, 0)), (None, 0, None))
+  grads, acts = jax.jit(every)(zeros, x, jnp.arange(5))
+  inputs, outputs = {}, {}
+  for name in zeros:
+    d = np.float64(grads[name]).reshape(len(x), 5, -1, grads[name].shape[-1])
+    outputs[name] = np.einsum("iy,iyto,iytp->op", weights, d, d) / len(x)
+    a = np.float64(acts[name][:, 0])  # the same for all labels
+    a = a.reshape(-1, a.shape[-1])
+    if name != "two":
+      a = np.concatenate([a, np.ones((len(a), 1))], axis=1)
+    inputs[name] = a.T @ a / len(a)
   return inputs, outputs
 
 
@@ -91,7 +90,9 @@ def test_sampled_factors_average_to_the_exact_ones():
   estimate = Curvature(predict, params, batch).estimate
   keys = jax.random.split(jax.random.key(1), 4000)
   sampled = jax.jit(jax.vmap(estimate, (None, None, 0)))(params, batch, keys)
-  exact = Curvature(predict, params, batch, estimation="exact").estimate(params, batch, keys[0])
+  exact = jax.jit(Curvature(predict, params, batch, estimation="exact").estimate)(
+    params, batch, keys[0]
+  )
   for name, factor in exact.items():
     mean = sampled[name].outputs.mean(axis=0)
     assert np.linalg.norm(mean - factor.outputs) < 0.03 * np.linalg.norm(factor.outputs)
@@ -121,7 +122,7 @@ def test_two_tokens_by_hand():
       estimation="empirical",
       token_averaging=token_averaging,
     )
-    factors = curvature.estimate(params, batch, jax.random.key(0))["w"]
+    factors = jax.jit(curvature.estimate)(params, batch, jax.random.key(0))["w"]
     np.testing.assert_allclose(factors.inputs, [[2.5]], rtol=1e-6)
     np.testing.assert_allclose(factors.outputs, [[outputs]], rtol=1e-6)
 
@@ -146,7 +147,8 @@ def test_patch_embedding_equals_a_dense_layer_over_patches():
   def factors(model, params, token_averaging):
     predict = lambda p, b: model.apply({"params": p}, b)
     options = dict(estimation="exact", token_averaging=token_averaging)
-    return Curvature(predict, params, x, **options).estimate(params, x, jax.random.key(0))["stem"]
+    estimate = jax.jit(Curvature(predict, params, x, **options).estimate)
+    return estimate(params, x, jax.random.key(0))["stem"]
 
   conv, dense = factors(Stem(), params, "expand"), factors(Patches(), flat, "expand")
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), conv, dense)
@@ -167,7 +169,7 @@ def test_convolution_equals_brute_force():
   params = Conv().init(jax.random.key(0), x)["params"]
   predict = lambda p, b: Conv().apply({"params": p}, b)
   curvature = Curvature(predict, params, x, estimation="exact", token_averaging="expand")
-  factors = curvature.estimate(params, x, jax.random.key(0))["conv"]
+  factors = jax.jit(curvature.estimate)(params, x, jax.random.key(0))["conv"]
   padded = np.pad(x, ((0, 0), (0, 1), (1, 1), (0, 0)))  # SAME: the odd pixel goes below
   rows = [padded[:, i : i + 3, j : j + 3].reshape(4, -1) for i in (0, 2) for j in range(3)]
   rows = np.concatenate([np.concatenate(rows), np.ones((24, 1))], axis=1)
@@ -184,7 +186,7 @@ def test_convolution_equals_brute_force():
   np.testing.assert_allclose(factors.outputs, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_layers_say_what_to_make_of_their_parameters():
+def test_layers_declare_their_blocks():
   class Gate(nn.Module):
     curvature = "gradient"
 
@@ -247,10 +249,10 @@ def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
 
 def test_factors_are_float32_under_bfloat16():
   model = models.build("mixer_small", 10, hidden_dim=12, num_blocks=1, dtype="bfloat16")
-  images = jnp.ones((4, 8, 8, 3))
-  params = model.init(jax.random.key(0), images)["params"]
+  images, key = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.float32), jax.random.key(0)
+  params = jax.eval_shape(model.init, key, images)["params"]
   curvature = Curvature(lambda p, b: model.apply({"params": p}, b), params, images)
-  factors = curvature.estimate(params, images, jax.random.key(0))
+  factors = jax.eval_shape(curvature.estimate, params, images, key)
   assert {x.dtype for x in jax.tree.leaves(factors)} == {jnp.dtype("float32")}
 
 
@@ -281,13 +283,14 @@ def test_norm_diagonal_equals_brute_force():
   params = Norm().init(jax.random.key(0), x)["params"]
   predict = lambda p, b: Norm().apply({"params": p}, b)
   curvature = Curvature(predict, params, x, estimation="exact", norms="diagonal")
-  scale, bias = curvature.estimate(params, x, jax.random.key(0))["norm"].values
+  scale, bias = jax.jit(curvature.estimate)(params, x, jax.random.key(0))["norm"].values
   loss = lambda p, x, y: -jax.nn.log_softmax(predict(p, x[None])[0])[y]
-  expected = {"scale": 0.0, "bias": 0.0}
-  for row, weights in zip(x, jax.nn.softmax(predict(params, x))):
-    for y in range(5):
-      grads = jax.grad(loss)(params, row, y)["norm"]
-      expected = {k: v + weights[y] * grads[k] ** 2 / len(x) for k, v in expected.items()}
+  every = jax.vmap(jax.vmap(jax.grad(loss), (None, None, 0)), (None, 0, None))
+  grads, weights = (
+    jax.jit(every)(params, x, jnp.arange(5))["norm"],
+    jax.nn.softmax(predict(params, x)),
+  )
+  expected = {k: np.einsum("iy,iyc->c", weights, np.square(v)) / len(x) for k, v in grads.items()}
   np.testing.assert_allclose(scale, expected["scale"], rtol=1e-4)
   np.testing.assert_allclose(bias, expected["bias"], rtol=1e-4)
 

@@ -45,7 +45,11 @@ def history(name):
   return HISTORY[name]
 
 
-@pytest.mark.parametrize("pair", list(itertools.product(OPTIMIZERS, repeat=2)), ids="-".join)
+# Each optimizer as a magnitude and as a direction, and one with itself.
+PAIRS = [("sgd", "sgd"), *itertools.pairwise([*OPTIMIZERS, "sgd"])]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_each_tensor_has_the_norm_of_one_and_the_direction_of_the_other(pair):
   magnitude, direction = pair
   steps = run(optim.graft(OPTIMIZERS[magnitude], OPTIMIZERS[direction]), steps=2)
@@ -67,7 +71,7 @@ def test_global_scope_compares_the_whole_tree():
 
 
 def test_nests():
-  inner = optim.graft(OPTIMIZERS["adam"], OPTIMIZERS["kfac"])
+  inner = optim.graft(OPTIMIZERS["adam"], OPTIMIZERS["lamb"])
   for step, sgd in zip(run(optim.graft(OPTIMIZERS["sgd"], inner)), history("sgd")):
     for x, m in zip(jax.tree.leaves(step), jax.tree.leaves(sgd)):
       np.testing.assert_allclose(np.linalg.norm(x), np.linalg.norm(m), rtol=1e-5)

@@ -1,5 +1,7 @@
 """The K-FAC transform against dense algebra, NumPy and kfac-jax itself."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -44,16 +46,21 @@ def close(a, b, rtol, atol=0.0):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
+def first(tx, grads, params, batch, **extra):
+  """The first update."""
+  tell = dict(batch=batch, rng=jax.random.key(0), **extra)
+  return jax.jit(lambda g: tx.update(g, tx.init(params), params, **tell)[0])(grads)
+
+
 def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)
   tx = optim.scale_by_kfac(predict, params, batch, plain=["^two/"])
   state = tx.init(params)
   assert set(state.factors) == {"one"}
-  updates, _ = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
+  updates = first(tx, grads, params, batch)
   close(updates["two"], grads["two"], rtol=0)
-  whole = optim.scale_by_kfac(predict, params, batch)
-  others, _ = whole.update(grads, whole.init(params), params, batch=batch, rng=jax.random.key(0))
+  others = first(optim.scale_by_kfac(predict, params, batch), grads, params, batch)
   close(updates["one"], others["one"], rtol=1e-6)
   with pytest.raises(ValueError, match="plain is '[(]', no regular expression"):
     optim.scale_by_kfac(predict, params, batch, plain=["("])
@@ -235,17 +242,17 @@ def test_one_step_equals_kfac_jax():
   close(optax.apply_updates(params, updates), moved, rtol=1e-4, atol=1e-6)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def step_of(tx, params, state, batch, key):
+  grads = jax.grad(loss)(params, batch)
+  updates, state = tx.update(grads, state, params, batch=batch, rng=key)
+  return optax.apply_updates(params, updates), state
+
+
 def steps_of(tx, params, batch, steps, state=None, start=0):
   state = tx.init(params) if state is None else state
-
-  @jax.jit
-  def step(params, state, key):
-    grads = jax.grad(loss)(params, batch)
-    updates, state = tx.update(grads, state, params, batch=batch, rng=key)
-    return optax.apply_updates(params, updates), state
-
   for t in range(start, start + steps):
-    params, state = step(params, state, jax.random.key(t))
+    params, state = step_of(tx, params, state, batch, jax.random.key(t))
   return params, state
 
 
@@ -254,10 +261,9 @@ def test_periods_decide_what_a_step_renews():
   options = dict(factor_period=2, inverse_period=4)
   tx = optim.scale_by_kfac(predict, params, batch, **options)
   states = [tx.init(params)]
+  grads, update = jax.grad(loss)(params, batch), jax.jit(tx.update)
   for t in range(6):
-    grads = jax.grad(loss)(params, batch)
-    _, state = tx.update(grads, states[-1], params, batch=batch, rng=jax.random.key(t))
-    states.append(state)
+    states.append(update(grads, states[-1], params, batch=batch, rng=jax.random.key(t))[1])
   changed = lambda a, b: not np.array_equal(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0])
   pairs = list(zip(states, states[1:]))
   assert [changed(a.factors, b.factors) for a, b in pairs] == [True, False] * 3
@@ -294,27 +300,21 @@ def test_composes_with_optax():
   plain, _ = steps_of(tx, params, batch, 4)
   finite, _ = steps_of(optax.apply_if_finite(tx, 2), params, batch, 4)
   close(finite, plain, rtol=1e-6)
-  clipped, _ = steps_of(optax.chain(optax.clip_by_global_norm(1e9), tx), params, batch, 4)
-  close(clipped, plain, rtol=1e-6)
 
 
 def test_accumulated_gradients_make_a_step_of_their_mean():
   params, batch = problem()
   tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)
   every_second, _ = steps_of(optax.MultiSteps(tx, 2).gradient_transformation(), params, batch, 4)
-  state, expected = tx.init(params), params
+  state, expected = None, params
   for t in (1, 3):  # the key of the step that completes a pair
-    grads = jax.grad(loss)(expected, batch)
-    updates, state = tx.update(grads, state, expected, batch=batch, rng=jax.random.key(t))
-    expected = optax.apply_updates(expected, updates)
+    expected, state = steps_of(tx, expected, batch, 1, state, start=t)
   close(every_second, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("damping_type", ["exact", "factored"])
-def test_a_saved_and_restored_state_goes_on(tmp_path, damping_type):
+def test_a_saved_and_restored_state_goes_on(tmp_path):
   params, batch = problem()
-  options = dict(factor_period=2, inverse_period=3, damping_type=damping_type)
-  tx = optim.kfac(0.05, predict, params, batch, **options)
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)
   whole, _ = steps_of(tx, params, batch, 8)
   first = steps_of(tx, params, batch, 4)
   with ocp.StandardCheckpointer() as checkpointer:
@@ -347,14 +347,12 @@ def test_factors_inverted_together_equal_those_inverted_apart(monkeypatch, dampi
 def test_multi_transform_preconditions_its_part():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)
-  key = jax.random.key(0)
   kfac = optim.scale_by_kfac(predict, params, batch)
-  whole, _ = kfac.update(grads, kfac.init(params), params, batch=batch, rng=key)
+  whole = first(kfac, grads, params, batch)
   mixed = optax.multi_transform(
     {"kfac": kfac, "sgd": optax.scale(2.0)}, {"one": "kfac", "two": "sgd"}
   )
-  state = mixed.init(params)
-  updates, _ = mixed.update(grads, state, params, batch=batch, rng=key, model_params=params)
+  updates = first(mixed, grads, params, batch, model_params=params)
   close(updates["one"], whole["one"], rtol=1e-5)
   close(updates["two"], jax.tree.map(lambda g: 2 * g, grads["two"]), rtol=1e-6)
 
@@ -372,54 +370,52 @@ def test_a_sharded_batch_makes_the_same_steps():
 def test_norm_constraint_bounds_the_step():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)
-  run = lambda tx: tx.update(grads, tx.init(params), params, batch=batch, rng=jax.random.key(0))[0]
-  free = run(optim.scale_by_kfac(predict, params, batch))
-  bound = run(optim.scale_by_kfac(predict, params, batch, norm_constraint=1e-6, learning_rate=0.1))
+  bounds = dict(norm_constraint=1e-6, learning_rate=0.1)
+  free = first(optim.scale_by_kfac(predict, params, batch), grads, params, batch)
+  bound = first(optim.scale_by_kfac(predict, params, batch, **bounds), grads, params, batch)
   inner = sum(jnp.vdot(v, g) for v, g in zip(jax.tree.leaves(free), jax.tree.leaves(grads)))
   scale = np.sqrt(1e-6 / (0.1**2 * inner))
   assert scale < 1
   close(bound, jax.tree.map(lambda v: v * scale, free), rtol=1e-5)
 
 
-@pytest.mark.parametrize("damping_type", ["exact", "factored"])
-@pytest.mark.parametrize("case", ["zero head", "constant image", "batch of one", "dead units"])
-@pytest.mark.parametrize("identity_start", [True, False])
-def test_no_nan(case, damping_type, identity_start):
+@pytest.mark.parametrize(
+  "damping_type, identity_start",
+  [("exact", False), pytest.param("factored", True, marks=pytest.mark.slow)],
+)
+def test_no_nan(damping_type, identity_start):
   model = models.build(
     "mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=6, channels_mlp_dim=10
   )
-  size = 1 if case == "batch of one" else 4
-  images = np.random.default_rng(0).normal(size=(size, 8, 8, 3)).astype(np.float32)
-  if case == "constant image":
-    images = np.ones_like(images)
-  labels = np.arange(size) % 4
-  params = model.init(jax.random.key(0), images)["params"]
-  if case != "zero head":
-    params["head"]["kernel"] = params["head"]["kernel"] + 0.1
-  if case == "dead units":
-    params["MixerBlock_0"] = jax.tree.map(jnp.zeros_like, params["MixerBlock_0"])
-  model_predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
-  objective = lambda p: optax.softmax_cross_entropy_with_integer_labels(
-    *model_predict(p, (images, labels))
-  ).mean()
+  images = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype(np.float32)
+  labels = np.arange(4)
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  objective = lambda p, b: optax.softmax_cross_entropy_with_integer_labels(*predict(p, b)).mean()
+  fresh = model.init(jax.random.key(0), images)["params"]
+  learnt = fresh | {"head": jax.tree.map(lambda x: x + 0.1, fresh["head"])}
+  dead = learnt | {"MixerBlock_0": jax.tree.map(jnp.zeros_like, learnt["MixerBlock_0"])}
+  options = dict(damping_type=damping_type, identity_start=identity_start)
   tx = optim.kfac(
-    0.01,
-    model_predict,
-    params,
-    (images, labels),
-    factor_period=1,
-    inverse_period=1,
-    damping_type=damping_type,
-    identity_start=identity_start,
+    0.01, predict, fresh, (images, labels), factor_period=1, inverse_period=1, **options
   )
-  state = tx.init(params)
-  for t in range(3):
-    grads = jax.grad(objective)(params)
-    updates, state = jax.jit(tx.update)(
-      grads, state, params, batch=(images, labels), rng=jax.random.key(t)
-    )
-    params = optax.apply_updates(params, updates)
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state)))
+
+  @jax.jit
+  def step(params, state, batch, key):
+    grads = jax.grad(objective)(params, batch)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=key)
+    return optax.apply_updates(params, updates), state
+
+  cases = {
+    "zero head": (fresh, images),
+    "constant image": (learnt, np.ones_like(images)),
+    "one image": (learnt, np.repeat(images[:1], 4, axis=0)),
+    "dead units": (dead, images),
+  }
+  for name, (params, pixels) in cases.items():
+    state = tx.init(params)
+    for t in range(3):
+      params, state = step(params, state, (pixels, labels), jax.random.key(t))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state))), name
 
 
 def test_mistakes_are_refused():

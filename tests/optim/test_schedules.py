@@ -1,44 +1,77 @@
-"""Schedules against values written by hand."""
+"""Schedules against closed forms in NumPy."""
 
 import jax
 import numpy as np
 import pytest
 
-from mixer_jax import config as config_lib
-from mixer_jax.optim import schedules
+from mixer_jax.errors import UserError
+from mixer_jax.optim.schedules import Multiplier
+
+STEPS, EPOCH = 100, 10
 
 
-def values(counts, num_epochs=10, **fields):
-  config = config_lib.default().schedule
-  config.update(fields)
-  schedule = schedules.build(config, steps_per_epoch=10, num_epochs=num_epochs)
-  return [float(schedule(c)) for c in counts]
+def constant(t, start):
+  return np.ones(len(t))
 
 
+def step(t, start):
+  return 0.1 ** ((t >= 40).astype(float) + (t >= 80))
+
+
+def linear(t, start):
+  return 1 - 0.8 * np.clip((t - start) / (STEPS - start), 0, 1)
+
+
+def cosine(t, start):
+  return 0.2 + 0.4 * (1 + np.cos(np.pi * np.clip((t - start) / (STEPS - start), 0, 1)))
+
+
+@pytest.mark.parametrize("form", [constant, step, linear, cosine])
 @pytest.mark.parametrize(
-  "fields, counts, expected",
+  "warmup, length",
   [
-    (dict(name="constant"), [0, 99], [1, 1]),
-    (dict(name="step", epochs=(4, 8)), [0, 39, 40, 79, 80, 99], [1, 1, 0.1, 0.1, 0.01, 0.01]),
-    (dict(name="linear"), [0, 25, 50, 100], [1, 0.75, 0.5, 0]),
-    (dict(name="linear", end=0.2), [0, 50, 100], [1, 0.6, 0.2]),
-    (dict(name="cosine"), [0, 50, 100], [1, 0.5, 0]),
-    (dict(name="constant", warmup_epochs=1.0), [0, 4, 9, 10, 50], [0.1, 0.5, 1, 1, 1]),
-    (dict(name="linear", warmup_epochs=2.0), [1, 20, 60, 100], [0.1, 1, 0.5, 0]),
+    ({}, 0),
+    (dict(warmup_epochs=2.0), 20),
+    (dict(warmup_epochs=0.25), 2.5),
+    (dict(warmup_steps=7, warmup_epochs=3.0), 7),  # steps win
   ],
+  ids=str,
 )
-def test_values(fields, counts, expected):
-  np.testing.assert_allclose(values(counts, **fields), expected, rtol=1e-5, atol=1e-6)
+def test_values_equal_numpy(form, warmup, length):
+  t = np.arange(STEPS + 20)
+  schedule = Multiplier(form.__name__, end=0.2, epochs=(4, 8), **warmup).build(STEPS, EPOCH)
+  expected = form(t, length) * (np.minimum((t + 1) / length, 1) if length else 1)
+  found = jax.vmap(schedule)(t)
+  assert found.dtype == np.float32
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_two_falls_at_one_step_are_both_taken():
+  schedule = Multiplier("step", epochs=(2.0, 2.1), factor=0.5).build(5, 1)
+  assert [float(schedule(t)) for t in (1, 2, 3)] == [1.0, 0.25, 0.25]
 
 
 def test_a_schedule_built_while_tracing_is_good_afterwards():
-  config = config_lib.default().schedule
-  config.update(name="step", epochs=(4, 8))
   built = []
 
   @jax.jit
   def traced(count):
-    built.append(schedules.build(config, steps_per_epoch=10, num_epochs=10))
+    built.append(Multiplier("step", epochs=(4, 8)).build(STEPS, EPOCH))
     return built[0](count)
 
   assert float(traced(40)) == float(built[0](40)) == np.float32(0.1)
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    (dict(warmup_epochs=10.0), "schedule.warmup_epochs is 10.0; it must be below .* length, 10"),
+    (dict(warmup_steps=100), "schedule.warmup_steps is 100; it must be below .* length, 100"),
+    (dict(epochs=(4, 4)), r"schedule.epochs is \(4, 4\); it must rise"),
+  ],
+)
+def test_times_that_contradict_each_other_are_refused(fields, message):
+  with pytest.raises(UserError, match=message):
+    Multiplier(**fields).check(STEPS, EPOCH)
+  Multiplier(warmup_epochs=9.9).check(STEPS, EPOCH)
+  Multiplier(warmup_steps=99, warmup_epochs=50.0).check(STEPS, EPOCH)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.optim import algebra
-from mixer_jax.optim.blocks import Kronecker
+from mixer_jax.optim.curvature_blocks import Kronecker
 
 SIZES = {"stem": (5, 4), "block": (9, 17), "head": (17, 3)}
 
@@ -31,7 +31,7 @@ def mesh(data, model):
   )
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (2, 2), (8, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2), (8, 1)], ids=str)
 @pytest.mark.parametrize("inverses", [algebra.exact_inverses, algebra.factored_inverses])
 def test_shared_inversions_equal_those_of_one_device(inverses, shape):
   alone = jax.jit(lambda f: inverses(f, 0.1))(factors())

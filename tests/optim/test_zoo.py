@@ -2,7 +2,6 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -27,26 +26,41 @@ CASES = [
   ("gmlp_small", dict(attention_dim=6)),
 ]
 IDS = ["-".join([name, *map(str, fields.values())]) for name, fields in CASES]
+# A step of the others is compiled in the slow tests.
+FAST = ("resmlp_s12",)
+
+
+IMAGES = jax.ShapeDtypeStruct((16, 16, 16, 3), "float32")
 
 
 @pytest.mark.parametrize("name, fields", CASES, ids=IDS)
-def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields):
+def test_a_block_per_dense_layer(name, fields):
   model = models.build(name, 4, **SMALL[name] | fields)
-  rng = np.random.default_rng(0)
-  labels = np.arange(16) % 4
-  images = rng.normal(size=(16, 16, 16, 3)).astype(np.float32) + labels[:, None, None, None]
-  params = model.init(jax.random.key(0), images)["params"]
-  params["head"]["kernel"] = jax.random.normal(jax.random.key(1), params["head"]["kernel"].shape)
-  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
-  batch = (images, labels)
-
-  blocks = optim.kfac_blocks(predict, params, batch, norms="diagonal")
-  dense = {path for path, kind in kernels(model, params, images) if kind == "dense"}
-  kronecker = {b.name for b in blocks if b.kind == "kronecker"}
-  assert dense == kronecker
+  params = jax.eval_shape(model.init, jax.random.key(0), IMAGES)["params"]
+  predict = lambda p, images: model.apply({"params": p}, images)
+  blocks = optim.kfac_blocks(predict, params, IMAGES, norms="diagonal")
+  dense = {path for path, kind in kernels(model, params, IMAGES) if kind == "dense"}
+  assert dense == {b.name for b in blocks if b.kind == "kronecker"}
   named = [path for b in blocks for path in b.paths]
   paths = ["/".join(k.key for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
   assert sorted(named) == sorted(paths)
+
+
+STEPS = [
+  pytest.param(*case, id=i, marks=() if i in FAST else pytest.mark.slow)
+  for case, i in zip(CASES, IDS)
+]
+
+
+@pytest.mark.parametrize("name, fields", STEPS)
+def test_a_step_lowers_the_loss(name, fields):
+  model = models.build(name, 4, **SMALL[name] | fields)
+  labels = np.arange(16) % 4
+  images = np.random.default_rng(0).normal(size=IMAGES.shape) + labels[:, None, None, None]
+  batch = images.astype(np.float32), labels
+  params = jax.jit(model.init)(jax.random.key(0), batch[0])["params"]
+  params["head"]["kernel"] = jax.random.normal(jax.random.key(1), params["head"]["kernel"].shape)
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
 
   def loss(params):
     logits, labels = predict(params, batch)
@@ -54,7 +68,7 @@ def test_a_block_per_dense_layer_and_a_step_that_lowers_the_loss(name, fields):
 
   tx = optim.kfac(1e-3, predict, params, batch, norms="diagonal")
 
-  @jax.jit  # one program: compilation is what takes time here
+  @jax.jit  # one program: the time goes into compilation
   def step(params, state):
     before, grads = jax.value_and_grad(loss)(params)
     updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
@@ -77,5 +91,5 @@ def kernels(model, params, images):
     return next_call(*args, **kwargs)
 
   with nn.intercept_methods(note):
-    jax.eval_shape(lambda p, x: model.apply({"params": p}, x), params, jnp.asarray(images))
+    jax.eval_shape(lambda p, x: model.apply({"params": p}, x), params, images)
   return found

@@ -23,7 +23,7 @@ FAMILIES = {
 
 
 class Peer:
-  """A peer's file of weights, and what its model makes of some images."""
+  """A peer's file of weights, and the outputs of its model for some images."""
 
   def __init__(self, name, directory):
     with np.load(FIXTURES / f"{name}.npz") as fixture:
@@ -32,7 +32,7 @@ class Peer:
       self.tokens = fixture["tokens"]
       content = fixture["weights"].tobytes()
     self.family = name.split("_")[1]
-    # No ending: what it is, the contents say.
+    # No ending: the contents tell the kind of the file.
     self.path = str(directory / name)
     pathlib.Path(self.path).write_bytes(content)
 

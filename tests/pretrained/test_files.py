@@ -6,16 +6,15 @@ import hashlib
 import http.server
 import io
 import threading
-import urllib.error
 
 import fsspec
 import jax
 import numpy as np
 import pytest
+import requests
 
-from mixer_jax import pretrained
+from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
-from mixer_jax.models import gmlp, mixer, resmlp
 from mixer_jax.pretrained import catalog, layouts
 
 
@@ -76,25 +75,51 @@ def test_a_download_is_kept_and_verified(server, tmp_path, path):
   assert sums.read_text() == f"{GOOD_SHA}  {kept.name}\n"
 
 
-def test_a_kept_file_that_changed_is_refused(server, tmp_path):
+def test_a_kept_file_that_changed_is_downloaded_again(server, tmp_path):
   url = f"{server.url}/w.npz"
   pretrained.read(url, str(tmp_path))
   (folder,) = tmp_path.iterdir()
   (folder / "w.npz").write_bytes(weights_file(2.0))
-  with pytest.raises(UserError, match=f"but that of the download was {GOOD_SHA}; delete") as caught:
+  assert value(pretrained.read(url, str(tmp_path))) == 1.0
+  assert (folder / "w.npz").read_bytes() == GOOD
+  assert len(server.requests) == 2
+  # Only the same file takes its place.
+  (folder / "w.npz").unlink()
+  (folder / "w.npz.sha256").write_text(f"{'0' * 64}  w.npz\n")
+  with pytest.raises(
+    UserError, match=f"not that of the first download, {'0' * 64}; delete"
+  ) as caught:
     pretrained.read(url, str(tmp_path))
   assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+  assert [p.name for p in folder.iterdir()] == ["w.npz.sha256"]
+
+
+def test_a_kept_file_without_its_checksum_is_refused(server, tmp_path):
+  url = f"{server.url}/w.npz"
+  pretrained.read(url, str(tmp_path))
+  (folder,) = tmp_path.iterdir()
   (folder / "w.npz.sha256").unlink()
-  with pytest.raises(UserError, match="cannot be read as a kept download.*; delete it"):
+  with pytest.raises(UserError, match="w.npz: has no checksum beside it; delete the folder"):
     pretrained.read(url, str(tmp_path))
   assert len(server.requests) == 1
+
+
+def test_a_download_that_broke_off_before_the_end_starts_anew(server, tmp_path, monkeypatch):
+  """The record is written first, so that there is no file without one."""
+  with monkeypatch.context() as context:
+    context.setattr("shutil.move", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(UserError, match="cannot be kept in .*: no space left"):
+      pretrained.read(f"{server.url}/w.npz", str(tmp_path))
+  (folder,) = tmp_path.iterdir()
+  assert [p.name for p in folder.iterdir()] == ["w.npz.sha256"]
+  assert value(pretrained.read(f"{server.url}/w.npz", str(tmp_path))) == 1.0
 
 
 @pytest.mark.parametrize(
   "path, message",
   [
     ("forbidden.npz", r"forbidden.npz: the server answers 403 \(Forbidden\)"),
-    ("short.npz", f"ended after {len(GOOD) // 2} of {len(GOOD)} bytes; run it again"),
+    ("short.npz", f"{len(GOOD) // 2} bytes read, {len(GOOD) - len(GOOD) // 2} more expected"),
     ("unknown-short.npz", "is damaged or cut off"),
     ("page.npz", "holds no weights: it begins with b'<html>Pl'"),
   ],
@@ -105,14 +130,14 @@ def test_a_bad_download_is_refused_and_not_kept(server, tmp_path, path, message)
       pretrained.read(f"{server.url}/{path}", str(tmp_path))
     assert "\n" not in str(caught.value)
   assert len(server.requests) == 2
-  assert not list(tmp_path.iterdir())
+  assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_unreachable_servers_and_folders(server, tmp_path):
   with pytest.raises(UserError, match="Connection refused"):
     pretrained.read("http://127.0.0.1:1/w.npz", str(tmp_path))
   (tmp_path / "file").touch()
-  with pytest.raises(UserError, match="cannot be kept in .*/file/cache: "):
+  with pytest.raises(UserError, match="cannot be kept in .*/file/cache/.*: .*Not a dir"):
     pretrained.read(f"{server.url}/w.npz", str(tmp_path / "file" / "cache"))
 
 
@@ -137,14 +162,16 @@ def test_the_published_checksum_is_checked(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def refusing(monkeypatch):
-  """Notes what is asked of the network, and answers 403."""
+  """Notes requests to the network, and answers 403."""
   asked = []
 
-  def urlopen(request, timeout):
-    asked.append(request.full_url)
-    raise urllib.error.HTTPError(request.full_url, 403, "Forbidden", {}, None)
+  def send(self, request, **_):
+    asked.append(request.url)
+    answer = requests.Response()
+    answer.status_code, answer.reason, answer.url = 403, "Forbidden", request.url
+    return answer
 
-  monkeypatch.setattr("urllib.request.urlopen", urlopen)
+  monkeypatch.setattr(requests.Session, "send", send)
   return asked
 
 
@@ -207,7 +234,7 @@ LISTED_MIB = {
 def test_models_of_the_catalog_have_the_size_of_googles_files():
   for name, mib in LISTED_MIB.items():
     entry = pretrained.CATALOG[name]
-    model = mixer.Mixer(entry.num_classes, **mixer.VARIANTS[entry.model] | entry.overrides)
+    model = models.build(entry.model, entry.num_classes, **entry.overrides)
     images = np.zeros((1, entry.image_size, entry.image_size, 3))
     params = jax.eval_shape(model.init, jax.random.key(0), images)
     # Four bytes a number, and names and headers of a few hundred bytes an array.
@@ -216,10 +243,9 @@ def test_models_of_the_catalog_have_the_size_of_googles_files():
 
 
 def test_the_catalog_agrees_with_itself_and_the_models():
-  variants = {"mixer": mixer.VARIANTS, "resmlp": resmlp.VARIANTS, "gmlp": gmlp.VARIANTS}
   for name, entry in pretrained.CATALOG.items():
     family = entry.model.partition("_")[0]
-    patch_size = (variants[family][entry.model] | entry.overrides)["patch_size"]
+    patch_size = (models.fields(entry.model) | entry.overrides)["patch_size"]
     assert entry.image_size % patch_size == 0
     assert entry.layout in layouts.LAYOUTS and family in (entry.layout + "mixer")
     assert not entry.second_source or entry.second_source in pretrained.CATALOG
@@ -230,7 +256,7 @@ def test_the_catalog_agrees_with_itself_and_the_models():
 
 
 def test_a_known_file_is_known_by_its_contents(monkeypatch, tmp_path):
-  """Which pixels a file of timm's wants, its arrays do not say; its checksum does."""
+  """The arrays of a file of timm's do not tell its normalization; its checksum does."""
   path = tmp_path / "renamed"
   path.write_bytes(GOOD)
   assert pretrained.read(str(path)).normalization == catalog.MINUS_ONE_TO_ONE

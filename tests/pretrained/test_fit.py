@@ -1,4 +1,4 @@
-"""Other classes and resolutions, against what they mean for images and tokens."""
+"""Other classes and resolutions, against their meaning for images and tokens."""
 
 import logging
 

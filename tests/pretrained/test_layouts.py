@@ -1,4 +1,4 @@
-"""Every public layout, read as a file, against what the peer's own code computed."""
+"""Every public layout, read as a file, against outputs of the peer's own code."""
 
 import io
 import pathlib

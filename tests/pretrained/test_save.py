@@ -1,4 +1,4 @@
-"""What is saved is what Google's files are, and comes back as it was."""
+"""Saved files have the layout of Google's, and come back unchanged."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a study expands to, and which overrides and directories it takes."""
+"""The runs of a study, and the overrides and directories that it takes."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 
 from mixer_jax.errors import UserError
 from mixer_jax.study import Published, Study, Tuning, record
-from tests.study.grid import GRID
+from tests.study.grid import GRID, errors, tiny
 
 
 def test_names_follow_the_axes():
@@ -21,14 +21,24 @@ def test_names_follow_the_axes():
     (dict(seeds=(0, 0)), "'m1-sgd-seed0'; allowed are distinct names"),
     (dict(axes={"model": ("m/1",), "optimizer": ("sgd",)}), "'m/1-sgd-seed0'; allowed"),
     (dict(published={("m1", "lion"): Published(1.0)}), "'m1', 'lion'.*which is no cell"),
+    (dict(published_at="first"), "values of the 'first' evaluation; allowed: last, best"),
     (dict(lines=("learning_rate",)), "lines by 'learning_rate'; its axes: model, optimizer"),
+    (dict(tuning=Tuning({"lion": [{}]})), "{'lion': 1} candidates .* each value of 'optimizer'"),
+    (dict(tuning=Tuning({"sgd": [{}], "adam": [{}, {}]})), "allowed: equally many for each"),
+    (dict(tuning=Tuning({"sgd": [], "adam": []})), "allowed: equally many for each"),
   ],
 )
 def test_mistakes_of_a_study_are_named(fields, message):
   with pytest.raises(UserError, match=message):
     Study(**GRID | fields)
-  with pytest.raises(UserError, match="equally many for each optimizer"):
-    Tuning({"sgd": [{}], "adam": [{}, {}]})
+
+
+def test_runs_are_selected_by_patterns():
+  study = Study(**GRID)
+  names = [run.name for run in study.select("m2-*-seed1,m1-sgd-seed0,m2-sgd-*")]
+  assert names == ["m2-sgd-seed1", "m2-adam-seed1", "m1-sgd-seed0", "m2-sgd-seed0", "m2-sgd-seed2"]
+  with pytest.raises(UserError, match=r"no run of the study is named 'm3-\*'; --list shows them"):
+    study.select("m1-*,m3-*")
 
 
 @pytest.mark.parametrize(
@@ -47,14 +57,20 @@ def test_mistakes_of_an_override_are_named(assignment, message, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_overrides_reach_all_runs_or_those_of_a_value(tmp_path):
+def test_a_study_has_one_task(tmp_path):
+  config = lambda model, optimizer: tiny(model, optimizer) if model == "m1" else errors(optimizer)
+  with pytest.raises(UserError, match="runs of image_classification and tests.*allowed: one task"):
+    record.open_study(tmp_path, Study(**GRID | dict(config=config)), "f.py", [])
+
+
+def test_overrides_reach_all_runs_or_the_runs_of_a_value(tmp_path):
   opened = record.open_study(
     tmp_path, Study(**GRID), "f.py", ["num_epochs=7", "m2:optimizer.learning_rate=0.5"]
   )
   for run in opened.runs:
     config = opened.config(run)
-    assert config["num_epochs"] == 7
-    assert config["optimizer"]["learning_rate"] == (0.5 if run.cell[0] == "m2" else 0.1)
+    assert config.num_epochs == 7
+    assert config.optimizer.learning_rate == (0.5 if run.cell[0] == "m2" else 0.1)
 
 
 def test_another_study_is_refused_by_its_differences(tmp_path):
@@ -66,3 +82,16 @@ def test_another_study_is_refused_by_its_differences(tmp_path):
     record.open_study(tmp_path, Study(**GRID), "f.py", [])
   with pytest.raises(UserError, match="run m1-sgd-seed1 is gone; run m1-sgd-seed2 is gone;"):
     record.open_study(tmp_path, Study(**GRID, seeds=(0,)), "f.py", ["num_epochs=7"])
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+  published = {("m2", "adam"): Published(60.5, 38), ("m1", "sgd"): Published(1.25)}
+  study = Study(
+    **GRID, published=published, tuning=Tuning(dict(sgd=[{"seed": 5}], adam=[{"seed": 6}]))
+  )
+  record.open_study(tmp_path, study, "f.py", [])
+  opened = record.load(tmp_path)
+  fields = lambda runs: [(run.name, run.cell, run.seed, run.settings) for run in runs]
+  assert fields(opened.runs) == fields(study.runs())
+  assert opened.published == {"-".join(cell): row for cell, row in published.items()}
+  assert (opened.axes, opened.lines) == (("model", "optimizer"), ("optimizer",))

@@ -1,48 +1,48 @@
-"""How runs are run, stopped, taken up again and chosen by tuning; without a net."""
+"""Runs that are started, stopped, resumed and chosen by tuning; without a net."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from mixer_jax import lock, workdir
 from mixer_jax.errors import UserError
+from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study import Study, Tuning, record, runner
-from tests.study.grid import GRID
+from tests.study.grid import GRID, errors
 
-# What stands for `mixer_jax.main` below: it writes an epoch's row every `pause`
-# seconds, knows where it was, heeds `stop`, and diverges if it is told to.
+# Stands for `mixer_jax.main` below: it writes an epoch's row every `pause` seconds, resumes after
+# the rows that are there, stops by SIGTERM, and executes a line of its own.
 FAKE = """
-import json, pathlib, sys, time
-path, epochs, top1, pause = pathlib.Path(sys.argv[1]), *map(float, sys.argv[2:5])
-if sys.argv[5:]:
-  exec(sys.argv[5])
+import json, pathlib, signal, sys, time
+path, epochs, value, pause, name = pathlib.Path(sys.argv[1]), *map(float, sys.argv[2:5]), sys.argv[5]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+exec(sys.argv[6])
 metrics = path / "metrics.jsonl"
 rows = metrics.read_text().count("\\n") if metrics.exists() else 0
 for epoch in range(rows + 1, int(epochs) + 1):
   time.sleep(pause)
-  row = {"epoch": epoch, "step": epoch, "test/target_epoch": 0, "test/top1": top1, "test/best_top1": top1, "test/loss": 1 - top1,
-         "seconds_per_epoch": 1.0}
+  row = {"epoch": epoch, "step": 10 * epoch, "seconds": 1.0, "test/loss": 1 - value, f"test/{name}": value,
+         f"test/best_{name}": value, "test/best_step": 10}
   with metrics.open("a") as f:
     f.write(json.dumps(row) + "\\n")
-  if (path / "stop").exists():
-    (path / "stop").unlink()
-    break
 """
 
 
 class Fakes(runner.Runner):
-  """Runs the script above; `top1`, `pause` and `code` by the run's name."""
+  """Runs the script above; its value and its line of code by the run's name."""
 
-  def __init__(self, opened, *args, top1=None, pause=0.0, code=None, **kwargs):
+  def __init__(self, opened, *args, values=None, pause=0.0, code=None, **kwargs):
     super().__init__(opened, *args, **kwargs)
     self.started = []
     self._fake = lambda run: [
       *(sys.executable, "-S", "-c", FAKE, str(opened.path(run)), "3"),
-      *(str((top1 or {}).get(run.name, 0.5)), str(pause), (code or {}).get(run.name, "")),
+      *(str((values or {}).get(run.name, 0.5)), str(pause)),
+      *(opened.primary.name, (code or {}).get(run.name, "")),
     ]
 
   def command(self, run):
@@ -58,7 +58,7 @@ def kinds(opened):
   return {run.name: opened.state(run).kind for run in opened.runs}
 
 
-def test_runs_what_is_needed_once(tmp_path, capsys):
+def test_each_run_is_run_once(tmp_path, capsys):
   opened = open_tiny(tmp_path)
   assert set(kinds(opened).values()) == {"waiting"}
   first = Fakes(opened)
@@ -73,7 +73,7 @@ def test_runs_what_is_needed_once(tmp_path, capsys):
   again.run(opened.runs)
   assert again.started == ["m1-adam-seed0", "m2-sgd-seed0", "m2-adam-seed0"]
   assert set(kinds(opened).values()) == {"done"}
-  assert "m2-adam-seed0: epoch 3  test top-1 50.00%  1.0 s\nm2-adam-seed0: done" in (
+  assert "m2-adam-seed0: epoch 3 of 3  test top1 50.00%  1.0 s\nm2-adam-seed0: done" in (
     capsys.readouterr().out
   )
 
@@ -81,17 +81,17 @@ def test_runs_what_is_needed_once(tmp_path, capsys):
 def test_failures_are_recorded_with_their_reason_and_stop_nothing(tmp_path):
   opened = open_tiny(tmp_path)
   failures = {
-    "m1-sgd-seed0": "print('error: the loss is nan in epoch 1'); sys.exit(2)",
+    "m1-sgd-seed0": "print('error: the loss of step 1 is not finite'); sys.exit(3)",
     "m1-adam-seed0": "import os; os.kill(os.getpid(), 9)",
-    "m2-sgd-seed0": "raise MemoryError('16 GiB')",
+    "m2-sgd-seed0": "sys.exit('MemoryError: 16 GiB\\n---\\nFor simplicity, JAX ...')",
+    "m2-adam-seed0": "print('nothing was written'); sys.exit(0)",
   }
   Fakes(opened, code=failures).run(opened.runs)
-  reasons = {run.name: opened.state(run).reason for run in opened.runs}
-  assert reasons == {
-    "m1-sgd-seed0": "the loss is nan in epoch 1",
-    "m1-adam-seed0": f"ended by SIGKILL; see {tmp_path}/m1-adam-seed0/log.txt",
-    "m2-sgd-seed0": "exit code 1: MemoryError: 16 GiB",
-    "m2-adam-seed0": "",
+  assert {run.name: opened.state(run) for run in opened.runs} == {
+    "m1-sgd-seed0": ("failed", "", "the loss of step 1 is not finite"),
+    "m1-adam-seed0": ("failed", "", f"ended by SIGKILL; see {tmp_path}/m1-adam-seed0/log.txt"),
+    "m2-sgd-seed0": ("failed", "", "exit code 1: MemoryError: 16 GiB"),
+    "m2-adam-seed0": ("failed", "", "exit code 0: nothing was written"),
   }
   left_alone = Fakes(opened)
   left_alone.run(opened.runs)
@@ -103,7 +103,7 @@ def test_failures_are_recorded_with_their_reason_and_stop_nothing(tmp_path):
   assert opened.state(opened.runs[0]).kind == "done"
 
 
-def test_a_reason_is_that_of_the_last_attempt(tmp_path):
+def test_a_reason_is_of_the_last_attempt(tmp_path):
   opened = open_tiny(tmp_path)
   for code in ("print('error: first'); sys.exit(2)", "print('second'); sys.exit(3)"):
     opened.forget(opened.runs[0])
@@ -139,17 +139,39 @@ def test_processes_share_the_processors(tmp_path):
   assert a and b and not a & b and a | b <= os.sched_getaffinity(0)
 
 
-def test_the_time_budget_ends_runs_after_an_epoch_and_the_next_call_goes_on(tmp_path, capsys):
+def test_the_deadline_stops_runs_and_the_next_call_resumes_them(tmp_path, capsys):
   opened = open_tiny(tmp_path)
-  late = Fakes(opened, deadline=time.monotonic() + 0.6, pause=0.5)
+  late = Fakes(opened, deadline=time.monotonic() + 0.8, pause=0.5)
   late.run(opened.runs)
   assert late.started == ["m1-sgd-seed0"] and late.out_of_time
-  state = opened.state(opened.runs[0])
-  assert state.kind == "interrupted" and 1 <= state.epoch < 3
-  assert "m1-sgd-seed0: stopped after epoch" in capsys.readouterr().out
+  assert opened.state(opened.runs[0]) == ("interrupted", "epoch 1 of 3", "")
+  assert "m1-sgd-seed0: stopped after epoch 1 of 3\n" in capsys.readouterr().out
   Fakes(opened).run(opened.runs)
-  assert [row["epoch"] for row in workdir.read_metrics(tmp_path / "m1-sgd-seed0")] == [1, 2, 3]
+  assert [row["epoch"] for row in metrics_file.read(tmp_path / "m1-sgd-seed0")] == [1, 2, 3]
   assert set(kinds(opened).values()) == {"done"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_all_processes(tmp_path, monkeypatch, number):
+  opened = open_tiny(tmp_path)
+  monkeypatch.setattr(runner, "_PATIENCE_SECONDS", 1.0)
+  before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as study.__main__ does
+  threading.Timer(1.0, os.kill, (os.getpid(), number)).start()
+  deaf = {"m1-adam-seed0": "signal.signal(signal.SIGTERM, signal.SIG_IGN)"}
+  began = time.monotonic()
+  with pytest.raises(KeyboardInterrupt):
+    Fakes(opened, 2, pause=60.0, code=deaf).run(opened.runs)
+  signal.signal(signal.SIGTERM, before)
+  assert time.monotonic() - began < 30
+  assert sorted(kinds(opened).values()) == ["interrupted"] * 2 + ["waiting"] * 2  # no lock is held
+
+
+@pytest.mark.parametrize("end", ["sys.exit(130)", "sys.exit(143)", "os.kill(os.getpid(), 15)"])
+def test_a_run_that_somebody_stops_has_not_failed(tmp_path, end):
+  opened = open_tiny(tmp_path)
+  code = f"import os; signal.signal(signal.SIGTERM, signal.SIG_DFL); {end}"
+  Fakes(opened, code={"m1-sgd-seed0": code}).run(opened.runs[:1])
+  assert opened.state(opened.runs[0]).kind == "interrupted"
 
 
 def test_a_run_is_trained_by_one_process_only(tmp_path, capsys):
@@ -186,22 +208,25 @@ def tuned(tmp_path, **fields):
   return record.open_study(tmp_path, study, "f.py", [])
 
 
-def test_tuning_chooses_by_the_last_epoch_on_the_validation_split(tmp_path):
+def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   opened = tuned(tmp_path)
-  tries = [run for run in opened.runs if run.candidate is not None]
-  finals = [run for run in opened.runs if run.candidate is None]
+  tries = [run for run in opened.runs if run.tunes]
+  finals = [run for run in opened.runs if not run.tunes]
+  for run in tries:
+    data = opened.config(run).data
+    assert (data.train_split, data.test_split) == ("train[:90%]", "train[90%:]")
   early = Fakes(opened)
   early.run(finals)
   assert not early.started  # nothing is chosen yet
-  top1 = {"tune-m1-sgd-1": 0.7, "tune-m1-adam-2": 0.9, "tune-m1-adam-0": 0.95}
-  broken = {"tune-m1-adam-0": "print('error: the loss is nan'); sys.exit(2)"}
-  Fakes(opened, top1=top1, code=broken).run(tries)
+  values = {"tune-m1-sgd-1": 0.7, "tune-m1-adam-2": 0.9, "tune-m1-adam-0": 0.95}
+  broken = {"tune-m1-adam-0": "print('error: the loss is nan'); sys.exit(3)"}
+  Fakes(opened, values=values, code=broken).run(tries)
   Fakes(opened).run(finals)
   choices = {cell[1]: opened.choice(cell) for cell in (("m1", "sgd"), ("m1", "adam"))}
   assert choices["sgd"]["chosen"] == "tune-m1-sgd-1"
   assert choices["adam"]["chosen"] == "tune-m1-adam-2"
   assert choices["adam"]["settings"] == {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
-  shown = {t["run"]: t.get("last_top1", t.get("failed")) for t in choices["adam"]["trials"]}
+  shown = {t["run"]: t.get("last", t.get("failed")) for t in choices["adam"]["trials"]}
   assert shown == {
     "tune-m1-adam-0": "the loss is nan",
     "tune-m1-adam-1": 0.5,
@@ -214,8 +239,12 @@ def test_tuning_chooses_by_the_last_epoch_on_the_validation_split(tmp_path):
 
 
 def test_a_cell_whose_tuning_failed_is_told_and_can_be_retried(tmp_path):
-  opened = tuned(tmp_path, axes={"model": ("m1",), "optimizer": ("sgd",)})
-  tries, finals = opened.runs[:3], opened.runs[3:]
+  opened = tuned(
+    tmp_path,
+    axes={"model": ("m1",), "optimizer": ("sgd",)},
+    tuning=Tuning({"sgd": [{"optimizer.learning_rate": r} for r in (0.1, 0.2)]}),
+  )
+  tries, finals = opened.runs[:2], opened.runs[2:]
   failing = {run.name: "sys.exit('no')" for run in tries}
   Fakes(opened, code=failing).run(opened.runs)
   assert {opened.state(r).reason for r in finals} == {"no candidate of its tuning was finished"}
@@ -233,3 +262,18 @@ def test_overrides_keep_out_of_tuning(tmp_path):
   for field in ("optimizer.learning_rate=1.0", "data.train_split=train", "data.test_split=test"):
     with pytest.raises(UserError, match="which the study's tuning decides on"):
       record.open_study(tmp_path, study, "f.py", [field])
+
+
+def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
+  rates = [{"optimizer.learning_rate": rate} for rate in (0.1, 0.2, 0.3)]
+  tuning = Tuning({"sgd": rates}, hold_out={"points.fold": "last"}, seed=7)
+  study = Study(title="t", config=errors, axes={"optimizer": ("sgd",)}, seeds=(0,), tuning=tuning)
+  opened = record.open_study(tmp_path, study, "f.py", [])
+  values = {"tune-sgd-0": 0.3, "tune-sgd-1": 0.02, "tune-sgd-2": 0.1}
+  Fakes(opened, values=values).run(opened.runs[:3])
+  choice = opened.choice(("sgd",))
+  assert choice["chosen"] == "tune-sgd-1"
+  configs = [opened.config(run) for run in opened.runs]
+  assert [config.points.fold for config in configs] == ["last"] * 3 + ["test"]
+  assert [config.seed for config in configs] == [7, 7, 7, 0]
+  assert "tune-sgd-1: step 30 of 30  test error 0.02  1.0 s\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The studies of `configs/studies`: their runs, settings and published figures."""
+"""The studies of `configs/studies`: their runs, settings and published values."""
 
 import json
 import math
@@ -26,6 +26,10 @@ def shipped(name):
   return plan.load(str(STUDIES / f"{name}.py"))
 
 
+def as_json(config):
+  return json.loads(config.to_json())
+
+
 def test_every_study_is_tested_and_documented():
   assert {path.stem for path in STUDIES.glob("*.py")} == set(SIZES)
   lines = (ROOT / "docs" / "study.md").read_text().splitlines()
@@ -42,9 +46,9 @@ def test_shipped_studies_expand_to_usable_runs(name, tmp_path):
   assert len(names) == len(set(names)) == SIZES[name]
   for run in opened.runs:
     config = opened.config(run)
-    assert config["seed"] == run.seed
-    assert config == json.loads(study.run_config(run.name).to_json())
-  distinct = {json.dumps(opened.config(run)) for run in opened.runs}
+    assert config.seed == run.seed
+    assert as_json(config) == as_json(study.run_config(run.name))
+  distinct = {json.dumps(as_json(opened.config(run))) for run in opened.runs}
   assert len(distinct) == len(names)
 
 
@@ -94,7 +98,7 @@ def printed(text):
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_published_figures_are_those_printed(name):
+def test_published_values_are_as_printed(name):
   expected = {
     (model, optimizer): Published(float(top1), None if epochs == "-" else int(epochs))
     for model, figures in printed(PRINTED[name])
@@ -103,7 +107,7 @@ def test_published_figures_are_those_printed(name):
   assert shipped(name).published == expected
 
 
-def test_published_figures_of_grafting_are_those_printed():
+def test_published_values_of_grafting_are_as_printed():
   pairs = ("sgd_sgd", "sgd_kfac", "kfac_sgd", "kfac_kfac")
   expected = {
     (model, pair): Published(float(top1))
@@ -113,11 +117,11 @@ def test_published_figures_of_grafting_are_those_printed():
   assert shipped("cifar10_grafting").published == expected
 
 
-def test_published_figures_say_what_the_paper_says():
+def test_published_values_agree_with_the_paper_s_text():
   """Sentences of Sections 5.1 to 5.3 about its tables."""
   cifar10, cifar100 = shipped("cifar10_optimizers"), shipped("cifar100_optimizers")
-  top1 = lambda study: {cell: p.top1 for cell, p in study.published.items()}
-  two, three, four = top1(cifar10), top1(cifar100), top1(shipped("cifar10_grafting"))
+  values = lambda study: {cell: p.value for cell, p in study.published.items()}
+  two, three, four = values(cifar10), values(cifar100), values(shipped("cifar10_grafting"))
   for model in ("s16", "b16"):  # K-FAC best, then SGD, then Adam
     assert two[model, "kfac"] > two[model, "sgd"] > two[model, "adam"]
   for model in ("b4", "b16"):
@@ -126,11 +130,9 @@ def test_published_figures_say_what_the_paper_says():
     assert table["b16_pt", "sgd"] > table["b16_pt", "kfac"] > table["b16_pt", "adam"]
     assert study.published["b16_pt", "sgd"].epochs_to_target == 0
     assert study.published["b16_pt", "adam"].epochs_to_target is None
-    targets = {
-      cell: 100 * study.run_config(f"{'-'.join(cell)}-seed0").target_accuracy for cell in table
-    }
+    targets = {cell: 100 * study.run_config(f"{'-'.join(cell)}-seed0").target for cell in table}
     for cell, figure in study.published.items():  # a target was reached, or it was not
-      assert (figure.top1 >= targets[cell]) == (figure.epochs_to_target is not None)
+      assert (figure.value >= targets[cell]) == (figure.epochs_to_target is not None)
   for model in ("s16", "b16", "b16_pt"):
     for one in ("sgd", "kfac"):  # grafting (A, A) is A; rows differ little, columns more
       assert four[model, f"{one}_{one}"] == two[model, one]
@@ -147,8 +149,7 @@ def test_tuning_has_equal_budgets_apart_from_the_test_set():
     decades = [math.log10(rate / lowest) for rate in rates]
     assert [int(4 * d) for d in decades] == list(range(8))  # one in each eighth of two decades
   for run in study.runs():
-    splits = {k: study.run_config(run.name).data[k] for k in ("train_split", "test_split")}
-    tuned = dict(train_split="train[:90%]", test_split="train[90%:]")
-    assert splits == (
-      dict(train_split="train", test_split="test") if run.candidate is None else tuned
-    )
+    data = study.run_config(run.name).data
+    splits = dict(train_split=data.train_split, test_split=data.test_split)
+    held_out = dict(train_split="train[:90%]", test_split="train[90%:]")
+    assert splits == (held_out if run.tunes else dict(train_split="train", test_split="test"))

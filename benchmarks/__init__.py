@@ -1,0 +1,15 @@
+"""Benchmarks, to be run from the root of the repository:
+
+python -m benchmarks input [--config=FILE | --models=mixer_s16 --workers=4 --workers=8]
+python -m benchmarks dispatch --config=configs/quickstart.py
+python -m benchmarks optimizers --config=configs/quickstart.py
+python -m benchmarks train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
+python -m benchmarks compile [--models=mixer_b16,mixer_l16] [--optimizers=sgd,kfac]
+python -m benchmarks inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
+python -m benchmarks zoo [--models=mixer_b16,resmlp_s12] [--batch_size=32]
+python -m benchmarks peers [--models=mixer_s16] [--profile=8] [--torch_python=PYTHON]
+python -m benchmarks scaling [--models=mixer_b16,mixer_l16]
+
+A command measures in one run a figure and the figure that it is compared with. Machines are
+noisy: the candidates take turns, and medians are reported.
+"""

@@ -1,0 +1,52 @@
+"""Runs a benchmark; `benchmarks/__init__.py` lists them."""
+
+import functools
+
+from absl import flags
+from ml_collections import config_flags
+
+from benchmarks import compile as compile_benchmark
+from benchmarks import dispatch, inference, optimizers, peers, scaling, train
+from benchmarks import input as input_benchmark
+from mixer_jax.runtime import cli
+
+_COMMANDS = {
+  "input": input_benchmark.main,
+  "dispatch": dispatch.main,
+  "optimizers": optimizers.main,
+  "train": train.main,
+  "compile": compile_benchmark.main,
+  "inference": inference.main,
+  "zoo": inference.zoo,
+  "peers": peers.main,
+  "scaling": scaling.main,
+}
+
+
+def _run(command, argv: list[str]) -> None:
+  del argv
+  train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
+  command(flags.FLAGS)
+
+
+if __name__ == "__main__":
+  config_flags.DEFINE_config_file("config", None, "Config file of input, dispatch and optimizers.")
+  flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
+  flags.DEFINE_list("models", None, "Names of models, for every command without a config.")
+  flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers of train and compile.")
+  flags.DEFINE_integer(
+    "batch_size",
+    None,
+    "Default: 64 in train, 16 in peers, 2 in compile, 32 elsewhere.",
+    lower_bound=1,
+  )
+  flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation of --models.")
+  flags.DEFINE_multi_integer(
+    "workers", [1, 2], "Numbers of worker processes of streamed input.", lower_bound=0
+  )
+  flags.DEFINE_integer("photos", 512, "Photographs of streamed input.", lower_bound=64)
+  flags.DEFINE_integer(
+    "profile", 0, "Kinds of operations of a step that peers lists.", lower_bound=0
+  )
+  flags.DEFINE_string("torch_python", None, "Python with PyTorch and timm, for peers.")
+  cli.run_commands({name: functools.partial(_run, main) for name, main in _COMMANDS.items()})

@@ -1,0 +1,156 @@
+"""Time and memory of a step of each optimizer, ours and kfac-jax's own."""
+
+import dataclasses
+import functools
+import statistics
+from typing import Any, Callable, NamedTuple
+
+import jax
+import ml_collections
+import optax
+
+from benchmarks import flops, steps
+from benchmarks.timing import peak_bytes, ratio, take_turns
+from mixer_jax import config as config_lib
+from mixer_jax import experiment, optim
+from mixer_jax.experiment import Experiment
+from mixer_jax.runtime import cli, devices
+from mixer_jax.runtime.imports import without
+
+PERIODS = dict(factor_period=10, inverse_period=100)
+# For each kind of K-FAC's steps, an update count that makes a step of this kind.
+KFAC_KINDS = {"kfac inverses": 0, "kfac factors": 10, "kfac plain": 1}
+_THEIRS = "kfac_jax.Optimizer"
+_THEIR_STEPS = 5  # the inverse period of `kfac_jax.Optimizer`
+
+
+class Cost(NamedTuple):
+  """The cost of a step of an optimizer.
+
+  Attributes:
+    seconds: median time of a step.
+    ratio: to an SGD step, the median over rounds.
+    peak_bytes: arguments, results and temporaries of its largest program.
+  """
+
+  seconds: float
+  ratio: float
+  peak_bytes: int
+
+
+def measure(run: Experiment, rounds: int) -> dict[str, Cost]:
+  """Times the steps of each optimizer on one fixed batch.
+
+  K-FAC's three kinds of steps (plain, with factors, with factors and inverses)
+  are timed apart and averaged with the weights of its periods.
+
+  Args:
+    run: gives the model, data and batch; its optimizer is replaced.
+    rounds: steps timed of each kind.
+
+  Returns:
+    The cost of "sgd", "adam", "kfac", its kinds "kfac plain", "kfac factors" and
+    "kfac inverses", and "kfac_jax.Optimizer" (its defaults, averaged over its
+    inverse period of 5).
+  """
+  batch, candidates, peaks = steps.batch(run), {}, {}
+  for name in ("sgd", "adam", "kfac"):
+    config = run.config.copy_and_resolve_references()
+    config.optimizer = optimizer_config(name)
+    step = steps.Fixed(dataclasses.replace(run, config=config), batch).start()
+    kinds = KFAC_KINDS if name == "kfac" else {name: 1}
+    candidates |= {kind: functools.partial(step, count) for kind, count in kinds.items()}
+    peaks |= dict.fromkeys([*kinds, name], peak_bytes(functools.partial(step, 0)))
+  their_step = kfac_jax_step(run, batch)
+  candidates[_THEIRS] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
+  peaks[_THEIRS] = peak_bytes(candidates[_THEIRS])
+  times = take_turns(candidates, rounds)
+  times[_THEIRS] = [s / _THEIR_STEPS for s in times[_THEIRS]]
+  times["kfac"] = over_the_periods(times)
+  return {
+    name: Cost(statistics.median(own), ratio(own, times["sgd"]), peaks[name])
+    for name, own in times.items()
+  }
+
+
+def optimizer_config(name: str) -> ml_collections.ConfigDict:
+  """The config of an optimizer as it is measured."""
+  return config_lib.optimizer(name, learning_rate=1e-4, **(PERIODS if name == "kfac" else {}))
+
+
+def over_the_periods(times: dict[str, list[float]]) -> list[float]:
+  """Seconds of an average K-FAC step in each round, from those of `KFAC_KINDS`."""
+  return [
+    plain
+    + (factors - plain) / PERIODS["factor_period"]
+    + (inverses - factors) / PERIODS["inverse_period"]
+    for inverses, factors, plain in zip(*(times[kind] for kind in KFAC_KINDS))
+  ]
+
+
+def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
+  """A step of `kfac_jax.Optimizer` at its defaults on one batch, again and again.
+
+  Args:
+    run: gives the model and the loss, a cross-entropy.
+    batch: see `steps.batch`.
+
+  Returns:
+    A function that takes one step and waits for it.
+  """
+  with without("tensorflow"):
+    import kfac_jax
+
+    from mixer_jax.optim import linen
+
+  problem = run.problem
+
+  def loss(params, batch):
+    with linen.registered_layers():
+      logits, labels = problem.predict(params, batch)
+    kfac_jax.register_softmax_cross_entropy_loss(logits, labels)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+  optimizer = kfac_jax.Optimizer(
+    jax.value_and_grad(loss),
+    l2_reg=0.0,
+    value_func_has_aux=False,
+    multi_device=False,
+    num_burnin_steps=0,  # it would want a stream of batches
+    layer_tag_to_block_ctor={
+      variant: kfac_jax.RepeatedDenseKroneckerFactored for variant in ("dense", "patches")
+    },
+  )
+  key = jax.random.key(0)
+  collections = dict(jax.jit(run.task.init)(key))
+  params = collections.pop("params")
+  params = problem.layout.enter(params) if problem.layout else params
+  batch = (batch, collections)
+  state = optimizer.init(params, key, batch)
+  fixed = dict(learning_rate=1e-3, momentum=0.9, damping=1e-3)
+
+  def step() -> None:
+    nonlocal params, state
+    params, state, stats = optimizer.step(params, state, key, batch=batch, **fixed)
+    jax.block_until_ready(stats)
+
+  return step
+
+
+def main(options: Any) -> None:
+  config = cli.checked_config(options.config)
+  devices.print_line()
+  run = experiment.build(config)
+  problem = run.problem
+  blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
+  predicted = flops.step_costs(blocks, config.batch_size).ratio(*PERIODS.values())
+  costs = measure(run, options.rounds)
+  print(f"{config.model.name}, batch {config.batch_size}, {config.model.dtype or 'float32'}")
+  for name, cost in costs.items():
+    print(
+      f"{name:20} {cost.seconds:9.4f} s/step  {cost.ratio:6.2f} x SGD"
+      f"  {cost.peak_bytes / 2**20:9.0f} MiB"
+    )
+  measured, theirs = costs["kfac"].ratio, costs[_THEIRS].ratio
+  print(f"K-FAC predicted from FLOPs {predicted:.2f} x SGD; measured {measured:.2f}")
+  print(f"{_THEIRS} takes {theirs / measured:.2f} times K-FAC's step")

@@ -1,0 +1,184 @@
+"""A step on many devices: a model from operations and bytes. Nothing is measured here.
+
+Operations are those of `flops.step_costs`, bytes those of float32 parameters, factors
+and inverses; rates are a cluster's. Nothing overlaps in this model, so that its times are
+upper bounds.
+"""
+
+import math
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import flops, optimizers, tables
+from mixer_jax import models, optim
+from mixer_jax.optim import algebra
+from mixer_jax.optim.curvature_blocks import Block
+
+# A run of the Mixer paper: ImageNet-21k's images, epochs, global batch, classes.
+IMAGES, EPOCHS, BATCH_SIZE, CLASSES = 14_197_122, 300, 4096, 21_841
+_FLOAT = 4  # bytes of a parameter, a factor or an inverse
+
+
+class Cluster(NamedTuple):
+  """Rates of one GPU and its links, per second.
+
+  Attributes:
+    products: operations in bfloat16 matrix products.
+    precise: operations in TF32 matrix products, of factors and preconditioning.
+    eigh: operations in a symmetric eigendecomposition, of 9 n^3.
+    inside: bytes a GPU sends to those of its node.
+    outside: bytes a GPU sends to other nodes.
+    node: GPUs of a node.
+    latency: seconds of a message.
+  """
+
+  products: float
+  precise: float
+  eigh: float
+  inside: float
+  outside: float
+  node: int = 8
+  latency: float = 10e-6
+
+
+# The maker's figures of an H200 (989 and 494 TFLOP/s, NVLink 450 GB/s one way), half
+# of the products and 80% of the links taken as reached; a 400 Gbit/s link for each
+# GPU and 1 TFLOP/s in eigendecompositions are assumptions.
+H200 = Cluster(0.5 * 989e12, 0.5 * 494e12, 1e12, 0.8 * 450e9, 0.8 * 50e9)
+
+
+class Parts(NamedTuple):
+  """Seconds a step, averaged over K-FAC's periods.
+
+  Attributes:
+    gradient: forward and backward pass.
+    gradient_sum: all-reduce of the gradient.
+    factors: renewing them.
+    factor_sum: their all-reduce.
+    inverses: renewing them, on the device with the most work.
+    inverse_exchange: sending each to all devices.
+    preconditioning: of all layers, on every device.
+  """
+
+  gradient: float
+  gradient_sum: float
+  factors: float = 0.0
+  factor_sum: float = 0.0
+  inverses: float = 0.0
+  inverse_exchange: float = 0.0
+  preconditioning: float = 0.0
+
+
+def parts(
+  blocks: Sequence[Block],
+  cluster: Cluster,
+  devices: int,
+  batch_size: int,
+  periods: tuple[int, int] | None = None,
+) -> Parts:
+  """The parts of a step on a cluster.
+
+  Args:
+    blocks: of `optim.kfac_blocks`.
+    cluster: rates.
+    devices: GPUs that share the batch.
+    batch_size: images of a step, on all of them.
+    periods: of factors and inverses; None: a first-order optimizer.
+  """
+  costs = flops.step_costs(blocks, batch_size)
+  gradient = costs.gradient / devices / cluster.products
+  total = sum(math.prod(shape) for block in blocks for shape in block.shapes)
+  gradient_sum = all_reduce(_FLOAT * total, cluster, devices)
+  if periods is None:
+    return Parts(gradient, gradient_sum)
+  factor_period, inverse_period = periods
+  sizes = [size for block in blocks if block.kind == "kronecker" for size in block.factor_sizes]
+  shares = algebra.share_out(sizes, devices)
+  most = max(sum(flops.EIGH * sizes[i] ** 3 for i in share) for share in shares)
+  exchanged = all_reduce(_FLOAT * sum(size * size for size in sizes), cluster, devices)
+  # A pass like that of the gradient, and second moments in float32.
+  moments = (costs.factors - costs.gradient) / devices / cluster.precise
+  return Parts(
+    gradient,
+    gradient_sum,
+    (gradient + moments) / factor_period,
+    exchanged / factor_period,
+    most / cluster.eigh / inverse_period,
+    exchanged / inverse_period,
+    costs.preconditioning / cluster.precise,
+  )
+
+
+def shared_preconditioning(blocks: Sequence[Block], cluster: Cluster, devices: int) -> float:
+  """Seconds of another way, not taken: one device preconditions a layer and sends it to all."""
+  work = [flops.step_costs([block], 1).preconditioning for block in blocks]
+  most = max(sum(work) / devices, *work)  # at best
+  total = sum(math.prod(shape) for block in blocks for shape in block.shapes)
+  return most / cluster.precise + all_reduce(_FLOAT * total, cluster, devices)
+
+
+def all_reduce(size: float, cluster: Cluster, devices: int) -> float:
+  """Seconds to sum `size` bytes: scattered in the node, summed between nodes, gathered."""
+  inner = min(devices, cluster.node)
+  nodes = -(-devices // cluster.node)
+  inside = 2 * (inner - 1) / inner * size / cluster.inside
+  outside = 2 * (nodes - 1) / nodes * size / inner / cluster.outside
+  return inside + outside + 2 * math.log2(max(devices, 1)) * cluster.latency
+
+
+def memory(blocks: Sequence[Block]) -> dict[str, int]:
+  """Bytes on every device without a model axis: parameters with momentum, K-FAC's state."""
+  total = sum(math.prod(shape) for block in blocks for shape in block.shapes)
+  sizes = [size for block in blocks if block.kind == "kronecker" for size in block.factor_sizes]
+  squares = sum(size * size for size in sizes)
+  return {
+    "parameters and momentum": 2 * _FLOAT * total,
+    "factors": _FLOAT * squares,
+    "inverses": _FLOAT * (squares + sum(sizes)),
+  }
+
+
+def blocks_of(name: str, plain: str = "^head/") -> Sequence[Block]:
+  """The curvature blocks of a model with ImageNet-21k's head, which `plain` leaves out."""
+  side = models.image_size(name)
+  model = models.build(name, CLASSES)
+  images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  predict = lambda params, images: model.apply({"params": params}, images)
+  return optim.kfac_blocks(predict, params, images, plain=plain)
+
+
+_PARTS = tuple(field.replace("_", " ") for field in Parts._fields)
+TITLES = ("GPUs", *_PARTS, "(shared)", "SGD h", "K-FAC h", "ratio")
+
+
+def rows(
+  blocks: Sequence[Block], numbers: Sequence[int], cluster: Cluster, periods: tuple[int, int]
+) -> Iterator[list[str]]:
+  """By number of GPUs: milliseconds of the parts of a step, hours of a run, K-FAC over SGD."""
+  steps = IMAGES * EPOCHS / BATCH_SIZE
+  for devices in numbers:
+    kfac = parts(blocks, cluster, devices, BATCH_SIZE, periods)
+    first_order = parts(blocks, cluster, devices, BATCH_SIZE)
+    hours = [sum(p) * steps / 3600 for p in (first_order, kfac)]
+    shared = shared_preconditioning(blocks, cluster, devices)
+    milliseconds = [f"{1e3 * seconds:.3g}" for seconds in (*kfac, shared)]
+    over_sgd = f"{hours[1] / hours[0]:.2f}"
+    yield [str(devices), *milliseconds, *(f"{h:.3g}" for h in hours), over_sgd]
+
+
+def main(options: Any) -> None:
+  periods = tuple(optimizers.PERIODS.values())
+  print(
+    f"a model, not a measurement: ImageNet-21k, {IMAGES:,} images, {EPOCHS} epochs, batch"
+    f" {BATCH_SIZE}; milliseconds a step on H200s ({H200}); K-FAC without the head, periods"
+    f" {periods}"
+  )
+  for name in options.models or ["mixer_b16", "mixer_l16"]:
+    blocks = blocks_of(name)
+    print(f"\n{name}\n")
+    tables.show(TITLES, rows(blocks, (1, 8, 64, 256, 1024), H200, periods), texts=0)
+    for kind, size in memory(blocks).items():
+      print(f"{kind}: {size / 2**30:.2f} GiB")

@@ -1,0 +1,132 @@
+"""Training steps with real data, and on one batch that is on the device already."""
+
+import functools
+import itertools
+import time
+from typing import Any, Callable
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks.timing import planned_bytes
+from mixer_jax.data import feed, order
+from mixer_jax.experiment import Experiment
+from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.training import step as step_lib
+from mixer_jax.training import trainer
+from mixer_jax.training.state import TrainState, init_state, state_shapes
+
+
+def _feed(run: Experiment) -> feed.Feed:
+  train, seed = run.datasets["train"], run.config.seed
+  ids = order.Order(seed, len(train), run.config.batch_size)
+  return feed.Feed(train, ids, mesh_lib.batched(run.mesh), seed)
+
+
+def batch(run: Experiment) -> Any:
+  """The first training batch, prepared, on the devices."""
+  sharding, source = mesh_lib.batched(run.mesh), _feed(run)
+
+  @functools.partial(jax.jit, out_shardings=sharding)
+  def prepare(examples, rows):
+    rows = jax.tree.map(lambda x: x[0], rows)
+    return run.task.prepare(jax.random.key(0), feed.take(examples, rows, sharding), train=True)
+
+  window, *_ = source.windows([(0, 1)])
+  made = prepare(*window)
+  source.close()
+  return made
+
+
+class _Steps:
+  """Calls of a program of training steps.
+
+  Attributes:
+    length: steps in a call.
+    state: of training, after the last call.
+  """
+
+  length: int
+  state: TrainState
+
+  def __init__(self, run: Experiment):
+    self._run = run
+
+  def start(self):
+    """Makes the state before step 0, which takes memory; returns this object."""
+    self.state = init_state(self._run)
+    return self
+
+  def _advance(self, program: Callable, *args: Any) -> jax.Array:
+    self.state, checks = program(self.state, *args, self._run.numbers)
+    return checks
+
+
+class Real(_Steps):
+  """Training on a run's own data, as long as in training; a call waits for the device.
+
+  Attributes:
+    compile_seconds: to trace and compile the program.
+    peak_bytes: arguments, results and temporaries of the program, as XLA plans them.
+  """
+
+  def __init__(self, run: Experiment):
+    super().__init__(run)
+    source = _feed(run)
+    default = trainer.steps_per_dispatch(run.mesh)
+    self.length = run.config.steps_per_dispatch or source.fitting(default)
+    windows = source.windows((step, self.length) for step in itertools.count(0, self.length))
+    first = next(windows)
+    self._windows = itertools.chain([first], windows)
+    start = time.perf_counter()
+    program = step_lib.make_train_steps(run).lower(state_shapes(run), *first, run.numbers)
+    self._program = program.compile()
+    self.compile_seconds = time.perf_counter() - start
+    self.peak_bytes = planned_bytes(self._program.memory_analysis())
+
+  def __call__(self) -> None:
+    jax.block_until_ready(self._advance(self._program, *next(self._windows)))
+
+
+class Fixed(_Steps):
+  """Training on one batch again and again.
+
+  Args:
+    run: the experiment.
+    batch: see `batch`.
+    length: steps in a call of the program.
+  """
+
+  def __init__(self, run: Experiment, batch: Any, length: int = 1):
+    super().__init__(run)
+    self.length, self._batch, self._count = length, batch, 0
+    stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))
+    out_shardings = stored, mesh_lib.replicated(run.mesh)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
+    def program(state, batch, counts, numbers):
+      def step(state, count):
+        state = state.replace(opt_state=optax.tree.set(state.opt_state, count=count))
+        return step_lib.update(run, state, batch, numbers)
+
+      return step(state, counts[0]) if length == 1 else jax.lax.scan(step, state, counts)
+
+    self._program = program
+
+  def __call__(self, count: int | None = None, calls: int = 1) -> None:
+    """Calls the program and waits for the device after the last call alone, as in training.
+
+    Args:
+      count: makes every step that update of the optimizer, which decides what K-FAC renews
+        in it; None: the updates that follow those of the calls before.
+      calls: of the program.
+    """
+    for _ in range(calls):
+      if count is None:
+        counts = np.arange(self._count, self._count + self.length, dtype=np.int32)
+        self._count += self.length
+      else:
+        counts = np.full(self.length, count, np.int32)
+      checks = self._advance(self._program, self._batch, counts)
+    jax.block_until_ready(checks)

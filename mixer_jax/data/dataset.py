@@ -1,0 +1,64 @@
+"""The contract of a split: its examples are any pytree of arrays."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+
+class Dataset(Protocol):
+  """The examples of a split.
+
+  Attributes:
+    spec: a `jax.ShapeDtypeStruct` for each array of one example, in the example's structure.
+  """
+
+  @property
+  def spec(self) -> Any: ...
+
+  def __len__(self) -> int: ...
+
+  def arrays(self) -> Any | None:
+    """All examples stacked, [n, ...] each, maybe memory maps; None of a `Streamed` split."""
+
+
+class Streamed(Dataset, Protocol):
+  """A split whose `arrays` are None.
+
+  Attributes:
+    workers: processes that read; 0: a thread of this one.
+    read_ahead: examples that each worker reads ahead.
+  """
+
+  workers: int
+  read_ahead: int
+
+  def read(self, i: int, rng: np.random.Generator) -> Any:
+    """Example i, NumPy arrays as `spec` says. Worker processes call it: no JAX in it.
+
+    Raises:
+      UserError: names the file or record that is broken.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+  """A split that is held as arrays [n, ...], in the structure of an example."""
+
+  tree: Any
+
+  def __post_init__(self):
+    lengths = {len(x) for x in jax.tree.leaves(self.tree)}
+    if len(lengths) != 1:
+      raise ValueError(f"arrays of a split have {sorted(lengths)} examples; allowed: one number")
+
+  @property
+  def spec(self) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.tree)
+
+  def __len__(self) -> int:
+    return len(jax.tree.leaves(self.tree)[0])
+
+  def arrays(self) -> Any:
+    return self.tree

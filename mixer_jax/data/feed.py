@@ -1,0 +1,132 @@
+"""From a dataset to batches on the devices.
+
+A set that fits lives on every device and only example ids travel. Of a larger one,
+the host prepares a window of some steps ahead of the devices: it gathers them from
+memory maps, or has them read by worker processes (`stream.py`). Either way a window
+is a pair of which `take` makes batches, inside the compiled step.
+"""
+
+from concurrent import futures
+import math
+from typing import Any, Callable, Iterable, Iterator
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+
+from mixer_jax.data import stream
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.runtime import mesh as mesh_lib
+
+# A set up to this size is copied to the device whole.
+DEVICE_BYTES = 4 << 30
+# Of a larger one, windows up to this size: at least two are on the devices at once.
+WINDOW_BYTES = 256 << 20
+
+Ids = Callable[[int], np.ndarray]
+# Examples [n, ...] on the devices with ids [steps, batch_size]; or None with batches
+# [steps, batch_size, ...].
+Window = tuple[Any, Any]
+
+
+def take(examples: Any, rows: Any, sharding: NamedSharding) -> Any:
+  """The stacked examples [batch_size, ...] of one step of a `Window` (traceable).
+
+  `rows` is the window's second part without its leading axis, `sharding` the batch's.
+  """
+  batch = rows if examples is None else jax.tree.map(lambda x: x[rows], examples)
+  return jax.lax.with_sharding_constraint(batch, sharding)
+
+
+def local_rows(
+  sharding: NamedSharding, batch_size: int, devices: Iterable[jax.Device] | None = None
+) -> np.ndarray:
+  """The rows [local] of a batch that some devices (None: of this process) hold, ascending."""
+  where = sharding.devices_indices_map((batch_size,))
+  devices = sharding.addressable_devices if devices is None else devices
+  rows = np.arange(batch_size)
+  return np.unique(np.concatenate([rows[where[device]] for device in devices]))
+
+
+class Feed:
+  """Hands out a dataset's batches, window by window.
+
+  Args:
+    dataset: the examples.
+    ids: step -> example ids of its batch, [batch_size]; the same ids in every process. A
+      method `epoch_of`, such as that of `order.Order`, says which epoch a step belongs to;
+      without one all are of epoch 1.
+    sharding: of a batch. Each process reads, or gathers, the rows of its own devices.
+    seed: of the random choices of a stream, see `order.crop_rng`.
+  """
+
+  def __init__(self, dataset: Dataset, ids: Ids, sharding: NamedSharding, seed: int = 0):
+    self._dataset, self._ids, self._seed = dataset, ids, seed
+    self._sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+    self._batch_size = len(ids(0))
+    self._rows = local_rows(sharding, self._batch_size)
+    self._resident = self._stream = None
+    self._arrays = dataset.arrays()
+    if self._arrays is None:
+      self.reorder(ids)
+    elif sum(x.nbytes for x in jax.tree.leaves(self._arrays)) <= DEVICE_BYTES:
+      everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+      self._resident = mesh_lib.place(jax.tree.map(np.asarray, self._arrays), everywhere)
+
+  def reorder(self, ids: Ids) -> None:
+    """Goes on with other example ids, as many in every step."""
+    self.close()
+    self._ids = ids
+    if self._arrays is None:
+      self._stream = stream.Stream(self._dataset, ids, self._rows, self._seed)
+
+  def fitting(self, steps: int) -> int:
+    """As many steps a window, or fewer where they would take much memory."""
+    if self._resident is not None:
+      return steps
+    arrays = jax.tree.leaves(self._dataset.spec)
+    example = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    return max(1, min(steps, WINDOW_BYTES // (len(self._rows) * example)))
+
+  def windows(self, plan: Iterable[tuple[int, int]]) -> Iterator[Window]:
+    """Yields a window for each entry of a plan.
+
+    Args:
+      plan: first step and number of steps of each window. It is read one entry ahead.
+
+    Raises:
+      UserError: an example cannot be read (see `stream.Stream.take`).
+    """
+    if self._resident is not None:
+      yield from ((self._resident, self._window_ids(*entry)) for entry in plan)
+      return
+    with futures.ThreadPoolExecutor(1) as pool:
+      ahead = []
+      for entry in plan:
+        ahead.append(pool.submit(self._prepare, *entry))
+        if len(ahead) > 1:
+          yield None, ahead.pop(0).result()
+      for last in ahead:
+        yield None, last.result()
+
+  def close(self) -> None:
+    """Ends worker processes; they start again with the next window."""
+    if self._stream:
+      self._stream.close()
+
+  def _window_ids(self, first: int, count: int) -> np.ndarray:
+    return np.stack([self._ids(step) for step in range(first, first + count)])
+
+  def _prepare(self, first: int, count: int) -> Any:
+    """The batches of a window on the devices."""
+    if self._stream:
+      local = self._stream.take(first, count)
+    else:  # from the host's memory maps, in sorted reads
+      ids = self._window_ids(first, count)[:, self._rows]
+      examples, inverse = np.unique(ids, return_inverse=True)
+      local = jax.tree.map(lambda x: x[examples][inverse], self._arrays)
+    shape = (count, self._batch_size)
+    return jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(self._sharding, x, shape + x.shape[2:]),
+      local,
+    )

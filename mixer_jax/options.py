@@ -1,0 +1,261 @@
+"""Options: name, type, default, range and help, stated once, beside the code that takes them.
+
+A keyword of a function, or a field of a dataclass, becomes an option by its annotation:
+
+  def sgd(learning_rate, *, momentum: Annotated[float, Option("decay of it", 0, 1)] = 0.9):
+
+Groups of a config, their checks, their messages and their table in the docs are made from these.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import types
+import typing
+from typing import Any, Callable, Iterable, Mapping
+
+from ml_collections import ConfigDict, config_dict
+
+from mixer_jax.errors import UserError
+
+# Counts are int32 on the device.
+COUNT = 2**31 - 1
+# Float32's smallest normal number is 1.2e-38: a divisor below it is zero.
+TINY = 1e-37
+# Computations are in float32: a larger number is infinite there.
+_LARGEST = 3.4e38
+
+Group = Callable | Mapping[str, Callable]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+  """One option; `of` fills in name, type and default from the signature.
+
+  Attributes:
+    help: one line.
+    low: lowest value, allowed.
+    high: highest value, allowed.
+    choices: all allowed values; () if a range, or any text, is meant.
+    length: of a tuple; 0: any.
+    free: whether it may differ when a run is resumed, since results do not depend on it.
+    name: of the keyword.
+    type: bool, int, float, str or tuple (of numbers).
+    default: the keyword's; `REQUIRED` if it has none.
+    optional: whether None is a value, too.
+  """
+
+  help: str
+  low: float = -math.inf
+  high: float = math.inf
+  choices: tuple[Any, ...] = ()
+  length: int = 0
+  free: bool = False
+  name: str = ""
+  type: type = str
+  default: Any = None
+  optional: bool = False
+
+  @property
+  def allowed(self) -> str:
+    """The values that the option takes, in words."""
+    if self.choices:
+      return ", ".join(str(choice) or '""' for choice in self.choices)
+    numbers = f"a list of {self.length or 'any'} numbers, each " if self.type is tuple else ""
+    if self.low == -math.inf:
+      return _KINDS[self.type]
+    if self.high in (math.inf, COUNT):
+      return f"{numbers}{self.low:.10g} or more"
+    return f"{numbers}{self.low:.10g} to {self.high:.10g}"
+
+  def check(self, path: str, value: Any) -> None:
+    """Raises a UserError that names the field if it does not take a value."""
+    if value is None and self.optional:
+      return
+    if not _is(value, self.type):
+      raise UserError(f"{path} is {shown(value)}; allowed: {_KINDS[self.type]}")
+    values = value if self.type is tuple else (value,)
+    fits = not self.choices or value in self.choices
+    if self.type in (int, float, tuple):
+      fits = fits and all(self.low <= v <= self.high for v in values)
+    if not fits or (self.length and len(values) != self.length):
+      raise UserError(f"{path} is {shown(value)}; allowed: {self.allowed}")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionsOf:
+  """Annotates `**options` of a function that hands them on to another one."""
+
+  function: Callable
+
+
+REQUIRED = inspect.Parameter.empty
+_KINDS = {
+  bool: "True or False",
+  int: "an integer",
+  float: "a finite number",
+  str: "a text of one line, at most 4096 characters",
+  tuple: "a list of finite numbers",
+}
+
+
+@functools.cache
+def of(function: Callable) -> Mapping[str, Option]:
+  """The options of a function, a class or a partial application of one, by name."""
+  found = {}
+  for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+    for note in getattr(parameter.annotation, "__metadata__", ()):
+      if isinstance(note, OptionsOf):
+        found |= {k: v for k, v in of(note.function).items() if k not in found}
+      elif isinstance(note, Option):
+        kind, optional = _type(typing.get_args(parameter.annotation)[0])
+        found[name] = dataclasses.replace(
+          note, name=name, type=kind, default=parameter.default, optional=optional
+        )
+  return types.MappingProxyType(found)
+
+
+def _type(annotation: Any) -> tuple[type, bool]:
+  """The type of an option, and whether it may be None."""
+  if optional := isinstance(annotation, types.UnionType):
+    [annotation] = [t for t in typing.get_args(annotation) if t is not type(None)]
+  return typing.get_origin(annotation) or annotation, optional
+
+
+def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
+  """A group of a config with its defaults.
+
+  Args:
+    made_of: a function or class with options; or several by name, and the config's field
+      `name` chooses one. Then fields that are None take the defaults of the chosen one.
+    name: chooses among several.
+    **values: that differ from the defaults.
+  """
+  several = isinstance(made_of, Mapping)
+  values |= {"name": name} if name or several else {}
+  config = ConfigDict({"name": name} if several else {})
+  for option in any_of(made_of).values():
+    missing = several or option.default is None or option.default is REQUIRED
+    config[option.name] = config_dict.placeholder(option.type) if missing else option.default
+  config.update(values)
+  return config
+
+
+def any_of(made_of: Group) -> dict[str, Option]:
+  """The options of a group, whatever its name chooses."""
+  functions = made_of.values() if isinstance(made_of, Mapping) else (made_of,)
+  return {k: option for function in functions for k, option in of(function).items()}
+
+
+def given(config: ConfigDict) -> dict[str, Any]:
+  """The set fields of a group but for its name: keywords of its function."""
+  return {
+    name: tuple(value) if isinstance(value, list) else value
+    for name, value in config.items()
+    if value is not None and name != "name"
+  }
+
+
+def value(made_of: Mapping[str, Callable], config: ConfigDict, field: str) -> Any:
+  """A field of a group that has a name: as set, or the default of the chosen function."""
+  own = config.get(field)
+  return of(made_of[config.name])[field].default if own is None else own
+
+
+def check(config: Any, made_of: Group, path: str, also: Mapping[str, Option] | None = None) -> None:
+  """Checks names, types and values of a group's fields (see `group`) and of further options.
+
+  Raises:
+    UserError: names the first field that is unknown, missing or takes another value, by `path`.
+  """
+  _check_group(config, path)
+  also, prefix = dict(also or {}), f"{path}." if path else ""
+  if isinstance(made_of, Mapping):
+    known, noun = also | dict(of(chosen(config, made_of, path))), f"option of {config.name}"
+    anywhere, needed = also | any_of(made_of), also
+  else:
+    known = anywhere = needed = also | dict(of(made_of))
+    noun = "field of a config"
+  for name, its_value in config.items():
+    if name == "name" and isinstance(made_of, Mapping):
+      continue
+    if name not in known and (name not in anywhere or its_value is not None):
+      raise UserError(f"{prefix}{name} is no {noun}; there are {', '.join(known)}")
+    if its_value is not None and name in known:
+      known[name].check(f"{prefix}{name}", its_value)
+    elif name in needed and needed[name].default is not None:
+      known[name].check(f"{prefix}{name}", None)
+  if missing := [name for name in needed if name not in config]:
+    raise UserError(f"{prefix}{missing[0]} is missing from the config")
+
+
+def _check_group(config: Any, path: str) -> None:
+  if not isinstance(config, ConfigDict):
+    raise UserError(f"{path} is {shown(config)}; allowed: a group of fields")
+
+
+def chosen(config: ConfigDict, made_of: Mapping[str, Callable], path: str) -> Callable:
+  """The function that a group's name chooses; a UserError if there is none."""
+  _check_group(config, path)
+  name = config.get("name")
+  if not isinstance(name, str) or name not in made_of:
+    near = difflib.get_close_matches(str(name), made_of, n=3) or list(made_of)
+    raise UserError(f"{path}.name is {shown(name)}; allowed: {', '.join(near)}")
+  return made_of[name]
+
+
+def shown(value: Any) -> str:
+  """A value for a message: one line, not too long."""
+  text = " ".join(repr(value).split())
+  return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _is(value: Any, expected: type) -> bool:
+  if expected is tuple:  # JSON has lists
+    return isinstance(value, tuple | list) and all(_is(item, float) for item in value)
+  if expected is str:
+    return isinstance(value, str) and value.isprintable() and len(value) <= 4096
+  if expected is bool or isinstance(value, bool):
+    return expected is bool and isinstance(value, bool)
+  if expected is float:
+    return isinstance(value, int | float) and abs(value) <= _LARGEST
+  return isinstance(value, expected)
+
+
+def table(made_of: Group, path: str) -> str:
+  """The options of a group as a Markdown table."""
+  several = isinstance(made_of, Mapping)
+  functions = list(made_of.values()) if several else [made_of]
+  rows = [["field", "of", "default", "allowed", "meaning"], [":--"] * 5]
+  if several:
+    rows.append([f"`{path}name`", "", "", ", ".join(made_of), "chooses one with its defaults"])
+  for name in any_of(made_of):
+    meanings: dict[tuple[str, str], list[Callable]] = {}
+    for function in functions:
+      if option := of(function).get(name):
+        meanings.setdefault((option.allowed, option.help), []).append(function)
+    for (allowed, text), owners in meanings.items():
+      names = "" if len(owners) == len(functions) else ", ".join(dict.fromkeys(map(_name, owners)))
+      rows.append([f"`{path}{name}`", names, _defaults(owners, name), allowed, text])
+  return "\n".join(f"| {' | '.join(row if several else row[:1] + row[2:])} |" for row in rows)
+
+
+def _defaults(owners: Iterable[Callable], name: str) -> str:
+  """The default of an option, for each class or function where they differ."""
+  by_value: dict[str, dict[str, None]] = {}
+  for owner in owners:
+    default = of(owner)[name].default
+    shown_as = "" if default is REQUIRED else f"`{default!r}`"
+    by_value.setdefault(shown_as, {})[_name(owner)] = None
+  if len(by_value) == 1:
+    return next(iter(by_value))
+  if len(set().union(*by_value.values())) < sum(map(len, by_value.values())):
+    return "by name"
+  return "; ".join(f"{value} {', '.join(names)}" for value, names in by_value.items())
+
+
+def _name(function: Callable) -> str:
+  """The name of a function, or of the class of a partial application."""
+  return getattr(function, "func", function).__name__

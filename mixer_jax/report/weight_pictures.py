@@ -1,0 +1,102 @@
+"""Pictures of learned weights: token mixing as images, and the sparsity of layers.
+
+After Touvron et al., "ResMLP" (TPAMI 2022), Figures 2 and 3, for any model of
+the zoo. A token-mixing kernel [tokens, units] gives one image of the patch grid
+per unit: the weights with which the unit reads the patches.
+"""
+
+import json
+import pathlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from flax import traverse_util
+import numpy as np
+
+from mixer_jax import models
+from mixer_jax.errors import UserError
+from mixer_jax.report import figures
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+_UNITS = 12  # shown per layer
+
+
+def kernels(params: Any) -> dict[str, np.ndarray]:
+  """All dense kernels [inputs, outputs] by path, in the order of the layers."""
+  named = traverse_util.flatten_dict(models.unrolled(params), sep="/")
+  depth = lambda path: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", path)]  # 9 < 10
+  paths = sorted((path for path in named if path.endswith("/kernel")), key=depth)
+  return {path: np.asarray(named[path]).reshape(-1, named[path].shape[-1]) for path in paths}
+
+
+def sparsity(kernel: np.ndarray, threshold: float = 0.05) -> float:
+  """Share of weights whose absolute value is below `threshold` times the largest."""
+  magnitude = np.abs(kernel)
+  largest = magnitude.max()
+  return float(np.mean(magnitude < threshold * largest)) if largest > 0 else 1.0
+
+
+def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pathlib.Path]:
+  """Writes token_mixing.png, sparsity.png and weights.json.
+
+  Args:
+    params: a model's parameters.
+    grid: patches of an image, (rows, columns).
+    directory: of the files; made if it is missing.
+
+  Returns:
+    The files written.
+
+  Raises:
+    UserError: the model mixes no tokens with a matrix of this grid's size.
+  """
+  drawn = {"token_mixing.png": mixing_figure(params, grid), "sparsity.png": sparsity_figure(params)}
+  directory.mkdir(parents=True, exist_ok=True)
+  shares = {name: sparsity(kernel) for name, kernel in kernels(params).items()}
+  numbers = directory / "weights.json"
+  numbers.write_text(json.dumps({"grid": grid, "sparsity": shares}, indent=1) + "\n")
+  return [*(figures.save(figure, directory / name) for name, figure in drawn.items()), numbers]
+
+
+def mixing_figure(params: Any, grid: tuple[int, int]) -> "Figure":
+  """A row per layer, units spread evenly over the layer; blue is negative.
+
+  Args and errors as for `draw`.
+  """
+  named, tokens = kernels(params), grid[0] * grid[1]
+  mixing = {k: v for k, v in named.items() if models.reads_tokens(k) and len(v) == tokens}
+  if not mixing:
+    raise UserError(
+      f"the model has no token-mixing matrix for {grid[0]}x{grid[1]} patches; it has"
+      f" {', '.join(f'{k} {v.shape}' for k, v in list(named.items())[:3])}, ..."
+    )
+  columns = min(_UNITS, min(v.shape[1] for v in mixing.values()))
+  figure, axes = figures.panels(len(mixing), columns, (columns * 0.9, len(mixing) * 0.95))
+  for row, (name, kernel) in zip(axes, mixing.items()):
+    units = np.linspace(0, kernel.shape[1] - 1, columns).round().astype(int)
+    for axis, unit in zip(row, units):
+      image = kernel[:, unit].reshape(grid)
+      limit = np.abs(image).max() or 1.0
+      axis.imshow(image, cmap="RdBu_r", vmin=-limit, vmax=limit)
+      axis.set(xticks=[], yticks=[])
+    row[0].set_ylabel(name.split("/")[0].rpartition("_")[2], rotation=0, labelpad=10)
+  figure.supylabel("block")
+  figure.suptitle("weights with which units of token mixing read the patches", fontsize=10)
+  return figure
+
+
+def sparsity_figure(params: Any) -> "Figure":
+  """Share of small weights over the depth, a line per kind of layer."""
+  figure, [[axis]] = figures.panels(1, 1, (7, 4))
+  kinds: dict[str, list[tuple[int, float]]] = {}
+  for name, kernel in kernels(params).items():
+    if found := re.match(r"[A-Za-z]+_(\d+)/(.*)/kernel$", name):
+      kinds.setdefault(found[2], []).append((int(found[1]), sparsity(kernel)))
+  for kind, points in kinds.items():
+    axis.plot(*zip(*points), marker="o", label=kind)
+  axis.set(xlabel="block", ylabel="weights below 5% of the layer's largest", ylim=(0, 1))
+  axis.grid(alpha=0.3)
+  axis.legend(fontsize=8)
+  return figure

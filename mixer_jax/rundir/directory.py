@@ -1,0 +1,131 @@
+"""The directory of a run: made, proved writable, and told from the directory of another run."""
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import pathlib
+from typing import Any, Iterator
+
+from flax import traverse_util
+import jax
+import ml_collections
+
+from mixer_jax import config as config_lib
+from mixer_jax.errors import UserError
+
+CONFIG = "config.json"
+
+
+def create(path: str | None) -> pathlib.Path:
+  """Makes a run's directory, absolute; a UserError if it cannot be written.
+
+  Args:
+    path: the directory, or None for a fresh one under `runs/`.
+  """
+  if not path:
+    if jax.process_count() > 1:
+      raise UserError("--workdir is missing; several processes need one that all of them see")
+    path = f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+  workdir = _absolute(path)
+  probe = workdir / f".writable-{os.getpid()}"
+  if workdir.is_file():
+    raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    probe.write_text("")
+    probe.unlink()
+  except OSError as e:
+    raise UserError(f"workdir {workdir} cannot be written: {e.strerror}") from e
+  return workdir
+
+
+def _absolute(path: str) -> pathlib.Path:
+  return pathlib.Path(os.path.expanduser(path)).absolute()
+
+
+# Errors that only a write can meet; missing permission is one, too, for the run's files.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM)
+
+
+@contextlib.contextmanager
+def writing(workdir: pathlib.Path) -> Iterator[None]:
+  """Within it a file of a run that cannot be written is a UserError that names it."""
+  try:
+    yield
+  except OSError as e:
+    path = str(e.filename or workdir)
+    if e.errno in _NO_ROOM or (e.errno in _NO_PERMISSION and path.startswith(str(workdir))):
+      raise UserError(unwritten(path, e.strerror)) from e
+    raise
+
+
+def unwritten(path: Any, reason: str) -> str:
+  """The line about a write that failed."""
+  rest = "mend it, and the same --config with the same --workdir goes on"
+  return f"{path} cannot be written: {reason}. All that was saved before is kept: {rest}"
+
+
+def existing(path: str) -> pathlib.Path:
+  """The absolute path of a run's directory; a UserError if there is none."""
+  workdir = _absolute(path)
+  if not workdir.is_dir():
+    raise UserError(f"workdir {workdir} does not exist")
+  return workdir
+
+
+def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
+  """Keeps the config beside the checkpoints; once `started` (there is one), compares it.
+
+  Raises:
+    UserError: the run was started with another config; names the differences.
+  """
+  path, new = workdir / CONFIG, json.loads(config.to_json())
+  if not (started and path.exists()):
+    write_json(path, new)
+  elif differing := differences(read_json(path), new, config_lib.free_fields(config)):
+    raise UserError(
+      f"workdir {workdir} holds a run of another config: {'; '.join(differing)}."
+      " Take another --workdir, or the same config to resume"
+    )
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], free: frozenset[str]) -> list[str]:
+  """The fields in which two configs differ, a phrase each, without those that are free to."""
+  old, new = (traverse_util.flatten_dict(c, sep=".") for c in (old, new))
+  differing = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and k not in free]
+  return [f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted(differing)]
+
+
+def stored_config(path: str | None) -> ml_collections.ConfigDict | None:
+  """The config of the run to be resumed in a directory; None if there is none yet."""
+  started = path and any(_absolute(path).glob("checkpoints/[0-9]*"))
+  return load_config(_absolute(path)) if started else None
+
+
+def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
+  """The config that a run was started with; a UserError if none can be read."""
+  path = workdir / CONFIG
+  if not path.exists():
+    raise UserError(f"{workdir} holds no run (no {CONFIG} in it)")
+  try:
+    return config_lib.restored(read_json(path))
+  except UserError as e:
+    raise UserError(f"{path} is not the config of a run: {e}") from e
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """The value in a JSON file; a UserError if it cannot be read."""
+  try:
+    return json.loads(path.read_text())
+  except (OSError, ValueError, RecursionError) as e:
+    raise UserError(f"{path} cannot be read: {e}") from e
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+  """Writes a JSON file, which is there whole or as it was before."""
+  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  temporary.write_text(json.dumps(value, indent=1) + "\n")
+  temporary.replace(path)

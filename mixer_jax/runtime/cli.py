@@ -1,0 +1,120 @@
+"""How the commands start and how they fail: one line, no traceback."""
+
+import os
+
+# OpenBLAS threads wait for each other in a spin: next to another process an
+# eigendecomposition took 200 times as long with two threads as with one.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# ruff: noqa: E402
+import logging as std_logging
+import sys
+from typing import Callable
+
+from absl import app, flags, logging
+
+from mixer_jax.errors import UserError
+from mixer_jax.runtime import devices
+
+# Flags that several commands have.
+_SHARED = {
+  "workdir": "Directory of the run.",
+  "checkpoint": '"latest", "best" or a step.',
+  "data_dir": "Where the data are now; default: as trained.",
+  "compilation_cache": "Directory of compiled programs, '' for none; see docs/compilation.md.",
+}
+flags.disclaim_key_flags()  # they are the command's own in --help
+
+
+def define(*names: str) -> None:
+  """Defines flags that several commands have."""
+  for name in names:
+    flags.DEFINE_string(name, "latest" if name == "checkpoint" else None, _SHARED[name])
+
+
+def workdir() -> str:
+  """The flag of this name; a UserError if it is missing."""
+  if not flags.FLAGS.workdir:
+    raise UserError("--workdir is missing; it names the directory of a run")
+  return flags.FLAGS.workdir
+
+
+def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
+  """Parses flags and calls `main`; a `UserError` becomes a line and its exit code.
+
+  Args:
+    main: gets the name of the command and the arguments that are no flags.
+    arguments: whether there may be any.
+  """
+
+  def guarded(argv):
+    try:
+      if len(argv) > 1 and not arguments:
+        raise UserError(f"unknown argument {argv[1]!r}; options start with --")
+      main(argv)
+    except UserError as e:
+      _fail(e, e.exit_code)
+    except KeyboardInterrupt:
+      print("\ninterrupted; the same --config and --workdir resume from the last checkpoint")
+      sys.exit(130)
+
+  app.run(guarded, flags_parser=_parse_flags)
+
+
+def run_commands(commands: dict[str, Callable[[list[str]], None]]) -> None:
+  """As `run`, with the command named by the first argument."""
+
+  def main(argv):
+    if len(argv) != 2 or argv[1] not in commands:
+      raise UserError(f"the command is {argv[1:]}; allowed: {', '.join(commands)}")
+    commands[argv[1]](argv)
+
+  run(main, arguments=True)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  """Flags; any error of a config or an override becomes one line."""
+  try:
+    arguments = flags.FLAGS(argv)
+    devices.listen()
+    if not flags.FLAGS["verbosity"].present:
+      _quiet_libraries()
+    own = std_logging.getLogger("mixer_jax")  # to stderr, whatever libraries are allowed to say
+    own.setLevel(std_logging.INFO)
+    own.propagate = False
+    own.addHandler(std_logging.StreamHandler())
+    return arguments
+  except flags.Error as e:
+    _fail(e)
+  except Exception as e:  # a config file is a program: anything can go wrong in it
+    # ml_collections puts a whole traceback into the message: its last line says it.
+    text = str(e.args[0] if isinstance(e, KeyError) and e.args else e)
+    _fail(text.strip().splitlines()[-1] if "Traceback" in text else text)
+
+
+def checked_config(config):
+  """The config of a flag; a UserError if the flag is missing, or its file cannot be read."""
+  if config is None:
+    raise UserError("--config is missing; for example --config=configs/quickstart.py")
+  try:
+    config.seed  # noqa: B018 (a file that cannot be read raises at the first access)
+  except (OSError, AttributeError) as e:
+    raise UserError(f"--config cannot be used: {e}") from e
+  return config
+
+
+def _quiet_libraries() -> None:
+  """Orbax logs a page per checkpoint, and several of what it then raises."""
+  logging.set_verbosity(logging.FATAL)
+  hook = sys.unraisablehook
+
+  def heed(unraisable):
+    if str(unraisable.exc_value) != "Event loop is closed":  # TensorStore's, after an error
+      hook(unraisable)
+
+  sys.unraisablehook = heed
+
+
+def _fail(error: object, exit_code: int = UserError.exit_code) -> None:
+  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+  sys.exit(exit_code)

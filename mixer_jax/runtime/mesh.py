@@ -1,0 +1,112 @@
+"""The mesh of devices and where arrays live on it.
+
+The batch is split over all devices. Parameters and what an optimizer keeps of them are whole on
+every device along the axis "data" and split along "model" (fully sharded data parallelism:
+Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054).
+"""
+
+import dataclasses
+import math
+from typing import Annotated, Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import ml_collections
+import numpy as np
+
+from mixer_jax.errors import UserError
+from mixer_jax.options import COUNT, Option
+
+AXES = ("data", "model")
+# Smaller arrays stay whole: to gather one would cost more than it saves.
+_SPLIT_FROM = 1 << 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+  """The devices of a run, data x model: the batch is split over all of them."""
+
+  data: Annotated[
+    int, Option("devices along the axis data; -1: all that are left", -1, COUNT, free=True)
+  ] = -1
+  model: Annotated[
+    int, Option("devices that share parameters and optimizer state", 1, COUNT, free=True)
+  ] = 1
+
+
+def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
+  """A mesh of `config.mesh.data` x `config.mesh.model` devices (see `Devices`).
+
+  A UserError says if there are too few, or if they do not divide the training batch.
+  """
+  shape = mesh_shape(config)
+  size, steps, batch_size = math.prod(shape), config.accum_steps, config.batch_size
+  if batch_size % (size * steps):
+    raise UserError(
+      f"batch_size is {batch_size}; it must be a positive multiple of {size * steps}"
+      f" ({size} devices x {steps} accumulation steps)"
+    )
+  # Automatic axes: kfac-jax's contractions are refused under explicit ones.
+  return jax.make_mesh(shape, AXES, (AxisType.Auto,) * 2, devices=jax.devices()[:size])
+
+
+def mesh_shape(config: ml_collections.ConfigDict) -> tuple[int, int]:
+  """Devices along "data" and "model" (see `make_mesh`)."""
+  data, model = config.mesh.data, config.mesh.model
+  available = jax.device_count()
+  if not 1 <= model <= available:
+    raise UserError(f"mesh.model is {model}; allowed: 1 to {available} devices")
+  most = available // model
+  if data == -1 and available % model == 0:
+    return most, model
+  if not 1 <= data <= most:
+    rest = f" of {model} (mesh.model) each" if model > 1 else ""
+    every = "" if available % model else "-1 for all, or "
+    raise UserError(f"mesh.data is {data}; allowed: {every}1 to {most} devices{rest}")
+  if data * model != available and jax.process_count() > 1:
+    shape = f"mesh.data x mesh.model is {data} x {model}"
+    raise UserError(f"{shape}; several processes use all {available} devices")
+  return data, model
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The whole array on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batched(mesh: Mesh) -> NamedSharding:
+  """The first axis split over all devices."""
+  return NamedSharding(mesh, PartitionSpec(AXES))
+
+
+def stored(mesh: Mesh, tree: Any) -> Any:
+  """The sharding of each array, or shape, of a train state between steps.
+
+  The longest axis that the "model" devices divide is split over them; a small array, or one
+  without such an axis, is whole everywhere.
+  """
+  parts = mesh.shape["model"]
+
+  def rule(x):
+    axes = [i for i, size in enumerate(x.shape) if size % parts == 0]
+    if parts == 1 or x.size < _SPLIT_FROM or not axes:
+      return replicated(mesh)
+    longest = max(axes, key=lambda i: x.shape[i])
+    spec = ("model" if i == longest else None for i in range(x.ndim))
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+  return jax.tree.map(rule, tree)
+
+
+def gathered(mesh: Mesh, tree: Any) -> Any:
+  """The whole of `stored` arrays on every device (traceable)."""
+  whole = mesh.shape["model"] == 1
+  return tree if whole else jax.lax.with_sharding_constraint(tree, replicated(mesh))
+
+
+def place(tree: Any, sharding: NamedSharding) -> Any:
+  """Puts arrays, which all processes have alike, on the devices of a sharding."""
+  if sharding.is_fully_addressable:
+    return jax.device_put(tree, sharding)
+  make = jax.make_array_from_callback
+  return jax.tree.map(lambda x: make(np.shape(x), sharding, np.asarray(x).__getitem__), tree)

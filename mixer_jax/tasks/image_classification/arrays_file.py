@@ -1,0 +1,69 @@
+"""Arrays in an .npz file: train_images, train_labels, test_images, test_labels."""
+
+import os
+
+import numpy as np
+
+from mixer_jax import npz
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.image_classification import splits
+
+_ALLOWED = (
+  "an .npz needs SPLIT_images uint8 [n, height, width, 3] and integer SPLIT_labels [n],"
+  " e.g. train_images"
+)
+_NAMED = 10  # arrays of the file, in a message
+_MOST_CLASSES = 2**20
+
+
+class ArraysFile:
+  """The base splits of an .npz file.
+
+  Attributes:
+    class_names: the file's `class_names`, else the numbers from 0 to the
+      largest training label.
+  """
+
+  def __init__(self, path: str):
+    """Reads the arrays' names and the class names.
+
+    Raises:
+      UserError: it is no such file.
+    """
+    self._path = path
+    try:
+      self._file = npz.Npz(os.path.expanduser(path))
+    except ValueError as error:
+      raise UserError(f"data.dir={path!r}: cannot be read: {error}; {_ALLOWED}") from error
+    if "class_names" in self._file.names:
+      self.class_names = tuple(map(str, self._array("class_names").ravel()))
+    else:
+      self.class_names = tuple(map(str, range(self.read("train").labels.max() + 1)))
+
+  def read(self, base: str) -> splits.Base:
+    """The examples of a base split; the order is the file's.
+
+    Raises:
+      UserError: an array is missing, damaged or not as it has to be.
+    """
+    images, labels = self._array(f"{base}_images"), self._array(f"{base}_labels")
+    why = ""
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size:
+      why = f"{base}_images is {images.dtype} {list(images.shape)}"
+    elif labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+      why = f"{base}_labels is {labels.dtype} {list(labels.shape)} for {len(images)} images"
+    elif labels.min() < 0 or labels.max() >= _MOST_CLASSES:
+      why = f"{base}_labels run from {labels.min()} to {labels.max()}, but count classes from 0"
+    if why:
+      raise UserError(f"{self._path}: {why}; {_ALLOWED}")
+    return splits.Base(images, labels.astype(np.int32))
+
+  def _array(self, name: str) -> np.ndarray:
+    names = self._file.names
+    if name not in names:
+      some = ", ".join(map(repr, names[:_NAMED])) or "none"
+      raise UserError(f"{self._path}: has no array {name!r}, only {some}; {_ALLOWED}")
+    try:
+      return self._file.read(name)
+    except ValueError as error:
+      raise UserError(f"{self._path}: array {name!r} cannot be read: {error}") from error

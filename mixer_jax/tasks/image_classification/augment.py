@@ -1,0 +1,126 @@
+"""Augmentation and normalisation on the device, inside the jitted step.
+
+Images go in as uint8, so that is all that is stored on or moved to the device.
+Small images are padded, cropped and flipped; with `resize` the published
+protocol for 224x224 is followed: bilinear to 256x256, crop, flip. A resize is two
+small matrix products, and a centre crop merely leaves out rows of the matrices, which
+`jax.image` would compute. Each image's random numbers depend on the key and its index
+in the batch only, not on how the batch is sharded.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.image_classification.image_data import ImageData
+
+
+def train_input(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
+  """Augments and normalises training images.
+
+  Args:
+    rng: a key.
+    images: [batch, height, width, 3] uint8.
+    how: static. Its `crop` has been made already.
+
+  Returns:
+    [batch, image_size, image_size, 3] float32.
+
+  Raises:
+    UserError: the images have another size than `how` needs.
+  """
+  check(how, images.shape)
+  crop_rng, flip_rng = jax.random.split(rng)
+  if how.resize and how.random_crop:
+    images = _resize_random_crop(crop_rng, images, how)
+  elif how.resize:
+    images = _resize_centre_crop(images, how)
+  elif how.pad:
+    images = _pad_random_crop(crop_rng, images, how.pad)
+  if how.flip:
+    flip = jax.random.bernoulli(flip_rng, shape=(len(images), 1, 1, 1))
+    images = jnp.where(flip, images[:, :, ::-1], images)
+  return _normalise(images, how)
+
+
+def plain_input(images: jax.Array, how: ImageData) -> jax.Array:
+  """Normalises test images, after resize and centre crop if `how.resize`.
+
+  Args, returns and errors as for `train_input`.
+  """
+  check(how, images.shape)
+  return _normalise(_resize_centre_crop(images, how) if how.resize else images, how)
+
+
+def check(how: ImageData, shape: tuple[int, ...]) -> None:
+  """Checks that images of a [..., height, width, channels] shape suit an augmentation.
+
+  Raises:
+    UserError: names the field to change.
+  """
+  height, width = shape[-3:-1]
+  if not how.resize and (height, width) != (how.image_size, how.image_size):
+    found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
+    raise UserError(f"{found}; set it to their size, or data.resize to {how.image_size} or more")
+
+
+def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
+  """The matrix that resizes one axis, as Pillow's BILINEAR does.
+
+  Pixel centres are at half-integers; when it shrinks, the triangle widens by the
+  scale (antialiasing).
+
+  Returns:
+    [size_out, size_in] float32, whose rows sum to 1.
+  """
+  scale = size_in / size_out
+  centres = (np.arange(size_out) + 0.5) * scale
+  distances = np.abs(np.arange(size_in) + 0.5 - centres[:, None])
+  weights = np.maximum(0.0, 1.0 - distances / max(scale, 1.0))
+  return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _resize_centre_crop(images: jax.Array, how: ImageData) -> jax.Array:
+  start = (how.resize - how.image_size) // 2
+  rows, columns = (
+    bilinear_matrix(how.resize, n)[start : start + how.image_size] for n in images.shape[1:3]
+  )
+  return _resized(images.astype(jnp.float32), rows, columns)
+
+
+def _resize_random_crop(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
+  offsets = jax.random.randint(rng, (len(images), 2), 0, how.resize - how.image_size + 1)
+  both = [jnp.asarray(bilinear_matrix(how.resize, n)) for n in images.shape[1:3]]
+
+  def resize(image, offset):
+    crop = [jax.lax.dynamic_slice_in_dim(x, i, how.image_size) for x, i in zip(both, offset)]
+    return _resized(image, *crop)
+
+  return jax.vmap(resize)(images.astype(jnp.float32), offsets)
+
+
+def _resized(images: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+  # The highest precision, because GPUs would otherwise round pixels to 10 bits or fewer.
+  images = jnp.einsum("ih,...hwc->...iwc", rows, images, precision="highest")
+  return jnp.einsum("jw,...iwc->...ijc", columns, images, precision="highest")
+
+
+def _pad_random_crop(rng: jax.Array, images: jax.Array, pad: int) -> jax.Array:
+  """Crops [b, h, w, c] out of [b, h + 2 pad, w + 2 pad, c] at random."""
+  batch, height, width, _ = images.shape
+  offsets = jax.random.randint(rng, (batch, 2), 0, 2 * pad + 1)
+  images = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+
+  # A gather under vmap: the fastest of five ways on a CPU (64 images of 32x32 in
+  # 0.2 ms; dynamic_slice 0.3 ms), and it moves nothing between devices.
+  def crop(image, offset):
+    rows, columns = offset[0] + jnp.arange(height), offset[1] + jnp.arange(width)
+    return image[rows[:, None], columns]
+
+  return jax.vmap(crop)(images, offsets)
+
+
+def _normalise(images: jax.Array, how: ImageData) -> jax.Array:
+  mean, std = np.array(how.mean, np.float32), np.array(how.std, np.float32)
+  return (images.astype(jnp.float32) / 255 - mean) / std

@@ -1,0 +1,62 @@
+"""Which part of an encoded image is stored, at what size: for Pillow images, on the host."""
+
+import math
+
+import numpy as np
+from PIL import Image
+
+_TRIES = 10
+_LARGEST_RATIO = 4 / 3  # of a random area's sides
+
+
+def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
+  """Resizes the shorter side (bilinear, antialiased) and crops a square around the centre.
+
+  Args:
+    image: of any size.
+    shorter: the shorter side after resizing, in pixels.
+    side: of the square, at most `shorter`.
+
+  Raises:
+    Image.DecompressionBombError: the resized image would have too many pixels.
+  """
+  scale = shorter / min(image.size)
+  width, height = (max(shorter, round(scale * length)) for length in image.size)
+  if width * height > Image.MAX_IMAGE_PIXELS:
+    raise Image.DecompressionBombError(f"{width}x{height} pixels once resized")
+  image = image.resize((width, height), Image.Resampling.BILINEAR)
+  left, top = (width - side) // 2, (height - side) // 2
+  return image.crop((left, top, left + side, top + side))
+
+
+def random_area(
+  rng: np.random.Generator, image: Image.Image, smallest: float, side: int
+) -> Image.Image:
+  """Resizes a random rectangle of an image to a square (bilinear, antialiased).
+
+  The crop of Szegedy et al., Going Deeper with Convolutions (CVPR 2015), section
+  6: its area is uniform between `smallest` and all of the image's, the logarithm
+  of its aspect ratio uniform between those of 3/4 and 4/3, its place uniform. If
+  ten draws do not fit into the image, the largest centred rectangle of an allowed
+  ratio is taken.
+
+  Args:
+    rng: all that the crop depends on, beside the image's size.
+    image: of any size.
+    smallest: least part of the area, in (0, 1].
+    side: of the square, in pixels.
+  """
+  width, height = image.size
+  w = min(width, max(1, round(height * _LARGEST_RATIO)))
+  h = min(height, max(1, round(width * _LARGEST_RATIO)))
+  left, top = (width - w) // 2, (height - h) // 2
+  for _ in range(_TRIES):
+    area = width * height * rng.uniform(smallest, 1)
+    ratio = math.exp(rng.uniform(-1, 1) * math.log(_LARGEST_RATIO))
+    drawn_w, drawn_h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+    if 0 < drawn_w <= width and 0 < drawn_h <= height:
+      w, h = drawn_w, drawn_h
+      left, top = rng.integers(0, (width - w + 1, height - h + 1)).tolist()
+      break
+  box = (left, top, left + w, top + h)
+  return image.resize((side, side), Image.Resampling.BILINEAR, box=box)

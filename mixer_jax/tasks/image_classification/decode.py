@@ -1,0 +1,213 @@
+"""Encoded images to uint8 arrays: all of them in a pool of threads, or each when it is needed.
+
+Worker processes run this: nothing in it may take a device.
+"""
+
+from concurrent import futures
+import dataclasses
+import functools
+import io
+import os
+from typing import Any, Callable
+import warnings
+
+import jax
+import numpy as np
+from PIL import Image, ImageOps
+import tqdm
+
+from mixer_jax.data import cache
+from mixer_jax.errors import UserError, reason
+from mixer_jax.tasks.image_classification import crops
+
+Fit = Callable[[Image.Image], Image.Image]
+
+_CHUNK = 64  # images a task: small ones decode in less time than a task costs
+_SHOW_PROGRESS_ABOVE = 5_000  # images
+_BAR = dict(desc="Decoding images (once)", unit=" images", unit_scale=True)
+# Pillow knows many more; of PostScript it runs the program in the file.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+  """The encoded images of one base split.
+
+  Attributes:
+    num: how many there are.
+    fingerprint: () -> a hash of every file that changes with the images, labels or their order.
+    read: index -> (encoded image, label); called from threads and worker processes.
+    where: index -> the file (or record) in words, for messages.
+  """
+
+  num: int
+  fingerprint: Callable[[], str]
+  read: Callable[[int], tuple[bytes, int]]
+  where: Callable[[int], str]
+
+  def __len__(self) -> int:
+    return self.num
+
+
+def stored(stored_size: int) -> Fit:
+  """The `Fit` of `data.stored_size`: the centre as a square of that side; 0: the whole image."""
+  if not stored_size:
+    return Image.Image.copy
+  return functools.partial(crops.centre, shorter=stored_size, side=stored_size)
+
+
+def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.ndarray:
+  """Decodes one image file, upright as its EXIF tag says: uint8 [height, width, 3] RGB.
+
+  16-bit grey is scaled to 8 bits, an alpha channel is dropped.
+
+  Args:
+    data: the bytes of a JPEG, PNG, WebP or BMP file; of an animation, the first frame.
+    where: names the image in messages.
+    fit: crops and resizes the decoded RGB image.
+
+  Raises:
+    UserError: it is broken, or so large that decoding may fill the memory.
+  """
+  try:
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+      if image.width * image.height > Image.MAX_IMAGE_PIXELS:  # Pillow raises at twice that
+        raise Image.DecompressionBombError
+      return np.asarray(fit(_to_rgb(ImageOps.exif_transpose(image))))
+  except Image.DecompressionBombError as error:
+    why = f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, or would have at data.stored_size"
+    raise UserError(f"{where}: refused: the image has {why}") from error
+  except Exception as error:  # Pillow's plug-ins raise whatever they trip over.
+    why = reason(error)
+    if isinstance(error, Image.UnidentifiedImageError):
+      why = f"not an image; read are {', '.join(_FORMATS)}" if data else "the file is empty"
+    raise UserError(f"{where}: broken image: {why}") from error
+
+
+def decode_all(
+  records: Records, stored_size: int, allocate: cache.Allocate
+) -> dict[str, np.ndarray]:
+  """Decodes all records: "images" uint8 [n, height, width, 3] and "labels" int32 [n].
+
+  Args:
+    records: the images.
+    stored_size: see `stored`.
+    allocate: makes a writable array.
+
+  Raises:
+    UserError: an image is broken, or their sizes differ.
+  """
+  n, fit = len(records), stored(stored_size)
+
+  def decode(i):
+    data, label = records.read(i)
+    return decode_image(data, records.where(i), fit), label
+
+  def decode_chunk(start):
+    chunk = range(start, min(start + _CHUNK, n))
+    for i in chunk:
+      image, labels[i] = decode(i)
+      check_size(records.where(i), image.shape, records.where(0), shape)
+      images[i] = image
+    return len(chunk)
+
+  with (
+    # Around the threads: filters belong to the process. A broken image is an error.
+    warnings.catch_warnings(action="ignore"),
+    futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    tqdm.tqdm(total=n, disable=n <= _SHOW_PROGRESS_ABOVE, **_BAR) as bar,
+  ):
+    shape = decode(0)[0].shape
+    try:
+      images = allocate("images", (n, *shape), np.uint8)
+      labels = allocate("labels", (n,), np.int32)
+    except MemoryError as error:
+      why = "do not fit into memory; set data.stored_size to a smaller side in pixels"
+      raise UserError(f"{records.where(0)}: {n:,} images of {_in_words(shape)} {why}") from error
+    for done in pool.map(decode_chunk, range(0, n, _CHUNK)):
+      bar.update(done)
+  return {"images": images, "labels": labels}
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+  """A split as a `data.dataset.Streamed`; an example is {"image": uint8 [h, w, 3], "label"}.
+
+  Attributes:
+    parts: base splits and rows of them, one after the other.
+    shape: of the decoded images, (height, width, 3).
+    fit: makes an image of that size from one of any size; with `random` it takes
+      a random generator first.
+    random: whether `fit` does.
+    num_classes: labels have to lie below.
+    workers: processes that decode; 0: a thread of this one.
+    read_ahead: images that each worker decodes ahead.
+  """
+
+  parts: tuple[tuple[Records, range], ...]
+  shape: tuple[int, ...]
+  fit: Callable[..., Image.Image]
+  random: bool
+  num_classes: int
+  workers: int = 0
+  read_ahead: int = 0
+
+  def __len__(self) -> int:
+    return sum(len(rows) for _, rows in self.parts)
+
+  @property
+  def spec(self) -> Any:
+    image, label = jax.ShapeDtypeStruct(self.shape, np.uint8), jax.ShapeDtypeStruct((), np.int32)
+    return {"image": image, "label": label}
+
+  def arrays(self) -> None:
+    """None: examples are read one by one."""
+
+  def read(self, i: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Reads and decodes example i; `rng` decides its crop where that is random.
+
+    Raises:
+      UserError: names the file or record that is broken, has another size, or a
+        label out of range.
+    """
+    for records, rows in self.parts:  # noqa: B007
+      if i < len(rows):
+        break
+      i -= len(rows)
+    data, label = records.read(rows[i])
+    where = records.where(rows[i])
+    check_labels(where, label, label, self.num_classes)
+    fit = functools.partial(self.fit, rng) if self.random else self.fit
+    image = decode_image(data, where, fit)
+    check_size(where, image.shape, "the first image", self.shape)
+    return {"image": image, "label": np.int32(label)}
+
+
+def check_size(what: str, shape: tuple[int, ...], other: str, its_shape: tuple[int, ...]) -> None:
+  """Raises a UserError if an image [height, width, 3] has another size than another one."""
+  if shape != its_shape:
+    sizes = f"{_in_words(shape)} but {other} {_in_words(its_shape)}"
+    raise UserError(f"{what}: has {sizes}; set data.stored_size to a side in pixels, e.g. 256")
+
+
+def check_labels(what: str, low: int, high: int, num_classes: int) -> None:
+  """Raises a UserError if labels have no class."""
+  if low < 0 or high >= num_classes:
+    allowed = f"0..{num_classes - 1} (TFDS marks examples without a public label by -1)"
+    raise UserError(f"{what}: labels run from {low} to {high}, but must lie in {allowed}")
+
+
+def _in_words(shape: tuple[int, ...]) -> str:
+  return f"{shape[1]}x{shape[0]} pixels (width x height)"
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+  if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip
+    grey = np.asarray(image).astype(np.int32)
+    np.clip(grey, 0, 2**16 - 1, out=grey)  # in place, because a large image takes much memory
+    grey += 128
+    grey //= 257
+    image = Image.fromarray(grey.astype(np.uint8))
+  elif image.mode == "P" and "transparency" in image.info:
+    image = image.convert("RGBA")
+  return image.convert("RGB")

@@ -1,0 +1,124 @@
+"""Image folders: ROOT/{train,test}/CLASS/IMAGE."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from typing import Iterator
+
+import numpy as np
+
+from mixer_jax.data import cache
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.image_classification import decode, splits
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_LAYOUT = "an image folder has the layout ROOT/{train,test}/CLASS/IMAGE"
+_ENDINGS = f"images end in {', '.join(EXTENSIONS)}"
+
+
+class Folder:
+  """A folder of images in one sub-folder a class.
+
+  Attributes:
+    class_names: the sorted names of the train split's class folders.
+  """
+
+  def __init__(self, root: str, train_base: str = "train"):
+    """Finds the classes in ROOT/train_base.
+
+    Raises:
+      UserError: if the folder is missing or has another layout.
+    """
+    self._root = pathlib.Path(os.path.expanduser(root)).absolute()
+    if not root or not self._root.is_dir():
+      raise UserError(f"data.dir={root!r}: no such folder; {_LAYOUT}")
+    self._train_base = train_base
+    self.class_names = tuple(self._classes(train_base))
+
+  def read(self, base: str) -> decode.Records:
+    """Lists the images of ROOT/base in a shuffled order that depends on their names only.
+
+    Raises:
+      UserError: there are none, or a class that the train split has not.
+    """
+    place, known, names, labels = self._root / base, self.class_names, [], []
+    for name in self._classes(base):
+      if name not in known:
+        train = self._root / self._train_base
+        why = f"is not among the {len(known)} class folders of {train}"
+        raise UserError(f"{place / name}: class {name!r} {why}")
+      images = [x for x in _listed(place / name) if x.lower().endswith(EXTENSIONS)]
+      if not images and base == self._train_base:
+        raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
+      names += [os.fsencode(f"{name}/{image}") for image in images]
+      labels += [known.index(name)] * len(images)
+    if not names:
+      raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
+    order = splits.shuffled_order(len(names))
+    identity = ("folder", str(self._root), base, known)
+    files = _Files(place, identity, np.array(names)[order], np.array(labels, np.int32)[order])
+    return decode.Records(len(names), files.fingerprint, files.read, files.path)
+
+  def _classes(self, base: str) -> list[str]:
+    path = self._root / base
+    if not path.is_dir():
+      found = ", ".join(_listed(self._root, folders=True)) or "none"
+      raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {_LAYOUT}")
+    if not (names := _listed(path, folders=True)):
+      raise UserError(f"{path}: no class folders in it; {_LAYOUT}")
+    return names
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+  """Image files by index.
+
+  Attributes:
+    root: the folder of all.
+    identity: what the files are read for.
+    names: paths below `root`, [n] bytes, which take less memory in every worker than texts.
+    labels: int32 [n].
+  """
+
+  root: pathlib.Path
+  identity: tuple
+  names: np.ndarray
+  labels: np.ndarray
+
+  def path(self, i: int) -> str:
+    return os.path.join(self.root, os.fsdecode(self.names[i]))
+
+  def read(self, i: int) -> tuple[bytes, int]:
+    return read_file(self.path(i)), int(self.labels[i])
+
+  def fingerprint(self) -> str:
+    with _readable(self.root):
+      stats = [(name, os.stat(self.root / name)) for name in map(os.fsdecode, self.names)]
+    files = ((name, found.st_size, found.st_mtime_ns) for name, found in stats)
+    return cache.fingerprint(self.identity, files)
+
+
+def read_file(path: str | os.PathLike) -> bytes:
+  """The content of a file.
+
+  Raises:
+    UserError: it cannot be read.
+  """
+  with _readable(path):
+    return pathlib.Path(path).read_bytes()
+
+
+def _listed(path: pathlib.Path, folders: bool = False) -> list[str]:
+  """The sorted names in a folder, or of its folders, without hidden ones (.DS_Store)."""
+  with _readable(path), os.scandir(path) as entries:
+    shown = (entry for entry in entries if not entry.name.startswith("."))
+    return sorted(entry.name for entry in shown if not folders or entry.is_dir())
+
+
+@contextlib.contextmanager
+def _readable(path: str | os.PathLike) -> Iterator[None]:
+  try:
+    yield
+  except OSError as error:
+    raise UserError(f"{error.filename or path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,100 @@
+"""The options of image data, and the contradictions between them."""
+
+import dataclasses
+from typing import Annotated
+
+import ml_collections
+
+from mixer_jax import options
+from mixer_jax.errors import UserError
+from mixer_jax.options import COUNT, Option
+from mixer_jax.tasks.image_classification import splits
+
+_SIDE = 2**14  # pixels; larger images would take hours or all memory
+STREAMS = ("auto", "always", "never")
+CROPS = ("", "inception")
+_MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of CIFAR-10
+# Splits that have their own fields.
+OWN = ("train", "test", "validation")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+  """The group `config.data`.
+
+  A set of more than 32 GiB decoded, or with `crop`, is streamed if `stream` is "auto". With
+  crop="inception" areas become squares of `image_size`, and test images are cropped at the
+  centre with `resize` as their shorter side.
+  """
+
+  name: Annotated[str, Option('"sample", "folder", "npz" or a TFDS name')] = "sample"
+  dir: Annotated[str, Option("of the folder, file, archive or TFDS's data_dir", free=True)] = ""
+  cache_dir: Annotated[str, Option('of decoded images; "": ~/.cache/mixer_jax', free=True)] = ""
+  train_split: Annotated[str, Option('TFDS-style, such as "train[:90%]"')] = "train"
+  test_split: Annotated[str, Option('likewise, such as "train[90%:]"')] = "test"
+  validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
+  extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
+  stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
+  stream: Annotated[str, Option("decode each batch anew, not once", choices=STREAMS, free=True)] = (
+    "auto"
+  )
+  crop: Annotated[str, Option("train on random areas of encoded images", choices=CROPS)] = ""
+  smallest_crop: Annotated[float, Option("least share of such an area", 1e-6, 1)] = 0.05
+  workers: Annotated[
+    int, Option("that decode; -1: one a CPU; 0: a thread", -1, 1024, free=True)
+  ] = -1
+  read_ahead: Annotated[int, Option("images a worker decodes ahead", 1, COUNT, free=True)] = 64
+  image_size: Annotated[int, Option("side that the model sees, in pixels", 1, _SIDE)] = 32
+  resize: Annotated[int, Option("side before a crop on the device; 0: no crop", 0, _SIDE)] = 0
+  pad: Annotated[int, Option("padding before a random crop, without resize", 0, _SIDE)] = 4
+  flip: Annotated[bool, Option("mirror training images at random")] = True
+  random_crop: Annotated[bool, Option("with resize: crop at random, not the centre")] = False
+  mean: Annotated[tuple[float, ...], Option("of pixels in [0, 1]", -1e4, 1e4, length=3)] = _MEAN
+  std: Annotated[tuple[float, ...], Option("likewise", 1e-4, 1e4, length=3)] = _STD
+
+  @classmethod
+  def of(cls, group: ml_collections.ConfigDict) -> "ImageData":
+    """The options that are set in a group of a config."""
+    return cls(**options.given(group) | {"name": group.name})
+
+  @property
+  def test_splits(self) -> dict[str, str]:
+    """The split strings of all but the training split, by the name of the split."""
+    own = {"test": self.test_split, "validation": self.validation_split}
+    extra = {spec.strip(): spec.strip() for spec in self.extra_test_splits.split(",")}
+    return {name: spec for name, spec in (own | extra).items() if spec}
+
+  def check(self) -> None:
+    """Raises a UserError for options that contradict each other."""
+    side, resize, crop, stored = self.image_size, self.resize, self.crop, self.stored_size
+    if crop and self.stream == "never":
+      raise UserError(f"data.crop={crop}: needs the encoded images, but data.stream is never")
+    if crop and stored:
+      raise UserError(f"data.stored_size={stored}: not used with data.crop={crop}; set it to 0")
+    if 0 < resize < side or (crop and not resize):
+      least = f"{'' if crop else '0, or '}at least data.image_size, {side}"
+      raise UserError(f"data.resize is {resize}; allowed: {least}")
+    if not resize and self.pad >= side:
+      why = f"it must be less than data.image_size, {side}, or a crop may show none of the image"
+      raise UserError(f"data.pad is {self.pad}; {why}")
+    if self.random_crop and not resize:
+      raise UserError("data.random_crop is True, but crops of data.resize, which is 0")
+    for name in sorted({part.strip() for part in self.extra_test_splits.split(",")} & set(OWN)):
+      why = f"the name of a split with its own field; write {name}[:]"
+      raise UserError(f"data.extra_test_splits has {name!r}, {why}")
+    for name, spec in ({"train": self.train_split} | self.test_splits).items():
+      splits.base_names(spec, field(name))
+    if self.name == "npz":
+      self.check_arrays("an .npz file")
+
+  def check_arrays(self, source: str) -> None:
+    """Raises a UserError for options of encoded images, if a source is of arrays."""
+    for name, other in (("stored_size", 0), ("crop", "''"), ("stream", "auto")):
+      if (value := getattr(self, name)) not in (0, "", "auto", "never"):
+        why = f"images of {source} are decoded already; set it to {other}"
+        raise UserError(f"data.{name}={value}: {why}")
+
+
+def field(split: str) -> str:
+  """The field that holds the split string of a split."""
+  return f"data.{split}_split" if split in OWN else "data.extra_test_splits"

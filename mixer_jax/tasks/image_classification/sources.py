@@ -1,0 +1,196 @@
+"""One door to every set of labelled images: options in, datasets out.
+
+Folders and TFDS sets are decoded once and then memory-mapped (`data/cache.py`), or stay
+encoded if they are very large (`decode.Encoded`); the bundled sample is a prepared TFDS
+directory. Slices such as "train[:90%]" work for every source (`splits.py`).
+"""
+
+import functools
+import math
+import os
+import pathlib
+from typing import Any, Mapping, NamedTuple, Protocol
+
+import numpy as np
+
+from mixer_jax.data import cache, tfds_source
+from mixer_jax.data.dataset import Arrays, Dataset
+from mixer_jax.errors import UserError
+from mixer_jax.runtime.imports import without
+from mixer_jax.tasks.image_classification import arrays_file, crops, decode, folder, splits, toronto
+from mixer_jax.tasks.image_classification.image_data import ImageData, field
+
+SAMPLE_NAME = "cifar10_sample"
+SAMPLE_DIR = pathlib.Path(__file__).parent / "bundled"
+
+# Sets that take more than this once they are decoded are streamed.
+CACHED_BYTES = 32 << 30
+_FORMAT = 2  # raise it when decoding changes, so that old cache entries are not read
+
+
+class Source(Protocol):
+  """A set of images; its classes are in the order of the labels."""
+
+  class_names: tuple[str, ...]
+
+  def read(self, base: str) -> splits.Base | decode.Records:
+    """A base split: arrays, or images that are still encoded."""
+
+
+class Loaded(NamedTuple):
+  """The splits of a set, with the classes of the training split and the same image size.
+
+  An example is {"image": uint8 [h, w, 3] RGB, "label": int32, an index into `class_names`}.
+  """
+
+  splits: Mapping[str, Dataset]
+  class_names: tuple[str, ...]
+
+
+def load(data: ImageData) -> Loaded:
+  """Finds the set that the options name, and decodes it unless it is streamed.
+
+  Raises:
+    UserError: the options or the files have a mistake.
+  """
+  data.check()
+  specs = {"train": data.train_split} | data.test_splits
+  source = _open(data, splits.base_names(data.train_split, "data.train_split")[0])
+  if (classes := len(source.class_names)) < 2:
+    only = repr(", ".join(source.class_names) or "(none)")
+    raise UserError(f"data.name={data.name}: has only the class {only}; allowed: two or more")
+  read = functools.cache(source.read)  # several splits may be slices of one
+  count = lambda base: len(read(base))
+  parts = {name: splits.parts(spec, field(name), count) for name, spec in specs.items()}
+  _check_validation(specs, parts)
+  bases = {base: read(base) for chosen in parts.values() for base, _ in chosen}
+  if streamed := _is_streamed(data, bases):
+    shapes = {base: _shape(data, records) for base, records in bases.items()}
+  else:
+    bases = {base: _decoded(data, base, found) for base, found in bases.items()}
+    shapes = {base: found.images.shape[1:] for base, found in bases.items()}
+  first = next(iter(shapes))
+  for base, shape in shapes.items():
+    decode.check_size(f"data.name={data.name}: {base}", shape, first, shapes[first])
+  found = {}
+  for name, chosen in parts.items():
+    rows = tuple((bases[base], rows) for base, rows in chosen)
+    if streamed:
+      found[name] = _encoded(data, rows, shapes[first], name == "train", classes)
+    else:
+      found[name] = _arrays(f"{field(name)}={specs[name]}", rows, classes)
+  return Loaded(found, source.class_names)
+
+
+class _Tfds:
+  """A set of TFDS with the features `image` and `label`."""
+
+  def __init__(self, name: str, data_dir: str):
+    check, others = functools.partial(_class_names, name), ("sample", "folder", "npz")
+    self._place, features = tfds_source.find(name, data_dir, check, others)
+    self._name, self.class_names = name, _class_names(name, features)
+
+  def read(self, base: str) -> decode.Records:
+    examples = tfds_source.Examples(self._name, self._place, base, encoded=("image",))
+    labelled = functools.partial(_labelled, examples)
+    return decode.Records(len(examples), examples.fingerprint, labelled, examples.where)
+
+
+def _labelled(examples: tfds_source.Examples, i: int) -> tuple[bytes, int]:
+  example = examples.read(i)
+  return example["image"], int(example["label"])
+
+
+def _class_names(name: str, features: Any) -> tuple[str, ...]:
+  with without("tensorflow"):
+    import tensorflow_datasets as tfds
+
+  features = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
+  image, label = features.get("image"), features.get("label")
+  if not isinstance(image, tfds.features.Image) or not isinstance(label, tfds.features.ClassLabel):
+    found = ", ".join(f"{k}: {type(v).__name__}" for k, v in features.items()) or "none"
+    needed = "needs the features image: Image and label: ClassLabel"
+    raise UserError(f"data.name={name}: {needed}, but has {found}")
+  if not label.names:
+    raise UserError(f"data.name={name}: has no names of classes (label.labels.txt)")
+  return tuple(label.names)
+
+
+def _open(data: ImageData, train_base: str) -> Source:
+  """Finds the files; only files of arrays are read."""
+  if data.name == "npz":
+    return arrays_file.ArraysFile(data.dir)
+  if path := toronto.find(data.name, data.dir):
+    data.check_arrays("Toronto's archive")
+    return toronto.Toronto(data.name, path)
+  if data.name == "folder":
+    return folder.Folder(data.dir, train_base)
+  if data.name == "sample":
+    return _Tfds(SAMPLE_NAME, str(SAMPLE_DIR))
+  return _Tfds(data.name, data.dir)
+
+
+def _check_validation(specs: Mapping[str, str], parts: Mapping[str, Any]) -> None:
+  """Refuses a validation split that shares examples with the training split."""
+  for base, rows in parts["train"]:
+    for other, others in parts.get("validation", ()):
+      if base == other and max(rows.start, others.start) < min(rows.stop, others.stop):
+        raise UserError(
+          f"data.validation_split={specs['validation']!r} shares examples of {base!r} with"
+          f" data.train_split={specs['train']!r}; take them out there, as in train[:90%] and"
+          " train[90%:]"
+        )
+
+
+def _is_streamed(data: ImageData, bases: Mapping[str, splits.Base | decode.Records]) -> bool:
+  """Whether the images stay encoded."""
+  first = next(iter(bases.values()))
+  if isinstance(first, splits.Base) or data.stream == "never":
+    return False
+  if data.crop or data.stream == "always":
+    return True
+  return sum(map(len, bases.values())) * math.prod(_shape(data, first)) > CACHED_BYTES
+
+
+def _shape(data: ImageData, records: decode.Records) -> tuple[int, ...]:
+  """Height, width and channels of images as they are read."""
+  if side := data.image_size if data.crop else data.stored_size:
+    return side, side, 3
+  return decode.decode_image(records.read(0)[0], records.where(0)).shape
+
+
+def _encoded(
+  data: ImageData, parts: tuple, shape: tuple[int, ...], train: bool, classes: int
+) -> decode.Encoded:
+  """A split that is decoded batch by batch."""
+  side, random = data.image_size, bool(data.crop and train)
+  if random:
+    fit = functools.partial(crops.random_area, smallest=data.smallest_crop, side=side)
+  elif data.crop:
+    fit = functools.partial(crops.centre, shorter=data.resize, side=side)
+  else:
+    fit = decode.stored(data.stored_size)
+  workers = data.workers
+  if workers == -1:  # one on each CPU that this process may use
+    has = hasattr(os, "sched_getaffinity")
+    workers = len(os.sched_getaffinity(0)) if has else os.cpu_count()
+  return decode.Encoded(parts, shape, fit, random, classes, workers, data.read_ahead)
+
+
+def _decoded(data: ImageData, base: str, found: splits.Base | decode.Records) -> splits.Base:
+  """A base split as arrays, from the cache if they are encoded."""
+  if isinstance(found, splits.Base):
+    return found
+  default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mixer_jax")
+  cache_dir = pathlib.Path(os.path.expanduser(data.cache_dir or default))
+  key = cache.fingerprint((_FORMAT, data.stored_size), [(found.fingerprint(), 0, 0)])
+  build = functools.partial(decode.decode_all, found, data.stored_size)
+  return splits.Base(**cache.read(cache_dir, f"{data.name}-{base}", key, build), shuffled=True)
+
+
+def _arrays(what: str, parts: tuple, classes: int) -> Arrays:
+  """A split of decoded images."""
+  taken = [base.take(rows) for base, rows in parts]
+  images, labels = taken[0] if len(taken) == 1 else map(np.concatenate, zip(*taken))
+  decode.check_labels(what, labels.min(), labels.max(), classes)
+  return Arrays({"image": images, "label": np.asarray(labels)})

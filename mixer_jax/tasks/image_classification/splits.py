@@ -1,0 +1,95 @@
+"""TFDS-style split strings for every source: "train", "train[:90%]+test[100:]".
+
+A slice is taken from a fixed shuffled order of its base split, so that even a
+folder sorted by class gives every slice all classes. Image folders are stored
+in such an order, TFDS sets keep the shuffled order they were prepared in (a
+slice is then the one that TFDS gives), and files of arrays are shuffled here, only
+when they are sliced. Slices of one base split never share examples that their
+bounds do not share, whatever the machine.
+"""
+
+import dataclasses
+import re
+from typing import Callable
+
+import numpy as np
+
+from mixer_jax.errors import UserError
+
+# Names start with a letter, digit or "_": ".." is no split.
+_PART = re.compile(r"(?P<base>\w[\w.-]*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
+_ALLOWED = 'NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", and sums with "+"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+  """All examples of a named split.
+
+  Attributes:
+    images: uint8 [n, height, width, 3].
+    labels: integers [n].
+    shuffled: whether their order is random.
+  """
+
+  images: np.ndarray
+  labels: np.ndarray
+  shuffled: bool = False
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  def take(self, rows: range) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a slice; views unless the order has to be shuffled."""
+    chosen = slice(rows.start, rows.stop)
+    if not self.shuffled and len(rows) < len(self):
+      chosen = shuffled_order(len(self))[chosen]
+    return self.images[chosen], self.labels[chosen]
+
+
+def shuffled_order(n: int) -> np.ndarray:
+  """The one permutation of n examples, [n] int64, that slices refer to."""
+  return np.random.default_rng(0).permutation(n)
+
+
+def base_names(spec: str, field: str) -> list[str]:
+  """The base splits that a split string uses, in its order."""
+  return [part["base"] for part in _parse(spec, field)]
+
+
+def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tuple[str, range]]:
+  """The base splits that a split string adds up, and the rows of them that it takes.
+
+  Args:
+    spec: the split string.
+    field: the config field that holds it, for messages.
+    num_examples: of a base split by its name.
+
+  Raises:
+    UserError: the string is malformed, out of bounds or selects nothing.
+  """
+  chosen = []
+  for part in _parse(spec, field):
+    n = num_examples(part["base"])
+    bounds = (part["start"] or "0", part["stop"] or str(n))
+    start, stop = (_bound(text, n, spec, field) for text in bounds)
+    if start >= stop:
+      raise UserError(f"{field}={spec!r}: selects none of the {n} examples of {part['base']!r}")
+    chosen.append((part["base"], range(start, stop)))
+  return chosen
+
+
+def _parse(spec: str, field: str) -> list[re.Match]:
+  found = [_PART.fullmatch(part.strip()) for part in spec.split("+")]
+  if not all(found):
+    raise UserError(f"{field}={spec!r}: not a split; allowed are {_ALLOWED}")
+  return found
+
+
+def _bound(text: str, n: int, spec: str, field: str) -> int:
+  """Converts "10", "-10", "25%" or "-25%" to an index in 0..n, as TFDS does."""
+  number = int(text.rstrip("%"))
+  if abs(number) > (100 if text.endswith("%") else n):
+    raise UserError(f"{field}={spec!r}: {text} lies outside the split's {n} examples")
+  if text.endswith("%"):
+    number = round(number * n / 100)  # TFDS's default rounding
+  return number + n if text.startswith("-") else number

@@ -1,0 +1,266 @@
+"""Image classification with a softmax cross-entropy loss."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from mixer_jax import models, options, pretrained
+from mixer_jax.data import order
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError
+from mixer_jax.options import Option
+from mixer_jax.pretrained import RESIZES
+from mixer_jax.tasks.image_classification import augment, crops, decode, folder, pictures, sources
+from mixer_jax.tasks.image_classification.image_data import ImageData
+from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+
+_PICTURED = 10_000  # examples of a split that pictures are made of
+_ANSWERS = 5  # classes with the highest probabilities in an answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+  """Fields of the config itself."""
+
+  pretrained: Annotated[
+    str, Option('weights to start from: a file, an address or a name of the catalog; "": none')
+  ] = ""
+  resize_tokens: Annotated[
+    str, Option('of weights for other tokens; "": refused', choices=("", *RESIZES))
+  ] = ""
+  any_normalization: Annotated[bool, Option("normalise images otherwise than the weights' own")] = (
+    False
+  )
+
+
+# Completing a config and starting from the weights are two calls: the file is read once.
+_weights = functools.lru_cache(maxsize=1)(pretrained.read)
+
+
+class ImageClassification(BaseTask):
+  """Softmax classification of images; a batch is {"image": float32, "label": int32}."""
+
+  options = {"": Pretrained, "model": models.VARIANTS, "data": ImageData}
+  metrics = (
+    Metric("top1", higher_is_better=True, percent=True),
+    Metric("loss", higher_is_better=False, unit="nats"),
+    Metric("top5", higher_is_better=True, percent=True),
+  )
+  likelihood = "categorical"
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    self._config = config
+    self._data = self._augmentation = ImageData.of(config.data)
+    if self._data.crop:  # the workers hand over images of the right size
+      self._augmentation = dataclasses.replace(self._data, resize=0, pad=0)
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    if config.resize_tokens and not config.pretrained:
+      why = "there are no weights to resize: pretrained is ''"
+      raise UserError(f"resize_tokens is {config.resize_tokens!r}, but {why}")
+    ImageData.of(config.data).check()
+    size, patch = config.data.image_size, options.value(models.VARIANTS, config.model, "patch_size")
+    if size % patch:
+      why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
+      raise UserError(f"data.image_size is {size}; {why}")
+
+  @classmethod
+  def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Fills in the fields of the model that its weights fix and the config leaves open.
+
+    The result describes the model without the file of weights.
+
+    Raises:
+      UserError: the weights cannot be read, or were trained on pixels normalised
+        in another way and `any_normalization` is False.
+    """
+    if not config.pretrained:
+      return config
+    config = config.copy_and_resolve_references()
+    weights, data = _weights(config.pretrained), config.data
+    for name, value in weights.model_fields(data.image_size, config.resize_tokens).items():
+      if name in config.model and config.model[name] is None and value is not None:
+        config.model[name] = value
+    if (wanted := weights.normalization) and not config.any_normalization:
+      own = (tuple(data.mean), tuple(data.std))
+      if not np.allclose(own, (wanted.mean, wanted.std), rtol=0, atol=1e-3):
+        theirs = f"{weights.source} was trained with {wanted.mean} and {wanted.std}"
+        instead = "set them so, or any_normalization=True"
+        raise UserError(f"data.mean and data.std are {own}, but {theirs}; {instead}")
+    return config
+
+  def datasets(self) -> Mapping[str, Dataset]:
+    return self._loaded.splits
+
+  @functools.cached_property
+  def _loaded(self) -> sources.Loaded:
+    # A mistake in the model is told before data are read or downloaded.
+    jax.eval_shape(functools.partial(self._fresh, self._build(1)), jax.random.key(0))
+    loaded = sources.load(self._data)
+    augment.check(self._augmentation, loaded.splits["train"].spec["image"].shape)
+    return loaded
+
+  @property
+  def class_names(self) -> tuple[str, ...]:
+    return self._loaded.class_names
+
+  @functools.cached_property
+  def model(self) -> nn.Module:
+    """From images [batch, height, width, 3] to logits [batch, classes]."""
+    return self._build(len(self.class_names))
+
+  def _build(self, num_classes: int) -> nn.Module:
+    group = self._config.model
+    try:
+      return models.VARIANTS[group.name](num_classes=num_classes, **options.given(group))
+    except ValueError as e:
+      raise UserError(f"model {group.name}: {e}") from e
+
+  def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
+    size = self._augmentation.image_size
+    try:
+      return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
+    except ValueError as e:
+      raise UserError(f"model {self._config.model.name}: {e}") from e
+
+  def init(self, key: jax.Array) -> Variables:
+    return self._fresh(self.model, key)
+
+  def initial(self, shapes: Variables) -> Variables | None:
+    if not self._config.pretrained:
+      return None
+    weights = _weights(self._config.pretrained)
+    _weights.cache_clear()  # they may take gigabytes
+    return {"params": weights.fit(shapes["params"], self._config.resize_tokens)}
+
+  def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
+    images, how = examples["image"], self._augmentation
+    seen = augment.train_input(key, images, how) if train else augment.plain_input(images, how)
+    return {"image": seen, "label": examples["label"]}
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    rngs = {"dropout": key}
+    logits = self.model.apply(_params(variables), batch["image"], train=True, rngs=rngs)
+    loss, top1, _ = map(WeightedSum.of, _scores(logits, batch["label"]))
+    return loss, Aux({"loss": loss, "top1": top1})
+
+  def predict(self, variables: Variables, batch: Batch) -> Prediction:
+    return _predict(self.model, variables, batch)
+
+  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    outputs, labels, _ = self.predict(variables, batch)
+    names = ("loss", "top1", "top5")
+    return {k: WeightedSum.of(v, mask) for k, v in zip(names, _scores(outputs, labels))}
+
+  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
+    model = self.model.clone(scan_blocks=False, remat=False)
+    apart = functools.partial(_predict, model)
+    if not self.model.scan_blocks:
+      return apart, None
+    from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
+
+    return apart, Layout(models.unrolled, models.stacked)
+
+  def layer_kind(self, path: str) -> str:
+    return models.layer_kind(path)
+
+  def decayed(self, path: str) -> bool:
+    """Whether weight decay is meant for a parameter."""
+    return models.is_decayed(path)
+
+  def probabilities(self, variables: Variables, images: np.ndarray) -> np.ndarray:
+    """The predicted distributions over `class_names`, float32 [n, classes].
+
+    Args:
+      variables: of the model.
+      images: uint8 [n, height, width, 3], of the size of the run's own.
+    """
+    size = min(self._config.eval_batch_size, len(images))
+    ids, _ = order.test_indices(len(images), size)
+    return np.concatenate([self._softmax(variables, images[row]) for row in ids])[: len(images)]
+
+  @functools.cached_property
+  def _softmax(self) -> Callable[[Variables, np.ndarray], jax.Array]:
+    """Probabilities of stored images, compiled once for a size of batches."""
+
+    def softmax(variables, images):
+      batch = {"image": augment.plain_input(images, self._augmentation)}
+      return jax.nn.softmax(self.predict(variables, batch).outputs)
+
+    return jax.jit(softmax)
+
+  def read_images(self, paths: Sequence[str | os.PathLike]) -> np.ndarray:
+    """Reads image files as the run's own images are stored: uint8 [n, side, side, 3].
+
+    The shorter side is resized, the longer one cropped around the centre.
+
+    Raises:
+      UserError: a file is missing or broken, or the run's images are not square.
+    """
+    data, (height, width, _) = self._data, self._loaded.splits["train"].spec["image"].shape
+    if height != width:
+      raise UserError(f"images of {data.name} are {width}x{height} pixels; allowed: squares")
+    shorter = data.resize if data.crop else height
+    fit = functools.partial(crops.centre, shorter=shorter, side=height)
+    read = lambda path: decode.decode_image(folder.read_file(path), str(path), fit)
+    return np.stack([read(path) for path in paths])
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    for path, row in zip(inputs, self.probabilities(variables, self.read_images(inputs))):
+      best = np.argsort(-row, kind="stable")[:_ANSWERS]
+      top = {self.class_names[i]: float(row[i]) for i in best}
+      name, probability = next(iter(top.items()))
+      yield {"path": path, "class": name, "probability": probability, "top": top}
+
+  def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
+    images, labels = first(split, _PICTURED)
+    found, names = self.probabilities(variables, images), self.class_names
+    drawn = {"confusion": pictures.draw_confusion(pictures.confusion(labels, found), names)}
+    if len(rows := pictures.worst(labels, found)):
+      drawn["mistakes"] = pictures.draw_mistakes(images[rows], labels[rows], found[rows], names)
+    return drawn
+
+  def export(self, variables: Variables, path: pathlib.Path) -> None:
+    """Writes the parameters in Linen's names, with the model's epsilons, see `pretrained.save`."""
+    params = variables["params"]
+    statistics = pretrained.Normalization(self._data.mean, self._data.std)
+    pretrained.save(path, params, self._build(params["head"]["bias"].size), statistics)
+
+
+def first(split: Dataset, most: int) -> tuple[np.ndarray, np.ndarray]:
+  """Images [n, h, w, 3] uint8 and labels [n] of the first examples of a split."""
+  n = min(most, len(split))
+  if (arrays := split.arrays()) is None:
+    examples = [split.read(i, np.random.default_rng(i)) for i in range(n)]
+    arrays = jax.tree.map(lambda *x: np.stack(x), *examples)
+  return np.asarray(arrays["image"][:n]), np.asarray(arrays["label"][:n])
+
+
+def _predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
+  return Prediction(model.apply(_params(variables), batch["image"]), batch.get("label"))
+
+
+def _params(variables: Variables) -> Variables:
+  return {"params": variables["params"]}
+
+
+def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Loss, top-1 and top-5 hits per example, float32 and bool [batch]."""
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  own = jnp.take_along_axis(logits, labels[:, None], axis=1)
+  # Rank by strictly greater logits, ties by the lower class first, as argmax.
+  earlier = jnp.arange(logits.shape[1])[None, :] < labels[:, None]
+  rank = jnp.sum((logits > own) | ((logits == own) & earlier), axis=1)
+  finite = jnp.isfinite(own[:, 0])
+  return losses, (rank < 1) & finite, (rank < 5) & finite

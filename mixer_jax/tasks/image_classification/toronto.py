@@ -1,0 +1,173 @@
+"""CIFAR-10 and CIFAR-100 as https://www.cs.toronto.edu/~kriz/cifar.html offers them for Python.
+
+The archives hold pickles, which are read without executing them: nothing that they name is
+imported or called, and a NumPy array is a shape and bytes.
+"""
+
+import gzip
+import io
+import math
+import pathlib
+import pickle
+import tarfile
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from mixer_jax.errors import UserError, reason
+from mixer_jax.tasks.image_classification import splits
+
+_LARGEST = 1 << 28  # bytes that are unpacked of an archive: either takes 187 MB
+_PIXELS = 3 * 32 * 32
+
+
+class Format(NamedTuple):
+  archive: str
+  size: int  # bytes
+  md5: str
+  folder: str  # in the archive
+  files: dict[str, tuple[str, ...]]  # by base split
+  images: dict[str, int]  # in each of those files
+  meta: str  # the file with the names of the classes
+  names: str  # their key in it
+  labels: str  # key in the other files
+
+
+FORMATS = {
+  "cifar10": Format(
+    *("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a"),
+    "cifar-10-batches-py",
+    {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+    *({"train": 10_000, "test": 10_000}, "batches.meta", "label_names", "labels"),
+  ),
+  "cifar100": Format(
+    *("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),
+    "cifar-100-python",
+    {"train": ("train",), "test": ("test",)},
+    *({"train": 50_000, "test": 10_000}, "meta", "fine_label_names", "fine_labels"),
+  ),
+}
+
+
+def find(name: str, path: str) -> pathlib.Path | None:
+  """The archive or unpacked folder that data.name and data.dir mean; None: another source."""
+  if name not in FORMATS or not path:
+    return None
+  given, known = pathlib.Path(path).expanduser(), FORMATS[name]
+  places = (given, given / known.folder, given / known.archive)
+  return next((x for x in places if x.is_file() or (x / known.meta).is_file()), None)
+
+
+class Toronto:
+  """The base splits "train" and "test" of an archive or its folder.
+
+  Attributes:
+    class_names: in the order of the labels.
+  """
+
+  def __init__(self, name: str, path: pathlib.Path):
+    """Reads the files.
+
+    Raises:
+      UserError: one is missing, cut short or damaged, or has other counts than it should.
+    """
+    self._known, self._path = FORMATS[name], path
+    wanted = {self._known.meta, *sum(self._known.files.values(), ())}
+    try:
+      self._files = (_unpacked if path.is_file() else _listed)(path, wanted)
+    except Exception as error:  # tarfile and its decompressors raise nearly anything
+      raise self._refused(reason(error)) from error
+    if missing := sorted(wanted - self._files.keys()):
+      raise self._refused(f"{', '.join(missing)}: missing")
+    names = lambda found: [str(name, "latin-1") for name in found[self._known.names.encode()]]
+    self.class_names = tuple(self._unpickled(self._known.meta, names))
+
+  def read(self, base: str) -> splits.Base:
+    """The examples of a base split; the order is the files'.
+
+    Raises:
+      UserError: there is no such split, or a file is damaged or has other counts.
+    """
+    known = self._known
+    if base not in known.files:
+      raise UserError(f"{self._path}: has no split {base!r}, only {', '.join(known.files)}")
+    wanted, key = (known.images[base], _PIXELS), known.labels.encode()
+    examples = lambda found: (_array(found[b"data"]), np.array(found[key], np.int32))
+    images, labels = [], []
+    for file in known.files[base]:
+      if (size := len(self._files[file])) < math.prod(wanted):
+        why = f"{file} has {size:,} bytes, but its images alone take {math.prod(wanted):,}"
+        raise self._refused(why)
+      pixels, numbers = self._unpickled(file, examples)
+      if pixels.shape != wanted or numbers.shape != wanted[:1]:
+        found = f"{list(pixels.shape)} pixels and {list(numbers.shape)} labels"
+        raise self._refused(f"{file} has {found}, not {list(wanted)} and {list(wanted[:1])}")
+      images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+      labels.append(numbers)
+    return splits.Base(np.concatenate(images), np.concatenate(labels))
+
+  def _unpickled(self, file: str, wanted: Callable[[Any], Any]) -> Any:
+    content = self._files[file]
+    try:
+      return wanted(_Unpickler(io.BytesIO(content), encoding="bytes").load())
+    except Exception as error:  # of damaged pickles, and of other contents: nearly anything
+      why = f"{file} of {len(content):,} bytes cannot be read: {reason(error)}"
+      raise self._refused(why) from error
+
+  def _refused(self, why: str) -> UserError:
+    known = self._known
+    if self._path.is_file():
+      why = f"has {self._path.stat().st_size:,} bytes: {why}"
+    return UserError(
+      f"{self._path}: {why}; {known.archive} has {known.size:,} bytes (MD5 {known.md5})"
+    )
+
+
+def _listed(folder: pathlib.Path, wanted: set[str]) -> dict[str, bytes]:
+  return {name: (folder / name).read_bytes() for name in wanted if (folder / name).is_file()}
+
+
+def _unpacked(path: pathlib.Path, wanted: set[str]) -> dict[str, bytes]:
+  with gzip.open(path) as file:  # all of it, because the checksum is at the end
+    content = file.read(_LARGEST + 1)
+  if len(content) > _LARGEST:
+    raise ValueError(f"it would unpack to more than {_LARGEST:,} bytes")
+  with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+    return {
+      name: archive.extractfile(member).read()
+      for member in archive
+      if (name := pathlib.PurePosixPath(member.name).name) in wanted
+      and member.isreg()
+      and member.size <= len(content)  # sparse members claim any size
+    }
+
+
+_OF_ARRAYS = ("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct")
+
+
+class _Inert:
+  """An object of a pickle, which is not made: its arguments and its state."""
+
+  def __init__(self, *arguments: Any):
+    self.arguments, self.state = arguments, None
+
+  def __setstate__(self, state: Any) -> None:
+    self.state = state
+
+
+# The reader in Python, because the one in C lets a file ask for all memory (LONG_BINPUT).
+class _Unpickler(pickle._Unpickler):
+  """Reads constants and containers; of what a NumPy array names nothing is looked up."""
+
+  def find_class(self, module: str, name: str) -> type:
+    if f"{module}.{name}" in _OF_ARRAYS:
+      return _Inert
+    raise ValueError(f"it names {module}.{name}, which is not read")
+
+
+def _array(found: Any) -> np.ndarray:
+  """A pickled array of bytes: version, shape, type, whether in Fortran's order, content."""
+  _, shape, dtype, fortran, content = found.state
+  if dtype.arguments[0] not in (b"u1", "u1"):
+    raise ValueError(f"an array of {dtype.arguments[0]!r}")
+  return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")

@@ -1,0 +1,120 @@
+"""Metrics that add up over batches and devices."""
+
+from typing import Any, Mapping, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+class Metric(NamedTuple):
+  """How a metric is read.
+
+  Attributes:
+    name: as the task reports it.
+    higher_is_better: whether a larger value is a better one.
+    percent: whether it is shown in percent.
+    unit: for the axis of a figure, such as "nats"; "" for none.
+  """
+
+  name: str
+  higher_is_better: bool
+  percent: bool = False
+  unit: str = ""
+
+  def shown(self, value: float) -> str:
+    """A value for people."""
+    return f"{value:.2%}" if self.percent else f"{value:.4g}"
+
+  def better(self, a: float, b: float) -> bool:
+    """Whether a is better than b."""
+    return a > b if self.higher_is_better else a < b
+
+
+@flax.struct.dataclass
+class WeightedSum:
+  """A mean in two parts that add up, each shape=(), float32.
+
+  Attributes:
+    total: sum of weight times value.
+    weight: sum of the weights.
+  """
+
+  total: jax.Array
+  weight: jax.Array
+
+  @classmethod
+  def of(cls, values: jax.Array, weights: Any = None) -> "WeightedSum":
+    """Of values [...] with weights that broadcast to them; None: 1 each. Where 0, anything goes."""
+    values = values.astype(jnp.float32)
+    if weights is None:
+      return cls(jnp.sum(values), jnp.asarray(values.size, jnp.float32))
+    weights = jnp.broadcast_to(weights, values.shape).astype(jnp.float32)
+    return cls(jnp.sum(jnp.where(weights == 0, 0.0, weights * values)), jnp.sum(weights))
+
+  @classmethod
+  def empty(cls) -> "WeightedSum":
+    return cls(jnp.zeros(()), jnp.zeros(()))
+
+  def merge(self, other: "WeightedSum") -> "WeightedSum":
+    return self.replace(total=self.total + other.total, weight=self.weight + other.weight)
+
+  def value(self) -> jax.Array:
+    """The mean; NaN of nothing."""
+    return self.total / self.weight
+
+
+@flax.struct.dataclass
+class RootMeanSquare(WeightedSum):
+  """The root of the mean of squares, which are what is summed."""
+
+  def value(self) -> jax.Array:
+    return jnp.sqrt(self.total / self.weight)
+
+
+@flax.struct.dataclass
+class ExpMean(WeightedSum):
+  """The exponential of a mean: the perplexity of losses in nats."""
+
+  def value(self) -> jax.Array:
+    return jnp.exp(self.total / self.weight)
+
+
+@flax.struct.dataclass
+class Largest:
+  """The largest of some values, shape=(), float32."""
+
+  largest: jax.Array
+
+  @classmethod
+  def of(cls, values: jax.Array, mask: Any = True) -> "Largest":
+    """Of values [...] where a mask that broadcasts to them holds."""
+    return cls(jnp.max(jnp.where(mask, values.astype(jnp.float32), -jnp.inf)))
+
+  @classmethod
+  def empty(cls) -> "Largest":
+    return cls(jnp.full((), -jnp.inf))
+
+  def merge(self, other: "Largest") -> "Largest":
+    return Largest(jnp.maximum(self.largest, other.largest))
+
+  def value(self) -> jax.Array:
+    return self.largest
+
+
+Sums = WeightedSum | Largest
+
+
+def empty(shapes: Mapping[str, Sums]) -> dict[str, Sums]:
+  """The metrics of nothing, of the same kinds as some metrics or their shapes."""
+  return {name: type(sums).empty() for name, sums in shapes.items()}
+
+
+def merge(a: Mapping[str, Sums], b: Mapping[str, Sums]) -> dict[str, Sums]:
+  """The metrics of two sets of examples together (traceable)."""
+  return {name: sums.merge(b[name]) for name, sums in a.items()}
+
+
+def values(metrics: Mapping[str, Sums]) -> dict[str, float]:
+  """The metrics as numbers."""
+  return {name: float(sums.value()) for name, sums in metrics.items()}

@@ -1,0 +1,166 @@
+"""The contract between a task and the commands, which know nothing else of it.
+
+A task says what an example is, what is lost, what is measured and what is drawn. It is made
+from the whole config and is found by name (`TASKS`), or as "module.path:Class" outside the
+package. `docs/adding_a_task.md` builds one.
+"""
+
+import importlib
+import pathlib
+from typing import Any, Callable, ClassVar, Iterable, Mapping, NamedTuple, Protocol, Sequence
+
+import jax
+import ml_collections
+import numpy as np
+
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError, reason
+from mixer_jax.options import Group, shown
+from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
+
+# {"params": the trained parameters, other names: collections that are not trained}
+Variables = Mapping[str, Any]
+Batch = Any
+
+
+class Aux(NamedTuple):
+  """The results of a loss beside its value.
+
+  Attributes:
+    metrics: sums over the batch, by name.
+    collections: new values of collections that are not trained; the others stay as they are.
+  """
+
+  metrics: Mapping[str, Sums]
+  collections: Mapping[str, Any] = {}
+
+
+class Prediction(NamedTuple):
+  """The answer of a model to a batch.
+
+  Attributes:
+    outputs: [batch, n] logits of a "categorical" or means of a "normal" distribution.
+    targets: int labels [batch], or float targets [batch, n].
+    weights: of the outputs, broadcast to the outputs' shape with 0 for padding; None: all 1.
+  """
+
+  outputs: jax.Array
+  targets: Any
+  weights: Any = None
+
+
+class Task(Protocol):
+  """A kind of task; see `BaseTask` for the parts that may be left out.
+
+  Attributes:
+    options: the groups of the config that are the task's own, by name, as
+      `options.group` takes them; the name "" stands for fields of the config itself.
+    metrics: in the order in which they are shown. The first is the primary one: it picks the
+      best checkpoint and is a study's column.
+    likelihood: the predictive distribution for K-FAC, "categorical" or "normal" (squared error).
+  """
+
+  options: ClassVar[Mapping[str, Group]]
+  metrics: Sequence[Metric]
+  likelihood: str
+
+  def __init__(self, config: ml_collections.ConfigDict): ...
+
+  def datasets(self) -> Mapping[str, Dataset]:
+    """ "train", "test" and maybe "validation" and further test sets. Called once."""
+
+  def init(self, key: jax.Array) -> Variables:
+    """Fresh variables; parameters are float32 (traceable)."""
+
+  def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
+    """Makes a batch of stacked examples: augments, masks, normalises (traceable)."""
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    """The loss of a training batch as a weighted sum (traceable).
+
+    The mean over all weights, which must not depend on parameters, is minimised, however a batch
+    is split over devices and accumulation steps.
+    """
+
+  def predict(self, variables: Variables, batch: Batch) -> Prediction:
+    """Outputs without dropout, with their targets (traceable): what K-FAC sees."""
+
+  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    """Sums of metrics of a test batch by name; `mask` [batch] is False for padding (traceable)."""
+
+
+class BaseTask:
+  """The optional parts of the contract, as they are if a task leaves them out."""
+
+  options: ClassVar[Mapping[str, Group]] = {}
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    """Raises a UserError for fields that contradict each other; before data are read."""
+
+  @classmethod
+  def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The config of a fresh run, filled in from its files; later starts take these fields."""
+    return config
+
+  def initial(self, shapes: Variables) -> Variables | None:
+    """Variables to start from, of these shapes, on the host; None: those of `init`."""
+    del shapes
+
+  def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
+    """Metrics of a test set that are no sums over examples, such as BLEU."""
+    del variables, split
+    return {}
+
+  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
+    """`predict` with each layer apart, and its parameters' `optim.Layout` (None: as trained)."""
+    return self.predict, None
+
+  def layer_kind(self, path: str) -> str:
+    """The kind of layer of a parameter, such as "MixerBlock_0/token_mixing/Dense_0/kernel"."""
+    return path.partition("/")[0]
+
+  def decayed(self, path: str) -> bool:
+    """Whether weight decay on "kernels" is meant for a parameter, by its path."""
+    return path.rpartition("/")[2] == "kernel"
+
+  def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
+    """Matplotlib figures that say more than the metrics, by name."""
+    del variables, split
+    return {}
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """A JSON object for each input (path, sentence); a UserError if one cannot be read."""
+    del variables, inputs
+    raise UserError(f"{type(self).__name__} answers no inputs; leave them out to predict a split")
+
+  def export(self, variables: Variables, path: pathlib.Path) -> None:
+    """Writes the parameters for other programs, as `.npz` by path."""
+    named, _ = jax.tree_util.tree_flatten_with_path(variables["params"])
+    name = lambda key_path: "/".join(str(getattr(k, "key", k)) for k in key_path)
+    np.savez(path, **{name(key_path): np.asarray(x) for key_path, x in named})
+
+
+# By the name in `config.task`; a task is imported when it is needed.
+TASKS = {"image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification"}
+
+
+def find(name: str) -> type[Task]:
+  """The class of a task.
+
+  Args:
+    name: one of `TASKS`, or "module.path:Class".
+
+  Raises:
+    UserError: there is no such task, or its module cannot be imported.
+  """
+  module, _, class_name = TASKS.get(name, name).partition(":")
+  if not class_name:
+    raise UserError(f"task is {shown(name)}; allowed: {', '.join(TASKS)} or module.path:Class")
+  try:
+    found = getattr(importlib.import_module(module), class_name)
+  except (ImportError, AttributeError, ValueError, TypeError) as e:
+    raise UserError(f"task is {shown(name)}, which cannot be imported: {reason(e)}") from e
+  if not isinstance(getattr(found, "options", None), Mapping):
+    raise UserError(f"task is {shown(name)}, which is no task; see tasks.Task")
+  return found

@@ -1,0 +1,1 @@
+"""Training: state, step, loop, evaluation, checkpoints, numbers that are not finite."""

@@ -1,0 +1,67 @@
+"""A run with the variables of one of its checkpoints, on the devices that there are now."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+
+from mixer_jax import experiment, tasks
+from mixer_jax.rundir import directory as directory_lib
+from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.training.checkpoint import Checkpoints, on_device
+from mixer_jax.training.state import AVERAGE, evaluated
+
+
+class Restored(NamedTuple):
+  """A run, ready to evaluate or predict, with the variables of one of its checkpoints.
+
+  Attributes:
+    variables: as they are evaluated: with averaged parameters, if there are any.
+    step: optimizer steps they were trained for.
+  """
+
+  run: experiment.Experiment
+  variables: dict[str, Any]
+  step: int
+
+
+def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Restored:
+  """Restores a checkpoint's variables, whatever devices wrote it.
+
+  Args:
+    path: the run's directory.
+    which: "best", "latest" or a step.
+    data_dir: replaces the config's `data.dir`.
+
+  Raises:
+    UserError: no run, no such checkpoint, or no data.
+  """
+  directory = directory_lib.existing(path)
+  config = directory_lib.load_config(directory)
+  # The machine that trained the run need not be the one that evaluates it.
+  config.update(require_accelerator=False, accum_steps=1)
+  mesh, available = config.mesh, jax.device_count()
+  if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
+    mesh.update(data=-1, model=1)
+  if data_dir is not None:
+    config.data.dir = data_dir
+  saved = Checkpoints(directory, read_only=True)
+  saved.find(which)  # a missing one is told before data are read
+  batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
+  run = experiment.build(config)
+  config.batch_size = batch_size
+  expected = dict(run.variable_shapes)
+  if config.ema_decay:
+    expected[AVERAGE] = expected["params"]
+  where = mesh_lib.replicated(run.mesh)
+  step, variables = saved.restore_variables(which, where, expected)
+  return Restored(run, evaluated(variables), step)
+
+
+def without_data(path: str, which: str = "latest") -> tuple[tasks.Task, dict[str, Any]]:
+  """The task and variables of a checkpoint (see `restore`) on one device; data may be missing."""
+  directory = directory_lib.existing(path)
+  config = directory_lib.load_config(directory)
+  saved = Checkpoints(directory, read_only=True)
+  _, variables = saved.restore_variables(which, on_device())
+  return tasks.find(config.task)(config), evaluated(variables)

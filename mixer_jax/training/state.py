@@ -1,0 +1,100 @@
+"""The state of training: everything that a step changes."""
+
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.errors import UserError
+from mixer_jax.experiment import Experiment
+from mixer_jax.optim import step_norms
+from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.tasks import metrics as metrics_lib
+
+# The collection of averaged parameters, see `config.ema_decay`.
+AVERAGE = "average"
+
+
+@flax.struct.dataclass
+class TrainState:
+  """Everything that a step changes, a pytree of arrays: a checkpoint is this and no more.
+
+  Attributes:
+    step: steps so far, shape=(), dtype=int32.
+    variables: "params", float32, and collections that the optimizer does not train: the
+      task's own, and "average", a moving average of the parameters.
+    opt_state: the optimizer's state, curvature factors included.
+    key_data: of the run's random key, uint32; a step folds its number into it.
+    metrics: sums over the steps since the last evaluation, see `tasks.metrics`.
+    skipped: steps so far that were not finite and left everything else as it was, int32.
+    failed: the same, in a row up to now.
+    restores: how often the run went back to a checkpoint, int32; it decides the order of examples.
+  """
+
+  step: jax.Array
+  variables: dict[str, Any]
+  opt_state: Any
+  key_data: jax.Array
+  metrics: dict[str, Any]
+  skipped: jax.Array
+  failed: jax.Array
+  restores: jax.Array
+
+  @property
+  def params(self) -> Any:
+    return self.variables["params"]
+
+  @property
+  def evaluated(self) -> dict[str, Any]:
+    """The variables that are evaluated: with the averaged parameters, if there are any."""
+    return evaluated(self.variables)
+
+
+def evaluated(variables: dict[str, Any]) -> dict[str, Any]:
+  """See `TrainState.evaluated`."""
+  rest = {k: v for k, v in variables.items() if k != AVERAGE}
+  return rest | ({"params": variables[AVERAGE]} if AVERAGE in variables else {})
+
+
+def init_state(run: Experiment, variables: Any = None) -> TrainState:
+  """The state before step 0 of variables on the host, or of fresh ones; see `mesh.stored`."""
+  init = functools.partial(_init, run)
+  where = mesh_lib.stored(run.mesh, jax.eval_shape(init, run.config.seed, variables))
+  return jax.jit(init, out_shardings=where)(run.config.seed, variables)
+
+
+def state_shapes(run: Experiment) -> TrainState:
+  """Shapes of the state with their shardings, to restore onto."""
+  shapes = jax.eval_shape(functools.partial(_init, run), run.config.seed, None)
+  placed = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+  return jax.tree.map(placed, shapes, mesh_lib.stored(run.mesh, shapes))
+
+
+def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
+  init_key, run_key = jax.random.split(jax.random.key(seed))
+  variables = dict(run.task.init(init_key) if variables is None else variables)
+  if AVERAGE in variables:
+    task = run.config.task
+    raise UserError(f"task {task} has a collection {AVERAGE!r}, a name of the train state")
+  if run.config.ema_decay:
+    variables[AVERAGE] = variables["params"]
+  opt_state = run.optimizer().init(variables["params"])
+  zero = jnp.zeros((), jnp.int32)
+  metrics = metrics_lib.empty(_metric_shapes(run, opt_state))
+  key_data = jax.random.key_data(run_key)
+  return TrainState(zero, variables, opt_state, key_data, metrics, zero, zero, zero)
+
+
+def _metric_shapes(run: Experiment, opt_state: Any) -> dict[str, Any]:
+  key = jax.random.key(0)
+  _, aux = jax.eval_shape(run.task.loss, run.variable_shapes, run.batch_shapes, key)
+  norms = jax.eval_shape(lambda: step_norms.squares(opt_state, run.task.layer_kind))
+  return dict(aux.metrics) | {name: metrics_lib.RootMeanSquare.empty() for name in norms}
+
+
+def without_metrics(run: Experiment, state: TrainState) -> TrainState:
+  """The state with sums of metrics that start anew."""
+  empty = metrics_lib.empty(state.metrics)
+  return state.replace(metrics=mesh_lib.place(empty, mesh_lib.replicated(run.mesh)))

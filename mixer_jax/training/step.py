@@ -1,0 +1,158 @@
+"""One step of the optimizer, and the compiled program of some steps."""
+
+import functools
+import time
+from typing import Any, Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.data import feed
+from mixer_jax.experiment import Experiment
+from mixer_jax.optim import step_norms
+from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.tasks import metrics as metrics_lib
+from mixer_jax.training import nonfinite
+from mixer_jax.training.state import AVERAGE, TrainState, state_shapes
+
+
+def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The keys of a step: preparing examples, the loss, targets sampled for K-FAC."""
+  key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
+  return tuple(jax.random.split(key, 3))
+
+
+def update(
+  run: Experiment, state: TrainState, batch: Any, numbers: Any = None
+) -> tuple[TrainState, jax.Array]:
+  """One step of the optimizer on a batch (traceable).
+
+  Args:
+    run: the experiment.
+    state: before the step.
+    batch: as `run.task.prepare` makes it.
+    numbers: learning rates and dampings, see `optim.numbers`; None: the config's.
+
+  Returns:
+    The state and `nonfinite.checks`. A step that fails them adds nothing to the metrics and, if
+    `config.on_nonfinite` is "skip", leaves variables and optimizer state as they were.
+  """
+  _, loss_key, target_key = step_keys(state)
+  whole = mesh_lib.gathered(run.mesh, state.variables)
+  grads, metrics, changed = _gradients(run, whole, batch, loss_key)
+  collections = {k: whole[k] for k in run.variable_shapes if k != "params"}
+  extra = dict(batch=(batch, collections), rng=target_key, model_params=whole["params"])
+  optimizer = run.optimizer(numbers)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
+  params = optax.apply_updates(state.params, updates)
+  variables = {**state.variables, **changed, "params": params}
+  if AVERAGE in variables:
+    mix = lambda old, new: run.config.ema_decay * old + (1 - run.config.ema_decay) * new
+    variables[AVERAGE] = jax.tree.map(mix, state.variables[AVERAGE], params)
+  checks = nonfinite.checks(metrics, variables, opt_state)
+  passed = checks.all()
+  for name, square in step_norms.squares(opt_state, run.task.layer_kind).items():
+    metrics[name] = metrics_lib.RootMeanSquare(square, jnp.ones(()))
+  kept = nonfinite.where(passed, metrics_lib.merge(state.metrics, metrics), state.metrics)
+  if run.config.on_nonfinite == "skip":
+    old = (state.variables, state.opt_state)
+    variables, opt_state = nonfinite.where(passed, (variables, opt_state), old)
+  missed = 1 - passed.astype(jnp.int32)
+  state = state.replace(
+    step=state.step + 1,
+    variables=variables,
+    opt_state=opt_state,
+    metrics=kept,
+    skipped=state.skipped + missed,
+    failed=(state.failed + 1) * missed,
+  )
+  return state, checks
+
+
+def _gradients(run: Experiment, variables: Any, batch: Any, key: jax.Array):
+  """Gradient of the mean loss, metrics, and changed collections; a part counts by its weights."""
+  parts, params = run.config.accum_steps, variables["params"]
+
+  def mean_loss(params, variables, batch, key):
+    loss, aux = run.task.loss({**variables, "params": params}, batch, key)
+    weight = jax.lax.stop_gradient(loss.weight)
+    return (loss.total / weight if parts == 1 else loss.total), (weight, aux)
+
+  grad_fn = jax.grad(mean_loss, has_aux=True)
+  if parts == 1:
+    grads, (_, aux) = grad_fn(params, variables, batch, key)
+    return grads, dict(aux.metrics), dict(aux.collections)
+
+  def add_part(carry, part):
+    sums, weights, collections = carry
+    grads, (weight, aux) = grad_fn(params, {**variables, **collections}, *part)
+    sums = jax.tree.map(jnp.add, sums, grads)
+    return (sums, weights + weight, {**collections, **aux.collections}), dict(aux.metrics)
+
+  # Part i takes every parts-th example, so all devices share each part.
+  split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+  own = {k: variables[k] for k in run.variable_shapes if k != "params"}
+  start = jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), own
+  keys = jax.random.split(key, parts)
+  (sums, weight, changed), each = jax.lax.scan(add_part, start, (split, keys))
+  part = lambda i: jax.tree.map(lambda x: x[i], each)
+  metrics = functools.reduce(metrics_lib.merge, map(part, range(parts)))
+  return jax.tree.map(lambda g: g / weight, sums), metrics, changed
+
+
+class TrainSteps:
+  """The compiled program of training, one for each number of steps that a call makes."""
+
+  def __init__(self, run: Experiment):
+    self._function = make_train_steps(run)
+    self._compiled: dict[int, Callable] = {}
+
+  def __call__(
+    self, count: int, state: TrainState, examples: Any, rows: Any, numbers: Any
+  ) -> tuple[TrainState, jax.Array, float]:
+    """The state after `count` steps, their `nonfinite.checks`, and the seconds of compilation."""
+    start = time.perf_counter()
+    if count not in self._compiled:
+      self._compiled[count] = self._function.lower(state, examples, rows, numbers).compile()
+      print(f"compiled in {time.perf_counter() - start:.1f} s", flush=True)
+    compiling = time.perf_counter() - start
+    return *self._compiled[count](state, examples, rows, numbers), compiling
+
+
+_shared: dict[str, TrainSteps] = {}
+
+
+def shared(run: Experiment) -> TrainSteps:
+  """The program of a run: that of the run before, if only learning rates or dampings differ."""
+  if run.recipe not in _shared:
+    _shared.clear()  # a program holds on to its run
+    _shared[run.recipe] = TrainSteps(run)
+  return _shared[run.recipe]
+
+
+def make_train_steps(run: Experiment):
+  """The program of training, which donates the state.
+
+  It is jitted, from a state, a window of batches (see `data.feed`) and `run.numbers` to the state
+  after its steps and `nonfinite.checks` of each, [steps, 2].
+  """
+  batched = mesh_lib.batched(run.mesh)
+
+  def step(examples, numbers, state, rows):
+    prepare_key, _, _ = step_keys(state)
+    examples = feed.take(examples, rows, batched)
+    return update(run, state, run.task.prepare(prepare_key, examples, train=True), numbers)
+
+  stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))
+  out_shardings = stored, mesh_lib.replicated(run.mesh)
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
+  def train_steps(state, examples, rows, numbers):
+    steps = functools.partial(step, examples, numbers)
+    if len(jax.tree.leaves(rows)[0]) == 1:  # a loop of one step is still a loop to XLA
+      state, checks = steps(state, jax.tree.map(lambda x: x[0], rows))
+      return state, checks[None]
+    return jax.lax.scan(steps, state, rows)
+
+  return train_steps

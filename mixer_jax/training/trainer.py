@@ -1,0 +1,115 @@
+"""Training from any step to the next evaluation or checkpoint, fed window by window."""
+
+import dataclasses
+import math
+import time
+from typing import Callable, Iterator
+
+import jax
+from tqdm import tqdm
+
+from mixer_jax import optim
+from mixer_jax.data import feed, order
+from mixer_jax.experiment import Experiment
+from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.tasks import metrics as metrics_lib
+from mixer_jax.training import nonfinite
+from mixer_jax.training import step as step_lib
+from mixer_jax.training.state import TrainState, without_metrics
+
+
+def steps_per_dispatch(mesh: jax.sharding.Mesh) -> int:
+  """Steps in a call of the compiled program where the config leaves it open.
+
+  A loop hides the cost of a call, except on a CPU, where calls are cheap and loops slow.
+  """
+  return 1 if mesh.devices.flat[0].platform == "cpu" else 16
+
+
+class Trainer:
+  """Feeds the steps of a run, from a state on, through the compiled program.
+
+
+  Attributes:
+    run: the experiment.
+    state: after the last step made.
+    step: its number, known without waiting for the device.
+    seconds: of training since the last evaluation, without compilation.
+    window: steps in a call: a divisor of the steps between evaluations and checkpoints.
+  """
+
+  def __init__(self, run: Experiment, state: TrainState, seconds: float = 0.0):
+    self.run, clock = run, run.clock
+    self._program = step_lib.shared(run)
+    self._order = order.Order(run.config.seed, len(run.datasets["train"]), run.config.batch_size)
+    batched = mesh_lib.batched(run.mesh)
+    self._feed = feed.Feed(run.datasets["train"], self._order, batched, run.config.seed)
+    wanted = run.config.steps_per_dispatch or self._feed.fitting(steps_per_dispatch(run.mesh))
+    together = math.gcd(clock.eval_every, clock.checkpoint_every, clock.num_steps)
+    self.window = max(w for w in range(1, min(wanted, together) + 1) if together % w == 0)
+    self.reset(state, seconds)
+
+  def reset(self, state: TrainState, seconds: float) -> None:
+    """Goes on from another state."""
+    self.state, self.step, self.seconds = state, int(state.step), seconds
+    self._watch = nonfinite.Watch(self.run, int(state.failed))
+    if (restores := int(state.restores)) != self._order.restores:
+      self._order = dataclasses.replace(self._order, restores=restores)
+      self._feed.reorder(self._order)
+    self._plan = self._planned(self.step)
+    self._windows = self._feed.windows(self._planned(self.step))
+
+  def _planned(self, step: int) -> Iterator[tuple[int, int]]:
+    """First step and number of steps of each call; all end where the window divides the step."""
+    while step < self.run.clock.num_steps:
+      count = self.window - step % self.window
+      yield step, count
+      step += count
+
+  def advance(self, stop: Callable[[], bool] = lambda: False) -> None:
+    """Trains to the next evaluation or checkpoint, or until `stop` says so between two calls.
+
+    Raises `nonfinite.Nonfinite` for a step that was not finite, if the config does not skip it.
+    """
+    clock, begin = self.run.clock, self.step
+    next_of = lambda every: begin - begin % every + every
+    end = min(clock.num_steps, next_of(clock.eval_every), next_of(clock.checkpoint_every))
+    start, compiling = time.perf_counter(), 0.0
+    with tqdm(total=end, initial=begin, desc="step", unit="step", leave=False) as bar:
+      while self.step < end:
+        _, count = next(self._plan)
+        window = next(self._windows)
+        self.state, checks, seconds = self._program(count, self.state, *window, self.run.numbers)
+        compiling += seconds
+        self._watch.add(self.step, checks)
+        self.step += count
+        self._watch.read(ahead=1)  # the bar is true, and the queue short
+        bar.update(count)
+        if self.step < end and stop():
+          break
+      self._watch.read()
+    self.seconds += time.perf_counter() - start - compiling
+
+  def report(self) -> dict[str, float]:
+    """The training metrics since the last report; new sums begin.
+
+    Returns:
+      "step", "epoch", means over the steps as "train/NAME", the steps skipped or restores
+      of the whole run where the config allows any, "learning_rate" (applied at the last
+      step), "examples_per_second" and "seconds".
+    """
+    run, state, config, clock = self.run, self.state, self.run.config, self.run.clock
+    means = metrics_lib.values(state.metrics)
+    row = {"step": self.step, "epoch": clock.epoch(self.step)}
+    row |= {f"train/{name}": value for name, value in means.items() if not math.isnan(value)}
+    if config.on_nonfinite == "skip":
+      row["train/skipped"] = int(state.skipped)
+    if config.on_nonfinite == "restore":
+      row["restores"] = int(state.restores)
+    rate = optim.learning_rate(config.optimizer, run.multiplier)
+    steps = self.step - (self.step - 1) // clock.eval_every * clock.eval_every
+    row["learning_rate"] = float(rate(self.step - 1 - int(state.skipped)))
+    row["examples_per_second"] = steps * config.batch_size / max(self.seconds, 1e-9)
+    row["seconds"] = self.seconds
+    self.state, self.seconds = without_metrics(run, state), 0.0
+    return row

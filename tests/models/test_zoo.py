@@ -1,0 +1,146 @@
+"""The zoo: names, options and the roles of parameters."""
+
+from flax import traverse_util
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mixer_jax import models, options
+from mixer_jax.errors import UserError
+
+SMALL = dict(patch_size=4, hidden_dim=8, num_blocks=1)
+
+
+def shapes(model, size=8):
+  """The shapes of a model's parameters by path."""
+  images = jnp.zeros((1, size, size, 3))
+  params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  return {k: x.shape for k, x in traverse_util.flatten_dict(params, sep="/").items()}
+
+
+@pytest.mark.parametrize("name", models.VARIANTS)
+def test_every_variant_builds_for_its_own_images(name):
+  size, fields = models.image_size(name), models.fields(name)
+  found = shapes(models.build(name, 10), size)
+  assert len({k.partition("/")[0] for k in found if "Block_" in k}) == fields["num_blocks"]
+  assert found["stem/kernel"] == (*[fields["patch_size"]] * 2, 3, fields["hidden_dim"])
+  assert found["head/kernel"] == (fields["hidden_dim"], 10)
+
+
+def test_images_of_32_pixels_are_for_the_small_patches():
+  small = {name for name in models.VARIANTS if models.image_size(name) == 32}
+  assert small == {name for name in models.VARIANTS if models.fields(name)["patch_size"] == 4}
+  assert {models.image_size(name) for name in models.VARIANTS} == {32, 224}
+
+
+def test_options_have_the_defaults_of_the_variant():
+  own = options.of(models.VARIANTS["mixer_b16"])
+  assert (own["hidden_dim"].default, own["hidden_dim"].type) == (768, int)
+  assert (own["gelu"].default, own["gelu"].allowed) == ("tanh", "tanh, exact")
+  assert "num_classes" not in own and "num_classes" not in models.fields("mixer_b16")
+  config = options.group(models.VARIANTS, "mixer_b16", hidden_dim=16)
+  options.check(config, models.VARIANTS, "model")
+  model = models.build(config.name, 10, **options.given(config))
+  assert (model.hidden_dim, model.num_blocks, model.dtype) == (16, 12, "float32")
+
+
+@pytest.mark.parametrize("cls", [models.Mixer, models.ResMlp, models.Gmlp])
+def test_every_field_is_an_option(cls):
+  fields = set(cls.__dataclass_fields__) - {"num_classes", "parent", "name"}
+  assert set(options.of(cls)) == fields
+
+
+# By hand: the kind of a layer, and the axes over tokens of its kernel.
+ROLES = {
+  ("mixer_small", ""): {
+    "stem": ("stem", ()),
+    "MixerBlock_0/LayerNorm_0": ("norms", ()),
+    "MixerBlock_0/token_mixing/Dense_0": ("token_mixing", ("in", "hidden")),
+    "MixerBlock_0/token_mixing/Dense_1": ("token_mixing", ("hidden", "out")),
+    "MixerBlock_0/LayerNorm_1": ("norms", ()),
+    "MixerBlock_0/channel_mixing/Dense_0": ("channel_mixing", ()),
+    "MixerBlock_0/channel_mixing/Dense_1": ("channel_mixing", ()),
+    "pre_head_layer_norm": ("norms", ()),
+    "head": ("head", ()),
+  },
+  ("mixer_small", "token_mixer=fourier"): {
+    **{f"MixerBlock_0/token_mixing/{n}": ("token_mixing", ()) for n in ("q", "k", "v", "out")},
+    **{f"MixerBlock_0/token_mixing/{n}_norm": ("norms", ()) for n in ("q", "k")},
+  },
+  ("resmlp_s12", "pooling=class_mlp"): {
+    "ResMlpBlock_0/norm1": ("norms", ()),
+    "ResMlpBlock_0/cross_patch": ("token_mixing", ("in", "out")),
+    "ResMlpBlock_0/layer_scale_1": ("norms", ()),
+    "ResMlpBlock_0/norm2": ("norms", ()),
+    "ResMlpBlock_0/cross_channel/Dense_1": ("channel_mixing", ()),
+    "ResMlpBlock_0/layer_scale_2": ("norms", ()),
+    "class_token": ("stem", ()),
+    "ClassMlpBlock_1/cross_patch": ("token_mixing", ()),
+    "ClassMlpBlock_1/layer_scale_2": ("norms", ()),
+    "ClassMlpBlock_1/cross_channel/Dense_0": ("channel_mixing", ()),
+    "norm": ("norms", ()),
+    "head": ("head", ()),
+  },
+  ("resmlp_s12", "patch_communication=mlp"): {
+    "ResMlpBlock_0/cross_patch/Dense_0": ("token_mixing", ("in", "hidden")),
+    "ResMlpBlock_0/cross_patch/Dense_1": ("token_mixing", ("hidden", "out")),
+  },
+  ("resmlp_s12", "patch_communication=separable"): {
+    "ResMlpBlock_0/cross_patch_pointwise": ("token_mixing", ()),
+  },
+  ("amlp_small", ""): {
+    "GmlpBlock_0/norm": ("norms", ()),
+    "GmlpBlock_0/Dense_0": ("channel_mixing", ()),
+    "GmlpBlock_0/tiny_attention/qkv": ("token_mixing", ()),
+    "GmlpBlock_0/spatial_gating/norm": ("norms", ()),
+    "GmlpBlock_0/spatial_gating/Dense_0": ("token_mixing", ("in", "out")),
+    "GmlpBlock_0/Dense_1": ("channel_mixing", ()),
+    "norm": ("norms", ()),
+  },
+  ("tmlp_small", ""): {
+    "GmlpBlock_0/spatial_gating/ToeplitzDense_0": ("token_mixing", ()),
+  },
+}
+
+
+@pytest.mark.parametrize("name, field", ROLES)
+def test_roles_of_parameters(name, field):
+  fields = SMALL | ({k: v for k, _, v in [field.partition("=")]} if field else {})
+  found = shapes(models.build(name, 5, **fields))
+  scanned = set(shapes(models.build(name, 5, scan_blocks=True, **fields)))
+  for layer, (kind, axes) in ROLES[name, field].items():
+    leaves = {path.rpartition("/")[2] for path in found if path.rpartition("/")[0] == layer}
+    assert leaves, layer
+    for leaf in leaves:
+      path = f"{layer}/{leaf}"
+      own = {"kernel": axes, "bias": axes[1:]}.get(leaf, ())
+      assert (models.layer_kind(path), models.token_axes(path)) == (kind, own), path
+      reads = leaf == "kernel" and axes[:1] == ("in",)
+      assert models.reads_tokens(path) == reads
+      assert models.is_decayed(path) == (leaf in ("kernel", "diagonals"))
+      together = path if layer.startswith("Class") else path.replace("Block_0", "Blocks")
+      assert together in scanned
+      assert (models.layer_kind(together), models.reads_tokens(together)) == (kind, reads)
+
+
+def test_layers_of_other_models_mix_channels():
+  assert models.layer_kind("encoder/Dense_0/kernel") == "channel_mixing"
+  assert models.token_axes("encoder/Dense_0/kernel") == ()
+  assert models.is_decayed("encoder/Dense_0/kernel")
+
+
+def test_mistakes_are_named():
+  with pytest.raises(UserError, match="mixer_b61.*mixer_b16"):
+    models.build("mixer_b61", 10)
+  with pytest.raises(UserError, match="model.depth is no field of mixer_b16.*num_blocks"):
+    models.build("mixer_b16", 10, depth=3)
+  # Of the class itself, too: another name would silently be another model.
+  for make in (models.Mixer, models.VARIANTS["resmlp_s12"], models.VARIANTS["gmlp_small"]):
+    needed = dict(patch_size=4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=4)
+    fields = needed if make is models.Mixer else {}
+    with pytest.raises(UserError, match="^model.gelu is 'relu'; allowed: tanh, exact$"):
+      make(num_classes=10, gelu="relu", **fields)
+    with pytest.raises(UserError, match="^model.stochastic_depth is 1.0; allowed: 0 to 0.999$"):
+      make(num_classes=10, stochastic_depth=1.0, **fields)
+    assert isinstance(make(num_classes=10, **fields), nn.Module)

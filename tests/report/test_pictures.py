@@ -1,0 +1,48 @@
+"""The pictures of a task, of which the report knows nothing."""
+
+import types
+
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.report import __main__ as command
+from mixer_jax.report import figures
+from mixer_jax.training.restore import Restored
+from tests.study.grid import Errors
+
+
+class Drawing(Errors):
+  def pictures(self, variables, split):
+    figure, [[axis]] = figures.panels(1, 1, (2, 2))
+    axis.plot(split)
+    return {"line": figure, variables["params"]: figures.panels(1, 1, (2, 2))[0]}
+
+
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+  """Calls the command for a run of a task; its pictures go to a new directory."""
+
+  def call(task, split):
+    run = types.SimpleNamespace(task=task, datasets={"test": [1, 2]})
+    options = dict(workdir=str(tmp_path), checkpoint="latest", out=tmp_path / "new", split=split)
+    monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
+    restored = Restored(run, {"params": "weights"}, 3)
+    monkeypatch.setattr(command.restore, "restore", lambda *_: restored)
+    command._pictures([])
+
+  return call
+
+
+def test_each_is_a_file_of_its_name(draw, tmp_path, capsys):
+  draw(Drawing(), "test")
+  paths = [tmp_path / "new" / name for name in ("line.png", "weights.png")]
+  assert capsys.readouterr().out == "".join(f"{path}\n" for path in paths)
+  assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_mistakes_are_named(draw, tmp_path):
+  with pytest.raises(UserError, match="--split is 'dev'; allowed: test"):
+    draw(Drawing(), "dev")
+  with pytest.raises(UserError, match="task Errors has no pictures"):
+    draw(Errors(), "test")
+  assert not (tmp_path / "new").exists()

@@ -1,0 +1,58 @@
+"""The rows of a run: what a restart keeps of them, and what makes them unreadable."""
+
+import json
+
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.rundir import metrics_file
+
+
+def row(epoch, **values):
+  return {"step": 10 * epoch, "epoch": float(epoch), "seconds": 0.5} | values
+
+
+def test_rows_after_the_last_checkpoint_are_dropped(tmp_path):
+  rows = [row(e, **{"train/loss": 1.0}) for e in (1, 2, 3)]
+  text = "".join(json.dumps(r) + "\n" for r in rows)
+  (tmp_path / "metrics.jsonl").write_text(text + '{"epoch": 4, "st')
+  writer = metrics_file.Writer(tmp_path, step=25)
+  assert writer.rows == rows[:2]
+  writer.write(row(3, **{"train/loss": 0.5, "validation/top1": 0.25}))
+  writer.close()
+  assert [r["train/loss"] for r in metrics_file.read(tmp_path)] == [1.0, 1.0, 0.5]
+  assert metrics_file.read(tmp_path)[-1]["validation/top1"] == 0.25
+  assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(
+  "spoiled",
+  ["", "{", "3", "null", "[]", "{}", '{"epoch": 2, "step": "20", "seconds": 1}', "[" * 10**5]
+  + ["\x00" * 40, '{"epoch": 2, "step": 20, "seconds": 1, "test/top1": "high"}']
+  + ['{"epoch": 2, "step": 20}', '{"epoch": 1, "step": 10, "seconds": 1}'],
+)
+def test_a_spoiled_line_is_named_and_the_lines_after_it_are_kept(tmp_path, spoiled):
+  path = tmp_path / "metrics.jsonl"
+  lines = [json.dumps(row(e)) for e in (1, 2, 3)]
+  path.write_text("\n".join([lines[0], spoiled, lines[2]]) + "\n")
+  before = path.read_text()
+  for call in (lambda: metrics_file.read(tmp_path), lambda: metrics_file.Writer(tmp_path, 10)):
+    with pytest.raises(UserError) as info:
+      call()
+    assert f"{path} is spoiled in line 2: " in str(info.value)
+    assert "\n" not in str(info.value) and len(str(info.value)) < 2000
+  assert path.read_text() == before
+  path.write_text("\n".join([*lines[:2], spoiled]))
+  if not spoiled.startswith('{"epoch": 1'):  # the last line may be torn, but not a repetition
+    assert [r["epoch"] for r in metrics_file.read(tmp_path)] == [1, 2]
+
+
+def test_rows_that_are_no_text_or_come_twice(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  lines = [json.dumps(row(e)) + "\n" for e in (1, 2, 3)]
+  path.write_text("".join([*lines, lines[1], lines[2]]))
+  with pytest.raises(UserError, match="is spoiled in line 4"):
+    metrics_file.read(tmp_path)
+  path.write_bytes(b"\xff\xfe\x00" * 100)
+  with pytest.raises(UserError, match=f"{path} cannot be read"):
+    metrics_file.read(tmp_path)

@@ -1,0 +1,65 @@
+"""The origin of a run: its sessions, and the commit of this package."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from mixer_jax.rundir import provenance
+
+
+def test_sessions_of_a_run(tmp_path):
+  record = provenance.describe(2, {"name": "npz", "train": 256, "test": 90})
+  with provenance.session(tmp_path, record, 0):
+    (open_one,) = provenance.read(tmp_path)
+    assert open_one["ended"] is None
+  with pytest.raises(ValueError, match="no"), provenance.session(tmp_path, record, 16):
+    raise ValueError("no")
+  first, second = json.loads((tmp_path / "run.json").read_text())["sessions"]
+  assert (first["from_step"], second["from_step"]) == (0, 16)
+  assert first["started"] <= first["ended"] <= second["started"] <= second["ended"]
+  assert first["data"] == {"name": "npz", "train": 256, "test": 90}
+  assert first["device"]["platform"] == "cpu" and first["device"]["count"] == 2
+  assert first["versions"]["jax"] == jax.__version__
+
+
+def git(path, *args):
+  identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+  subprocess.run(["git", "-C", str(path), *identity, *args], check=True, capture_output=True)
+
+
+def commit_of(root):
+  """The commit that a copy of the function names in the package it was put into."""
+  script = f"""
+import sys, types
+sys.path.insert(0, {str(root)!r})
+import mixer_jax
+source = open({provenance.__file__!r}).read()
+begin, end = source.index("def commit"), source.index("def _version")
+names = dict(mixer_jax=mixer_jax)
+exec("import os, pathlib, subprocess\\n" + source[begin:end], names)
+print(names["commit"]())
+"""
+  command = [sys.executable, "-I", "-c", script]
+  result = subprocess.run(command, capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr
+  return result.stdout.strip()
+
+
+def test_the_commit_is_this_package_s(tmp_path):
+  package = tmp_path / "mixer_jax"
+  package.mkdir()
+  (package / "__init__.py").write_text("")
+  assert commit_of(tmp_path) == "None"  # no repository
+  git(tmp_path, "init")
+  assert commit_of(tmp_path) == "None"  # one of somebody else: the package is not in it
+  git(tmp_path, "add", ".")
+  git(tmp_path, "commit", "-m", "x")
+  head = subprocess.run(
+    ["git", "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True
+  ).stdout.strip()
+  assert commit_of(tmp_path) == head[:12]
+  (package / "__init__.py").write_text("changed = True\n")
+  assert commit_of(tmp_path) == f"{head[:12]}-dirty"

@@ -1,0 +1,147 @@
+"""The files that runs and studies keep of themselves, spoiled: named in one line."""
+
+import json
+
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.evaluate import evaluate
+from mixer_jax.report import curves
+from mixer_jax.report import study as study_report
+from mixer_jax.rundir import directory, provenance
+from mixer_jax.study import Study, record
+from mixer_jax.training import manifest
+from tests.conftest import waves
+from tests.report.test_study import opened, write_run  # noqa: F401 (opened is a fixture)
+from tests.study.grid import GRID
+
+# What no record may hold, whichever it is.
+NONSENSE = ["", "{", "null", "3", '"text"', "[]", "[1]", "{}", '{"a": {"b": 1}}', "[" * 10**5,
+            '{"a.b": 1}', "\x00", '{"sessions": [1]}', "NaN"]  # fmt: skip
+
+
+def line_of(function, *args):
+  with pytest.raises(UserError) as info:
+    function(*args)
+  line = str(info.value)
+  assert "\n" not in line and len(line) < 2000
+  return line
+
+
+@pytest.fixture
+def run(tmp_path):
+  """A run's directory as training leaves it, but for the checkpoints."""
+  directory.store_config(tmp_path, waves(), started=False)
+  rows = [
+    {"step": 8 * e, "epoch": e, "seconds": 1.0, "train/error": 0.9, "test/error": 0.5}
+    for e in (1, 2, 3)
+  ]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return tmp_path
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_the_config_of_a_run(run, text):
+  (run / "config.json").write_text(text)
+  (run / "checkpoints" / "8").mkdir(parents=True)
+  for function, args in (
+    (directory.load_config, (run,)),
+    (directory.stored_config, (str(run),)),
+    (evaluate, (str(run), "best")),
+    (curves.draw, (run,)),
+  ):
+    assert str(run / "config.json") in line_of(function, *args)
+
+
+def test_any_field_of_the_config_of_a_run(run):
+  stored = json.loads((run / "config.json").read_text())
+  assert directory.load_config(run).to_dict().keys() == waves().to_dict().keys()
+  changes = [("batch_size", "8"), ("model", None), ("mesh", []), ("optimizer", {"name": "sgd"})]
+  for field, value in changes:
+    (run / "config.json").write_text(json.dumps(stored | {field: value}))
+    assert f"config.json is not the config of a run: {field}" in line_of(directory.load_config, run)
+  for field in stored:
+    rest = {name: value for name, value in stored.items() if name != field}
+    (run / "config.json").write_text(json.dumps(rest))
+    assert f"{field} is missing from the config" in line_of(directory.load_config, run)
+
+
+def test_curves_of_spoiled_metrics(run):
+  path = run / "metrics.jsonl"
+  path.write_text("{\n" + path.read_text())
+  assert f"{path} is spoiled in line 1: " in line_of(curves.draw, run)
+
+
+@pytest.mark.parametrize("text", [*NONSENSE, '{"sessions": {}}', '{"sessions": [{}]}'])
+def test_the_sessions_of_a_run(run, text):
+  (run / "run.json").write_text(text)
+  assert str(run / "run.json") in line_of(provenance.read, run)
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_the_plan_of_a_study(tmp_path, text):
+  study = Study(**GRID)
+  record.open_study(tmp_path, study, "f.py", [])
+  (tmp_path / "study.json").write_text(text)
+  assert str(tmp_path / "study.json") in line_of(record.load, tmp_path)
+  assert str(tmp_path / "study.json") in line_of(record.open_study, tmp_path, study, "f.py", [])
+
+
+def test_any_part_of_the_plan_of_a_study(tmp_path):
+  record.open_study(tmp_path, Study(**GRID), "f.py", [])
+  path = tmp_path / "study.json"
+  good = path.read_text()
+  name = "m1-sgd-seed0"
+  wrong = dict(title=3, file=None, source=[], notes="", axes=None, lines="optimizer")
+  for part, value in (wrong | dict(published=[1], runs={name: 1})).items():
+    path.write_text(json.dumps(json.loads(good) | {part: value}))
+    assert f"{path} is not the plan of a study" in line_of(record.load, tmp_path), part
+  for part in json.loads(good)["runs"][0]:
+    plan = json.loads(good)
+    del plan["runs"][0][part]
+    path.write_text(json.dumps(plan))
+    assert f"{path} is not the plan of a study" in line_of(record.load, tmp_path)
+  plan = json.loads(good)
+  assert plan["runs"][0]["name"] == name
+  plan["runs"][0]["config"]["batch_size"] = "many"
+  path.write_text(json.dumps(plan))
+  assert f"run {name}: batch_size is 'many'; allowed: an integer" in line_of(record.load, tmp_path)
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_outcomes_and_choices(opened, text):  # noqa: F811
+  (run, *_) = opened.runs
+  opened.path(run).mkdir(exist_ok=True)
+  path = opened.path(run) / "outcome.json"
+  path.write_text(text)
+  assert str(path) in line_of(opened.state, run)
+  path.unlink()
+  choices = opened.directory / "choices"
+  choices.mkdir(exist_ok=True)
+  path = choices / f"{'-'.join(run.cell)}.json"
+  path.write_text(text)
+  assert str(path) in line_of(opened.choice, run.cell)
+
+
+def test_a_finished_run_without_its_metrics(opened):  # noqa: F811
+  write_run(opened, "m1-sgd-seed0", (0.3, 0.5, 0.62, 0.60))
+  (opened.directory / "m1-sgd-seed0" / "metrics.jsonl").unlink()
+  line = line_of(study_report.write, opened.directory)
+  assert "metrics.jsonl" in line
+
+
+@pytest.mark.parametrize("text", [*NONSENSE[:7], "[" * 10**5, "[[1, 2]]"])
+def test_the_sums_of_a_checkpoint(tmp_path, text):
+  (tmp_path / manifest._CHANGING).write_text("{}")
+  (tmp_path / "a").write_text("a")
+  manifest.write(tmp_path)
+  assert manifest.damage(tmp_path) is None and manifest.is_complete(tmp_path)
+  for name in (manifest.FILE, manifest._CHANGING):
+    before = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(text)
+    found = manifest.damage(tmp_path)
+    assert name == manifest._CHANGING or "cannot be read" in found
+    manifest.is_complete(tmp_path)
+    (tmp_path / name).write_text(before)
+  (tmp_path / "a").unlink()
+  assert not manifest.is_complete(tmp_path)

@@ -1,0 +1,81 @@
+"""The commands as a user types them: one line for a mistake."""
+
+import pytest
+
+from tests.children import command
+
+QUICKSTART = "--config=configs/quickstart.py"
+GRAFT = "--config=configs/graft_cifar10.py:s4,sgd,kfac"
+OWN = "--config=docs/own_task.py"
+
+
+@pytest.mark.parametrize(
+  "args, message",
+  [
+    ([], "--config is missing"),
+    (["--config=configs/none.py"], "configs/none.py"),
+    (["--config=configs/kfac_cifar100.py:b8"], "'b8'; allowed: s4, b4, s16, b16"),
+    ([f"{QUICKSTART}:lion"], "'lion'; allowed: kfac, sgd, adam"),
+    ([QUICKSTART, "--config.optimiser.damping=1"], "optimiser"),
+    ([QUICKSTART, "--config.batch_size=many"], "batch_size"),
+    ([QUICKSTART, "--config.model.name=mixer_b61"], "mixer_b61"),
+    ([QUICKSTART, "--config.data.name=cifra10"], "cifra10"),
+    ([QUICKSTART, "--config.data.image_size=30"], "image_size"),
+    ([QUICKSTART, "--config.data.name=folder", "--config.data.dir=/nowhere"], "/nowhere"),
+    ([OWN, "--workdir=/proc/none"], "/proc/none cannot be written"),
+    ([OWN, "extra"], "unknown argument 'extra'"),
+    ([OWN, "--config.data.points=7"], "data.points is 7; allowed: 8 to 10000"),
+    (["--config=BROKEN"], "invalid syntax (broken.py"),
+    (["--config=EMPTY"], "--config cannot be used"),
+    (
+      [GRAFT, "--config.data.name=sample", "--config.optimizer.scope=layer"],
+      "scope is 'layer'; allowed: tensor, global",
+    ),
+  ],
+)
+def test_main_names_mistakes(args, message, tmp_path):
+  broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
+  broken.write_text("def get_config(:\n")
+  empty.write_text(
+    "import ml_collections\n\ndef get_config():\n  return ml_collections.ConfigDict()\n"
+  )
+  files = {"BROKEN": str(broken), "EMPTY": str(empty)}
+  for name, path in files.items():
+    args = [arg.replace(name, path) for arg in args]
+  ended = command(tmp_path / "log", "main", *args)
+  assert message in ended.error and ended.code in (1, 2)
+
+
+@pytest.mark.parametrize(
+  "module, args, message",
+  [
+    ("evaluate", [], "--workdir is missing"),
+    ("evaluate", ["--workdir=PATH/none"], "does not exist"),
+    ("evaluate", ["--workdir=PATH"], "holds no run"),
+    ("predict", ["--workdir=PATH"], "predict takes inputs, or --out=FILE.npz"),
+    ("export", ["--workdir=PATH"], "--out is missing"),
+    ("report", ["cirves"], "allowed: curves, pictures, weights, study, options"),
+    ("report", ["curves"], "--workdir is missing"),
+    ("study", ["--workdir=PATH"], "--study is missing"),
+  ],
+)
+def test_the_other_commands_name_mistakes(module, args, message, tmp_path):
+  module = {"report": "report.__main__", "study": "study.__main__"}.get(module, module)
+  args = [arg.replace("PATH", str(tmp_path)) for arg in args]
+  ended = command(tmp_path / "log", module, *args)
+  assert message in ended.error and ended.code in (1, 2)
+
+
+def test_an_unusable_cache_is_told(tmp_path):
+  (tmp_path / "file").write_text("")
+  ended = command(
+    tmp_path / "log",
+    "main",
+    f"{QUICKSTART}:sgd",
+    f"--workdir={tmp_path}/run",
+    f"--config.data.cache_dir={tmp_path}/file/cache",
+    *("--config.num_steps=2", "--config.mesh.data=1", "--config.model.num_blocks=0"),
+    *("--config.data.train_split=train[:128]", "--config.data.test_split=test[:100]"),
+  )
+  assert ended.code == 0, ended.err
+  assert ended.err.count("examples are decoded at every start") == 1

@@ -1,0 +1,32 @@
+"""Loaded sets of images as the tests look at them."""
+
+import types
+
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.image_classification import sources
+from mixer_jax.tasks.image_classification.image_data import ImageData
+
+
+def config(**fields) -> ImageData:
+  return ImageData(**dict(name="folder", workers=0, read_ahead=16, pad=0) | fields)
+
+
+def load(data: ImageData) -> types.SimpleNamespace:
+  """Splits by attribute, with `images` and `labels`."""
+  loaded = sources.load(data)
+  found = types.SimpleNamespace(class_names=loaded.class_names, splits=loaded.splits)
+  for name, split in loaded.splits.items():
+    arrays = split.arrays() or {"image": split, "label": None}
+    view = types.SimpleNamespace(images=arrays["image"], labels=arrays["label"])
+    setattr(found, name, view)
+  return found
+
+
+def error(data: ImageData) -> str:
+  with pytest.raises(UserError) as info:
+    sources.load(data)
+  line = str(info.value)
+  assert line.isprintable() and len(line) < 700
+  return line

@@ -1,0 +1,161 @@
+"""The task as commands use it, against NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import pretrained, tasks
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.image_classification import pictures
+from tests.tasks import loading
+from tests.tasks.loading import error, load
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+  rng = np.random.default_rng(0)
+  path = tmp_path_factory.mktemp("data") / "a.npz"
+  arrays = {}
+  for split, n in (("train", 20), ("test", 9)):
+    arrays[f"{split}_images"] = rng.integers(0, 256, (n, 8, 8, 3), np.uint8)
+    arrays[f"{split}_labels"] = np.arange(n) % 7
+  np.savez(path, **arrays)
+  config = config_lib.default()
+  fields = dict(hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=8, patch_size=4)
+  config.model = config_lib.model("mixer_small", **fields)
+  config.data = config_lib.data("npz")
+  config.data.update(dir=str(path), image_size=8, pad=1)
+  return config
+
+
+@pytest.fixture(scope="module")
+def task(config):
+  config_lib.check(config)
+  return tasks.find("image_classification")(config)
+
+
+@pytest.fixture(scope="module")
+def variables(task):
+  """Parameters whose head is not zero."""
+  fresh = jax.jit(task.init)(jax.random.key(0))
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32), fresh)
+
+
+def test_metrics_are_those_of_numpy(task, variables):
+  arrays = task.datasets()["test"].arrays()
+  batch = task.prepare(None, arrays, train=False)
+  outputs, labels, _ = task.predict(variables, batch)
+  logits, mask = np.asarray(outputs, float), np.arange(9) != 4
+  np.testing.assert_array_equal(labels, arrays["label"])
+  losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(9), labels]
+  ranks = [list(np.argsort(-row)).index(label) for row, label in zip(logits, labels)]
+  expected = dict(loss=losses, top1=np.array(ranks) < 1, top5=np.array(ranks) < 5)
+  found = task.evaluate(variables, batch, jnp.array(mask))
+  assert found.keys() == {metric.name for metric in task.metrics} == expected.keys()
+  for name, values in expected.items():
+    np.testing.assert_allclose(found[name].value(), values[mask].mean(), rtol=1e-5)
+    assert found[name].weight == 8
+  loss, aux = task.loss(variables, batch, jax.random.key(0))
+  np.testing.assert_allclose(loss.value(), losses.mean(), rtol=1e-5)
+  assert aux.metrics.keys() == {"loss", "top1"}
+
+
+def test_ties_go_to_the_lower_class_and_nan_is_no_hit():
+  from mixer_jax.tasks.image_classification.task import _scores
+
+  logits = jnp.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [jnp.nan] * 3, [0.0, 2.0, 1.0]])
+  _, top1, top5 = _scores(logits, jnp.array([0, 1, 0, 2]))
+  assert top1.tolist() == [True, False, False, False]
+  assert top5.tolist() == [True, True, False, True]
+
+
+def test_answers_name_classes_of_images_and_other_files_are_refused(task, variables, tmp_path):
+  images = task.datasets()["test"].arrays()["image"]
+  paths = [str(tmp_path / f"{i}.png") for i in range(2)]
+  for path, image in zip(paths, images):
+    Image.fromarray(image).resize((32, 16), Image.Resampling.NEAREST).save(path)
+  assert task.read_images(paths).shape == (2, 8, 8, 3)
+  found = list(task.answer(variables, paths))
+  rows = task.probabilities(variables, task.read_images(paths))
+  np.testing.assert_allclose(rows.sum(1), 1, rtol=1e-5)
+  for path, row, answer in zip(paths, rows, found, strict=True):
+    assert answer["path"] == path and answer["class"] == str(row.argmax())
+    assert answer["probability"] == row.max() and len(answer["top"]) == 5
+  with pytest.raises(UserError, match="none.png: cannot be read: No such file"):
+    list(task.answer(variables, [str(tmp_path / "none.png")]))
+
+
+def test_pictures_show_confusion_and_the_most_confident_mistakes(task, variables):
+  labels = np.array([0, 1, 1, 2, 2])
+  rows = np.array([[8, 1, 1], [2, 8, 0], [9, 1, 0], [6, 4, 0], [0, 0, 9]]) / 10
+  assert pictures.confusion(labels, rows).tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+  assert pictures.worst(labels, rows).tolist() == [2, 3]
+  figures = task.pictures(variables, task.datasets()["test"])
+  assert figures.keys() == {"confusion", "mistakes"}
+
+
+def test_exported_weights_start_another_run(config, task, variables, tmp_path):
+  path = tmp_path / "w.npz"
+  task.export(variables, path)
+  assert pretrained.read(str(path)).normalization.mean == config.data.mean
+  other = config.copy_and_resolve_references()
+  other.pretrained = str(path)
+  completed = type(task).complete(other)
+  assert completed.model.gelu == "tanh" or completed.model.gelu == task.model.gelu
+  shapes = jax.eval_shape(task.init, jax.random.key(0))
+  jax.tree.map(
+    np.testing.assert_array_equal, type(task)(completed).initial(shapes), dict(variables)
+  )
+  other.data.mean = (0.5, 0.5, 0.5)
+  with pytest.raises(UserError, match="any_normalization=True"):
+    type(task).complete(other)
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    (dict(image_size=9), "multiple of the patch size 4"),
+    (dict(resize=4), "data.resize is 4; allowed: 0, or at least data.image_size, 8"),
+    (dict(pad=8), "data.pad is 8; it must be less than"),
+    (dict(random_crop=True), "data.random_crop is True"),
+    (dict(validation_split="train["), "data.validation_split='train.': not a split"),
+    (dict(extra_test_splits="a,b["), "data.extra_test_splits='b.': not a split"),
+    (dict(extra_test_splits="test[:5],test"), "has 'test', the name of a split with its own"),
+    (dict(mean=(0.5, 0.5)), "data.mean is"),
+  ],
+)
+def test_contradictions_are_named_before_data_are_read(config, fields, message):
+  other = config.copy_and_resolve_references()
+  other.data.update(dir="/nowhere.npz", **fields)
+  with pytest.raises(UserError, match=message):
+    config_lib.check(other)
+
+
+def test_a_bad_model_is_told_before_data_are_read(config):
+  other = config.copy_and_resolve_references()
+  other.data.dir = "/nowhere.npz"
+  other.model = config_lib.model("gmlp_s16", patch_size=4, ffn_dim=3)
+  with pytest.raises(UserError, match="model gmlp_s16"):
+    tasks.find("image_classification")(other).datasets()
+
+
+def test_validation_and_further_test_sets(config):
+  options = dataclasses.replace(
+    *(loading.config(name="npz", dir=config.data.dir),),
+    train_split="train[:75%]",
+    validation_split="train[75%:]",
+    extra_test_splits="test[:4], test[4:]",
+  )
+  found = load(options).splits
+  assert {name: len(split) for name, split in found.items()} == {
+    **{"train": 15, "test": 9, "validation": 5},
+    **{"test[:4]": 4, "test[4:]": 5},
+  }
+  shared = dataclasses.replace(options, train_split="test+train[:80%]")
+  assert "shares examples of 'train'" in error(shared)

@@ -1,0 +1,305 @@
+"""Folders, .npz files, splits and the cache."""
+
+import dataclasses
+import io
+import logging
+import os
+import pathlib
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.image_classification import decode, splits
+from tests.tasks import loading
+from tests.tasks.loading import error, load
+
+
+def _config(tmp_path, **fields):
+  own = dict(dir=str(tmp_path / "root"), cache_dir=str(tmp_path / "cache"))
+  return loading.config(**own | fields)
+
+
+def _colour(split, cls, i):
+  return (10 * i, 100 if cls == "cat" else 200, 0 if split == "train" else 50)
+
+
+@pytest.fixture
+def root(tmp_path):
+  """A folder of 10 + 3 images of 8x6 in each of two classes, one colour each, as PNG."""
+  for split, num in ("train", 10), ("test", 3):
+    for cls in "dog", "cat":
+      (tmp_path / "root" / split / cls).mkdir(parents=True)
+      for i in range(num):
+        Image.new("RGB", (8, 6), _colour(split, cls, i)).save(
+          tmp_path / "root" / split / cls / f"{i}.png"
+        )
+  return tmp_path / "root"
+
+
+def test_folder_has_the_right_pixels_labels_and_names(tmp_path, root):
+  (root / "train" / "cat" / "notes.txt").write_text("not an image")
+  (root / "train" / ".DS_Store").write_text("")
+  dataset = load(_config(tmp_path))
+  assert dataset.class_names == ("cat", "dog")
+  for split, num in ("train", 10), ("test", 3):
+    images, labels = getattr(dataset, split).images, getattr(dataset, split).labels
+    assert (
+      images.shape == (2 * num, 6, 8, 3) and images.dtype == np.uint8 and labels.dtype == np.int32
+    )
+    assert (images == images[:, :1, :1]).all()
+    found = {(*image[0, 0].tolist(), int(label)) for image, label in zip(images, labels)}
+    assert found == {
+      (*_colour(split, cls, i), y) for i in range(num) for y, cls in enumerate(("cat", "dog"))
+    }
+
+
+def test_slices_partition_a_class_sorted_folder_and_keep_all_classes(tmp_path, root):
+  dataset = load(_config(tmp_path, train_split="train[:75%]", test_split="train[75%:]"))
+  assert len(dataset.train.labels) == 15 and len(dataset.test.labels) == 5
+  assert set(dataset.train.labels.tolist()) == set(dataset.test.labels.tolist()) == {0, 1}
+  colours = np.concatenate([dataset.train.images, dataset.test.images])[:, 0, 0]
+  assert len(np.unique(colours, axis=0)) == 20
+  summed = load(_config(tmp_path, train_split="train[:2]+train[-3:]")).train.labels
+  both = np.concatenate([dataset.train.labels, dataset.test.labels])
+  np.testing.assert_array_equal(summed, np.concatenate([both[:2], both[-3:]]))
+
+
+@pytest.mark.parametrize(
+  "spec,message",
+  [
+    ("train[", "not a split"),
+    ("train[:101%]", "lies outside"),
+    ("train[21:]", "lies outside"),
+    ("train[5:5]", "selects none"),
+    ("val", "no such folder"),
+    ("train[a:b]", "not a split"),
+  ],
+)
+def test_bad_split_strings(tmp_path, root, spec, message):
+  assert message in error(_config(tmp_path, test_split=spec))
+
+
+def test_percent_bounds_by_hand():
+  base = splits.Base(np.arange(7)[:, None], np.arange(7), shuffled=True)
+  for spec, expected in (("a[:50%]", 4), ("a[50%:]", 3), ("a[-10%:]", 1), ("a[1:3]", 2), ("a", 7)):
+    [(_, rows)] = splits.parts(spec, "f", lambda _: len(base))
+    assert len(base.take(rows)[1]) == expected
+
+
+def _break(root, what):
+  image = root / "train" / "cat" / "3.png"
+  if what == "zero":
+    image.write_bytes(b"")
+  elif what == "truncated":
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)).save(image)
+    image.write_bytes(image.read_bytes()[:-60])
+  elif what == "text":
+    image.write_text("hello")
+  elif what == "size":
+    Image.new("RGB", (7, 6)).save(image)
+  elif what == "test_class":
+    (root / "test" / "bird").mkdir()
+  elif what == "no_images":
+    (root / "train" / "bird").mkdir()
+  elif what == "no_test":
+    (root / "test").rename(root / "elsewhere")
+  elif what == "no_train":
+    (root / "train").rename(root / "elsewhere")
+  elif what == "no_classes":
+    (root / "test").rename(root / "elsewhere")
+    (root / "test").mkdir()
+  elif what == "no_test_images":
+    for path in (root / "test").glob("*/*"):
+      path.rename(path.with_suffix(".tiff"))
+
+
+@pytest.mark.parametrize(
+  "what,place,message",
+  [
+    ("zero", "train/cat/3.png", "broken image: the file is empty"),
+    ("truncated", "train/cat/3.png", "broken image"),
+    ("text", "train/cat/3.png", "broken image: not an image"),
+    ("size", "7x6", "set data.stored_size"),
+    ("test_class", "test/bird", "not among the 2 class folders"),
+    ("no_images", "train/bird", "no images in this class folder"),
+    ("no_test", "root/test", "no such folder (folders in data.dir: elsewhere, train)"),
+    ("no_train", "root/train", "no such folder (folders in data.dir: elsewhere, test)"),
+    ("no_classes", "root/test", "no class folders"),
+    ("no_test_images", "root/test", "images end in .jpg, .jpeg, .png"),
+  ],
+)
+def test_folder_errors_name_the_place(tmp_path, root, what, place, message):
+  _break(root, what)
+  line = error(_config(tmp_path))
+  assert place in line and message in line
+  assert not list(pathlib.Path(tmp_path / "cache").glob(".building*")), "rubbish left behind"
+
+
+def test_folder_root_and_stored_size_errors(tmp_path, root):
+  assert "data.dir='': no such folder" in error(_config(tmp_path, dir=""))
+  assert "'/nowhere': no such folder" in error(_config(tmp_path, dir="/nowhere"))
+  for path in (root / "test").glob("*/*"):
+    Image.new("RGB", (5, 5)).save(path)
+  assert "test: has 5x5 pixels (width x height) but train 8x6" in error(_config(tmp_path))
+
+
+def test_stored_size_resizes_the_shorter_side_and_crops_the_centre(tmp_path, root):
+  wide = np.random.default_rng(0).integers(0, 256, (20, 50, 3), np.uint8)
+  for path in (root / "train").glob("*/*"):
+    Image.fromarray(wide).save(path)
+  images = load(_config(tmp_path, stored_size=10)).train.images
+  expected = np.asarray(Image.fromarray(wide).resize((25, 10), Image.Resampling.BILINEAR))[:, 7:17]
+  assert images.shape == (20, 10, 10, 3)
+  np.testing.assert_array_equal(images[0], expected)
+
+
+def _encoded(image, fmt="PNG", **options):
+  file = io.BytesIO()
+  image.save(file, fmt, **options)
+  return file.getvalue()
+
+
+def test_odd_modes_become_rgb():
+  grey16 = Image.fromarray(np.array([[0, 257 * 128, 65535]], np.uint16))
+  np.testing.assert_array_equal(decode.decode_image(_encoded(grey16), "x")[0, :, 0], [0, 128, 255])
+  red = Image.new("RGB", (2, 2), (255, 0, 0))
+  for image, fmt in (
+    (red.quantize(), "PNG"),
+    (red.convert("RGBA"), "PNG"),
+    (red.convert("CMYK"), "JPEG"),
+  ):
+    np.testing.assert_allclose(
+      decode.decode_image(_encoded(image, fmt), "x")[0, 0], [255, 0, 0], atol=2
+    )
+  grey = decode.decode_image(_encoded(Image.new("L", (3, 2), 7)), "x")
+  assert grey.shape == (2, 3, 3) and (grey == 7).all()
+
+
+def test_exif_orientation_is_honoured_and_bombs_are_refused(monkeypatch):
+  image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40).convert("RGB")
+  exif = Image.Exif()
+  exif[0x0112] = 6  # To be turned by 90 degrees clockwise.
+  turned = decode.decode_image(_encoded(image, exif=exif), "x")
+  np.testing.assert_array_equal(turned, np.rot90(np.asarray(image), -1))
+  for limit in 5, 2:  # Pillow itself raises only at twice its limit.
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with (
+      pytest.warns() if limit == 5 else monkeypatch.context(),
+      pytest.raises(UserError, match="big.png: refused"),
+    ):
+      decode.decode_image(_encoded(image), "big.png")
+
+
+def test_second_start_reads_the_cache_without_decoding(tmp_path, root, monkeypatch):
+  first = load(_config(tmp_path))
+  assert isinstance(first.train.images, np.memmap) and not first.train.images.flags.writeable
+  monkeypatch.setattr(decode, "decode_all", lambda *_: pytest.fail("decoded"))
+  second = load(_config(tmp_path))
+  for split in "train", "test":
+    np.testing.assert_array_equal(getattr(first, split).images, getattr(second, split).images)
+    np.testing.assert_array_equal(getattr(first, split).labels, getattr(second, split).labels)
+
+
+@pytest.mark.parametrize("change", ["pixels", "new_file", "renamed_class", "stored_size"])
+def test_a_changed_folder_is_decoded_again(tmp_path, root, change):
+  before = load(_config(tmp_path))
+  image = root / "train" / "cat" / "0.png"
+  if change == "pixels":
+    Image.new("RGB", (8, 6), (1, 2, 3)).save(image)
+    os.utime(image, ns=(1, 1))
+  elif change == "new_file":
+    Image.new("RGB", (8, 6), (1, 2, 3)).save(root / "train" / "cat" / "new.png")
+  elif change == "renamed_class":  # Labels of the test split follow the train split's classes.
+    (root / "train" / "ant").mkdir()
+    Image.new("RGB", (8, 6), (1, 2, 3)).save(root / "train" / "ant" / "0.png")
+  after = load(_config(tmp_path, stored_size=4 if change == "stored_size" else 0))
+  if change == "stored_size":
+    assert after.train.images.shape == (20, 4, 4, 3) and before.train.images.shape == (20, 6, 8, 3)
+  else:
+    assert (after.train.images[:, 0, 0] == [1, 2, 3]).all(-1).any()
+  if change == "renamed_class":
+    assert after.class_names == ("ant", "cat", "dog") and set(after.test.labels.tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no_meta", "bad_meta", "labels", "empty"])
+def test_a_damaged_cache_is_rebuilt(tmp_path, root, damage):
+  before = np.array(load(_config(tmp_path)).train.images)
+  (entry,) = (tmp_path / "cache").glob("folder-train-*")
+  images = entry / "images.npy"
+  content = images.read_bytes()
+  if damage == "flip":
+    images.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+  elif damage == "truncate":
+    images.write_bytes(content[:-100])
+  elif damage == "no_meta":
+    (entry / "meta.json").unlink()
+  elif damage == "bad_meta":
+    (entry / "meta.json").write_text("{")
+  elif damage == "labels":
+    np.save(entry / "labels.npy", np.zeros(20, np.int32))
+  elif damage == "empty":
+    for path in entry.iterdir():
+      path.write_bytes(b"")
+  again = load(_config(tmp_path)).train
+  np.testing.assert_array_equal(again.images, before)
+  assert images.read_bytes() == content and set(again.labels.tolist()) == {0, 1}
+  assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_an_unwritable_cache_is_a_warning(tmp_path, root, caplog):
+  (tmp_path / "file").write_text("")
+  with caplog.at_level(logging.WARNING):
+    dataset = load(_config(tmp_path, cache_dir=str(tmp_path / "file" / "cache")))
+  assert len(dataset.train.labels) == 20 and not isinstance(dataset.train.images, np.memmap)
+  assert sum("cannot be used" in r.getMessage() for r in caplog.records) == 1
+
+
+def _npz(tmp_path, **changes):
+  rng = np.random.default_rng(0)
+  arrays = dict(
+    train_images=rng.integers(0, 256, (10, 4, 5, 3), np.uint8),
+    train_labels=np.arange(10) % 3,
+    test_images=rng.integers(0, 256, (4, 4, 5, 3), np.uint8),
+    test_labels=np.arange(4) % 3,
+  )
+  arrays = {k: v for k, v in {**arrays, **changes}.items() if v is not None}
+  np.savez(tmp_path / "a.npz", **arrays)
+  return _config(tmp_path, name="npz", dir=str(tmp_path / "a.npz")), arrays
+
+
+def test_npz(tmp_path):
+  config, arrays = _npz(tmp_path)
+  dataset = load(config)
+  np.testing.assert_array_equal(dataset.train.images, arrays["train_images"])
+  np.testing.assert_array_equal(dataset.test.labels, arrays["test_labels"])
+  assert dataset.class_names == ("0", "1", "2") and dataset.train.labels.dtype == np.int32
+  parts = load(dataclasses.replace(config, train_split="train[:60%]", test_split="train[60%:]"))
+  assert sorted(np.concatenate([parts.train.labels, parts.test.labels])) == sorted(
+    arrays["train_labels"]
+  )
+  config, _ = _npz(tmp_path, class_names=np.array(["a", "b", "c", "d"]))
+  assert load(config).class_names == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+  "changes,message",
+  [
+    (dict(test_images=None), "has no array 'test_images'"),
+    (dict(train_images=np.zeros((10, 4, 5, 3))), "train_images is float64"),
+    (dict(train_labels=np.zeros(9, int)), "for 10 images"),
+    (dict(train_labels=np.array([object()] * 10)), "'train_labels' cannot be read"),
+    (dict(test_labels=np.full(4, 3)), "must lie in 0..2"),
+    (dict(class_names=np.array(["a", "b"])), "must lie in 0..1"),
+  ],
+)
+def test_npz_errors(tmp_path, changes, message):
+  assert message in error(_npz(tmp_path, **changes)[0])
+
+
+def test_npz_file_errors(tmp_path):
+  assert "No such file" in error(_config(tmp_path, name="npz", dir="/nowhere.npz"))
+  (tmp_path / "text.npz").write_text("hello")
+  line = error(_config(tmp_path, name="npz", dir=str(tmp_path / "text.npz")))
+  assert "cannot be read" in line and "an .npz needs SPLIT_images" in line

@@ -1,0 +1,211 @@
+"""Checkpoints: damaged, removed while they are read, written on other devices."""
+
+import os
+import shutil
+
+from flax import traverse_util
+import numpy as np
+import pytest
+
+from mixer_jax import evaluate, experiment, export, predict
+from mixer_jax.errors import UserError
+from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.training import checkpoint, loop, restore
+from mixer_jax.training.checkpoint import Checkpoints
+from tests.children import assert_same_run, called, metrics, trained
+from tests.conftest import waves
+
+
+def copy_after_three(to):
+  """In a child: keeps the files that a kill after the third epoch would leave."""
+  save = Checkpoints.save
+
+  def save_and_copy(self, step, *args, **kwargs):
+    save(self, step, *args, **kwargs)
+    self.wait()
+    if step == 24:
+      shutil.copytree(self.path.parent, to)
+
+  Checkpoints.save = save_and_copy
+
+
+@pytest.fixture(scope="module")
+def four_epochs(tmp_path_factory):
+  """A run of four epochs, its config, and a copy of it after three, at step 24."""
+  path, config = tmp_path_factory.mktemp("faults"), waves("adam", num_epochs=4)
+  trained(config, path / "whole", copy_after_three, (path / "three",))
+  return config, path / "whole", path / "three"
+
+
+@pytest.fixture
+def copied(four_epochs, tmp_path):
+  """That run as it stood after three epochs: its checkpoints of steps 16 and 24."""
+  config, whole, three = four_epochs
+  path = tmp_path / "run"
+  shutil.copytree(three, path)
+  return config, path, whole
+
+
+def largest(directory):
+  files = [p for p in directory.rglob("*") if p.is_file()]
+  return max(files, key=lambda p: p.stat().st_size)
+
+
+def truncate(step):
+  path = largest(step / "variables")
+  os.truncate(path, path.stat().st_size // 2)
+  return path
+
+
+def remove(step):
+  path = largest(step / "rest")
+  path.unlink()
+  return path
+
+
+def flip(step):
+  path = largest(step / "variables")
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+  return path
+
+
+def empty_metadata(step):
+  path = step / "_CHECKPOINT_METADATA"
+  path.write_text("")
+  return path
+
+
+def forget_sums(step):
+  path = step / "sha256.json"
+  path.unlink()
+  return path
+
+
+def spoil_metrics(step):
+  path = step / "metrics" / "metrics"
+  path.write_text("{")
+  return path
+
+
+@pytest.mark.parametrize(
+  "spoil", [truncate, remove, flip, empty_metadata, forget_sums, spoil_metrics]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(spoil, copied):
+  config, path, whole = copied
+  spoiled = spoil(path / "checkpoints" / "24")
+  resumed = trained(config, path)
+  (line,) = [line for line in resumed.err.splitlines() if "damaged" in line]
+  assert f"checkpoint {path}/checkpoints/24 is damaged" in line
+  assert str(spoiled.relative_to(path / "checkpoints" / "24")) in line
+  assert "that of step 16 is sound" in line
+  assert "resumed from step 16, epoch 2" in resumed.out
+  assert (path / "damaged" / "24-0").is_dir()
+  assert_same_run(config, path, whole)
+
+
+def test_without_a_sound_checkpoint_it_refuses(copied):
+  config, path, _ = copied
+  flip(path / "checkpoints" / "24")
+  flip(path / "checkpoints" / "16")
+  for _ in range(2):  # and does not start afresh the second time
+    with pytest.raises(UserError, match="checkpoints/16 is damaged .*no other is sound"):
+      loop.train(config, str(path))
+
+
+def test_evaluation_refuses_a_damaged_checkpoint(copied):
+  _, path, _ = copied
+  spoiled = flip(path / "checkpoints" / "24")
+  with pytest.raises(UserError, match=f"24 is damaged .*{spoiled.name} is not as it was.*: 16$"):
+    evaluate.evaluate(str(path), "24")
+  assert evaluate.evaluate(str(path), "16")["test"]["error"] > 0
+
+
+@pytest.mark.parametrize("leftover", ["nothing", "half of it"])
+def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_another(
+  leftover, copied, monkeypatch
+):
+  """A live run removes the files of a step one by one, after the reader has found it."""
+  _, path, _ = copied
+  step, found = path / "checkpoints" / "24", []
+  find = Checkpoints.find
+
+  def find_and_remove(self, which):
+    found.append(find(self, which))
+    if len(found) == 2 and leftover != "nothing":  # the first look only asks whether it exists
+      for file in list(step.rglob("*")):
+        if file.is_file() and "variables" in file.parts:
+          file.unlink()
+    elif len(found) >= 2:
+      shutil.rmtree(step, ignore_errors=True)
+    return found[-1]
+
+  monkeypatch.setattr(Checkpoints, "find", find_and_remove)
+  restored = restore.restore(str(path), "latest")
+  assert restored.step == 16 and found[1] == 24
+  exported = export.export(str(path), "latest", str(path / "weights.npz"))
+  kernel = restored.variables["params"]["Dense_0"]["kernel"]
+  np.testing.assert_array_equal(np.load(exported)["Dense_0/kernel"], kernel)
+
+
+def test_a_list_of_steps_that_cannot_be_read_is_one_line(copied):
+  _, path, _ = copied
+  spoil_metrics(path / "checkpoints" / "24")
+  with pytest.raises(UserError, match=f"^{path}/checkpoints cannot be read: "):
+    evaluate.evaluate(str(path), "16")
+
+
+def test_a_step_that_is_asked_for_and_gone_is_one_line(copied):
+  _, path, _ = copied
+  with pytest.raises(UserError, match="checkpoint '7' is not in .*; allowed: best, latest, 16, 24"):
+    evaluate.evaluate(str(path), "7")
+
+
+def test_a_checkpoint_of_another_model_or_optimizer_or_format_is_refused(copied, monkeypatch):
+  """Somebody copies checkpoints/ of one run into the directory of another."""
+  _, path, _ = copied
+  for field, value in (("model.width", 8), ("optimizer.name", "adagrad")):
+    config = waves("adam", num_epochs=4)
+    config.update_from_flattened_dict({field: value, "optimizer.eps": 1e-2})
+    (path / "config.json").write_text(config.to_json())
+    with pytest.raises(UserError, match="checkpoint .*24 cannot be restored") as info:
+      loop.train(config, str(path))
+    assert "\n" not in str(info.value) and len(str(info.value)) < 2000
+  with pytest.raises(UserError, match=r"24 cannot be restored: .*Dense_0.*, the model wants"):
+    (path / "config.json").write_text(waves("adam", **{"model.width": 8}).to_json())
+    evaluate.evaluate(str(path))
+  monkeypatch.setattr(checkpoint, "FORMAT", 6)
+  with pytest.raises(UserError, match="24 is not of format 6"):
+    restore.without_data(str(path))
+
+
+def answers(path, data):
+  """In a process: everything that is asked of a run that has ended."""
+  restored = restore.restore(path)
+  outputs, targets = predict.predict(restored.run, restored.variables)
+  weights = dict(np.load(export.export(path, "latest", f"{data}.npz")))
+  return evaluate.evaluate(path), outputs, targets, weights
+
+
+def split_all():
+  """In a child: all parameters can be split over the axis "model"."""
+  mesh_lib._SPLIT_FROM = 1
+
+
+def test_a_run_of_eight_devices_answers_on_one_and_the_reverse(tmp_path):
+  """Evaluated, predicted and exported; parameters of the first run are split over 4 devices."""
+  for trained_on, shape, asked_on in ((8, (2, 4), 1), (1, (-1, 1), 8)):
+    path = tmp_path / f"{trained_on}"
+    config = waves("adam", **{"mesh.data": shape[0], "mesh.model": shape[1]})
+    trained(config, path, split_all, devices=trained_on)
+    found, outputs, targets, weights = called(
+      tmp_path / "asked", answers, str(path), str(tmp_path / "w"), devices=asked_on
+    )
+    row = metrics.read(path)[-1]
+    assert found["test"]["error"] == pytest.approx(row["test/error"], rel=1e-5)
+    run = experiment.build(waves())
+    params = traverse_util.unflatten_dict(weights, sep="/")
+    expected = run.task.predict({"params": params}, run.datasets["test"].tree)
+    np.testing.assert_allclose(outputs, expected.outputs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(targets, expected.targets)

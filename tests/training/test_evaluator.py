@@ -1,0 +1,43 @@
+"""Evaluation counts each example once, for any batch and any devices."""
+
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import experiment
+from mixer_jax.training.evaluator import Evaluator
+from tests.conftest import waves
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("batch_size", [64, 100, 333])
+def test_masked_rows_are_weighed(batch_size, devices):
+  """450 examples: 333 is no multiple of 8, 100 is none of 8, 64 leaves a last batch of 2."""
+  fields = {"eval_batch_size": batch_size, "mesh.data": devices, "data.examples": 1800}
+  run = experiment.build(waves(**fields))
+  variables = run.task.init(jax.random.key(0))
+  found = Evaluator(run)(variables)
+  split = run.datasets["test"].tree  # all at once, by NumPy
+  x = np.concatenate([split["x"] * split["mask"], split["mask"]], axis=1)
+  layers = [variables["params"][f"Dense_{i}"] for i in range(3)]
+  for layer in layers[:2]:
+    x = np.tanh(x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"]))
+  outputs = x @ np.asarray(layers[2]["kernel"]) + np.asarray(layers[2]["bias"])
+  squares = split["mask"] * np.square(outputs - split["y"])
+  assert found == {"error": pytest.approx(np.sqrt(squares.sum() / split["mask"].sum()), rel=1e-5)}
+
+
+@pytest.mark.parametrize("batch_size, devices", [(8, 8), (64, 1), (100, 8), (333, 8)])
+def test_images(batch_size, devices, tiny_config):
+  tiny_config.eval_batch_size, tiny_config.mesh.data = batch_size, devices
+  tiny_config.model.num_blocks = 1
+  run = experiment.build(tiny_config)
+  variables = jax.tree.map(lambda x: x + 0.05, run.task.init(jax.random.key(0)))
+  metrics = Evaluator(run)(variables)
+  split = run.datasets["test"].tree  # all 90 images at once, by NumPy
+  batch = run.task.prepare(None, split, train=False)
+  logits = np.float64(run.task.predict(variables, batch).outputs)
+  log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+  assert metrics["top1"] == pytest.approx(np.mean(logits.argmax(1) == split["label"]), abs=1e-7)
+  assert metrics["loss"] == pytest.approx(-log_p[np.arange(90), split["label"]].mean(), rel=1e-5)
+  assert metrics["top5"] == 1.0  # there are four classes

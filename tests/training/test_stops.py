@@ -1,0 +1,126 @@
+"""Signals, and a second process in the directory of a run."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from mixer_jax import evaluate, export
+from mixer_jax.errors import UserError
+from mixer_jax.rundir import lock, metrics_file
+from mixer_jax.training import loop
+from tests.children import Child, assert_same_run, latest, rows, signal_at, trained
+from tests.conftest import waves
+
+
+def test_signals_end_a_run_between_steps_with_a_checkpoint(tmp_path):
+  """In windows of two steps: the first process ends in epoch 2, the next in 3; of any optimizer."""
+  config = waves("adam", num_epochs=3, steps_per_dispatch=2)
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  trained(config, whole)
+  for name, code, step in (("SIGTERM", 143, 12), ("SIGINT", 130, 18)):
+    ended = Child(config, parts, signal_at, (step, signal.Signals[name]))
+    assert ended.wait() == code, ended.err
+    assert f"{name}: stopping with a checkpoint; a second ends at once" in ended.err
+    assert f"stopped by {name}; the checkpoint of step {step} is written" in ended.out
+    assert "Traceback" not in ended.err
+    assert latest(parts) == step
+  trained(config, parts)
+  assert_same_run(config, parts, whole)
+  best = evaluate.evaluate(str(parts), "best")["test"]["error"]
+  assert best == rows(whole)[-1]["test/best_error"]
+
+
+@pytest.mark.parametrize("name", ["kfac", pytest.param("graft", marks=pytest.mark.slow)])
+def test_kfac_goes_on_between_two_inverses(name, tmp_path):
+  """Inverses are renewed before steps 1, 5, 9, 13, ...; a signal comes after step 11."""
+  config, whole, parts = waves(name), tmp_path / "whole", tmp_path / "parts"
+  trained(config, whole)
+  ended = Child(config, parts, signal_at, (11,))
+  assert ended.wait() == 143, ended.err
+  assert latest(parts) == 11
+  trained(config, parts)
+  assert_same_run(config, parts, whole)
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+  ended = Child(waves("adam", num_epochs=3), tmp_path / "run", signal_at, (2, signal.SIGINT, 2))
+  assert ended.wait() == 130
+  assert "stopped by" not in ended.out
+  assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
+
+
+def test_signals_mean_what_they_meant_afterwards(tmp_path):
+  before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+  loop.train(waves(num_steps=1), str(tmp_path))
+  assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+  assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path):
+  """And not once it was killed. The live run, which saves every step, is evaluated and exported."""
+  path, config = tmp_path / "run", waves("adam", num_steps=10**6, eval_steps=7, checkpoint_steps=1)
+  first = Child(config, path)
+  try:
+    deadline = time.monotonic() + 120
+    while len(metrics_file.read(path)) < 2 and time.monotonic() < deadline:
+      time.sleep(0.05)
+    with pytest.raises(UserError, match=f"workdir {path} is in use: another process"):
+      loop.train(config, str(path))
+    steps = set()
+    for which in ("latest", "best", "latest", "latest"):
+      assert 0 < evaluate.evaluate(str(path), which)["test"]["error"] < 3
+      steps.add(latest(path))
+    for i in range(20):
+      export.export(str(path), "latest", str(tmp_path / f"{i}.npz"))
+      steps.add(latest(path))
+    assert first.alive and len(steps) > 5, first.err
+  finally:
+    first.kill()
+  assert not lock.held(path)
+  config.num_steps = latest(path) + 1
+  stored = json.loads((path / "config.json").read_text()) | {"num_steps": config.num_steps}
+  (path / "config.json").write_text(json.dumps(stored))
+  trained(config, path)
+  found = [row["step"] for row in rows(path)]
+  assert found == sorted({*range(7, config.num_steps + 1, 7), config.num_steps})
+
+
+def test_a_lock_is_inherited_by_its_number(tmp_path, monkeypatch):
+  held = lock.hold(tmp_path)
+  assert lock.hold(tmp_path) is None
+  monkeypatch.setenv(lock.INHERITED, str(held))
+  again = lock.hold(tmp_path)
+  assert again is not None
+  os.close(again)
+  assert lock.held(tmp_path)
+  other = tmp_path / "other"
+  other.mkdir()
+  (other / "lock").touch()
+  assert lock.hold(other) not in (None, held)  # the number is that of another directory
+  os.close(held)
+  assert not lock.held(tmp_path)
+
+
+def warn_as_jax_does():
+  """In a child: JAX's search for devices says why it takes a CPU."""
+  import logging
+
+  import jax
+
+  devices = jax.devices
+
+  def found(*args):
+    logging.getLogger("jax._src.xla_bridge").warning("An NVIDIA GPU may be present:\n no CUDA.")
+    return devices(*args)
+
+  jax.devices = found
+
+
+def test_the_first_line_of_a_run_says_why_it_is_on_a_cpu(tmp_path):
+  child = trained(waves(num_steps=1), tmp_path / "run", warn_as_jax_does)
+  first = child.out.splitlines()[0]
+  assert "backend cpu: 8 x cpu (An NVIDIA GPU may be present: no CUDA.)" in first
+  assert "NVIDIA" not in child.err  # and nowhere else

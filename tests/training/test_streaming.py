@@ -1,0 +1,87 @@
+"""Training and evaluating on a stream: the same numbers as on a resident set."""
+
+import sys
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import experiment
+from mixer_jax.training.evaluator import Evaluator
+from mixer_jax.training.state import init_state
+from mixer_jax.training.trainer import Trainer
+
+
+@pytest.fixture
+def sample_config(tiny_config, tmp_path):
+  """A small Mixer on 96 + 50 images of the bundled sample, a TFDS directory."""
+  config = tiny_config
+  config.num_epochs, config.model.num_blocks, config.model.patch_size = 1, 1, 8
+  config.data = config_lib.data("sample")
+  splits = dict(train_split="train[:96]", test_split="test[:50]")
+  config.data.update(cache_dir=str(tmp_path / "cache"), workers=0, **splits)
+  return config
+
+
+def trained(config, stop=lambda step: False):
+  """An epoch, with stops between steps and a new feed after each."""
+  run = experiment.build(config)
+  trainer = Trainer(run, init_state(run))
+  trainer.advance(lambda: stop(trainer.step))
+  while trainer.step < run.clock.num_steps:
+    trainer = Trainer(run, trainer.state)
+    trainer.advance()
+  row = trainer.report()
+  return run, trainer.state, {k: v for k, v in row.items() if k.startswith("train/")}
+
+
+def assert_equal(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_a_stream_trains_and_tests_as_a_resident_set(sample_config, tmp_path, monkeypatch):
+  run, state, metrics = trained(sample_config)
+  tested = Evaluator(run)(state.variables)
+  # Worker processes get this path, where importing TensorFlow ends a process.
+  (tmp_path / "tensorflow").mkdir()
+  (tmp_path / "tensorflow" / "__init__.py").write_text("import os; os._exit(77)")
+  monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+  sample_config.data.update(stream="always", workers=1)
+  run, streamed_state, streamed_metrics = trained(sample_config)
+  assert run.datasets["train"].arrays() is None
+  assert_equal((state, metrics), (streamed_state, streamed_metrics))
+  assert Evaluator(run)(state.variables) == tested
+
+
+def test_eight_devices_test_each_streamed_image_once(sample_config):
+  run = experiment.build(sample_config)
+  variables = jax.tree.map(lambda x: x + 0.05, run.task.init(jax.random.key(0)))
+  resident = Evaluator(run)(variables)
+  sample_config.mesh.data = 8
+  sample_config.data.stream = "always"
+  streamed = Evaluator(experiment.build(sample_config))
+  for _ in range(2):
+    metrics = streamed(variables)
+    assert metrics["top1"] == resident["top1"]
+    assert metrics["loss"] == pytest.approx(resident["loss"], rel=1e-5)
+
+
+def test_an_epoch_of_random_crops_goes_on_after_a_stop(tiny_config, tmp_path):
+  rng = np.random.default_rng(0)
+  for i in range(40):
+    folder = tmp_path / ("train", "test")[i % 5 == 0] / ("cat", "dog")[i % 2]
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (30, 25, 3), np.uint8)).save(folder / f"{i}.png")
+  config = tiny_config
+  config.batch_size, config.num_epochs, config.model.num_blocks = 8, 1, 1
+  config.data = config_lib.data("folder")
+  config.data.update(dir=str(tmp_path), crop="inception", resize=20, image_size=16, workers=0)
+  run, whole, metrics = trained(config)
+  assert run.datasets["test"].spec["image"].shape == (16, 16, 3)
+  stops = []
+  _, rest, rest_metrics = trained(config, lambda step: stops.append(step) or step == 1)
+  assert stops == [1]
+  assert_equal((whole, metrics), (rest, rest_metrics))

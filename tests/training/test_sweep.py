@@ -1,0 +1,50 @@
+"""Runs that differ in learning rates and dampings alone share a program."""
+
+import pytest
+
+from mixer_jax import experiment
+from mixer_jax.training import loop
+from tests import children
+from tests.conftest import waves
+
+RUNS = [dict(), {"optimizer.learning_rate": 0.02, "optimizer.damping": 0.1}]
+
+
+def losses(fields):
+  run = experiment.build(waves("kfac", **fields))
+  return [(row["train/error"], row["test/error"]) for _, row in loop.evaluations(run)]
+
+
+def test_a_sweep_compiles_once_and_is_that_of_separate_processes(tmp_path, capsys):
+  swept = [losses(fields) for fields in RUNS]
+  assert capsys.readouterr().out.count("compiled in ") == 1
+  assert swept[0] != swept[1]
+  apart = [children.called(tmp_path / f"run{i}", losses, fields) for i, fields in enumerate(RUNS)]
+  assert swept == apart
+
+
+def test_another_recipe_is_another_program():
+  recipe = lambda **fields: experiment.build(waves("kfac", **fields)).recipe
+  one = recipe()
+  assert recipe(**RUNS[1]) == one
+  for field, value in (
+    ("optimizer.factor_decay", 0.6),
+    ("model.width", 8),
+    ("data.points", 9),
+    ("mesh.data", 2),
+    ("num_epochs", 3),
+    ("schedule.name", "cosine"),
+    ("accum_steps", 2),
+  ):
+    assert recipe(**{field: value}) != one, field
+
+
+@pytest.mark.parametrize("name", ["adam", "graft"])
+def test_numbers_are_arguments(name):
+  """A program that had them built in would give the first run's losses again."""
+  field = {"adam": "optimizer.learning_rate", "graft": "optimizer.direction.damping"}[name]
+  found = []
+  for value in (0.01, 0.3):
+    run = experiment.build(waves(name, num_steps=3, eval_steps=3, **{field: value}))
+    found += [row["train/error"] for _, row in loop.evaluations(run)]
+  assert found[0] != found[1]

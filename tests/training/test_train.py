@@ -1,0 +1,187 @@
+"""The loop end to end: learning, resuming, evaluating, refusals."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import evaluate, experiment, predict
+from mixer_jax.errors import Diverged, UserError
+from mixer_jax.rundir import metrics_file
+from mixer_jax.tasks import Metric
+from mixer_jax.training import console, loop, restore
+from mixer_jax.training.state import init_state
+from mixer_jax.training.step import make_train_steps
+from mixer_jax.training.trainer import Trainer
+from tests import children
+from tests.conftest import optimizer_of, waves
+
+
+@pytest.mark.parametrize("name", ["kfac", pytest.param("graft", marks=pytest.mark.slow)])
+def test_a_mixer_learns_resumes_and_is_evaluated(name, tiny_config, tmp_path):
+  config = tiny_config
+  config.optimizer = optimizer_of(name)
+  config.num_epochs, config.model.num_blocks = 6, 1
+  whole = loop.train(config, str(tmp_path / "whole"))
+  rows = metrics_file.read(whole)
+  assert [(row["step"], row["epoch"]) for row in rows] == [(8 * e, e) for e in range(1, 7)]
+  assert rows[-1]["train/loss"] < 0.7 * rows[0]["train/loss"]
+  assert rows[-1]["test/best_top1"] > 0.6  # chance is 0.25
+
+  # The same run, killed after two epochs: what it left behind, then a restart.
+  parts = tmp_path / "parts"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop, "Trainer", KilledAtSixteen)
+    with pytest.raises(KeyboardInterrupt):
+      loop.train(config, str(parts))
+  assert len(metrics_file.read(parts)) == 2
+  loop.train(config, str(parts))
+  children.assert_same_run(config, parts, whole)
+
+  for which, row in (("latest", rows[-1]), ("best", rows[rows[-1]["test/best_step"] // 8 - 1])):
+    found = evaluate.evaluate(str(whole), which)
+    assert found == {"test": {k: row[f"test/{k}"] for k in ("loss", "top1", "top5")}}
+  for made in ("parameters.txt", "config.json", "metrics.jsonl", "run.json"):
+    assert (whole / made).stat().st_size > 100
+  assert list((whole / "tensorboard").iterdir())
+
+
+class KilledAtSixteen(Trainer):
+  def advance(self, stop):
+    if self.step == 16:
+      raise KeyboardInterrupt
+    super().advance(stop)
+
+
+def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences(tmp_path, capsys):
+  config = waves()
+  loop.train(config, str(tmp_path))
+  before = (tmp_path / "metrics.jsonl").read_bytes()
+  lines = capsys.readouterr().out.splitlines()
+  assert "backend cpu: 8 x cpu" in lines[0] and len(lines) <= 8  # tables go into a file
+  loop.train(config, str(tmp_path))
+  assert "done: 16 steps, 2 epochs, test error" in capsys.readouterr().out
+  assert (tmp_path / "metrics.jsonl").read_bytes() == before
+  config.optimizer.learning_rate = 0.5
+  with pytest.raises(UserError, match=r"optimizer.learning_rate was 0.1, is 0.5\."):
+    loop.train(config, str(tmp_path))
+
+
+def test_a_run_without_a_directory_makes_the_same_steps(tmp_path):
+  config = waves()
+  path = loop.train(config, str(tmp_path))
+  states, rows = zip(*loop.evaluations(experiment.build(config)))
+  shared = [{k: v for k, v in row.items() if k not in children.TIMES} for row in rows]
+  assert shared == children.rows(path)
+  assert {"step", "epoch", "train/error", "test/error", "learning_rate"} <= shared[0].keys()
+  run, variables, step = restore.restore(str(path))
+  assert step == 16
+  jax.tree.map(np.testing.assert_array_equal, variables["params"], states[-1].params)
+  outputs, targets = predict.predict(run, variables)
+  split = run.datasets["test"].tree
+  np.testing.assert_array_equal(targets, split["y"])
+  errors = np.sum(split["mask"] * np.square(outputs - targets)) / np.sum(split["mask"])
+  assert np.sqrt(errors) == pytest.approx(rows[-1]["test/error"], rel=1e-5)
+
+
+def test_the_summary_headlines_the_last_step_and_says_when_a_target_was_reached():
+  top1, error = Metric("top1", True, percent=True), Metric("error", False)
+  rows = [
+    {"step": 10 * e, "epoch": e, "test/top1": v, "test/best_top1": 0.5, "test/best_step": 20}
+    for e, v in enumerate((0.2, 0.5, 0.4), start=1)
+  ]
+  text = console.summary(rows, top1, "test", target=0.45)
+  last, best = text.index("test top1 40.00%"), text.index("best test top1 50.00% at step 20")
+  assert text.startswith("30 steps, 3 epochs, ") and last < best
+  assert text.endswith("target 45.00% at step 20")
+  assert console.summary(rows, top1, "test", 0.6).endswith("target 60.00% not reached")
+  rows = [{"step": 5, "epoch": 1, "test/error": 0.3, "test/best_error": 0.3, "test/best_step": 5}]
+  # Lower is better.
+  assert console.summary(rows, error, "test", 0.3).endswith("target 0.3 at step 5")
+  assert console.summary(rows, error, "test", 0.2).endswith("target 0.2 not reached")
+
+
+def test_a_last_step_that_diverges_saves_nothing(tmp_path):
+  """Loss and parameters are still finite then: only the outputs of the parameters are not."""
+  config = waves(**{"num_steps": 1, "optimizer.learning_rate": 1e30, "optimizer.momentum": 0.0})
+  message = (
+    r"the test error of step 1 is not finite \(learning_rate=1e\+30\); nothing was evaluated"
+    r" before; last good checkpoint: none. Try a lower learning_rate"
+  )
+  with pytest.raises(Diverged, match=message):
+    loop.train(config, str(tmp_path))
+  assert not metrics_file.read(tmp_path)
+  # Nothing was saved, so the advice can be followed in the same directory.
+  config.optimizer.learning_rate = 0.1
+  loop.train(config, str(tmp_path))
+  assert len(metrics_file.read(tmp_path)) == 1
+
+
+def test_a_run_may_move_and_be_evaluated_elsewhere(tmp_path):
+  path = loop.train(waves(), str(tmp_path))
+  stored = json.loads((path / "config.json").read_text())
+  stored |= {"require_accelerator": True, "eval_batch_size": 30}
+  # Of more devices, and of a number that does not divide those here.
+  for mesh in (dict(data=64, model=1), dict(data=-1, model=3)):
+    (path / "config.json").write_text(json.dumps(stored | {"mesh": mesh}))
+    found = evaluate.evaluate(str(path))["test"]["error"]
+    assert found == pytest.approx(metrics_file.read(path)[-1]["test/error"], rel=1e-6)
+
+
+def test_the_table_of_blocks_follows_the_options(tiny_config):
+  for norms in ("gradient", "diagonal"):
+    tiny_config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, norms=norms)
+    line, tables = console.model_summary(experiment.build(tiny_config))
+    assert "\n" not in line and "curvature blocks: " in line and norms in line
+    lines = tables.splitlines()
+    assert [x.split()[1] for x in lines if x.startswith("MixerBlock_0/LayerNorm_0 ")] == [norms]
+
+
+def test_devices_share_the_work():
+  """Results alone would be equal, too, if every device did everything."""
+
+  def flops(devices):
+    run = experiment.build(waves(**{"mesh.data": devices, "model.width": 64}))
+    args = (init_state(run), run.datasets["train"].tree, np.zeros((1, 32), np.int32), run.numbers)
+    return make_train_steps(run).lower(*args).compile().cost_analysis()["flops"]
+
+  assert flops(8) < 0.25 * flops(1)
+
+
+def test_inputs_are_resized_in_the_step(tiny_config):
+  tiny_config.data.update(resize=24, image_size=20, random_crop=True)
+  tiny_config.num_steps, tiny_config.model.num_blocks = 1, 1
+  [(state, row)] = loop.evaluations(experiment.build(tiny_config))
+  assert np.isfinite(row["train/loss"])
+  # Five by five patches of 4 pixels: the token-mixing layers see 25 tokens.
+  assert state.params["MixerBlock_0"]["token_mixing"]["Dense_0"]["kernel"].shape[0] == 25
+
+
+@pytest.mark.parametrize(
+  "field, value, message",
+  [
+    ("task", "segments", "task is 'segments'; allowed: image_classification or module.path"),
+    ("task", "docs.own_task:None", "task is 'docs.own_task:None', which cannot be imported"),
+    ("model.width", 0, "model.width is 0; allowed: 1 to 10000"),
+    ("data.points", 4.5, "data.points is 4.5; allowed: an integer"),
+    ("optimizer.damping", 0.1, "optimizer.damping is no option of sgd; there are "),
+    ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: sgd, adam"),
+    ("on_nonfinite", "ignore", "on_nonfinite is 'ignore'; allowed: stop, skip, restore"),
+    ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8"),
+    ("batch_size", 512, "batch_size is 512, more than the 256 training examples"),
+    ("mesh.data", 9, "mesh.data is 9; allowed: -1 for all, or 1 to 8 devices"),
+    ("mesh.model", 2, "mesh.data is 8; allowed: -1 for all, or 1 to 4 devices of 2 .mesh.model"),
+    ("schedule.warmup_epochs", 2.0, "warmup_epochs is 2.0; it must be below the run.s length, 2"),
+    ("schedule.warmup_steps", 16, "warmup_steps is 16; it must be below the run.s length, 16"),
+    ("require_accelerator", True, "require_accelerator is True, but JAX finds only a CPU"),
+  ],
+)
+def test_config_mistakes_are_named_before_a_directory_is_made(field, value, message, tmp_path):
+  config = waves(**{"mesh.data": 8})
+  with config.ignore_type():
+    config.update_from_flattened_dict({field: value})
+  with pytest.raises(UserError, match=message):
+    loop.train(config, str(tmp_path / "run"))
+  assert not (tmp_path / "run").exists()
