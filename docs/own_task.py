@@ -1,55 +1,98 @@
-"""A task of your own: by how much was an image turned? `python docs/own_task.py`.
+"""A task of your own, outside the package: regression of functions on a grid, trained with K-FAC.
 
-Predicting rotations is a way to learn from images without labels (Gidaris et al., 2018,
-https://arxiv.org/abs/1803.07728). A task says what a batch is, what is lost and what is
-measured; here only the batch differs from classification.
+  python -m mixer_jax.main --config=docs/own_task.py --workdir=runs/waves
+
+Each example is a sum of waves, sampled where its mask is 1. The task is to give its
+derivative there. `mixer_jax.evaluate`, `predict`, `report` and studies take it as any other.
 """
 
 import dataclasses
+from typing import Annotated
 
-import jax
+import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, in_memory, tasks
+from mixer_jax import tasks
+from mixer_jax.data.dataset import Arrays
+from mixer_jax.options import Option
 
 
-class Rotation(tasks.Classification):
-  """Classes 0 to 3: quarter turns, counter-clockwise."""
+class Mlp(nn.Module):
+  """From values on a grid [batch, points] and their mask to values there."""
 
-  def batch(self, rng, images, labels, *, train):
-    """Turns normalised images; the labels of the data set are not looked at."""
-    turns = jnp.arange(len(images)) % 4
-    if train:
-      rng, turn_rng = jax.random.split(rng)
-      turns = jax.random.randint(turn_rng, turns.shape, 0, 4)
-    upright = super().batch(rng, images, labels, train=train)["image"]
-    turned = jnp.stack([jnp.rot90(upright, k, axes=(1, 2)) for k in range(4)])
-    return {"image": turned[turns, jnp.arange(len(images))], "label": turns}
+  width: Annotated[int, Option("units of both hidden layers", 1, 10**4)] = 128
+
+  @nn.compact
+  def __call__(self, values, mask):
+    x = jnp.concatenate([values * mask, mask], axis=1)
+    for _ in range(2):
+      x = nn.tanh(nn.Dense(self.width)(x))
+    return nn.Dense(values.shape[1])(x)
 
 
-def main(num_epochs=4):
-  config = config_lib.default()
-  config.num_epochs = num_epochs
-  config.model = config_lib.model(
-    "mixer_small",
-    patch_size=8,
-    hidden_dim=128,
-    num_blocks=2,
-    tokens_mlp_dim=64,
-    channels_mlp_dim=256,
+@dataclasses.dataclass(frozen=True)
+class Waves:
+  """Random functions and their derivatives on a grid."""
+
+  points: Annotated[int, Option("points of the grid", 8, 10**4)] = 32
+  examples: Annotated[int, Option("training functions; a quarter as many test it", 64, 10**7)] = (
+    2048
   )
+
+  def split(self, seed: int, n: int) -> Arrays:
+    rng = np.random.default_rng(seed)
+    grid, k = np.arange(self.points) / self.points, np.arange(1, 4)
+    size, shift = rng.normal(size=(2, n, 3, 1)) * np.array([1, np.pi])[:, None, None, None]
+    angle = 2 * np.pi * k[:, None] * grid + shift
+    arrays = dict(
+      x=(size / k[:, None] * np.sin(angle)).sum(1),
+      y=(size * np.cos(angle)).sum(1),
+      mask=rng.uniform(size=(n, self.points)) < 0.9,
+    )
+    return Arrays({name: array.astype(np.float32) for name, array in arrays.items()})
+
+
+class Derivative(tasks.BaseTask):
+  options = {"model": Mlp, "data": Waves}
+  metrics = (tasks.Metric("error", higher_is_better=False),)  # root mean square
+  likelihood = "normal"
+
+  def __init__(self, config):
+    self.model, self.data = Mlp(**config.model), Waves(**config.data)
+
+  def datasets(self):
+    n = self.data.examples
+    return {"train": self.data.split(0, n), "test": self.data.split(1, n // 4)}
+
+  def init(self, key):
+    example = jnp.zeros((1, self.data.points))
+    return self.model.init(key, example, example)
+
+  def prepare(self, key, examples, *, train):
+    return examples
+
+  def loss(self, variables, batch, key):
+    squares = jnp.square(self.model.apply(variables, batch["x"], batch["mask"]) - batch["y"])
+    error = tasks.RootMeanSquare.of(squares, batch["mask"])
+    return tasks.WeightedSum.of(squares, batch["mask"]), tasks.Aux({"error": error})
+
+  def predict(self, variables, batch):
+    outputs = self.model.apply(variables, batch["x"], batch["mask"])
+    return tasks.Prediction(outputs, batch["y"], batch["mask"])
+
+  def evaluate(self, variables, batch, mask):
+    outputs, targets, weights = self.predict(variables, batch)
+    weights = weights * mask[:, None]
+    return {"error": tasks.RootMeanSquare.of(jnp.square(outputs - targets), weights)}
+
+
+def get_config():
+  config = config_lib.default("docs.own_task:Derivative")
+  config.num_epochs = 10
   config.optimizer = config_lib.optimizer(
-    "kfac", learning_rate=0.02, factor_decay=0.8, inverse_period=20
+    "kfac", learning_rate=0.05, damping=1e-2, factor_decay=0.8
   )
   config.schedule.update(name="cosine", warmup_epochs=0.5)
-  run = experiment.build(config)
-  model = experiment.build_model(config.model, num_classes=4)
-  run = dataclasses.replace(run, task=Rotation(model, run.task.images))
-  for _, row in in_memory.epochs(run):
-    print(f"epoch {row['epoch']}: {row['test/top1']:.1%} of the turns are right")
-  return row["test/top1"]
-
-
-if __name__ == "__main__":
-  main()
+  return config
