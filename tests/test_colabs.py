@@ -75,7 +75,7 @@ def test_outputs_are_there_and_clean(name):
   ]
   told = "\n".join(texts)
   assert not re.findall(r"(?i)\b\w*warning\b.*|Traceback.*", told)
-  # /content is where Colab runs every notebook.
+  # Colab runs every notebook in /content.
   paths = re.findall(r"(?<![\w.:/])/(?:\w[\w.-]*/)+[\w.-]*", told)
   assert not [path for path in paths if not path.startswith("/content/")]
 
@@ -87,27 +87,30 @@ def test_mixer_jax_s_results(tmp_path):
     "mixer_jax",
     tmp_path,
     {
-      "best": "{name: max(row['test/top1'] for row in rows) for name, rows in history.items()}",
+      "last_top1": "{name: rows[-1]['test/top1'] for name, rows in history.items()}",
       "epochs": "{name: [row['epoch'] for row in rows] for name, rows in history.items()}",
       "first": "history['K-FAC'][0]['train/loss']",
       "last": "history['K-FAC'][-1]['train/loss']",
       "restored": "restored_accuracy",
       "logged": "history['K-FAC'][-1]['test/top1']",
-      "resumed": "'resumed from step 78, epoch 1' in printed.getvalue()",
-      "counted": "int(confusion.sum())",
-      "right": "int(confusion.trace())",
+      "stopped": "[row['step'] for row in interrupted]",
+      "sessions": "[s['from_step'] for s in __import__('json').loads((directory / 'run.json').read_text())['sessions']]",
+      "pictures": "list(pictures)",
       "sum": "float(scores.sum())",
-      "frog": "float(scores[dataset.class_names.index('frog')])",
+      "frog": "float(scores[class_names.index('frog')])",
     },
   )
-  assert found["best"].keys() == {"K-FAC", "SGD", "Adam"}
+  top1 = found["last_top1"]
+  assert top1.keys() == {"K-FAC", "SGD", "Adam"}
   # One standard error over 1,000 images is at most 1.6 points.
-  assert found["best"]["K-FAC"] > 0.38 and found["best"]["SGD"] > 0.35
-  assert found["best"]["Adam"] > 0.28
+  assert top1["K-FAC"] > 0.38 and top1["SGD"] > 0.35 and top1["Adam"] > 0.28
   assert found["last"] < found["first"] - 0.3
   assert all(epochs == [1, 2, 3, 4, 5, 6] for epochs in found["epochs"].values())
-  assert found["resumed"] and found["restored"] == pytest.approx(found["logged"], abs=1e-6)
-  assert found["counted"] == 1000 and found["right"] == round(1000 * found["logged"])
+  assert found["restored"] == pytest.approx(found["logged"], abs=1e-6)
+  assert found["stopped"][0] == 78 and len(found["stopped"]) < 6
+  first, second = found["sessions"]
+  assert first == 0 and 78 <= second < 468
+  assert found["pictures"] == ["confusion", "mistakes"]
   assert found["sum"] == pytest.approx(1.0, abs=1e-5) and found["frog"] > 0.1
 
 
@@ -128,7 +131,7 @@ def test_kfac_and_grafting_s_results(tmp_path):
       "transform": "transform_error",
       "own": "own_loss",
       "pairs": "{f'{m},{d}': rows[-1]['train/loss'] for (m, d), rows in pairs.items()}",
-      "norms": """{f'{m},{d}': [rows[-1][f'train/norm/{s}/head'] for s in step_norms.SIDES]
+      "norms": """{f'{m},{d}': [rows[-1][f'train/norm.{s}.head'] for s in step_norms.SIDES]
         for (m, d), rows in pairs.items()}""",
       "dampings": "{str(d): rows[-1]['train/loss'] for d, rows in dampings.items()}",
       "cadences": "[rows[-1]['train/loss'] for rows in cadences.values()]",
@@ -175,9 +178,10 @@ def test_inside_mlps_results(tmp_path):
   tokens, width, hidden, blocks = 64, 64, 64, 2
   expected = tokens * 48 * width + width * 10
   expected += blocks * (2 * tokens * hidden * width + 2 * tokens * width * 2 * width)
-  assert found["mixer"] == expected
+  # Beside two for each multiply-add, XLA counts one for each number of anything else.
+  assert 2 * expected < found["mixer"] < 2.4 * expected
   assert found["difference"] < 1e-4 and found["agree"] == 1.0 and found["affine"] == []
-  # Structure: the share within 3 patches of 4,096 random weights is even's but for 3% of it.
+  # The share of 4,096 random weights within 3 patches is that of even ones but for 3% of it.
   assert found["locality"][-1][3] > 1.1 * found["even"][3]
 
 
@@ -192,7 +196,7 @@ def test_finetune_b16_s_results(tmp_path):
       "pretrained": "row['test/top1']",
       "tuned": "[r['test/top1'] for r in tuned]",
       "scratch": "[[r['test/top1'] for r in rows] for rows in scratch.values()]",
-      "classes": "[list(PRETRAIN), list(run.dataset.class_names)]",
+      "classes": "[list(PRETRAIN), list(run.task.class_names)]",
       "same": "bool((weights.arrays['stem/kernel'] == np.load(WEIGHTS)['stem/kernel']).all())",
     },
   )

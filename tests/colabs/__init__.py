@@ -1,4 +1,4 @@
-"""Runs a notebook as a reader does, and hands out what it found."""
+"""Runs a notebook as a reader does, and hands out its results."""
 
 import json
 import os
@@ -24,7 +24,8 @@ def run(notebook: nbformat.NotebookNode, directory: pathlib.Path) -> None:
   """
   # As a reader's kernel: without the tests' eight devices and unoptimized programs.
   environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+  # One thread of OpenBLAS, as in the commands: on a busy machine several wait in a spin.
+  environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
   client = nbclient.NotebookClient(
     notebook,
     timeout=1800,

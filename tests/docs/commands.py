@@ -1,7 +1,7 @@
 """The commands of the documents, as a shell would run them.
 
 A block of commands is a fence without a language (or `sh`), or four spaces of indentation, whose
-first word is a command. What a test here cannot run says so in a comment before it:
+first word is a command. A comment before a block that a test here cannot run says so:
 
   <!-- runs: gpu, network -->
 
@@ -23,7 +23,7 @@ NEEDS = ("gpu", "network", "long", "suite")
 # Pages whose commands made the numbers around them, or the study's: each takes hours.
 MEASUREMENTS = ("docs/results.md", "docs/speed.md", "docs/study.md", "docs/study_results.md")
 
-_STARTS = ("python ", "pip ", "pytest ", "ruff ", "for ", "touch ", "git ")
+_STARTS = ("python ", "pip ", "pytest ", "ruff ", "for ", "git ")
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
 _MARK = re.compile(r"<!-- runs: (?P<needs>[a-z, ]+) -->\s*\Z")
@@ -36,7 +36,7 @@ class Block(NamedTuple):
   Attributes:
     page: the document, as "docs/study.md".
     text: the commands.
-    needs: of `NEEDS`, what running them takes beyond a CPU.
+    needs: of `NEEDS`, beside a CPU.
   """
 
   page: str
@@ -103,9 +103,9 @@ def arguments(block: Block, directory: pathlib.Path) -> list[list[str]]:
     (stubs / name).write_text(_RECORD)
     (stubs / name).chmod(0o755)
   record.touch()
-  for needed in (".venv/bin/activate", "DIR/stop"):  # that a command reads or touches
-    (directory / needed).parent.mkdir(parents=True)
-    (directory / needed).touch()
+  activate = directory / ".venv" / "bin" / "activate"  # which a command reads
+  activate.parent.mkdir(parents=True)
+  activate.touch()
   environment = os.environ | {"PATH": f"{stubs}:{os.environ['PATH']}", "RECORD": str(record)}
   subprocess.run(
     ["bash", "-euo", "pipefail", "-c", block.text],

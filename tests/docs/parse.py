@@ -1,7 +1,7 @@
-"""Parses commands of this package as they would, without running them; a program.
+"""Parses commands of this repository as they would, without running them; a program.
 
-Reads a JSON list of [module, argument, ...] from stdin and writes a list of what is wrong with
-each, null for nothing. One process for all: importing takes longer than parsing.
+Reads a JSON list of [module, argument, ...] from stdin and writes a list with an error for
+each, null for none. One process for all: importing takes longer than parsing.
 """
 
 import json
@@ -16,24 +16,24 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax import check, cli, experiment, models, optim
+from mixer_jax import config as config_lib
+from mixer_jax import models, optim, options
+from mixer_jax.runtime import cli
 from mixer_jax.study import plan, record
 
 
 def _parse(module: str, arguments: list[str]) -> None:
-  """Raises whatever is wrong with a command."""
-  taken, sys.argv = [], [module, *arguments]  # config flags look for overrides there
-  with (
-    mock.patch.object(cli, "run", lambda main: taken.append(None)),
-    mock.patch.object(cli, "run_commands", taken.append),
-  ):
+  """Raises if a command is not understood."""
+  run, commands = mock.Mock(), mock.Mock()
+  sys.argv = [module, *arguments]  # config flags look for overrides there
+  with mock.patch.object(cli, "run", run), mock.patch.object(cli, "run_commands", commands):
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-  (commands,) = taken
   words = flags.FLAGS(sys.argv)[1:]
-  if commands is None:
-    assert not words, f"{words} are no options"
+  if run.called:
+    assert not words or run.call_args.kwargs.get("arguments"), f"{words} are no options"
   else:
-    assert len(words) == 1 and words[0] in commands, f"{words} is none of {list(commands)}"
+    (known,) = commands.call_args.args
+    assert len(words) == 1 and words[0] in known, f"{words} is none of {list(known)}"
   if "config" in flags.FLAGS and flags.FLAGS.config is not None:
     _check_config(cli.checked_config(flags.FLAGS.config))
   if "study" in flags.FLAGS and flags.FLAGS.study:
@@ -43,14 +43,16 @@ def _parse(module: str, arguments: list[str]) -> None:
 
 
 def _check_config(config) -> None:
-  """All that does not need the data; the optimizer is built for a net of one layer."""
-  check.check(config)
-  experiment.build_model(config.model, 10)
+  """Checks all that does not need the data; the optimizer is built for a net of one layer."""
+  config_lib.check(config)
+  if config.task == "image_classification":
+    models.build(config.model.name, 10, **options.given(config.model))
   layer, x = nn.Dense(2), jnp.zeros((2, 3))
   params = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
   predict = lambda params, x: layer.apply({"params": params}, x)
   problem = optim.Problem(predict, params, x, "categorical")
-  optim.build(config.optimizer, optim.schedules.build(config.schedule, 10, 100), problem)
+  schedule = options.given(config.schedule) | {"name": config.schedule.name}
+  optim.build(config.optimizer, optim.schedules.Multiplier(**schedule).build(1000, 100), problem)
 
 
 def _check_study(options) -> None:

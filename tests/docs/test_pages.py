@@ -1,8 +1,10 @@
-"""What the pages say exists: links, names, options, defaults, scripts, snippets."""
+"""Everything that the pages name exists: links, names, fields, defaults, snippets."""
 
 import ast
+import importlib
 import importlib.util
 import inspect
+import pkgutil
 import re
 
 import flax.linen as nn
@@ -12,38 +14,98 @@ import numpy as np
 import optax
 import pytest
 
-from mixer_jax import experiment, in_memory, models, optim, pretrained, tasks
+import mixer_jax
+from mixer_jax import config as config_lib
+from mixer_jax import models, optim, options, pretrained, tasks
 from tests.docs.commands import PAGES, ROOT, snippets
 
-_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)\)")
-_DEFINITION = r"^\s*(?:def|class) {0}\b|^{0}\s*="
-
-
-def load(path):
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)(?:#(?P<heading>[\w-]+))?\)")
+_DEFINITION = r"^\s*(?:def|class) {0}\b|^\s*{0}\s*="
+_CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_FILE = re.compile(r"\.(?:py|md|json|jsonl|txt|npz|png|pth|gz|svg|safetensors)$")
 
 
 def links(page):
-  """(text, file) of the links of a page to files of the repository."""
-  text = (ROOT / page).read_text()
-  found = [(m["text"], m["target"]) for m in _LINK.finditer(text)]
-  return [(t, (ROOT / page).parent / f) for t, f in found if "://" not in f]
+  """(text, file, heading) of the links of a page to files of the repository."""
+  found = _LINK.finditer((ROOT / page).read_text())
+  where = (ROOT / page).parent
+  return [(m["text"], where / m["target"], m["heading"]) for m in found if "://" not in m["target"]]
+
+
+def headings(file):
+  """The anchors of a page, as GitHub makes them."""
+  found = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+  return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-  assert not [str(file) for _, file in links(page) if not file.exists()]
+  assert not [str(file) for _, file, _ in links(page) if not file.exists()]
+  assert not [h for _, file, h in links(page) if h and h not in headings(file)]
 
 
 @pytest.mark.parametrize("page", ["docs/kfac.md", "docs/design.md"])
 def test_the_code_that_a_page_names_is_where_it_says(page):
-  named = [(text.strip("`"), file) for text, file in links(page) if text.startswith("`")]
+  named = [(text.strip("`"), file) for text, file, _ in links(page) if text.startswith("`")]
   assert len(named) > 9
   for name, file in named:
     assert re.search(_DEFINITION.format(name), file.read_text(), re.MULTILINE), (name, file)
+
+
+def fields():
+  """The names of all fields of configs, as "seed" or "optimizer.damping"."""
+  run = config_lib.default()
+  found = {*run, *options.of(config_lib.Run)}
+  for group, made_of in tasks.find(run.task).options.items():
+    functions = made_of.values() if isinstance(made_of, dict) else [made_of]
+    found |= {f"{group}.{name}".strip(".") for f in functions for name in (*options.of(f), "name")}
+  for group, made_of in (
+    ("mesh", config_lib.mesh.Devices),
+    ("schedule", optim.schedules.Multiplier),
+  ):
+    found |= {f"{group}.{name}" for name in options.of(made_of)}
+  for name in optim.OPTIMIZERS:
+    found |= {f"optimizer.{field}" for field in optim.group(name, 0.1)}
+  return found | {f"optimizer.{name}" for name in ("magnitude", "direction", "scope", "eps")}
+
+
+def resolves(name, modules):
+  """Whether a dotted name is a module of the package, or found in one of them."""
+  first, *rest = name.removeprefix("mixer_jax.").split(".")
+  places = [importlib.import_module(path) for path in modules if path.endswith(f".{first}")]
+  for place in places:
+    for i, part in enumerate(rest):
+      if not hasattr(place, part):
+        path = f"{place.__name__}.{part}" if inspect.ismodule(place) else ""
+        if path not in modules:
+          break
+        place = importlib.import_module(path)
+      else:
+        place = getattr(place, part)
+      if i == len(rest) - 1:
+        return True
+  return bool(places) and not rest
+
+
+# They run, or parse flags, when they are imported.
+_COMMANDS = ("main", "evaluate", "predict", "export", "__main__")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p != "docs/options.md"])
+def test_fields_and_names_in_backticks_exist(page):
+  """`optimizer.damping`, `config.ema_decay`, `models.build(...)` and their like."""
+  modules = [m.name for m in pkgutil.walk_packages(mixer_jax.__path__, "mixer_jax.")]
+  modules = [m for m in modules if m.rpartition(".")[2] not in _COMMANDS]
+  rooms = {m.split(".")[1] for m in modules} | {"optimizer", "schedule", "model", "mesh"}
+  known, unknown = fields(), []
+  for code in _CODE.findall((ROOT / page).read_text()):
+    name = re.match(r"(?:--)?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)", code)
+    if not name or name[1].split(".")[0] not in rooms or _FILE.search(code.split()[0]):
+      continue
+    field = name[1].removeprefix("config.")
+    if field not in known and not resolves(name[1], modules):
+      unknown.append(name[1])
+  assert not unknown
 
 
 def rows(page, heading):
@@ -62,73 +124,51 @@ def test_the_settings_of_kfac_are_its_own():
   parameters = {}
   for function in (optim.scale_by_kfac, optim.kfac):
     parameters |= inspect.signature(function).parameters
-  for absent in ("predict", "params", "batch", "options", "learning_rate", "plain", "decay_mask"):
+  for absent in ("predict", "params", "batch", "options", "learning_rate", "decay_mask"):
     parameters.pop(absent)
   assert told == {name: p.default for name, p in parameters.items()}
 
 
 def test_the_readme_lists_optimizers_with_their_options():
   told = {
-    name.strip("`"): set(re.findall(r"`(\w+)`", options))
-    for name, _, options in rows("README.md", "Optimizers")
+    name.strip("`"): set(re.findall(r"`(\w+)`", named))
+    for name, _, named in rows("README.md", "Optimizers")
   }
   assert told.pop("graft") == {"magnitude", "direction", "scope", "eps"}
   assert told.pop("kfac") == set()  # a page of its own
-  own = {name: set(optim._options(name)) for name in optim.NAMES if name not in ("graft", "kfac")}
+  own = {name: set(options.of(f)) for name, f in optim.OPTIMIZERS.items() if name != "kfac"}
   assert told == own
 
 
-def test_models_and_public_files_are_all_named():
-  for page in ("README.md", "docs/models.md"):
-    text = (ROOT / page).read_text()
+def test_models_tasks_and_public_files_are_all_named():
+  readme, weights = ((ROOT / page).read_text() for page in ("README.md", "docs/weights.md"))
+  for text in (readme, (ROOT / "docs/models.md").read_text()):
     assert not [name for name in models.VARIANTS if f"`{name}`" not in text]
-  text = (ROOT / "docs/weights.md").read_text()
-  assert not [name for name in pretrained.CATALOG if f"`{name}`" not in text]
-  assert f"{len(pretrained.CATALOG)} names" in (ROOT / "README.md").read_text()
+  assert not [name for name in tasks.TASKS if f"`{name}`" not in readme]
+  assert not [name for name in pretrained.CATALOG if f"`{name}`" not in weights]
+  assert f"{len(pretrained.CATALOG)} names" in readme and f"{len(models.VARIANTS)} models" in readme
 
 
 def test_kfac_trains_somebody_s_own_model():
-  losses = load(ROOT / "docs" / "own_model.py").main(steps=200)
+  path = ROOT / "docs" / "own_model.py"
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  losses = module.main(steps=200)
   assert losses[0] > 0.6 and losses[-1] < 0.02
 
 
-def test_turned_images_are_labelled_by_their_turn(tiny_config):
-  """The own task of the documents, against NumPy."""
-  own_task, config = load(ROOT / "docs" / "own_task.py"), tiny_config
-  run = experiment.build(config)
-  task = own_task.Rotation(run.task.model, run.task.images)
-  images, labels = run.dataset.test.images[:8], run.dataset.test.labels[:8]
-  batch = task.batch(None, images, labels, train=False)
-  upright = run.task.batch(None, images, labels, train=False)["image"]
-  np.testing.assert_array_equal(batch["label"], [0, 1, 2, 3, 0, 1, 2, 3])
-  for turned, original, k in zip(batch["image"], upright, batch["label"]):
-    np.testing.assert_array_equal(turned, np.rot90(original, k))
-  trained_on = task.batch(
-    jax.random.key(0), np.repeat(images, 20, 0), np.repeat(labels, 20), train=True
-  )
-  assert set(np.unique(trained_on["label"])) == {0, 1, 2, 3}
-
-
-def test_the_readme_s_snippets_run(tiny_config):
-  """K-FAC and grafting step a model; a task of one's own trains; both on tiny data."""
-  kfac_snippet, task_snippet = snippets("README.md")
+def test_the_readme_s_snippet_runs():
+  """A grafted step is as long as SGD's first one, 0.1 times the gradient's length."""
+  (snippet,) = snippets("README.md")
   x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
   model, batch = nn.Dense(3), {"x": x}
   params = model.init(jax.random.key(0), x)["params"]
   names = dict(model=model, params=params, batch=batch, key=jax.random.key(1), optax=optax)
-  setup, _, step = kfac_snippet.partition("updates, state")
+  setup, _, step = snippet.partition("updates, state")
   exec(setup, names)
   grads = jax.tree.map(jnp.ones_like, params)
   names |= dict(grads=grads, state=names["tx"].init(params))
   exec("updates, state" + step, names)
-  # As long as SGD's first step, 0.1 times the gradient's length.
   for name, update in names["updates"].items():
     np.testing.assert_allclose(np.linalg.norm(update), 0.1 * np.sqrt(grads[name].size), rtol=1e-5)
-
-  printed = []
-  tiny_config.num_epochs = 1
-  names = dict(config=tiny_config, experiment=experiment, in_memory=in_memory)
-  model = experiment.build_model(tiny_config.model, 4)
-  names |= dict(MyTask=tasks.Classification, model=model)
-  exec(task_snippet, names | {"print": lambda *values: printed.append(values)})
-  assert [epoch for epoch, _ in printed] == [1]
