@@ -1,9 +1,12 @@
 """Calls of one and of many steps are compared over the same steps."""
 
+import pytest
+
 from benchmarks import dispatch, steps
 from mixer_jax import experiment
 
 
+@pytest.mark.slow
 def test_every_candidate_makes_the_same_steps(tiny_config, monkeypatch):
   tiny_config.model.num_blocks = 1
   real, made = steps.Fixed, {}

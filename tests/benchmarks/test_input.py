@@ -22,6 +22,7 @@ def test_photographs_are_like_those_of_imagenet(photos):
   assert 90e3 < mean_bytes < 130e3  # 138 GB in 1.28 million files
 
 
+@pytest.mark.slow
 def test_their_rate_and_their_batches(photos, monkeypatch):
   monkeypatch.setattr(input_benchmark, "_SECONDS", 0.1)
   config = input_benchmark.photo_config(photos[0], "mixer_s32", batch_size=4)

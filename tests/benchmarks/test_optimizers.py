@@ -43,6 +43,7 @@ def test_predicted_ratio_by_hand():
   assert costs.ratio(10, 100) == 1 + extra / costs.gradient
 
 
+@pytest.mark.slow
 def test_every_optimizer_is_measured(tiny_run):
   costs = optimizers.measure(tiny_run, rounds=1)
   assert set(costs) == {

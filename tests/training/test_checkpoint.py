@@ -9,10 +9,11 @@ import pytest
 
 from mixer_jax import evaluate, experiment, export, predict
 from mixer_jax.errors import UserError
+from mixer_jax.rundir import metrics_file
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training import checkpoint, loop, restore
 from mixer_jax.training.checkpoint import Checkpoints
-from tests.children import assert_same_run, called, metrics, trained
+from tests.children import assert_same_run, called, trained
 from tests.conftest import waves
 
 
@@ -202,7 +203,7 @@ def test_a_run_of_eight_devices_answers_on_one_and_the_reverse(tmp_path):
     found, outputs, targets, weights = called(
       tmp_path / "asked", answers, str(path), str(tmp_path / "w"), devices=asked_on
     )
-    row = metrics.read(path)[-1]
+    row = metrics_file.read(path)[-1]
     assert found["test"]["error"] == pytest.approx(row["test/error"], rel=1e-5)
     run = experiment.build(waves())
     params = traverse_util.unflatten_dict(weights, sep="/")
