@@ -24,36 +24,23 @@ class Run:
   """The options of a run of any task."""
 
   task: Annotated[str, Option("kind of task, or module.path:Class")] = "image_classification"
-  seed: Annotated[
-    int, Option("decides parameters, order of examples, augmentation and sampling", 0, COUNT)
-  ] = 0
+  seed: Annotated[int, Option("of parameters, order, augmentation and sampling", 0, COUNT)] = 0
   num_epochs: Annotated[int, Option("length of the run in epochs", 1, COUNT)] = 100
   num_steps: Annotated[int, Option("length in optimizer steps; 0: num_epochs", 0, COUNT)] = 0
-  batch_size: Annotated[
-    int, Option("examples a step, split over devices and accumulation steps", 1, COUNT)
-  ] = 64
-  accum_steps: Annotated[
-    int, Option("parts of a batch whose gradients are summed, to save memory", 1, COUNT)
-  ] = 1
-  eval_batch_size: Annotated[
-    int, Option("examples of an evaluation's batch", 1, COUNT, free=True)
-  ] = 256
+  batch_size: Annotated[int, Option("examples a step, over all devices and parts", 1, COUNT)] = 64
+  accum_steps: Annotated[int, Option("parts of a batch whose gradients are summed", 1, COUNT)] = 1
+  eval_batch_size: Annotated[int, Option("examples an evaluation batch", 1, COUNT, free=True)] = 256
   eval_epochs: Annotated[float, Option("epochs between evaluations", 1e-6, COUNT)] = 1.0
   eval_steps: Annotated[int, Option("the same in steps; 0: eval_epochs", 0, COUNT)] = 0
   checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6, COUNT)] = 1.0
   checkpoint_steps: Annotated[int, Option("the same in steps; 0: checkpoint_epochs", 0, COUNT)] = 0
   steps_per_dispatch: Annotated[
-    int,
-    Option(
-      "steps a call of the program, at most; 0: 1 on a CPU, 16 elsewhere", 0, COUNT, free=True
-    ),
+    int, Option("most steps a call of the program; 0: 1 on a CPU, else 16", 0, COUNT, free=True)
   ] = 0
   ema_decay: Annotated[
     float, Option("of an average of the parameters that is evaluated; 0: none", 0, 0.9999999)
   ] = 0.0
-  target: Annotated[
-    float, Option("value of the primary metric whose first step is reported; 0: none", 0)
-  ] = 0.0
+  target: Annotated[float, Option("primary metric whose first step is reported; 0: none", 0)] = 0.0
   on_nonfinite: Annotated[
     str, Option("when a loss or an update is not finite", choices=_POLICIES, free=True)
   ] = "stop"
@@ -83,9 +70,8 @@ def model(name: str, task: str = "image_classification", **overrides: Any) -> Co
   return options.group(tasks.find(task).options["model"], name, **overrides)
 
 
-def optimizer(name: str, learning_rate: float, **values: Any) -> ConfigDict:
-  """The optimizer part: a name, a learning rate and options of any optimizer."""
-  return optim.group(name, learning_rate, **values)
+# The optimizer part: a name, a learning rate and options of any optimizer.
+optimizer = optim.group
 
 
 def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:
@@ -168,15 +154,11 @@ _TARGETS = {
 
 
 def study(dataset: str, variant: str) -> ConfigDict:
-  """Section 4.3 of the K-FAC study, without the optimizer.
+  """Section 4.3 of the K-FAC study on "cifar10" or "cifar100", without the optimizer.
 
-  Batch 64, 100 epochs, learning rate times 0.1 at epochs 40 and 80.
-
-  Args:
-    dataset: "cifar10" or "cifar100".
-    variant: "s4" and "b4" see 32x32 images; "s16", "b16" and "b16_pt" see them resized to 256x256
-      and cropped to 224x224. "b16_pt" starts from `config.pretrained`, which has to be given.
-      Another one is a UserError.
+  Batch 64, 100 epochs, learning rate times 0.1 at epochs 40 and 80. "s4" and "b4" see 32x32 images;
+  "s16", "b16" and "b16_pt" see them resized to 256x256 and cropped to 224x224. "b16_pt" starts from
+  `config.pretrained`, which has to be given. Another variant is a UserError.
   """
   if variant not in ("s4", "b4", "s16", "b16", "b16_pt"):
     raise UserError(f"the config takes the model {variant!r}; allowed: s4, b4, s16, b16, b16_pt")

@@ -14,19 +14,9 @@ from mixer_jax.training.restore import restore
 def evaluate(
   path: str, which: str = "latest", data_dir: str | None = None, split: str | None = None
 ) -> dict[str, dict[str, float]]:
-  """Restores a checkpoint and evaluates it.
+  """Metrics of a checkpoint by split, equal to those that training logged.
 
-  Args:
-    path: the run's directory.
-    which: "latest", "best" or a step.
-    data_dir: replaces the config's `data.dir`.
-    split: one of the run's splits; None: all but the training set.
-
-  Returns:
-    Metrics by split and name, equal to those that training logged for this step.
-
-  Raises:
-    UserError: no run, no such checkpoint or split, or no data.
+  They are of one split, or of all but the training set; for the rest see `restore`.
   """
   run, variables, step = restore(path, which, data_dir)
   if split and split not in run.datasets:

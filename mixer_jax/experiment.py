@@ -7,6 +7,7 @@ import math
 import os
 from typing import Any, Mapping
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -21,14 +22,7 @@ from mixer_jax.runtime import mesh as mesh_lib
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-  """When things happen, in optimizer steps.
-
-  Attributes:
-    steps_per_epoch: of the training set.
-    num_steps: length of the run.
-    eval_every: steps between evaluations; the last step is always evaluated.
-    checkpoint_every: steps between checkpoints; the last step is always saved.
-  """
+  """When things happen, in optimizer steps; the last one is always evaluated and saved."""
 
   steps_per_epoch: int
   num_steps: int
@@ -42,25 +36,17 @@ class Clock:
     return step % self.checkpoint_every == 0 or step == self.num_steps
 
   def epoch(self, step: int) -> float:
-    """Epochs done after a step."""
     return round(step / self.steps_per_epoch, 6)
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """The parts of a run that training, evaluation and benchmarks share.
-
-  Attributes:
-    config: see `mixer_jax.config`.
-    mesh: the devices.
-    task: its model, loss and metrics.
-    datasets: its splits by name, "train" and "test" among them.
-  """
+  """The parts of a run that training, evaluation and benchmarks share."""
 
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
   task: tasks.Task
-  datasets: Mapping[str, Dataset]
+  datasets: Mapping[str, Dataset]  # the splits by name, "train" and "test" among them
 
   @property
   def selection(self) -> str:
@@ -133,21 +119,11 @@ class Experiment:
   @functools.cached_property
   def recipe(self) -> str:
     """All that decides on the program of training: runs of one recipe share it."""
-    config = json.loads(self.config.to_json())
-    _blank(config["optimizer"])
-    arrays = (self.variable_shapes, self.batch_shapes)
-    shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), arrays)
-    clock, devices = dataclasses.astuple(self.clock), self.mesh.devices.shape
-    return repr((config, str(shapes), clock, devices, self.mesh.device_ids.tolist()))
-
-
-def _blank(optimizer: dict[str, Any]) -> None:
-  """Leaves out the numbers that are arguments of the program, of both sides of `graft`, too."""
-  for side in ("magnitude", "direction"):
-    if side in optimizer:
-      _blank(optimizer[side])
-  optimizer.pop("learning_rate", None)
-  optimizer.pop("damping", None)
+    flat = traverse_util.flatten_dict(json.loads(self.config.to_json()))
+    arguments = ("learning_rate", "damping")  # of the program, of both sides of `graft`
+    config = {k: v for k, v in flat.items() if k[0] != "optimizer" or k[-1] not in arguments}
+    devices = self.mesh.devices.shape, self.mesh.device_ids.tolist()
+    return repr((config, self.variable_shapes, self.batch_shapes, self.clock, devices))
 
 
 def build(config: ml_collections.ConfigDict) -> Experiment:
@@ -167,20 +143,16 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
   name = config.model.name if "model" in config and "name" in config.model else config.task
   try:
-    check_memory(name, run.variable_shapes)
+    leaves = jax.tree.leaves(run.variable_shapes)
   except ValueError as e:  # a Linen module's own check
     raise UserError(f"model {name}: {e}") from e
-  return run
-
-
-def check_memory(name: str, shapes: Any) -> None:
-  """Raises a UserError if variables of these shapes are larger than a device's memory."""
-  size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+  size = sum(x.size * x.dtype.itemsize for x in leaves)
   memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or math.inf
-  if memory == math.inf and jax.devices()[0].platform == "cpu" and hasattr(os, "sysconf"):
+  if memory == math.inf and jax.devices()[0].platform == "cpu":
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   if size > memory:
     raise UserError(
       f"model {name}: its parameters take {size / 2**30:,.1f} GiB, more than the"
       f" {memory / 2**30:,.1f} GiB of the device; check the fields of the model and of data"
     )
+  return run

@@ -14,15 +14,10 @@ from mixer_jax.training.restore import without_data
 
 
 def export(path: str, which: str, out: str) -> pathlib.Path:
-  """Saves the parameters of a checkpoint, as its task writes them. The data are not needed.
-
-  Args:
-    path: the run's directory.
-    which: "latest", "best" or a step.
-    out: the file to write and return, ending in `.npz`.
+  """Saves the parameters of a checkpoint in `out`, an `.npz`; the data are not needed.
 
   Raises:
-    UserError: no such run or checkpoint, or a file that cannot be written.
+    UserError: no such run or checkpoint (see `restore`), or a file that cannot be written.
   """
   target = pathlib.Path(out).expanduser()
   if target.suffix != ".npz":
@@ -37,11 +32,10 @@ def export(path: str, which: str, out: str) -> pathlib.Path:
 
 def main(argv: list[str]) -> None:
   del argv
-  options = flags.FLAGS
-  for name in ("workdir", "out"):
-    if not options[name].value:
-      raise UserError(f"--{name} is missing")
-  print(export(options.workdir, options.checkpoint, options.out))
+  options, path = flags.FLAGS, cli.workdir()
+  if not options.out:
+    raise UserError("--out is missing")
+  print(export(path, options.checkpoint, options.out))
 
 
 if __name__ == "__main__":

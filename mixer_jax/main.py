@@ -3,9 +3,7 @@
   python -m mixer_jax.main --config=configs/kfac_cifar100.py:b16 --workdir=DIR \
       --config.optimizer.damping=1e-2
 
-On several hosts, or as several processes on one, the same command is started once
-for each with --distributed, where SLURM, Open MPI, Kubernetes or Cloud TPU starts
-them, or with --coordinator_address=HOST:PORT --num_processes=N --process_id=I.
+docs/scaling.md has the flags of several hosts, or of several processes on one.
 """
 
 from absl import flags
@@ -37,9 +35,7 @@ if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Directory of the run; default: fresh under runs/.")
   cli.define("compilation_cache")
   flags.DEFINE_bool("verbose_model", False, "Print the tables of parameters and blocks.")
-  flags.DEFINE_bool(
-    "distributed", False, "One of several processes, as SLURM, Open MPI, Kubernetes or a TPU says."
-  )
+  flags.DEFINE_bool("distributed", False, "One of several processes that a cluster has started.")
   flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process.")
   flags.DEFINE_integer("num_processes", None, "Number of processes.")
   flags.DEFINE_integer("process_id", None, "Number of this process, from 0.")

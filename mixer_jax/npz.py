@@ -1,7 +1,7 @@
 """A strict reader of `.npz` files: nothing is unpickled, and sizes that a file claims are checked.
 
-NumPy does the reading. It believes the sizes in headers, so that a file of some kilobytes can
-ask for all memory, and it ignores bytes that a header does not claim.
+NumPy does the reading. It believes the sizes in headers, so that a file of some kilobytes can ask
+for all memory, and it ignores bytes that a header does not claim.
 """
 
 import contextlib
@@ -25,10 +25,8 @@ _HEADERS = {
 }
 
 
-class Npz:
-  """The arrays of an `.npz` file, read one at a time; a context manager.
-
-  The `names` of the arrays and the `comment` of the archive are attributes.
+class Npz(contextlib.AbstractContextManager):
+  """The arrays of an `.npz` file, read one at a time, with their names and the file's comment.
 
   Raises:
     ValueError: the archive is damaged or contradicts itself; one line says how.
@@ -40,9 +38,6 @@ class Npz:
       self._members = members(self._archive, os.path.getsize(path))
     self.names = tuple(self._members)
     self.comment = self._archive.comment
-
-  def __enter__(self) -> "Npz":
-    return self
 
   def __exit__(self, *exception) -> None:
     self._archive.close()
@@ -75,11 +70,7 @@ def _in_one_line() -> Iterator[None]:
 
 
 def members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-  """The members of an archive of `size` bytes by array name.
-
-  Raises:
-    ValueError: a name comes twice, or sizes cannot be true, or would fill the memory.
-  """
+  """The members of an archive of `size` bytes by array name; a ValueError if it is a trap."""
   by_name = {}
   for member in archive.infolist():
     name = member.filename.removesuffix(".npy")

@@ -32,30 +32,17 @@ Group = Callable | Mapping[str, Callable]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """One option; `of` fills in name, type and default from the signature.
+  """One option; `of` fills in name, type, default and whether None is a value, too."""
 
-  Attributes:
-    help: one line.
-    low: lowest value, allowed.
-    high: highest value, allowed.
-    choices: all allowed values; () if a range, or any text, is meant.
-    length: of a tuple; 0: any.
-    free: whether it may differ when a run is resumed, since results do not depend on it.
-    name: of the keyword.
-    type: bool, int, float, str or tuple (of numbers).
-    default: the keyword's; `REQUIRED` if it has none.
-    optional: whether None is a value, too.
-  """
-
-  help: str
-  low: float = -math.inf
-  high: float = math.inf
-  choices: tuple[Any, ...] = ()
-  length: int = 0
-  free: bool = False
+  help: str  # one line
+  low: float = -math.inf  # lowest value, allowed
+  high: float = math.inf  # highest value, allowed
+  choices: tuple[Any, ...] = ()  # all allowed values; () if a range, or any text, is meant
+  length: int = 0  # of a tuple; 0: any
+  free: bool = False  # may differ when a run is resumed, since results do not depend on it
   name: str = ""
-  type: type = str
-  default: Any = None
+  type: type = str  # bool, int, float, str or tuple (of numbers)
+  default: Any = None  # `REQUIRED` if there is none
   optional: bool = False
 
   @property
@@ -110,31 +97,22 @@ def of(function: Callable) -> Mapping[str, Option]:
       if isinstance(note, OptionsOf):
         found |= {k: v for k, v in of(note.function).items() if k not in found}
       elif isinstance(note, Option):
-        kind, optional = _type(typing.get_args(parameter.annotation)[0])
-        found[name] = dataclasses.replace(
-          note, name=name, type=kind, default=parameter.default, optional=optional
-        )
+        kind = typing.get_args(parameter.annotation)[0]
+        if optional := isinstance(kind, types.UnionType):
+          [kind] = [t for t in typing.get_args(kind) if t is not type(None)]
+        seen = dict(name=name, default=parameter.default, optional=optional)
+        found[name] = dataclasses.replace(note, type=typing.get_origin(kind) or kind, **seen)
   return types.MappingProxyType(found)
 
 
-def _type(annotation: Any) -> tuple[type, bool]:
-  """The type of an option, and whether it may be None."""
-  if optional := isinstance(annotation, types.UnionType):
-    [annotation] = [t for t in typing.get_args(annotation) if t is not type(None)]
-  return typing.get_origin(annotation) or annotation, optional
-
-
 def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
-  """A group of a config with its defaults.
+  """A group of a config: the defaults but for some values.
 
-  Args:
-    made_of: a function or class with options; or several by name, and the config's field
-      `name` chooses one. Then fields that are None take the defaults of the chosen one.
-    name: chooses among several.
-    **values: that differ from the defaults.
+  It is made of a function or class with options; or of several by name, and the field `name`
+  chooses one. Then fields that are None take the defaults of the chosen one.
   """
   several = isinstance(made_of, Mapping)
-  values |= {"name": name} if name or several else {}
+  values |= {"name": name} if name else {}
   config = ConfigDict({"name": name} if several else {})
   for option in any_of(made_of).values():
     missing = several or option.default is None or option.default is REQUIRED

@@ -14,22 +14,20 @@ import numpy as np
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import cli
-from mixer_jax.training.evaluator import Batches
+from mixer_jax.training.evaluator import each_batch
 from mixer_jax.training.restore import restore
 
 
 def predict(run: Experiment, variables: Any, split: str = "test") -> tuple[Any, Any]:
   """Outputs and targets of all examples of a split, in its order: [n, ...] arrays."""
-  batches = Batches(run, split)
 
-  @jax.jit
-  def predict_batch(variables, examples, rows):
-    prediction = run.task.predict(variables, batches.prepare(jax.random.key(0), examples, rows))
-    return prediction.outputs, prediction.targets
+  def outputs_and_targets(variables, batch, mask):
+    prediction = run.task.predict(variables, batch)
+    return prediction.outputs, prediction.targets, mask
 
-  found = [jax.device_get(predict_batch(variables, *window)) for window in batches.windows()]
-  keep = batches.masks.reshape(-1)
-  return jax.tree.map(lambda *parts: np.concatenate(parts)[keep], *found)
+  found = map(jax.device_get, each_batch(run, split, outputs_and_targets)(variables))
+  *arrays, keep = (jax.tree.map(lambda *x: np.concatenate(x), *parts) for parts in zip(*found))
+  return tuple(jax.tree.map(lambda x: x[keep], tree) for tree in arrays)
 
 
 def main(argv: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Arrays on disk, so that only the first start decodes the files that they come from.
 
-An entry is a directory NAME-KEY with a .npy file for each array and meta.json. It
-appears by one rename, so a reader sees all of it or nothing, and programs that
-start together do no harm. An entry that does not agree with its meta.json is built anew.
+An entry is a directory NAME-KEY with a .npy file for each array and meta.json. It appears by one
+rename, so a reader sees all of it or nothing, and programs that start together do no harm. An entry
+that does not agree with its meta.json is built anew.
 """
 
 import functools
@@ -30,10 +30,7 @@ Build = Callable[[Allocate], dict[str, np.ndarray]]
 
 
 def fingerprint(identity: Any, files: Iterable[tuple[str, int, int]]) -> str:
-  """A hash that changes when files do, or the way in which they are read, `repr(identity)`.
-
-  `files` are (relative path, size in bytes, mtime in nanoseconds).
-  """
+  """A hash of `repr(identity)` and of files (relative path, size in bytes, mtime in ns)."""
   digest = hashlib.sha256(repr(identity).encode())
   for entry in sorted(files):
     digest.update(repr(entry).encode())
@@ -43,12 +40,8 @@ def fingerprint(identity: Any, files: Iterable[tuple[str, int, int]]) -> str:
 def read(cache_dir: pathlib.Path, name: str, key: str, build: Build) -> dict[str, np.ndarray]:
   """Arrays by name, as a rule read-only memory maps, from the cache if they are in it.
 
-  Args:
-    cache_dir: made if missing; if it cannot be written, the arrays are built in
-      memory, with a warning.
-    name: begins the entry's name, for people who look into the directory.
-    key: a `fingerprint`.
-    build: fills the arrays, each of them allocated under its name.
+  `name` begins the name of the entry, whose key is a `fingerprint`. If `cache_dir` cannot be made
+  or written, the arrays are built in memory, with a warning.
   """
   entry = cache_dir / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}-{key[:20]}"
   arrays = _open(entry)
@@ -66,7 +59,7 @@ _warn_once = functools.cache(_LOG.warning)
 
 
 def _open(entry: pathlib.Path) -> dict[str, np.ndarray] | None:
-  """Maps an entry's arrays; None if it is missing, partial or damaged."""
+  """The arrays of an entry; None if it is missing, partial or damaged."""
   try:
     meta = json.loads((entry / "meta.json").read_text())
     arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in meta}

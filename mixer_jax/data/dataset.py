@@ -8,14 +8,11 @@ import numpy as np
 
 
 class Dataset(Protocol):
-  """The examples of a split.
-
-  Attributes:
-    spec: a `jax.ShapeDtypeStruct` for each array of one example, in the example's structure.
-  """
+  """The examples of a split."""
 
   @property
-  def spec(self) -> Any: ...
+  def spec(self) -> Any:
+    """A `jax.ShapeDtypeStruct` for each array of one example, in the example's structure."""
 
   def __len__(self) -> int: ...
 

@@ -1,9 +1,8 @@
 """From a dataset to batches on the devices.
 
-A set that fits lives on every device and only example ids travel. Of a larger one,
-the host prepares a window of some steps ahead of the devices: it gathers them from
-memory maps, or has them read by worker processes (`stream.py`). Either way a window
-is a pair of which `take` makes batches, inside the compiled step.
+A set that fits lives on every device and only example ids travel. Of a larger one, the host
+prepares a window of some steps ahead of the devices: it gathers them from memory maps, or has them
+read by worker processes (`stream.py`). `take` makes batches of a window in the compiled step.
 """
 
 from concurrent import futures
@@ -53,9 +52,9 @@ class Feed:
 
   Args:
     dataset: the examples.
-    ids: step -> example ids of its batch, [batch_size]; the same ids in every process. A
-      method `epoch_of`, such as that of `order.Order`, says which epoch a step belongs to;
-      without one all are of epoch 1.
+    ids: step -> example ids of its batch, [batch_size]; the same ids in every process. A method
+      `epoch_of`, such as that of `order.Order`, says which epoch a step belongs to; without one all
+      are of epoch 1.
     sharding: of a batch. Each process reads, or gathers, the rows of its own devices.
     seed: of the random choices of a stream, see `order.crop_rng`.
   """
@@ -89,10 +88,7 @@ class Feed:
     return max(1, min(steps, WINDOW_BYTES // (len(self._rows) * example)))
 
   def windows(self, plan: Iterable[tuple[int, int]]) -> Iterator[Window]:
-    """Yields a window for each entry of a plan.
-
-    Args:
-      plan: first step and number of steps of each window. It is read one entry ahead.
+    """Yields a window for each first step and number of steps of a plan, read one entry ahead.
 
     Raises:
       UserError: an example cannot be read (see `stream.Stream.take`).
@@ -118,7 +114,6 @@ class Feed:
     return np.stack([self._ids(step) for step in range(first, first + count)])
 
   def _prepare(self, first: int, count: int) -> Any:
-    """The batches of a window on the devices."""
     if self._stream:
       local = self._stream.take(first, count)
     else:  # from the host's memory maps, in sorted reads
@@ -126,7 +121,5 @@ class Feed:
       examples, inverse = np.unique(ids, return_inverse=True)
       local = jax.tree.map(lambda x: x[examples][inverse], self._arrays)
     shape = (count, self._batch_size)
-    return jax.tree.map(
-      lambda x: jax.make_array_from_process_local_data(self._sharding, x, shape + x.shape[2:]),
-      local,
-    )
+    make = jax.make_array_from_process_local_data
+    return jax.tree.map(lambda x: make(self._sharding, x, shape + x.shape[2:]), local)

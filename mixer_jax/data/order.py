@@ -25,7 +25,7 @@ _latest_indices = functools.lru_cache(maxsize=2)(train_indices)
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """The training examples of each step, see `train_indices`; a batch is at most the split."""
+  """Example ids of each step, from 0, int32 [batch_size]: see `train_indices`."""
 
   seed: int
   num_examples: int
@@ -37,11 +37,9 @@ class Order:
     return self.num_examples // self.batch_size
 
   def epoch_of(self, step: int) -> int:
-    """The epoch, from 1, of a step, from 0."""
     return step // self.steps_per_epoch + 1
 
   def __call__(self, step: int) -> np.ndarray:
-    """Example ids of a step, from 0: int32 [batch_size]."""
     sizes = (self.num_examples, self.batch_size, self.restores)
     ids = _latest_indices(self.seed, self.epoch_of(step), *sizes)
     return ids[step % self.steps_per_epoch]

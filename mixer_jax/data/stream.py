@@ -1,8 +1,8 @@
 """Batches of a streamed dataset, read ahead by worker processes of Grain.
 
-Grain moves the work and keeps the order; the order itself, and every random choice,
-are pure functions of seed, epoch and example (`order.py`), whatever the number of
-workers. Workers run this: of JAX only `jax.tree` may be used, nothing that takes a device.
+Grain moves the work and keeps the order; the order itself, and every random choice, are pure
+functions of seed, epoch and example (`order.py`), whatever the number of workers. Workers run this:
+of JAX only `jax.tree` may be used, nothing that takes a device.
 """
 
 import contextlib
@@ -33,34 +33,26 @@ _CHUNK = 16
 class Stream:
   """The batches of consecutive steps, from any step on.
 
-  Workers start with the first step that is taken, go on by themselves, and end with
-  `close`, with the stream, or with the process, however that ends.
+  Workers start with the first step that is taken, go on by themselves, and end with `close`, with
+  the stream, or with the process, however that ends.
 
   Args:
-    dataset: the examples. It is sent to the workers.
-    ids: step -> example ids of its batch, see `feed.Feed`. It is sent to the workers; an
-      IndexError ends the steps.
+    dataset: the examples. It is sent to the workers, as are `ids`.
+    ids: step -> example ids of its batch, see `feed.Feed`; an IndexError ends the steps.
     rows: of each batch, the rows that are wanted here, [local] ascending.
     seed: of random choices.
-
-  Raises:
-    UserError: Grain is not installed.
   """
 
   def __init__(
     self, dataset: Streamed, ids: Callable[[int], np.ndarray], rows: np.ndarray, seed: int
   ):
-    _grain()
     self._rows = [rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK)]
     self._chunks = _Chunks(dataset, ids, self._rows, seed)
     self._position = self._coming = None
     self._end = lambda: None
 
   def take(self, step: int, count: int) -> Any:
-    """Waits for `count` batches from a step on; quick where they follow the batches taken last.
-
-    Returns:
-      Examples stacked as arrays [count, local, ...].
+    """Examples [count, local, ...] from a step on; quick where they follow those taken last.
 
     Raises:
       UserError: an example is broken (it is named), or a worker died.
@@ -91,8 +83,10 @@ class Stream:
     self._end()
 
   def _start(self, step: int) -> None:
+    import grain  # slow, so only when needed
+
     self.close()
-    grain, dataset = _grain(), self._chunks.dataset
+    dataset = self._chunks.dataset
     chunks = grain.MapDataset.source(dataclasses.replace(self._chunks, first=step))
     chunks = chunks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     ahead = -(-dataset.read_ahead // _CHUNK) or 1
@@ -128,16 +122,6 @@ class _Chunks:
     epoch = self.ids.epoch_of(step) if hasattr(self.ids, "epoch_of") else 1
     examples = [self.dataset.read(i, order.crop_rng(self.seed, epoch, i)) for i in ids.tolist()]
     return [np.stack(leaves) for leaves in zip(*map(jax.tree.leaves, examples))]
-
-
-def _grain() -> Any:
-  try:
-    import grain  # slow, so only when needed
-
-    return grain
-  except ImportError as error:
-    why = f"streaming needs the package grain, which cannot be imported ({error})"
-    raise UserError(f"data.stream: {why}: pip install grain") from error
 
 
 @contextlib.contextmanager

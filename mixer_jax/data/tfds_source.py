@@ -23,14 +23,13 @@ def find(
   """Finds a prepared set, as array_record or TFRecord, or downloads and prepares it.
 
   Args:
-    name: "cifar10", "cifar10:3.0.2", "dataset/config" or "dataset/config:1.0.0". TFDS chooses
-      the version (the newest) and the config where they are left out.
+    name: as "dataset/config:1.0.0". TFDS chooses config and version where they are left out.
     data_dir: where prepared sets are; "" for TFDS's default.
-    check: raises a UserError if the features are not what is needed.
+    check: takes its `tfds.features.FeaturesDict`; raises a UserError if something is missing.
     others: further values of data.name, for messages; the first needs no files.
 
   Returns:
-    Its directory and its `tfds.features.FeaturesDict`.
+    Its directory and the result of `check`.
 
   Raises:
     UserError: there is no such set, or it is not here and cannot be downloaded.
@@ -42,20 +41,13 @@ def find(
       builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=str(root))
     except tfds.core.DatasetNotFoundError:
       builder = _prepare(tfds, name, root, check, others)
-    check(builder.info.features)
-    return pathlib.Path(builder.data_dir), builder.info.features
+    return pathlib.Path(builder.data_dir), check(builder.info.features)
 
 
 class Examples:
-  """The examples of a base split, in the order in which it was prepared.
+  """The examples of a base split, in the order in which it was prepared, in any process.
 
-  A copy in another process opens the files there.
-
-  Args:
-    name: of the set, for messages.
-    directory: see `find`.
-    base: name of the split.
-    encoded: features whose bytes are wanted as they are stored.
+  Features that are named in `encoded` are read as the bytes that are stored.
 
   Raises:
     UserError: there is no such split, or its files are damaged.
@@ -73,11 +65,7 @@ class Examples:
     return len(self._records)
 
   def read(self, i: int) -> Mapping[str, Any]:
-    """The features of an example by name, NumPy or bytes.
-
-    Raises:
-      UserError: names the record that cannot be read.
-    """
+    """The features of an example by name; a UserError names a record that cannot be read."""
     if self._read is None:
       self._open()
     try:
@@ -129,7 +117,6 @@ def _dataset(name: str) -> str:
 def _prepare(
   tfds: Any, name: str, root: pathlib.Path, check: Callable[[Any], None], others: Sequence[str]
 ) -> Any:
-  """Downloads and prepares a set; returns its builder."""
   known, dataset = tfds.list_builders(with_community_datasets=False), _dataset(name)
   if dataset not in known:
     close = ", ".join(difflib.get_close_matches(dataset, known)) or known[0]
@@ -174,12 +161,12 @@ def _unreachable(urls: list[str]) -> str:
     for host, url in hosts.items():
       try:
         status = requests.head(url, timeout=_PROBE_SECONDS / 2).status_code
-        why = f"answers with status {status}" if status >= 500 else ""
+        if status < 500:
+          continue
+        problem = f"{host} answers with status {status}"
       except Exception as error:  # urllib3 lets some through; a thread has nobody to tell
-        why = f"cannot be reached: {type(error).__name__}"
-      if why:
-        problem = f"{host} {why}"
-        return
+        problem = f"{host} cannot be reached: {type(error).__name__}"
+      return
     problem = ""
 
   thread = threading.Thread(target=probe, daemon=True)

@@ -19,11 +19,7 @@ _ALL_ONES = bytes.fromhex("54641f64")
 
 
 class TfRecords:
-  """The records of some files, one after the other; a copy in a worker opens the files there.
-
-  Args:
-    paths: the files.
-    counts: records that each of them has to hold.
+  """The records of files, one after the other, each of which has to hold so many; picklable.
 
   Raises:
     ValueError: a file is cut short, is no TFRecord file, or holds another number of records.
@@ -40,11 +36,7 @@ class TfRecords:
     return len(self._starts)
 
   def __getitem__(self, i: int) -> bytes:
-    """The content of a record.
-
-    Raises:
-      ValueError: the content does not agree with its checksum.
-    """
+    """The content of a record; a ValueError if it does not agree with its checksum."""
     path = self._paths[np.searchsorted(self._ends, i, side="right")]
     with path.open("rb") as file:
       file.seek(int(self._starts[i]))

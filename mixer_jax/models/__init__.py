@@ -11,7 +11,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.models import gmlp, mixer, resmlp
 from mixer_jax.models.absorb import absorb_affine
 from mixer_jax.models.blocks import stacked, unrolled
-from mixer_jax.models.family import LAYER_KINDS, role
+from mixer_jax.models.family import COMMON, LAYER_KINDS, role
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.resmlp import ResMlp
@@ -19,7 +19,7 @@ from mixer_jax.models.resmlp import ResMlp
 _FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY)
 
 VARIANTS = {name: model for family in _FAMILIES for name, model in family.variants.items()}
-_LAYERS = {path: layer for family in _FAMILIES for path, layer in family.layers.items()}
+_LAYERS = COMMON | {path: layer for family in _FAMILIES for path, layer in family.layers.items()}
 _IMAGE_SIZES = {name: size for family in _FAMILIES for name, size in family.image_sizes.items()}
 _DECAYED = frozenset(itertools.chain.from_iterable(family.decayed for family in _FAMILIES))
 

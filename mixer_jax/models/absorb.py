@@ -1,12 +1,12 @@
 """ResMLP for inference: Aff and LayerScale folded into the layers beside them.
 
-The paper (Section 2) says that Aff costs nothing at inference, since the adjacent
-linear layer can absorb it. These steps are exact:
+The paper (Section 2) says that Aff costs nothing at inference, since the adjacent linear layer can
+absorb it. These steps are exact:
 
-- Over channels, all of it: the second Aff goes into the first layer of the MLP,
-  LayerScale into the last, the last Aff into the head (it commutes with the mean).
-- Over patches, Aff and LayerScale act on channels and the matrix K [tokens in,
-  tokens out], with bias a, on tokens. With Aff's scale s and bias b and LayerScale l,
+- Over channels, all of it: the second Aff goes into the first layer of the MLP, LayerScale into the
+  last, the last Aff into the head (it commutes with the mean).
+- Over patches, Aff and LayerScale act on channels and the matrix K [tokens in, tokens out], with
+  bias a, on tokens. With Aff's scale s and bias b and LayerScale l,
 
     l_c (sum_u K_ut (s_c x_uc + b_c) + a_t) = l_c s_c sum_u K_ut x_uc + l_c (b_c r_t + a_t)
 
@@ -18,20 +18,18 @@ linear layer can absorb it. These steps are exact:
 - The MLP over patches keeps its Aff and LayerScale: GELU stands between them, and
   the channels share its matrices.
 
-A block so loses 5 of its 11 additions and multiplications per value, among them all
-that stand before a matrix product. It gains tokens x channels numbers (S12 at
-224x224: 6% of the parameters). XLA fuses most of such operations with others: expect
-a few per cent of the time at most.
+A block so loses 5 of its 11 additions and multiplications per value and gains tokens x channels
+numbers (S12 at 224x224: 6% of the parameters). XLA fuses most of such operations with others:
+expect a few per cent of the time at most.
 """
 
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.models import blocks, layers, resmlp
+from mixer_jax.models import blocks, resmlp
 
 Params = dict[str, Any]
 
@@ -51,68 +49,49 @@ class TokenAffine(nn.Module):
     return x + self.param("bias", nn.initializers.zeros, x.shape[1:]).astype(self.dtype)
 
 
-class AbsorbedBlock(nn.Module):
-  """`resmlp.ResMlpBlock` with its affine layers absorbed; the fields are its own."""
+class _Absorbed:
+  """Norms and scales of absorbed blocks; the MLP over patches keeps its own."""
 
-  grid: tuple[int, int]
-  channels_mlp_dim: int
-  patch_communication: str
-  gelu: str
-  dtype: Any
+  use_bias: ClassVar[bool] = False
 
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape."""
-    kind = self.patch_communication
-    options = dict(gelu=self.gelu, dtype=self.dtype)
-    if kind == "mlp":
-      y = resmlp.communicate(layers.Affine(self.dtype, name="norm1")(x), kind, self.grid, **options)
-      x = x + layers.LayerScale(1.0, self.dtype, name="layer_scale_1")(y)
-    elif kind != "none":
-      y = resmlp.communicate(x, kind, self.grid, use_bias=False, **options)
-      x = x + TokenAffine(kind == "linear", self.dtype, name="token_affine")(y)
-    return x + layers.MlpBlock(self.channels_mlp_dim, name="cross_channel", **options)(x)
+  def _norm(self, x: jax.Array, name: str) -> jax.Array:
+    return super()._norm(x, name) if self._stays(name) else x
+
+  def _scaled(self, y: jax.Array, name: str) -> jax.Array:
+    if name == "layer_scale_2":
+      return y
+    if self._stays(name):
+      return super()._scaled(y, name)
+    linear = self.patch_communication == "linear"
+    return TokenAffine(linear, self.dtype, name="token_affine")(y)
+
+  def _stays(self, name: str) -> bool:
+    return self.patch_communication == "mlp" and name in ("norm1", "layer_scale_1")
 
 
-class AbsorbedClassBlock(nn.Module):
-  """`resmlp.ClassMlpBlock` with its affine layers absorbed; the fields are its own."""
-
-  channels_mlp_dim: int
-  gelu: str
-  dtype: Any
-
-  @nn.compact
-  def __call__(self, token: jax.Array, patches: jax.Array) -> jax.Array:
-    """The new class token: [batch, 1, channels] from itself and [batch, tokens, channels]."""
-    y = jnp.swapaxes(jnp.concatenate([token, patches], axis=1), 1, 2)
-    y = layers.Dense(1, use_bias=False, dtype=self.dtype, name="cross_patch")(y)
-    token = token + TokenAffine(dtype=self.dtype, name="token_affine")(jnp.swapaxes(y, 1, 2))
-    options = dict(gelu=self.gelu, dtype=self.dtype)
-    return token + layers.MlpBlock(self.channels_mlp_dim, name="cross_channel", **options)(token)
+# Named as the blocks that they stand for, so that parameters keep their paths.
+class ResMlpBlock(_Absorbed, resmlp.ResMlpBlock):
+  """`resmlp.ResMlpBlock` with its affine layers absorbed."""
 
 
-class AbsorbedResMlp(nn.Module):
-  """A `resmlp.ResMlp` after `absorb_affine`, with its fields and one more.
+class ClassMlpBlock(_Absorbed, resmlp.ClassMlpBlock):
+  """`resmlp.ClassMlpBlock` with its affine layers absorbed."""
+
+  patch_communication: ClassVar[str] = "linear"
+
+
+class AbsorbedResMlp(resmlp.ResMlp, kw_only=True):
+  """A `resmlp.ResMlp` after `absorb_affine`.
 
   `image_size` is height and width of the images; None: only their number of patches matters.
   """
 
-  num_classes: int
-  patch_size: int
-  hidden_dim: int
-  num_blocks: int
-  channels_mlp_dim: int
-  pooling: str = "average"
-  patch_communication: str = "linear"
-  gelu: str = "exact"
-  dtype: Any = "float32"
+  layer_scale_init: float = 1.0
   image_size: tuple[int, int] | None = None
+  block, class_block = ResMlpBlock, ClassMlpBlock
 
-  @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
-
-    Sows "tokens" as `resmlp.ResMlp` does.
+    """As `resmlp.ResMlp` does.
 
     Raises:
       ValueError: train is True, or the images are not of image_size.
@@ -122,19 +101,10 @@ class AbsorbedResMlp(nn.Module):
     if self.image_size not in (None, images.shape[1:3]):
       height, width = self.image_size
       raise ValueError(f"images have shape {images.shape}; known: [batch, {height}, {width}, 3]")
-    x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    grid = tuple(side // self.patch_size for side in images.shape[1:3])
-    fields = blocks.fields_of(self, AbsorbedBlock)
-    for i in range(self.num_blocks):
-      x = AbsorbedBlock(grid, name=f"ResMlpBlock_{i}", **fields)(x)
-    self.sow("intermediates", "tokens", x)
-    if self.pooling == "class_mlp":
-      token = resmlp.ClassToken(self.dtype, name="class_token")(x)
-      fields = blocks.fields_of(self, AbsorbedClassBlock)
-      for i in range(2):
-        token = AbsorbedClassBlock(name=f"ClassMlpBlock_{i}", **fields)(token, x)
-      x = token
-    return nn.Dense(self.num_classes, name="head")(jnp.mean(x, axis=1, dtype=jnp.float32))
+    return super().__call__(images)
+
+  def pool(self, x: jax.Array) -> jax.Array:
+    return self._pooled(x)
 
 
 def absorb_affine(
@@ -145,15 +115,14 @@ def absorb_affine(
   Args:
     model: a ResMLP with normalization "affine".
     params: its parameters, NumPy or JAX arrays; scanned blocks come out unrolled.
-    image_size: height and width of the images; needed, and used, only if patches
-      communicate by convolutions, whose zero padding it places.
+    image_size: height and width of the images; needed, and used, only if patches communicate by
+      convolutions, whose zero padding it places.
 
   Returns:
     A model and its parameters (NumPy, float32) with the outputs of the given ones.
 
   Raises:
-    ValueError: LayerNorm, which no linear layer can absorb, or no image_size
-      where it is needed.
+    ValueError: LayerNorm, which no linear layer can absorb, or no image_size where it is needed.
   """
   if model.normalization != "affine":
     raise ValueError(f"normalization is {model.normalization!r}; only 'affine' can be absorbed")
@@ -174,7 +143,8 @@ def absorb_affine(
     elif name.startswith("ClassMlpBlock_"):
       absorbed[name] = _cross_patch(block, "linear", None) | _cross_channel(block)
   fields = blocks.fields_of(model, AbsorbedResMlp)
-  return AbsorbedResMlp(**fields, image_size=image_size), jax.tree.map(np.float32, absorbed)
+  fields |= dict(layer_scale_init=1.0, image_size=image_size, scan_blocks=False, remat=False)
+  return AbsorbedResMlp(**fields), jax.tree.map(np.float32, absorbed)
 
 
 def _after_affine(affine: Params, dense: Params) -> Params:

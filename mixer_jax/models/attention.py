@@ -1,7 +1,6 @@
 """Attention without softmax, of Galerkin and Fourier type.
 
-Cao, "Choose a Transformer: Fourier or Galerkin", NeurIPS 2021,
-https://arxiv.org/abs/2105.14995.
+Cao, "Choose a Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.14995.
 """
 
 from typing import Any
@@ -24,24 +23,20 @@ class SoftmaxFreeAttention(nn.Module):
     galerkin: Q (LN(K)^T LN(V)) / n, linear in n,
     fourier: (LN(Q) LN(K)^T) V / n, quadratic in n.
 
-  The scale is the paper's 1 / n, which makes the products quadratures over the
-  domain, so that a trained layer carries over to other resolutions. (The
-  published code divides the Fourier scores by the root of the head's width,
-  too; the scales of the LayerNorms absorb such a constant.)
+  The scale is the paper's 1 / n, which makes the products quadratures over the domain, so that a
+  trained layer carries over to other resolutions. (The published code divides the Fourier scores by
+  the root of the head's width, too; the scales of the LayerNorms absorb such a constant.)
 
-  Two more differences from the published code: attention weights are not
-  dropped (there, half of them are, in evaluation as well), and the layer "out"
-  is always there (there, only with positions).
+  Two more differences from the published code: attention weights are not dropped (there, half of
+  them are, in evaluation as well), and the layer "out" is always there (there, only with
+  positions).
 
   Attributes:
-    kind: "galerkin" or "fourier".
-    num_heads: number of heads; it divides the channels.
-    init_gain: gain eta of the queries', keys' and values' start, Xavier uniform
-      times eta plus delta I (the paper's diagonally dominant initialisation).
+    init_gain: gain eta of the queries', keys' and values' start, Xavier uniform times eta plus
+      delta I (the paper's diagonally dominant initialisation).
     init_diagonal: delta of the same.
-    norm_epsilon: of the LayerNorms. With the small start their inputs have a
-      variance near init_diagonal^2 = 1e-4 times that of x; the published Darcy
-      models take 1e-7.
+    norm_epsilon: of the LayerNorms. With the small start their inputs have a variance near
+      init_diagonal^2 = 1e-4 times that of x; the published Darcy models take 1e-7.
   """
 
   kind: str
@@ -58,12 +53,9 @@ class SoftmaxFreeAttention(nn.Module):
     """Maps x, [batch, tokens, channels], to the same shape.
 
     Args:
-      x: the tokens.
-      positions: [batch or 1, tokens, p], coordinates prepended to the queries,
-        keys and values of each head after the LayerNorms; heads are then
-        channels / num_heads + p wide.
-      mask: [batch, tokens], True for a real token. Others influence none, and n
-        counts the real ones only.
+      positions: [batch or 1, tokens, p], coordinates prepended to the queries, keys and values of
+        each head after the LayerNorms; heads are then channels / num_heads + p wide.
+      mask: [batch, tokens], True for a real token; others influence none and do not count in n.
 
     Raises:
       ValueError: an unknown kind, or num_heads does not divide the channels.

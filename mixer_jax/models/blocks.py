@@ -1,10 +1,9 @@
 """A model's blocks one after the other: unrolled or scanned, rematerialised or not.
 
-Unrolled, each block has a subtree of the parameters to itself, "MixerBlock_0",
-"MixerBlock_1" and so on, as in the public weights. Scanned, they share one,
-"MixerBlocks", whose arrays have a leading axis over the blocks: the program then
-holds one block and a loop, and does not grow with the depth. `stacked` and
-`unrolled` map trees from one layout to the other.
+Unrolled, each block has a subtree of the parameters to itself, "MixerBlock_0", "MixerBlock_1" and
+so on, as in the public weights. Scanned, they share one, "MixerBlocks", whose arrays have a leading
+axis over the blocks: the program then holds one block and a loop, and does not grow with the depth.
+`stacked` and `unrolled` map trees from one layout to the other.
 """
 
 import dataclasses
@@ -40,18 +39,17 @@ def apply(
 ) -> jax.Array:
   """Applies equal blocks to x, in the compact method of a model.
 
-  The model's `remat` keeps only each block's input for the backward pass, which computes
-  the rest again (Chen et al., 2016, https://arxiv.org/abs/1604.06174). Its `scan_blocks`
-  loops over one program of a block; each still starts from random numbers of its own,
-  by the rules of its own shapes.
+  The model's `remat` keeps only each block's input for the backward pass, which computes the rest
+  again (Chen et al., 2016, https://arxiv.org/abs/1604.06174). Its `scan_blocks` loops over one
+  program of a block; each still starts from random numbers of its own, by the rules of its own
+  shapes.
 
   Args:
     model: gives blocks its fields of the same names.
     block: class of the blocks, one of `SCANNABLE`.
     x: tokens, [batch, tokens, channels]; each block, and this, returns the same shape.
     *shared: further arguments of all blocks, after x.
-    drop_rates: of stochastic depth, one a block.
-    train: whether dropout and stochastic depth act.
+    drop_rates: of stochastic depth, one a block; they act if `train`.
     **own: fields of the blocks that the model does not have.
   """
   fields, remat, scan = fields_of(model, block) | own, model.remat, model.scan_blocks
@@ -81,8 +79,8 @@ def unrolled(tree: Any) -> Any:
   """Stacked blocks as one subtree each: "MixerBlock_0" and so on for "MixerBlocks".
 
   Args:
-    tree: parameters, or a tree of such trees as the state of an optimizer; arrays of
-      NumPy or JAX. For shapes, use `jax.eval_shape`. It may have no such blocks.
+    tree: parameters, or a tree of such trees as the state of an optimizer; arrays of NumPy or JAX.
+      For shapes, use `jax.eval_shape`. It may have no such blocks.
   """
   return _where(_ALL, _unroll, tree)
 

@@ -1,7 +1,7 @@
 """gMLP: MLPs with spatial gating; with Toeplitz matrices (tMLP), with attention (aMLP).
 
-Liu et al., "Pay Attention to MLPs", NeurIPS 2021, https://arxiv.org/abs/2105.08050.
-The blocks take token masks and shorter sequences, so that text models share them.
+Liu et al., "Pay Attention to MLPs", NeurIPS 2021, https://arxiv.org/abs/2105.08050. The blocks take
+token masks and shorter sequences, so that text models share them.
 """
 
 import functools
@@ -49,8 +49,8 @@ _VARIANTS = {
 class ToeplitzDense(nn.Module):
   """y = W x + b over the last axis, W constant along its diagonals.
 
-  W[i, j] = diagonals[i - j + n - 1] for output i and input j: 2n - 1 numbers,
-  first the one of the upper right corner, in the middle the main diagonal.
+  W[i, j] = diagonals[i - j + n - 1] for output i and input j: 2n - 1 numbers, first the one of the
+  upper right corner, in the middle the main diagonal.
   """
 
   kernel_init: Any
@@ -96,17 +96,12 @@ class TinyAttention(nn.Module):
 class SpatialGatingUnit(nn.Module):
   """s(Z): a gate from a linear projection f over tokens (Section 2.1).
 
-  f(Z) = W LN(Z) + b along tokens. Products start as the identity, with W near
-  zero and b one, as the paper says. Of the other two it says nothing: the sum
-  starts as the identity as well, with b zero; the linear unit with W at the
-  usual scale, since near zero it would shut the block.
+  f(Z) = W LN(Z) + b along tokens. Products start as the identity, with W near zero and b one, as
+  the paper says. Of the other two it says nothing: the sum starts as the identity as well, with b
+  zero; the linear unit with W at the usual scale, since near zero it would shut the block.
 
-  Attributes:
-    max_tokens: size of W; of n tokens, fewer, the leading n x n part is used.
-    gating: "linear" f(Z), "additive" Z + f(Z), "multiplicative" Z * f(Z), or
-      "split" Z1 * f(Z2) with the halves Z1, Z2 of the channels.
-    spatial: "dense" W, or "toeplitz".
-    epsilon: of the LayerNorm.
+  W has the size `max_tokens`; of n tokens, fewer, its leading n x n part is used. `GATINGS` says
+  what s is, and `SPATIALS` which kinds of W there are.
   """
 
   max_tokens: int
@@ -121,10 +116,7 @@ class SpatialGatingUnit(nn.Module):
   ) -> jax.Array:
     """Maps z, [batch, tokens, channels], to the same, or to half the channels if split.
 
-    Args:
-      z: the tokens.
-      mask: [batch, tokens], True for a real token.
-      attention: added to f, of its shape.
+    `mask` [batch, tokens] is True for a real token; `attention` is added to f, of its shape.
     """
     z, f = jnp.split(z, 2, axis=-1) if self.gating == "split" else (z, z)
     f = nn.LayerNorm(epsilon=self.epsilon, dtype=self.dtype, name="norm")(f)
@@ -182,8 +174,7 @@ class GmlpBlock(nn.Module):
     Args:
       x: at most max_tokens tokens.
       mask: [batch, tokens], True for a real token; others influence no real one.
-      drop_rate: of stochastic depth.
-      train: whether stochastic depth drops; it needs the rng "dropout".
+      drop_rate: of stochastic depth, if `train`; it needs the rng "dropout".
 
     Raises:
       UserError: a field has another value than its option allows.
@@ -208,51 +199,30 @@ class GmlpBlock(nn.Module):
     return x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
 
 
-class Gmlp(family.Model):
+class Gmlp(family.Model, kw_only=True):
   """gMLP for images.
 
-  Stochastic depth has one rate for all blocks and rescales the branches that it keeps
-  (timm's rule; the paper gives but survival probabilities: Ti 1, S 0.95, B 0.8). The
-  epsilons are timm's. `blocks.stacked` says how the parameters of scanned blocks are
-  laid out.
+  Stochastic depth has one rate for all blocks and rescales the branches that it keeps (timm's rule;
+  the paper gives but survival probabilities: Ti 1, S 0.95, B 0.8). The epsilons are timm's.
   """
 
-  num_classes: int
-  patch_size: family.PatchSize
-  hidden_dim: family.HiddenDim
   ffn_dim: Annotated[int, Option("channels inside a block", 1, family.WIDTH)]
-  num_blocks: family.NumBlocks
   gating: Gating = "split"
   spatial: Spatial = "dense"
   attention_dim: AttentionDim = 0
-  stochastic_depth: family.StochasticDepth = 0.0
-  gelu: family.Gelu = "exact"
-  layer_norm_epsilon: family.LayerNormEpsilon = 1e-6
   gate_epsilon: Annotated[float, Option("epsilon of LayerNorm in the gates", 0)] = 1e-5
-  remat: family.Remat = False
-  scan_blocks: family.ScanBlocks = False
-  dtype: family.Dtype = "float32"
 
-  @nn.compact
-  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
+  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
+    options = dict(drop_rates=[self.stochastic_depth] * self.num_blocks, train=train)
+    return blocks.apply(self, GmlpBlock, x, max_tokens=x.shape[1], **options)
 
-    The tokens before the last normalisation, [batch, tokens, channels], are
-    sown as "tokens" into the collection "intermediates".
-    """
-    x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    drop_rates = [self.stochastic_depth] * self.num_blocks
-    size = x.shape[1]
-    x = blocks.apply(self, GmlpBlock, x, drop_rates=drop_rates, train=train, max_tokens=size)
-    self.sow("intermediates", "tokens", x)
-    x = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="norm")(x)
-    return layers.mean_logits(x, self.num_classes)
+  def pool(self, x: jax.Array) -> jax.Array:
+    return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="norm")(x)
 
 
 FAMILY = family.Family(
   variants=family.variants(Gmlp, _VARIANTS),
   layers={
-    "stem": family.STEM,
     "GmlpBlock/norm": family.NORM,
     "GmlpBlock/Dense_0": family.CHANNELS,
     "GmlpBlock/tiny_attention": family.TOKENS,
@@ -260,8 +230,6 @@ FAMILY = family.Family(
     "GmlpBlock/spatial_gating/norm": family.NORM,
     "GmlpBlock/spatial_gating/Dense_0": family.TOKENS_SQUARE,
     "GmlpBlock/Dense_1": family.CHANNELS,
-    "norm": family.NORM,
-    "head": family.HEAD,
   },
   image_sizes={name: 32 for name in _VARIANTS if name.endswith("_small")},
   decayed=("kernel", "diagonals"),

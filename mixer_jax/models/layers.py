@@ -1,9 +1,8 @@
 """Layers that the model families share: computed in `dtype`, with float32 parameters.
 
-A layer with parameters of its own, not inside an `nn.Dense` or `nn.Conv`, names by
-the class attribute `curvature` their treatment by a second-order optimizer:
-"scale_and_shift" (y = x * scale + bias, either may be missing) or "gradient" (no
-curvature: the plain gradient).
+A layer with parameters of its own, not inside an `nn.Dense` or `nn.Conv`, names by the class
+attribute `curvature` their treatment by a second-order optimizer: "scale_and_shift" (y = x * scale
++ bias, either may be missing) or "gradient" (no curvature: the plain gradient).
 """
 
 import functools
@@ -26,9 +25,9 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
 def flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
   """x @ kernel as one product of matrices: [..., inputs], [inputs, features] -> [..., features].
 
-  The values equal `jax.lax.dot_general`'s. The gradient of the kernel is faster: for a
-  product over several axes XLA's CPU compiler first copies an operand into another
-  order; for a product over one axis it reads both operands as they are.
+  The values equal `jax.lax.dot_general`'s. The gradient of the kernel is faster: for a product over
+  several axes XLA's CPU compiler first copies an operand into another order; for a product over one
+  axis it reads both operands as they are.
 
   `dimensions` of `jax.lax.dot_general` are always the last axis of x; it takes `options`.
   """
@@ -42,14 +41,7 @@ Dense = functools.partial(nn.Dense, dot_general=flat_product)
 
 
 class MlpBlock(nn.Module):
-  """Dense, GELU, Dense over the last axis, back to the input's width.
-
-  Attributes:
-    mlp_dim: width of the hidden layer.
-    dropout_rate: probability of zeroing a unit, after each dense layer.
-    gelu: "tanh" or "exact".
-    kernel_init: initialiser of both kernels.
-  """
+  """Dense to `mlp_dim`, GELU, Dense back to the input's width; dropout after each dense layer."""
 
   mlp_dim: int
   dropout_rate: float = 0.0
@@ -69,13 +61,7 @@ class MlpBlock(nn.Module):
 
 
 def image_tokens(images: jax.Array, patch_size: int, dim: int, dtype: Any) -> jax.Array:
-  """Patch embedding by the layer "stem" of the calling module.
-
-  Args:
-    images: [batch, height, width, channels].
-    patch_size: side of a square patch in pixels.
-    dim: channels of a token.
-    dtype: of the computation.
+  """Embeds the patches of [batch, height, width, channels] by the layer "stem" of the caller.
 
   Returns:
     [batch, tokens, dim], rows of patches from the top, each from the left.
@@ -132,8 +118,8 @@ class StochasticDepth(nn.Module):
   """Drops a residual branch for whole examples (Huang et al., 2016).
 
   Attributes:
-    rescale: whether kept branches are divided by 1 - rate, so that the mean is
-      kept (timm, deit). The released Mixer training code does not rescale.
+    rescale: whether kept branches are divided by 1 - rate, so that the mean is kept (timm, deit).
+      The released Mixer training code does not rescale.
   """
 
   rescale: bool

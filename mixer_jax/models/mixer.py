@@ -1,8 +1,8 @@
 """MLP-Mixer: an all-MLP architecture for vision.
 
-Tolstikhin et al., NeurIPS 2021, https://arxiv.org/abs/2105.01601. The parameter
-tree has the names of the public checkpoints of google-research/
-vision_transformer, so that these load without renaming.
+Tolstikhin et al., NeurIPS 2021, https://arxiv.org/abs/2105.01601. The parameter tree has the names
+of the public checkpoints of google-research/ vision_transformer, so that these load without
+renaming.
 """
 
 from typing import Annotated, Any
@@ -68,11 +68,8 @@ class MixerBlock(nn.Module):
   ) -> jax.Array:
     """Maps x, [batch, tokens, channels], to the same shape.
 
-    Args:
-      x: the tokens.
-      positions: [1, tokens, 2], for attention only.
-      drop_rate: of stochastic depth, for each of the two branches.
-      train: whether dropout and stochastic depth act.
+    `positions` [1, tokens, 2] are for attention only; `drop_rate` of stochastic depth and dropout
+    act on each of the two branches, if `train`.
 
     Raises:
       ValueError: an unknown token_mixer, or heads that do not divide the channels.
@@ -99,22 +96,15 @@ class MixerBlock(nn.Module):
     return x + depth(y, drop_rate, train=train)
 
 
-class Mixer(family.Model):
+class Mixer(family.Model, kw_only=True):
   """MLP-Mixer for images, or the same with attention in place of token mixing.
 
-  The token-mixing MLP tells tokens apart by their order. Attention does not: it
-  gets the centres of the patches, in [0, 1]^2, as coordinates prepended to each
-  head's queries, keys and values (Cao, 2021).
-
-  Stochastic depth follows Section 3.1 and Appendix B of the paper. With attention, one
-  model takes images of any size. `blocks.stacked` says how the parameters of scanned
-  blocks are laid out.
+  The token-mixing MLP tells tokens apart by their order. Attention does not: it gets the centres of
+  the patches, in [0, 1]^2, as coordinates prepended to each head's queries, keys and values (Cao,
+  2021), and takes images of any size. Stochastic depth follows Section 3.1 and Appendix B of the
+  paper.
   """
 
-  num_classes: int
-  patch_size: family.PatchSize
-  hidden_dim: family.HiddenDim
-  num_blocks: family.NumBlocks
   tokens_mlp_dim: Annotated[
     int, Option("hidden width of the MLP over tokens; attention has none", 1, family.WIDTH)
   ]
@@ -124,36 +114,25 @@ class Mixer(family.Model):
     float, Option("drop rate of the last block; grows linearly from 0 at the first", 0, 0.999)
   ] = 0.0
   gelu: family.Gelu = "tanh"
-  layer_norm_epsilon: family.LayerNormEpsilon = 1e-6
   token_mixer: TokenMixer = "mlp"
   num_heads: Annotated[
     int, Option("heads of the attention; they divide hidden_dim", 1, family.WIDTH)
   ] = 8
-  remat: family.Remat = False
-  scan_blocks: family.ScanBlocks = False
-  dtype: family.Dtype = "float32"
 
-  @nn.compact
-  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
-
-    The tokens before the last normalisation, [batch, tokens, channels], are
-    sown as "tokens" into the collection "intermediates".
-    """
-    x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    positions = patch_centres(*(side // self.patch_size for side in images.shape[1:3]))
+  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     last = max(self.num_blocks - 1, 1)
     drop_rates = [self.stochastic_depth * i / last for i in range(self.num_blocks)]
-    x = blocks.apply(self, MixerBlock, x, positions, drop_rates=drop_rates, train=train)
-    self.sow("intermediates", "tokens", x)
+    positions = patch_centres(*grid)
+    return blocks.apply(self, MixerBlock, x, positions, drop_rates=drop_rates, train=train)
+
+  def pool(self, x: jax.Array) -> jax.Array:
     norm = dict(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm")
-    return layers.mean_logits(nn.LayerNorm(**norm)(x), self.num_classes)
+    return nn.LayerNorm(**norm)(x)
 
 
 FAMILY = family.Family(
   variants=family.variants(Mixer, _VARIANTS),
   layers={
-    "stem": family.STEM,
     "MixerBlock/LayerNorm_0": family.NORM,
     "MixerBlock/token_mixing": family.TOKENS,
     "MixerBlock/token_mixing/Dense_0": family.TOKENS_IN,
@@ -161,8 +140,6 @@ FAMILY = family.Family(
     **{f"MixerBlock/token_mixing/{name}_norm": family.NORM for name in "qkv"},
     "MixerBlock/LayerNorm_1": family.NORM,
     "MixerBlock/channel_mixing": family.CHANNELS,
-    "pre_head_layer_norm": family.NORM,
-    "head": family.HEAD,
   },
   image_sizes={"mixer_s4": 32, "mixer_b4": 32, "mixer_small": 32},
 )

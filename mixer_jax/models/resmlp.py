@@ -1,12 +1,12 @@
 """ResMLP: residual MLPs without normalisation statistics, and the paper's ablations.
 
-Touvron et al., "ResMLP: Feedforward networks for image classification with
-data-efficient training", TPAMI 2022, https://arxiv.org/abs/2105.03404. Where the
-paper leaves a choice, this follows its Algorithm 1 and the released code
-(facebookresearch/deit): a branch ends with LayerScale, which has no bias, and not
-with Aff, as in Equations 2 and 3.
+Touvron et al., "ResMLP: Feedforward networks for image classification with data-efficient
+training", TPAMI 2022, https://arxiv.org/abs/2105.03404. Where the paper leaves a choice, this
+follows its Algorithm 1 and the released code (facebookresearch/deit): a branch ends with
+LayerScale, which has no bias, and not with Aff, as in Equations 2 and 3.
 """
 
+import functools
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -22,7 +22,7 @@ POOLINGS = ("average", "class_mlp")
 COMMUNICATIONS = ("linear", "none", "mlp", "conv3x3", "depthwise", "separable")
 Normalization = family.one_of("Aff of the paper, or LayerNorm in its place", NORMALIZATIONS)
 Pooling = family.one_of("mean of the tokens, or a class token with two more layers", POOLINGS)
-Communication = family.one_of("how patches interact, see `resmlp.communicate`", COMMUNICATIONS)
+Communication = family.one_of("how patches interact, see `ResMlpBlock`", COMMUNICATIONS)
 
 _S = dict(hidden_dim=384, channels_mlp_dim=1536)
 _B = dict(hidden_dim=768, channels_mlp_dim=3072)
@@ -43,58 +43,11 @@ _VARIANTS = {
 _LINEAR_INIT = nn.initializers.normal(0.02)
 
 
-def communicate(
-  x: jax.Array,
-  kind: str,
-  grid: tuple[int, int],
-  *,
-  dropout_rate: float = 0.0,
-  gelu: str = "exact",
-  dtype: Any = "float32",
-  use_bias: bool = True,
-  train: bool = False,
-) -> jax.Array:
-  """Lets patches interact, by the layer "cross_patch" of the calling module.
-
-  Args:
-    x: [batch, tokens, channels]; the result has this shape.
-    kind: "linear", one matrix over the tokens shared by the channels; "mlp", two
-      with GELU and four times the tokens in between (Appendix A); "conv3x3"; or
-      "depthwise", 3x3 per channel; or "separable", the same followed by the layer
-      "cross_patch_pointwise" over channels, with nothing in between.
-    grid: rows and columns of patches; their product is the number of tokens.
-    dropout_rate: in the MLP, which takes `gelu` and always has biases.
-    gelu: "exact" or "tanh".
-    dtype: of the computation.
-    use_bias: whether the other layers have biases.
-    train: whether dropout acts.
-  """
-  batch, tokens, channels = x.shape
-  options = dict(use_bias=use_bias, dtype=dtype)
-  if kind in ("linear", "mlp"):
-    y = jnp.swapaxes(x, 1, 2)
-    if kind == "linear":
-      y = layers.Dense(tokens, kernel_init=_LINEAR_INIT, name="cross_patch", **options)(y)
-    else:
-      mlp = layers.MlpBlock(
-        4 * tokens, dropout_rate, gelu, dtype, kernel_init=_LINEAR_INIT, name="cross_patch"
-      )
-      y = mlp(y, train=train)
-    return jnp.swapaxes(y, 1, 2)
-  groups = 1 if kind == "conv3x3" else channels
-  conv = nn.Conv(
-    channels, (3, 3), padding="SAME", feature_group_count=groups, name="cross_patch", **options
-  )
-  y = conv(x.reshape(batch, *grid, channels)).reshape(x.shape)
-  if kind == "separable":
-    y = layers.Dense(channels, kernel_init=_LINEAR_INIT, name="cross_patch_pointwise", **options)(y)
-  return y
-
-
-def _normalization(kind: str, epsilon: float, dtype: Any, name: str) -> nn.Module:
-  if kind == "affine":
-    return layers.Affine(dtype=dtype, name=name)
-  return nn.LayerNorm(epsilon=epsilon, dtype=dtype, name=name)
+def _normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
+  """The normalisation of a block or model, by its fields."""
+  if module.normalization == "affine":
+    return layers.Affine(dtype=module.dtype, name=name)(x)
+  return nn.LayerNorm(epsilon=module.layer_norm_epsilon, dtype=module.dtype, name=name)(x)
 
 
 class _Block(nn.Module):
@@ -107,24 +60,31 @@ class _Block(nn.Module):
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
   dtype: Any = "float32"
+  use_bias: ClassVar[bool] = True  # of the layers over patches
 
   def _norm(self, x: jax.Array, name: str) -> jax.Array:
-    return _normalization(self.normalization, self.layer_norm_epsilon, self.dtype, name)(x)
+    return _normalise(self, x, name)
 
   def _scaled(self, y: jax.Array, name: str) -> jax.Array:
     return layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
 
+  def _mlp(self, width: int, name: str) -> nn.Module:
+    fields = dict(gelu=self.gelu, dtype=self.dtype, kernel_init=_LINEAR_INIT, name=name)
+    return layers.MlpBlock(width, self.dropout_rate, **fields)
+
   def _over_channels(self, x: jax.Array, train: bool) -> jax.Array:
-    fields = dict(gelu=self.gelu, dtype=self.dtype, kernel_init=_LINEAR_INIT, name="cross_channel")
-    mlp = layers.MlpBlock(self.channels_mlp_dim, self.dropout_rate, **fields)
-    return self._scaled(mlp(self._norm(x, "norm2"), train=train), "layer_scale_2")
+    y = self._mlp(self.channels_mlp_dim, "cross_channel")(self._norm(x, "norm2"), train=train)
+    return self._scaled(y, "layer_scale_2")
 
 
 class ResMlpBlock(_Block, kw_only=True):
   """Patch communication, then an MLP over channels, each residual (Equations 2 and 3).
 
-  Without communication ("none") the whole first branch is absent. The fields are as
-  in `ResMlp`, and `grid`: rows and columns of patches.
+  The fields are as in `ResMlp`, and `grid`: rows and columns of patches. Patches communicate by
+  "linear", one matrix over the tokens shared by the channels; "mlp", two with GELU and four times
+  the tokens in between (Appendix A); "conv3x3"; "depthwise", 3x3 per channel; or "separable", the
+  same followed by the layer "cross_patch_pointwise" over channels, with nothing in between. With
+  "none" the whole first branch is absent.
   """
 
   grid: tuple[int, int]
@@ -137,10 +97,23 @@ class ResMlpBlock(_Block, kw_only=True):
     """Maps [batch, tokens, channels] to the same shape; drops each branch at drop_rate."""
     keep = lambda y: layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
     if self.patch_communication != "none":
-      options = dict(dropout_rate=self.dropout_rate, gelu=self.gelu, dtype=self.dtype, train=train)
-      y = communicate(self._norm(x, "norm1"), self.patch_communication, self.grid, **options)
+      y = self._over_patches(self._norm(x, "norm1"), train)
       x = x + keep(self._scaled(y, "layer_scale_1"))
     return x + keep(self._over_channels(x, train))
+
+  def _over_patches(self, x: jax.Array, train: bool) -> jax.Array:
+    kind, (batch, tokens, channels) = self.patch_communication, x.shape
+    options = dict(use_bias=self.use_bias, dtype=self.dtype)
+    dense = functools.partial(layers.Dense, kernel_init=_LINEAR_INIT, **options)
+    if kind == "linear":
+      return jnp.swapaxes(dense(tokens, name="cross_patch")(jnp.swapaxes(x, 1, 2)), 1, 2)
+    if kind == "mlp":
+      y = self._mlp(4 * tokens, "cross_patch")(jnp.swapaxes(x, 1, 2), train=train)
+      return jnp.swapaxes(y, 1, 2)
+    options |= dict(feature_group_count=1 if kind == "conv3x3" else channels)
+    conv = nn.Conv(channels, (3, 3), padding="SAME", name="cross_patch", **options)
+    y = conv(x.reshape(batch, *self.grid, channels)).reshape(x.shape)
+    return dense(channels, name="cross_patch_pointwise")(y) if kind == "separable" else y
 
 
 class ClassToken(nn.Module):
@@ -159,11 +132,10 @@ class ClassToken(nn.Module):
 class ClassMlpBlock(_Block):
   """One of the two layers of class-MLP pooling (Section 2), after CaiT's class attention.
 
-  Only the class token changes. Where CaiT attends to class token and patches, one
-  linear layer, shared by the channels, sums them up. The paper says this in words
-  only; its parameter counts (Tables 3 and D.3) leave room for the two channel MLPs
-  and at most 36,000 numbers more: neither for a d x d matrix nor for one over
-  tokens that is square. As in CaiT, nothing is dropped here.
+  Only the class token changes. Where CaiT attends to class token and patches, one linear layer,
+  shared by the channels, sums them up. The paper says this in words only; its parameter counts
+  (Tables 3 and D.3) leave room for the two channel MLPs and at most 36,000 numbers more: neither
+  for a d x d matrix nor for one over tokens that is square. As in CaiT, nothing is dropped here.
   """
 
   @nn.compact
@@ -171,58 +143,44 @@ class ClassMlpBlock(_Block):
     """The new class token: [batch, 1, channels] from itself and [batch, tokens, channels]."""
     y = jnp.concatenate([token, patches], axis=1)
     y = jnp.swapaxes(self._norm(y, "norm1"), 1, 2)
-    y = layers.Dense(1, kernel_init=_LINEAR_INIT, dtype=self.dtype, name="cross_patch")(y)
+    options = dict(use_bias=self.use_bias, dtype=self.dtype, name="cross_patch")
+    y = layers.Dense(1, kernel_init=_LINEAR_INIT, **options)(y)
     token = token + self._scaled(jnp.swapaxes(y, 1, 2), "layer_scale_1")
     return token + self._over_channels(token, train=False)
 
 
-class ResMlp(family.Model):
+class ResMlp(family.Model, kw_only=True):
   """ResMLP for images, and the ablations of Table 3.
 
-  At 224x224 and 1,000 classes all published parameter counts are met, and all
-  published multiply-adds but one: with patch communication "mlp" S12 takes 4.249 G,
-  printed as 4.3. Stochastic depth has one rate at all depths and rescales the branches
-  that it keeps (deit, timm). `blocks.stacked` says how the parameters of scanned blocks
-  are laid out.
+  At 224x224 and 1,000 classes all published parameter counts are met, and all published
+  multiply-adds but one: with patch communication "mlp" S12 takes 4.249 G, printed as 4.3.
+  Stochastic depth has one rate at all depths and rescales the branches that it keeps (deit, timm).
   """
 
-  num_classes: int
-  patch_size: family.PatchSize
-  hidden_dim: family.HiddenDim
-  num_blocks: family.NumBlocks
   channels_mlp_dim: family.MlpDim
   layer_scale_init: Annotated[float, Option("start of LayerScale; smaller for deeper nets")]
   normalization: Normalization = "affine"
   pooling: Pooling = "average"
   patch_communication: Communication = "linear"
   dropout_rate: family.DropoutRate = 0.0
-  stochastic_depth: family.StochasticDepth = 0.0
-  gelu: family.Gelu = "exact"
-  layer_norm_epsilon: family.LayerNormEpsilon = 1e-6
-  remat: family.Remat = False
-  scan_blocks: family.ScanBlocks = False
-  dtype: family.Dtype = "float32"
+  block, class_block = ResMlpBlock, ClassMlpBlock
 
-  @nn.compact
-  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
-
-    The patch tokens after the last block, [batch, tokens, channels], are sown as
-    "tokens" into the collection "intermediates".
-    """
-    x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
+  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     drop_rates = [self.stochastic_depth] * self.num_blocks
-    grid = tuple(side // self.patch_size for side in images.shape[1:3])
-    x = blocks.apply(self, ResMlpBlock, x, drop_rates=drop_rates, train=train, grid=grid)
-    self.sow("intermediates", "tokens", x)
-    if self.pooling == "class_mlp":
-      fields = blocks.fields_of(self, ClassMlpBlock)
-      token = ClassToken(self.dtype, name="class_token")(x)
-      for i in range(2):
-        token = ClassMlpBlock(name=f"ClassMlpBlock_{i}", **fields)(token, x)
-      x = token
-    x = _normalization(self.normalization, self.layer_norm_epsilon, self.dtype, "norm")(x)
-    return layers.mean_logits(x, self.num_classes)
+    return blocks.apply(self, self.block, x, drop_rates=drop_rates, train=train, grid=grid)
+
+  def pool(self, x: jax.Array) -> jax.Array:
+    return _normalise(self, self._pooled(x), "norm")
+
+  def _pooled(self, x: jax.Array) -> jax.Array:
+    """The class token after its two layers, if the model has one, else the patches."""
+    if self.pooling == "average":
+      return x
+    token = ClassToken(self.dtype, name="class_token")(x)
+    fields = blocks.fields_of(self, self.class_block)
+    for i in range(2):
+      token = self.class_block(name=f"ClassMlpBlock_{i}", **fields)(token, x)
+    return token
 
 
 _NORMS = ("norm1", "layer_scale_1", "norm2", "layer_scale_2")
@@ -231,7 +189,6 @@ _BLOCK |= dict.fromkeys(_NORMS, family.NORM)
 FAMILY = family.Family(
   variants=family.variants(ResMlp, _VARIANTS),
   layers={
-    "stem": family.STEM,
     **{f"ResMlpBlock/{name}": layer for name, layer in _BLOCK.items()},
     # A convolution has more axes, and fits any number of tokens.
     "ResMlpBlock/cross_patch": family.TOKENS_SQUARE,
@@ -240,9 +197,6 @@ FAMILY = family.Family(
     "ResMlpBlock/cross_patch_pointwise": family.TOKENS,
     "class_token": family.STEM,
     **{f"ClassMlpBlock/{name}": layer for name, layer in _BLOCK.items()},
-    "norm": family.NORM,
-    "head": family.HEAD,
   },
-  image_sizes={},
 )
 VARIANTS = FAMILY.variants

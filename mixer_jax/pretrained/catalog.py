@@ -5,10 +5,8 @@ of its bucket in vit_jax.ipynb, the input pipeline), facebookresearch/deit
 (resmlp_models.py, README_resmlp.md) and timm 1.0.31 (models/mlp_mixer.py).
 """
 
-import dataclasses
-import difflib
 import re
-from typing import Any, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 
 class Normalization(NamedTuple):
@@ -25,31 +23,24 @@ IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 ZERO_TO_ONE = _ZERO = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-  """A public file.
+class Entry(NamedTuple):
+  """A public file; its weights were trained on images of 224x224 pixels.
 
   Attributes:
     name: for `read`: the publisher and the publisher's own name.
-    layout: key of `layouts.LAYOUTS`, which gives GELU and LayerNorm epsilons.
     model: name in `models.VARIANTS`.
-    num_classes: width of its head.
-    normalization: of the pixels it was trained on.
     urls: addresses, maybe of several formats; the first is taken.
-    image_size: side in pixels of the square images it was trained on.
-    overrides: fields in which the model differs from the named one.
     second_source: name of another publisher's file with the same weights; "": none.
+    overrides: fields in which the model differs from the named one.
   """
 
   name: str
-  layout: str
   model: str
   num_classes: int
   normalization: Normalization
   urls: tuple[str, ...]
-  image_size: int = 224
-  overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
   second_source: str = ""
+  overrides: Mapping[str, Any] = {}
 
 
 # Google: path in gs://mixer_models, model, classes, the same weights elsewhere.
@@ -66,7 +57,6 @@ _GOOGLE = (
   ("gsam/Mixer-S_32", "mixer_s32", 1000, ""),
   ("gsam/Mixer-S_8", "mixer_s16", 1000, ""),
 )
-_GOOGLE_OVERRIDES = {"gsam/Mixer-S_8": dict(patch_size=8)}
 # timm: name (it begins with the model's), classes, normalization, the older file on GitHub.
 _TIMM = (
   ("mixer_b16_224.goog_in21k_ft_in1k", 1000, _HALF, "v0.1-vitjx/jx_mixer_b16_224-76587d61"),
@@ -99,19 +89,18 @@ _DEIT = "https://dl.fbaipublicfiles.com/deit/{}.pth"
 
 def _entries():
   for path, model, classes, second in _GOOGLE:
-    own = dict(overrides=_GOOGLE_OVERRIDES.get(path, {}), second_source=second)
+    overrides = dict(patch_size=8) if path.endswith("S_8") else {}
     urls = (f"gs://mixer_models/{path}.npz",)
-    yield Entry(f"google/{path}", "linen", model, classes, _HALF, urls, **own)
+    yield Entry(f"google/{path}", model, classes, _HALF, urls, second, overrides)
   google = {second: f"google/{path}" for path, _, _, second in _GOOGLE}
   for file, classes, normalization, release in _TIMM:
-    family, model = file.partition("_")[0], file.partition("_224")[0]
-    name, layout = f"timm/{file}", f"timm_{family}"
-    urls, second = (_HUB.format(file), _RELEASE.format(release)), google.get(name, "")
-    yield Entry(name, layout, model, classes, normalization, urls, second_source=second)
+    name, urls = f"timm/{file}", (_HUB.format(file), _RELEASE.format(release))
+    model = file.partition("_224")[0]
+    yield Entry(name, model, classes, normalization, urls, google.get(name, ""))
   for file, timm_file, model in _RESMLP:
-    deit, timm, own = f"deit/{file}", f"timm/{timm_file}", (model, 1000, IMAGENET)
-    yield Entry(deit, "deit_resmlp", *own, (_DEIT.format(file),), second_source=timm)
-    yield Entry(timm, "timm_resmlp", *own, (_HUB.format(timm_file),), second_source=deit)
+    deit, timm = f"deit/{file}", f"timm/{timm_file}"
+    yield Entry(deit, model, 1000, IMAGENET, (_DEIT.format(file),), timm)
+    yield Entry(timm, model, 1000, IMAGENET, (_HUB.format(timm_file),), deit)
 
 
 CATALOG = {entry.name: entry for entry in _entries()}
@@ -119,15 +108,8 @@ CATALOG = {entry.name: entry for entry in _entries()}
 
 def find(source: str) -> Entry | None:
   """The entry of this name or address; None if it is neither."""
-  if source in CATALOG:
-    return CATALOG[source]
   source = source.replace("https://storage.googleapis.com/", "gs://", 1)
-  return next((entry for entry in CATALOG.values() if source in entry.urls), None)
-
-
-def near(source: str) -> list[str]:
-  """Names near a mistyped one, at most three."""
-  return difflib.get_close_matches(source, CATALOG, n=3, cutoff=0.6)
+  return next((e for e in CATALOG.values() if source in (e.name, *e.urls)), None)
 
 
 def published_sha256(url: str) -> str:
@@ -138,7 +120,5 @@ def published_sha256(url: str) -> str:
 
 def find_by_sha256(sha256: str) -> Entry | None:
   """The entry whose published checksum is that of a file; None if there is none."""
-  for entry in CATALOG.values():
-    if any(digits and sha256.startswith(digits) for digits in map(published_sha256, entry.urls)):
-      return entry
-  return None
+  digits = {published_sha256(url): entry for entry in CATALOG.values() for url in entry.urls}
+  return next((entry for d, entry in digits.items() if d and sha256.startswith(d)), None)

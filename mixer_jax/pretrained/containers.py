@@ -6,7 +6,7 @@ Nothing is unpickled: NumPy refuses object arrays, and PyTorch reads weights onl
 import json
 import os
 import pathlib
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 import warnings
 import zipfile
 
@@ -21,8 +21,6 @@ _KINDS = ".npz, .safetensors and PyTorch's .pth are read"
 # Prefixes of the parameters in big_vision's checkpoints, with optax and before.
 _BIG_VISION = ("params/", "opt/target/")
 _MARK = "mixer_jax"  # of this library's comments of archives
-# PyTorch before 2.6 could be tricked into running code even when it reads weights only.
-_MIN_TORCH = (2, 6)
 _MAX_SHARED = 10  # tied parameters share stored numbers, a few times
 _NAMED, _LINE = 20, 200  # names in a message, and characters of a name
 
@@ -30,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def kind(path: pathlib.Path) -> str:
-  """ "npz", "safetensors" or "torch", by the first bytes; raises a UserError for all else."""
+  """The kind of a file, "npz", "safetensors" or "torch"; a UserError for all else."""
   with path.open("rb") as file:
     head = file.read(9)
   if not head:
@@ -66,20 +64,21 @@ def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
     raise UserError(f"{path}: is damaged or no plain weights: {reason(error)}") from error
   if not arrays:
     raise UserError(f"{path}: holds no arrays")
-  wrong = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-  if wrong:
-    more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-    raise UserError(f"{path}: not all numbers are finite in {', '.join(wrong[:_NAMED])}{more}")
+  if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+    raise UserError(f"{path}: not all numbers are finite in {listed(wrong)}")
   return arrays, notes
 
 
-def write(path: pathlib.Path, arrays: Mapping[str, Any], notes: dict[str, Any]) -> None:
-  """Writes an `.npz` file, which is there whole or as it was before.
+def listed(names: Sequence[str]) -> str:
+  """Names for a message: the first, and the number of the others."""
+  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+  return ", ".join(names[:_NAMED]) + more
 
-  Args:
-    path: raises an OSError if it cannot be written.
-    arrays: by name.
-    notes: JSON for the archive's comment, which only `read` knows; {}: no comment.
+
+def write(path: pathlib.Path, arrays: Mapping[str, Any], notes: dict[str, Any]) -> None:
+  """Writes an `.npz` file, which is there whole or as it was before; an OSError if it cannot be.
+
+  Notes, if there are any, become JSON in the archive's comment, which only `read` knows.
   """
   temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
   try:
@@ -131,7 +130,8 @@ def _read_torch(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
     raise UserError(
       f"{path}: PyTorch's files need PyTorch (pip install torch); .safetensors files need nothing"
     ) from error
-  if tuple(int(n) for n in torch.__version__.split(".")[:2]) < _MIN_TORCH:
+  # Earlier ones could be tricked into running code even when they read weights only.
+  if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 6):
     raise UserError(f"{path}: reading it safely needs PyTorch 2.6, this is {torch.__version__}")
   if zipfile.is_zipfile(path):
     with zipfile.ZipFile(path) as archive:

@@ -5,6 +5,7 @@ A download lies in CACHE/NAME-KEY/NAME, with its checksum in NAME.sha256 beside 
 contents, so readers see all of it or nothing, and programs that start together do no harm.
 """
 
+import difflib
 import hashlib
 import importlib.util
 import logging
@@ -29,19 +30,13 @@ _TIMEOUT = 60  # seconds without a byte
 def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
   """A file's path and its SHA-256 in hexadecimal digits; it is downloaded if it is not kept.
 
-  Args:
-    source: a path, an address (https://, http://, gs:// or any other that fsspec
-      has a package for), or a name of the catalog.
-    cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
-
-  Raises:
-    UserError: there is no such file, or it cannot be had unharmed.
+  Arguments and errors are those of `pretrained.read`; an address may have any scheme that
+  fsspec has a package for.
   """
   entry = catalog.find(source)
   url = entry.urls[0] if entry and entry.name == source else source
   if "://" not in url:
-    path = pathlib.Path(source).expanduser()
-    return path, _checked(source, path)
+    return _here(source)
   name = pathlib.PurePosixPath(urllib.parse.urlsplit(url).path).name[-100:]
   name = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "weights"
   cache = pathlib.Path(cache_dir or "~/.cache/mixer_jax/weights").expanduser()
@@ -50,29 +45,29 @@ def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
     return path, _kept(url, path, catalog.published_sha256(url) if entry else "")
   except UserError as error:
     others = [*entry.urls, entry.second_source] if entry else []
-    others = [other for other in others if other and other != url]
-    if not others:
+    if not (others := [other for other in others if other and other != url]):
       raise
     raise UserError(f"{error}; the same weights: {', '.join(others)}") from error
 
 
-def _checked(source: str, path: pathlib.Path) -> str:
-  """The SHA-256 of a file on this machine."""
+def _here(source: str) -> tuple[pathlib.Path, str]:
+  """The path and the SHA-256 of a file on this machine."""
+  path = pathlib.Path(source).expanduser()
   if not path.exists():
-    near = catalog.near(source)
+    near = difflib.get_close_matches(source, catalog.CATALOG)
     hint = f"; public files with a near name: {', '.join(near)}" if near else ""
     raise UserError(f"{source}: no such file{hint}")
   if not path.is_file():
     raise UserError(f"{source}: is no file")
   try:
-    return pooch.file_hash(str(path))
+    return path, pooch.file_hash(str(path))
   except OSError as error:
     raise UserError(f"{source}: cannot be read: {error.strerror}") from error
 
 
 def _kept(url: str, path: pathlib.Path, published: str) -> str:
   """The SHA-256 of a download, kept or new; `published` are first digits that it must have."""
-  record = path.with_name(f"{path.name}.sha256")
+  record, known = path.with_name(f"{path.name}.sha256"), None
 
   def download(url: str, to: str, _: Any) -> None:
     _LOG.info("Downloading %s to %s", url, path.parent)
@@ -84,17 +79,16 @@ def _kept(url: str, path: pathlib.Path, published: str) -> str:
     if not record.exists():
       record.write_text(f"{sha256}  {path.name}\n")
 
-  if path.exists() and not record.exists():
-    raise UserError(f"{path}: has no checksum beside it; delete the folder to download again")
   try:
-    known = record.read_text().partition(" ")[0] if record.exists() else None
+    if record.exists():
+      known = record.read_text().partition(" ")[0]
+    elif path.exists():
+      raise UserError(f"{path}: has no checksum beside it; delete the folder to download again")
     pooch.retrieve(url, known, fname=path.name, path=path.parent, downloader=download)
     return record.read_text().partition(" ")[0]
   except ValueError as error:  # pooch's, of another checksum
-    text = (
-      f"its SHA-256 is not that of the first download, {known}; delete {path.parent} to take it"
-    )
-    raise UserError(f"{url}: {text}") from error
+    differs = f"its SHA-256 is not that of the first download, {known}"
+    raise UserError(f"{url}: {differs}; delete {path.parent} to take it") from error
   except OSError as error:
     raise UserError(f"{url}: cannot be kept in {path.parent}: {error}") from error
 

@@ -3,43 +3,36 @@
 Tokens are the patches of a square grid, row by row. Where the grids of a model and
 a file differ, the weights over tokens change in one of these ways:
 
-"block_diagonal", as in Appendix C of the Mixer paper (arXiv 2105.01601): the
-  grid is K times the file's, K an integer. The big grid is cut into K x K tiles
-  of the file's grid, and each tile is mixed as the file's grid was, by itself:
-  the matrices are K^2 copies on a diagonal of blocks, biases K^2 copies. The
-  hidden width of token mixing grows by K^2 as well. (The paper cuts the sequence
-  of tokens into K^2 equal parts. Rows of a big grid are not consecutive within a
-  tile, so here tokens are reordered on both sides: tile by tile, each row by row.)
-"interpolate_bilinear", "interpolate_bicubic": any grid. The layer works on the
-  file's grid, between two resizes: tokens are resized to the file's grid, mixed,
-  and the result is resized back. Both resizes are linear and are
-  multiplied into the weights, W -> D^T W U^T and b -> U b. Shrinking is
-  antialiased; equal grids change nothing.
+"block_diagonal", as in Appendix C of the Mixer paper (arXiv 2105.01601): the grid is K times the
+  file's, K an integer. It is cut into K x K tiles, each mixed as the file's grid was: matrices
+  become K^2 copies on a diagonal of blocks, biases K^2 copies, and the hidden width of token
+  mixing grows by K^2. (The paper cuts the sequence of tokens into K^2 equal parts. A tile's rows
+  are not consecutive in it, so here tokens are reordered: tile by tile, each row by row.)
+"interpolate_bilinear", "interpolate_bicubic": any grid. Tokens are resized to the file's grid,
+  mixed, and the result is resized back. Both resizes are linear and are multiplied into the
+  weights, W -> D^T W U^T and b -> U b. Shrinking is antialiased; equal grids change nothing.
 """
 
 import collections
-import itertools
 import logging
 import math
 import re
-from typing import Any, Iterable, Mapping
+from typing import Iterable, Mapping
 
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax import models
 from mixer_jax.errors import UserError
+from mixer_jax.pretrained.containers import Arrays, listed
 
 _LOG = logging.getLogger(__name__)
 
 BLOCK_DIAGONAL = "block_diagonal"
 _INTERPOLATIONS = {"interpolate_bilinear": "linear", "interpolate_bicubic": "cubic"}
 RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
-_NAMED = 20  # names, or blocks of them, in a message
 
-Arrays = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -51,10 +44,8 @@ def check_resize(resize: str) -> None:
 
 def tokens_of(shapes: Shapes) -> int:
   """Number of tokens that the parameters mix; 0 if they mix any number."""
-  for path, shape in shapes.items():
-    if models.token_axes(path)[:1] == ("in",) and len(shape) == 2:
-      return shape[0]
-  return 0
+  read = (s[0] for path, s in shapes.items() if models.reads_tokens(path) and len(s) == 2)
+  return next(read, 0)
 
 
 def widened(shapes: Shapes, tokens: int) -> int:
@@ -71,23 +62,7 @@ def widened(shapes: Shapes, tokens: int) -> int:
   return (new // old) ** 2
 
 
-def fit(source: str, arrays: Arrays, template: Any, resize: str) -> Any:
-  """Parameters for a model, as `Weights.fit`, out of a file's arrays by our paths.
-
-  `source` is the file, for messages; `resize` is one of `RESIZES`, or "" to refuse another
-  number of tokens.
-  """
-  check_resize(resize)
-  unrolled = jax.eval_shape(models.unrolled, template)
-  shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
-  arrays = _with_tokens(source, arrays, shapes, resize)
-  arrays = _with_head(source, arrays, shapes)
-  _compare(source, arrays, shapes)
-  params = traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
-  return params if unrolled.keys() == template.keys() else models.stacked(params)
-
-
-def _with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
+def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
   own = {path: arrays[path].shape for path in shapes if path in arrays}
   tokens = tokens_of(shapes)
@@ -107,16 +82,13 @@ def _with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Ar
     matrices = {"in": _resize_matrix(new, old, method).T, "out": _resize_matrix(old, new, method)}
     change = lambda array, axes: _interpolate(array, axes, matrices)
   _LOG.info("%s: token mixing taken from %dx%d to %dx%d (%s)", source, old, old, new, new, resize)
-  return {
-    path: change(array, axes) if _is_over(array, axes := models.token_axes(path), old**2) else array
-    for path, array in arrays.items()
-  }
-
-
-def _is_over(array: np.ndarray, axes: tuple[str, ...], tokens: int) -> bool:
-  """Whether an array has these axes, and this number of tokens along them."""
-  sizes = {size for size, axis in zip(array.shape, axes) if axis != "hidden"}
-  return bool(axes) and len(axes) == array.ndim and sizes <= {tokens}
+  arrays = dict(arrays)
+  for path, array in arrays.items():
+    axes = models.token_axes(path)
+    sizes = {size for size, axis in zip(array.shape, axes) if axis != "hidden"}
+    if axes and len(axes) == array.ndim and sizes <= {old**2}:
+      arrays[path] = change(array, axes)
+  return arrays
 
 
 def _block_diagonal(array: np.ndarray, axes: tuple[str, ...], side: int, times: int) -> np.ndarray:
@@ -135,8 +107,7 @@ def _block_diagonal(array: np.ndarray, axes: tuple[str, ...], side: int, times: 
 
 def _resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   """The matrix [new^2, old^2] that resizes a square grid, antialiased; rows sum to 1."""
-  one_axis = jax.image.resize(jnp.eye(old), (new, old), method, antialias=True)
-  one_axis = np.asarray(one_axis, np.float64)
+  one_axis = np.asarray(jax.image.resize(jnp.eye(old), (new, old), method), np.float64)
   return np.kron(one_axis, one_axis)
 
 
@@ -150,13 +121,11 @@ def _interpolate(array: np.ndarray, axes: tuple[str, ...], matrices: Arrays) -> 
 def _side(tokens: int) -> int:
   side = math.isqrt(tokens)
   if side**2 != tokens:
-    raise UserError(
-      f"{tokens} tokens are no square grid of patches; only square ones can be resized"
-    )
+    raise UserError(f"{tokens} tokens are no square grid of patches; only such grids are resized")
   return side
 
 
-def _with_head(source: str, arrays: Arrays, shapes: Shapes) -> Arrays:
+def with_head(source: str, arrays: Arrays, shapes: Shapes) -> Arrays:
   """Gives a fresh zero head where the classes differ or the file has no head."""
   if "head/kernel" not in shapes:
     return arrays
@@ -170,40 +139,34 @@ def _with_head(source: str, arrays: Arrays, shapes: Shapes) -> Arrays:
   return {path: array for path, array in arrays.items() if path not in head} | fresh
 
 
-def _compare(source: str, arrays: Arrays, shapes: Shapes) -> None:
+def compare(source: str, arrays: Arrays, shapes: Shapes) -> None:
   """Refuses any difference in names and shapes, all in one message."""
-  missing = _summary(path for path in shapes if path not in arrays)
-  left_over = _summary(path for path in arrays if path not in shapes)
-  shaped = collections.defaultdict(list)
-  for path in shapes:
-    if path in arrays and arrays[path].shape != shapes[path]:
-      shaped[f"{list(arrays[path].shape)} instead of {list(shapes[path])}"].append(path)
-  problems = [f"missing are {missing}"] if missing else []
-  problems += [f"left over are {left_over}"] if left_over else []
-  problems += [f"{_summary(paths)} of shape {text}" for text, paths in shaped.items()]
-  if problems:
-    raise UserError(f"{source} does not fit the model: {'; '.join(problems)}")
+  problems = {
+    "missing are {}": [path for path in shapes if path not in arrays],
+    "left over are {}": [path for path in arrays if path not in shapes],
+  }
+  for path, shape in shapes.items():
+    if path in arrays and arrays[path].shape != shape:
+      text = f"{{}} of shape {list(arrays[path].shape)} instead of {list(shape)}"
+      problems.setdefault(text, []).append(path)
+  if said := [text.format(_summary(paths)) for text, paths in problems.items() if paths]:
+    raise UserError(f"{source} does not fit the model: {'; '.join(said)}")
 
 
 def _summary(paths: Iterable[str]) -> str:
   """Names paths; equal ones of several blocks become one, "MixerBlock_{0-11}/..."."""
   blocks = collections.defaultdict(list)
   for path in paths:
-    match = re.match(r"(.*?Block_|blocks\.)(\d{1,9})(?!\d)(.*)", path)
-    pattern, number = (f"{match[1]}{{}}{match[3]}", match[2]) if match else (path, "")
-    blocks[pattern].append(number)
-  names = [
-    pattern.replace("{}", _ranges(list(map(int, numbers)))) if numbers[0] else pattern
-    for pattern, numbers in blocks.items()
-  ]
-  more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-  return ", ".join(names[:_NAMED]) + more
+    match = re.match(r"(.*?Block_|blocks\.)(\d{1,9})(?!\d)(.+)", path)
+    head, number, tail = match.groups() if match else (path, "", "")
+    blocks[head, tail].append(number)
+  return listed([f"{head}{_range(found)}{tail}" for (head, tail), found in blocks.items()])
 
 
-def _ranges(numbers: list[int]) -> str:
-  """[0, 1, 2, 5] as "{0-2,5}", and [3] as "3"."""
-  # Within a run the difference of number and position stays the same.
-  groups = itertools.groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
-  runs = [[n for _, n in group] for _, group in groups]
-  text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-  return text if len(numbers) == 1 else f"{{{text}}}"
+def _range(numbers: list[str]) -> str:
+  """["2", "0", "1"] as "{0-2}", with gaps as "{0,2}"; a single text as it is."""
+  if len(numbers) == 1:
+    return numbers[0]
+  first, *_, last = found = sorted(map(int, numbers))
+  whole = found == list(range(first, last + 1))
+  return f"{{{first}-{last}}}" if whole else f"{{{','.join(map(str, found))}}}"

@@ -4,24 +4,20 @@ Linen's names are ours. PyTorch has dense kernels as [out, in] and convolutions
 as [out, in, height, width]; ours are [in, out] and [height, width, in, out].
 """
 
-import dataclasses
 import logging
 import re
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, NamedTuple
 
 import numpy as np
 
 from mixer_jax.errors import UserError
 from mixer_jax.pretrained import catalog
 from mixer_jax.pretrained.catalog import Normalization
+from mixer_jax.pretrained.containers import Arrays
 
 _LOG = logging.getLogger(__name__)
 
-Arrays = dict[str, np.ndarray]
-Names = Mapping[str, str]
-
-
-# A name that is itself a parameter becomes a scale.
+# Modules of a block, theirs and ours. A name that is itself a parameter becomes a scale.
 _TIMM_MIXER = {
   "norm1": "LayerNorm_0",
   "mlp_tokens.fc1": "token_mixing/Dense_0",
@@ -55,10 +51,6 @@ _TIMM_GMLP = {
 _NORM = re.compile(r"/LayerNorm_(\d{1,9})/")
 
 
-def _linen(arrays: Arrays) -> Arrays:
-  return arrays
-
-
 def _pre_linen(arrays: Arrays) -> Arrays:
   """Google's names before Linen: modules counted together, dense layers in one."""
   # Where a block has other modules between its two norms, they may count as well.
@@ -69,22 +61,21 @@ def _pre_linen(arrays: Arrays) -> Arrays:
     name = re.sub(r"^Mixer/encoder_norm/", "pre_head_layer_norm/", name)
     name = re.sub(r"^Mixer/encoderblock_", "MixerBlock_", name)
     name = _NORM.sub(lambda m: f"/LayerNorm_{counts.index(int(m[1]))}/", name)
-    match = re.fullmatch(r"(.*/\w+_mixing)_phase_0/(kernel|bias)([12])", name)
-    if match:
+    if match := re.fullmatch(r"(.*/\w+_mixing)_phase_0/(kernel|bias)([12])", name):
       name = f"{match[1]}/Dense_{int(match[3]) - 1}/{match[2]}"
       array = array.squeeze()
     renamed[name] = array
   return renamed
 
 
-def _torch(stem: str, block: str, inside: Names, norm: str = "norm") -> Callable[[Arrays], Arrays]:
+def _torch(stem: str, block: str, inside: Mapping[str, str], norm: str = "norm") -> Callable:
   """Renames arrays of PyTorch, given the names of modules in a block there and here."""
   blocks = {f"blocks.i.{name}": f"{block}_i/{ours}" for name, ours in inside.items()}
   modules = {stem: "stem", **blocks, "norm": norm, "head": "head"}
   return lambda arrays: dict(_from_torch(name, array, modules) for name, array in arrays.items())
 
 
-def _from_torch(name: str, array: np.ndarray, modules: Names) -> tuple[str, np.ndarray]:
+def _from_torch(name: str, array: np.ndarray, modules: Mapping[str, str]) -> tuple[str, np.ndarray]:
   """Our name and axes; an unknown array keeps its name, and is refused later."""
   block = re.match(r"blocks\.(\d+)\.", name)
   general = re.sub(r"^blocks\.\d+\.", "blocks.i.", name)
@@ -101,16 +92,11 @@ def _from_torch(name: str, array: np.ndarray, modules: Names) -> tuple[str, np.n
   return ours, array.T if leaf == "kernel" else array.reshape(-1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
   """A way to name and lay out the parameters of a model.
 
-  Attributes:
-    title: for people.
-    sign: a pattern that only names of this layout match, one at least.
-    rename: takes the arrays to our names and axes.
-    fields: of the model, fixed by the peer's code.
-    normalization: of the pixels, unless the catalog knows another one of the file.
+  A file has it if a name matches `sign`. `fields` of the model are fixed by the peer's code, and
+  so is `normalization`, unless the catalog knows another one of the file.
   """
 
   title: str
@@ -132,27 +118,22 @@ _deit_resmlp = _torch("patch_embed.proj", "ResMlpBlock", _DEIT_RESMLP)
 _timm_gmlp = _torch("stem.proj", "GmlpBlock", _TIMM_GMLP)
 
 LAYOUTS = {
-  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", _linen, _GOOGLE, _HALF),
+  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", dict, _GOOGLE, _HALF),
   "pre_linen": Layout("Google's Mixer before Linen", r"^Mixer/encoder", _pre_linen, _GOOGLE, _HALF),
   "timm_mixer": Layout("timm's Mixer", _BLOCK + r"mlp_tokens\.", _timm_mixer, _TIMM, _HALF),
   "timm_resmlp": Layout("timm's ResMLP", _BLOCK + r"linear_tokens\.", _timm_resmlp, *_RESMLP),
   "deit_resmlp": Layout("deit's ResMLP", _BLOCK + r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
   "timm_gmlp": Layout("timm's gMLP", _BLOCK + r"mlp_channels\.gate\.", _timm_gmlp, _GMLP, _HALF),
   # `save` writes it of the other families; notes in the file name the fields.
-  "own": Layout("this library's", r"^(ResMlp|Gmlp)Block_\d+/", _linen, {}, None),
+  "own": Layout("this library's", r"^(ResMlp|Gmlp)Block_\d+/", dict, {}, None),
 }
 
 
 def convert(path: str, arrays: Arrays) -> tuple[str, Arrays]:
-  """Finds the layout of a file's arrays and gives them our names and axes.
+  """The key in `LAYOUTS` of a file's layout, and its arrays with our names and axes.
 
-  Returns:
-    The key of the layout in `LAYOUTS`, and the arrays, by paths like
-    "MixerBlock_0/token_mixing/Dense_0/kernel". An array that the layout does not
-    know keeps its name.
-
-  Raises:
-    UserError: no layout has such names, or two arrays become one; `path` is named.
+  An array that the layout does not know keeps its name. If no layout has such names, or two
+  arrays become one, a UserError names `path`.
   """
   arrays = _unwrapped(arrays)
   for key, layout in LAYOUTS.items():

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from flax import traverse_util
+import jax
 import numpy as np
 
 from mixer_jax import models
@@ -33,8 +34,7 @@ class Weights:
     sha256: of the file, in hexadecimal digits.
     layout: key of `layouts.LAYOUTS`.
     arrays: float32, by our paths ("MixerBlock_0/token_mixing/Dense_0/kernel").
-    fields: of the model, fixed by the code that the weights were trained or
-      published with: GELU, epsilons.
+    fields: of the model, fixed by the code of the weights: GELU, epsilons.
     normalization: of the pixels they were trained on; None if that is not known.
   """
 
@@ -48,8 +48,8 @@ class Weights:
   @property
   def num_classes(self) -> int:
     """Width of the head; 0 if the file has none."""
-    kernel = self.arrays.get("head/kernel")
-    return 0 if kernel is None or kernel.ndim != 2 else kernel.shape[-1]
+    shape = self._shapes.get("head/kernel", ())
+    return shape[1] if len(shape) == 2 else 0
 
   @property
   def num_tokens(self) -> int:
@@ -59,8 +59,8 @@ class Weights:
   @property
   def patch_size(self) -> int:
     """Side of a patch in pixels; 0 if the file has no patch embedding."""
-    kernel = self.arrays.get("stem/kernel")
-    return 0 if kernel is None or kernel.ndim != 4 else kernel.shape[0]
+    shape = self._shapes.get("stem/kernel", ())
+    return shape[0] if len(shape) == 4 else 0
 
   @property
   def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -69,49 +69,44 @@ class Weights:
   def model_fields(self, image_size: int, resize_tokens: str = "") -> dict[str, Any]:
     """Fields with which to build the model for square images of image_size pixels a side.
 
-    These are `fields`, and for "block_diagonal" (`resize_tokens`, as for `fit`) at a
-    higher resolution the width of a Mixer's token mixing.
-
-    Raises:
-      UserError: an unknown `resize_tokens`, or one that the resolution does not allow.
+    These are `fields`, and for "block_diagonal" (`resize_tokens`, as for `fit`) at a higher
+    resolution the width of a Mixer's token mixing. A UserError if `resize_tokens` is unknown, or
+    the resolution does not allow it.
     """
     fit_lib.check_resize(resize_tokens)
-    kernel = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/kernel")
-    if resize_tokens != fit_lib.BLOCK_DIAGONAL or len(kernel or ()) != 2 or not self.patch_size:
-      return dict(self.fields)
-    tokens = (image_size // self.patch_size) ** 2
-    if tokens == self.num_tokens:
-      return dict(self.fields)
-    width = kernel[1] * fit_lib.widened(self._shapes, tokens)
-    return self.fields | {"tokens_mlp_dim": width}
+    kernel = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/kernel", ())
+    if resize_tokens == fit_lib.BLOCK_DIAGONAL and len(kernel) == 2 and self.patch_size:
+      tokens = (image_size // self.patch_size) ** 2
+      if tokens != self.num_tokens:
+        width = kernel[1] * fit_lib.widened(self._shapes, tokens)
+        return self.fields | {"tokens_mlp_dim": width}
+    return dict(self.fields)
 
   def fit(self, template: Any, resize_tokens: str = "") -> Any:
-    """The parameters for a model, strictly checked.
+    """The parameters for a model: a tree of float32 arrays like `template`, its shapes.
 
-    Another number of classes gets a fresh zero head, which is logged.
-
-    Args:
-      template: the model's parameters or their shapes, as `jax.eval_shape` gives them.
-      resize_tokens: treatment of another number of tokens: one of `RESIZES` (see
-        `mixer_jax.pretrained.fit`), or "" to refuse it.
-
-    Returns:
-      A tree like the template's of float32 arrays.
+    Another number of classes gets a fresh zero head, which is logged. Another number of tokens is
+    treated as `resize_tokens` says, one of `RESIZES` (see `mixer_jax.pretrained.fit`).
 
     Raises:
-      UserError: parameters are missing, left over or of the wrong shape (all are
-        named in one message), or the number of tokens differs and
-        `resize_tokens` does not allow it.
+      UserError: parameters are missing, left over or of the wrong shape (all are named in one
+        message), or `resize_tokens` does not allow the number of tokens.
     """
-    return fit_lib.fit(self.source, self.arrays, template, resize_tokens)
+    fit_lib.check_resize(resize_tokens)
+    unrolled = jax.eval_shape(models.unrolled, template)
+    shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
+    arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens)
+    arrays = fit_lib.with_head(self.source, arrays, shapes)
+    fit_lib.compare(self.source, arrays, shapes)
+    params = traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
+    return params if unrolled.keys() == template.keys() else models.stacked(params)
 
 
 def read(source: str, cache_dir: str = "") -> Weights:
   """Reads public weights, or weights that `save` wrote.
 
   Args:
-    source: a path, an address (https://, gs:// and others) or a name of `CATALOG`.
-      An address and a name are downloaded once.
+    source: a path; or an address (https://, gs:// and others) or a name of `CATALOG` to download.
     cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
 
   Raises:
@@ -143,15 +138,12 @@ def save(
   model: Any = None,
   normalization: Normalization | None = None,
 ) -> None:
-  """Saves parameters as `.npz` with Linen's names, the layout of Google's files.
-
-  Loaders of that layout read it. Fields that it has no place for are noted in the
-  archive's comment, which only `read` knows.
+  """Saves parameters as `.npz` with Linen's names, the layout of Google's files, for its loaders.
 
   Args:
     path: ends in `.npz`; a file there is replaced whole, or not at all.
     params: the parameters; scanned blocks are written one by one, as all others.
-    model: their model, whose GELU, epsilons and the like are noted.
+    model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
 
   Raises:

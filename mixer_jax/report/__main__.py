@@ -61,14 +61,11 @@ def _weights(_: list[str]) -> None:
 
 
 def _workdir() -> pathlib.Path:
-  if not _FLAGS.workdir:
-    raise UserError("--workdir is missing; it names the directory of a run or study")
-  return directory_lib.existing(_FLAGS.workdir)
+  return directory_lib.existing(cli.workdir())
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Directory of the run or study.")
-  flags.DEFINE_string("checkpoint", "latest", '"latest", "best" or a step.')
+  cli.define("workdir", "checkpoint")
   flags.DEFINE_string("split", "test", "Split that pictures are made of.")
   flags.DEFINE_string("pretrained", None, "A file of weights, its address or public name.")
   flags.DEFINE_string("out", None, "Directory of the pictures; default: in the run's or weights/.")

@@ -11,22 +11,16 @@ from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file as rows_lib
 from mixer_jax.tasks import Metric
 
-_COLUMNS = 4
-
 
 def draw(directory: pathlib.Path) -> pathlib.Path:
-  """Draws every metric and the learning rate over the run to `curves.png`.
-
-  Raises:
-    UserError: the run has no metrics yet.
-  """
+  """Draws metrics and learning rate of a run to `curves.png`; a UserError if there are none."""
   rows = rows_lib.read(directory)
   if not rows:
     raise UserError(f"{directory} holds no metrics (no lines in {rows_lib.FILE})")
   config = directory_lib.load_config(directory)
   metrics = {metric.name: metric for metric in tasks.find(config.task).metrics}
   curves = panels(list(dict.fromkeys(key for row in rows for key in row)), list(metrics))
-  columns = min(_COLUMNS, len(curves))
+  columns = min(4, len(curves))
   lines = math.ceil(len(curves) / columns)
   figure, axes = figures.panels(lines, columns, (4.3 * columns, 3.8 * lines))
   unit = "step" if config.num_steps else "epoch"
@@ -47,11 +41,9 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
 
 
 def panels(keys: Sequence[str], metrics: Sequence[str]) -> dict[str, list[str]]:
-  """Names of metrics to the columns of the rows that show them, then the learning rate.
+  """Names of metrics, the task's first, to the columns that show them; then the learning rate.
 
-  Args:
-    keys: all columns of the rows; the best values and the norms of steps are left out.
-    metrics: of the task; they come first, in their order.
+  Best values and norms of steps are left out.
   """
   found: dict[str, list[str]] = {name: [] for name in metrics}
   for key in keys:

@@ -1,10 +1,8 @@
 """The runs of a study as they are found in its directory."""
 
-import dataclasses
-import itertools
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from mixer_jax.report.curves import scale
 from mixer_jax.rundir import metrics_file, provenance
@@ -16,12 +14,8 @@ from mixer_jax.tasks import Metric
 _NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "kfac": "K-FAC", "lamb": "LAMB"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """One run with its state, its rows and the sessions of its run.json.
-
-  A row is one of metrics.jsonl with "minutes", the training time until then, and "s/epoch".
-  """
+class Result(NamedTuple):
+  """One run; a row of metrics.jsonl has "minutes", the training time until then, and "s/epoch"."""
 
   run: Run
   state: State
@@ -29,29 +23,16 @@ class Result:
   sessions: list[dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True)
-class CellResult:
-  """The runs of a cell, one a seed.
+class CellResult(NamedTuple):
+  """The runs of a cell, one a seed; panels and rows tell `panel` apart, `line` names the rest."""
 
-  Attributes:
-    opened: the study.
-    cell: a value of each axis.
-    panel: the part of it that is told apart by panels and rows.
-    line: a name for the rest.
-    config: of its runs.
-    results: of its runs.
-  """
-
-  opened: Record
   cell: Cell
   panel: str
   line: str
-  config: ml_collections.ConfigDict
+  config: ConfigDict
+  metric: Metric
+  published: Published | None
   results: list[Result]
-
-  @property
-  def metric(self) -> Metric:
-    return self.opened.primary
 
   @property
   def done(self) -> list[Result]:
@@ -63,28 +44,15 @@ class CellResult:
     return self.done or [r for r in self.results if r.rows and r.state.kind != "failed"]
 
   @property
-  def published(self) -> Published | None:
-    return self.opened.published.get("-".join(self.cell))
-
-  @property
   def selection(self) -> str:
     """The split that picks the best step."""
-    rows = [r.rows[-1] for r in self.results if r.rows]
-    return record.selection(rows[0], self.metric.name) if rows else "test"
-
-  @property
-  def splits(self) -> list[str]:
-    """The splits that were evaluated, "test" first."""
-    keys, end = [key for r in self.done for key in r.rows[-1]], f"/{self.metric.name}"
-    found = dict.fromkeys(["test", *(k.removesuffix(end) for k in keys if k.endswith(end))])
-    return [split for split in found if split != "train"]
+    row = next((r.rows[-1] for r in self.results if r.rows), {})
+    return record.selection(row, self.metric.name)
 
   def values(self, at: str, split: str = "test") -> list[float]:
     """The metric as it is shown, maybe in percent, of each finished run that has the split.
 
-    Args:
-      at: "last" evaluation, or "best" by the split that picks it.
-      split: that is measured.
+    It is of the "last" evaluation, or the "best" `at` the split that picks it.
     """
     key, found = f"{split}/{self.metric.name}", []
     for r in self.done:
@@ -94,11 +62,9 @@ class CellResult:
 
   def reached(self) -> list[dict[str, Any]]:
     """The row at which each finished run reached the target, of those that did."""
-    key, better, found = f"{self.selection}/{self.metric.name}", self.metric.better, []
-    for r in self.done:
-      hits = (row for row in r.rows if not better(self.config.target, row[key]))
-      found += itertools.islice(hits, 1)
-    return found
+    key, target = f"{self.selection}/{self.metric.name}", self.config.target
+    hits = ([x for x in r.rows if not self.metric.better(target, x[key])] for r in self.done)
+    return [rows[0] for rows in hits if rows]
 
 
 def gather(opened: Record) -> list[CellResult]:
@@ -111,19 +77,18 @@ def gather(opened: Record) -> list[CellResult]:
     line = ", ".join(values[axis] for axis in opened.lines)
     if opened.lines == ("optimizer",):
       line = optimizer_name(config.optimizer)
-    results.append(CellResult(opened, cell, panel, line, config, [_read(opened, r) for r in runs]))
+    published, found = opened.published.get("-".join(cell)), [_read(opened, run) for run in runs]
+    results.append(CellResult(cell, panel, line, config, opened.primary, published, found))
   return results
 
 
 def _read(opened: Record, run: Run) -> Result:
-  path = opened.path(run)
   rows, seconds, epoch = [], 0.0, 0.0
-  for row in metrics_file.read(path):
+  for row in metrics_file.read(opened.path(run)):
     seconds += row["seconds"]
-    pace = row["seconds"] / (row["epoch"] - epoch)
+    rows.append(row | {"minutes": seconds / 60, "s/epoch": row["seconds"] / (row["epoch"] - epoch)})
     epoch = row["epoch"]
-    rows.append(row | {"minutes": seconds / 60, "s/epoch": pace})
-  return Result(run, opened.state(run), rows, provenance.read(path))
+  return Result(run, opened.state(run), rows, provenance.read(opened.path(run)))
 
 
 def unit_of(cells: Sequence[CellResult]) -> str:
@@ -131,7 +96,7 @@ def unit_of(cells: Sequence[CellResult]) -> str:
   return max(record.length(c.config)[0] for c in cells)
 
 
-def optimizer_name(config: ml_collections.ConfigDict) -> str:
+def optimizer_name(config: ConfigDict) -> str:
   """An optimizer's name as people write it; of a grafted pair (magnitude, direction)."""
   if config.name == "graft":
     return f"({optimizer_name(config.magnitude)}, {optimizer_name(config.direction)})"

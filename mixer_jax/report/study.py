@@ -2,7 +2,7 @@
 
 import pathlib
 import statistics
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Sequence
 
 from flax import traverse_util
 
@@ -17,15 +17,10 @@ from mixer_jax.tasks import Metric
 
 
 def write(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Writes `report/study.md` and its figures into a study's directory.
+  """Writes `report/study.md` and its figures into a study's directory, and returns the paths.
 
-  Runs that are not finished are named with their state and count in no table.
-
-  Returns:
-    The files written.
-
-  Raises:
-    UserError: the directory holds no study.
+  Runs that are not finished are named with their state and count in no table. A UserError if the
+  directory holds no study.
   """
   opened = record.load(directory)
   cells, out = gather(opened), directory / "report"
@@ -33,7 +28,7 @@ def write(directory: pathlib.Path) -> list[pathlib.Path]:
   figures = study_figures.draw(cells, out)
   parts = (
     *(f"# {opened.title}", *opened.notes, _missing(opened), _results(opened, cells)),
-    *(_grid(opened, cells), _grafting(opened, cells), _tuning(opened)),
+    *(_compared(opened, cells), _tuning(opened)),
     *(f"![{figure.stem}]({figure.name})" for figure in figures),
     *(_settings(cells), _origin(opened, cells)),
   )
@@ -53,11 +48,6 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[Any]], words: int = 1)
   return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (header, rule, *rows))
 
 
-def _number(metric: Metric, value: float | None, sign: str = "") -> str:
-  """A value as the metric is shown: two decimals of percent, else four digits; "-" for None."""
-  return "-" if value is None else f"{value:{sign}{'.2f' if metric.percent else '.4g'}}"
-
-
 def _spread(values: Sequence[float], mean: str = ".1f", deviation: str = ".1f") -> str:
   """Mean and sample standard deviation; "-" for none, the value alone for one."""
   if not values:
@@ -66,9 +56,10 @@ def _spread(values: Sequence[float], mean: str = ".1f", deviation: str = ".1f") 
   return f"{text} ± {statistics.stdev(values):{deviation}}" if len(values) > 1 else text
 
 
-def _metric_spread(c: CellResult, at: str, split: str = "test") -> str:
-  formats = (".2f", ".2f") if c.metric.percent else (".4g", ".2g")
-  return _spread(c.values(at, split), *formats)
+def _shown(metric: Metric, values: Sequence[float], sign: str = "") -> str:
+  """Mean and deviation of a metric: two decimals of percent, else four digits."""
+  mean, deviation = (".2f", ".2f") if metric.percent else (".4g", ".2g")
+  return _spread(values, f"{sign}{mean}", deviation)
 
 
 def _missing(opened: Record) -> str:
@@ -84,11 +75,12 @@ def _missing(opened: Record) -> str:
 def _results(opened: Record, cells: Sequence[CellResult]) -> str:
   """A row for each cell: our values, the published one and the difference."""
   metric, unit = opened.primary, unit_of(cells)
-  splits = list(dict.fromkeys(split for c in cells for split in c.splits))
+  parts = [key.partition("/") for c in cells for r in c.done for key in r.rows[-1]]
+  splits = dict.fromkeys(s for s, _, name in parts if name == metric.name and s != "train")
   rows = []
   for c in cells:
     published, ours = c.published, c.values(opened.published_at)
-    gap = statistics.fmean(ours) - published.value if published and ours else None
+    gap = [statistics.fmean(ours) - published.value] if published and ours else []
     epochs = published.epochs_to_target if published else None
     target, reached_at, minutes = _target(c, unit)
     row = {
@@ -96,14 +88,14 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
       ", ".join(opened.lines): c.line,
       "seeds": f"{len(c.done)} of {len(c.results)}",
       "length": "{1} {0}s".format(*record.length(c.config)),
-      **{f"{split} {label(metric)}": _metric_spread(c, "last", split) for split in splits},
-      f"best test {label(metric)}": _metric_spread(c, "best"),
+      **{f"{s} {label(metric)}": _shown(metric, c.values("last", s)) for s in ("test", *splits)},
+      f"best test {label(metric)}": _shown(metric, c.values("best")),
       "target": target,
       f"{unit}s to it": reached_at,
       "minutes to it": minutes,
       "s/epoch": _spread([statistics.median(row["s/epoch"] for row in r.rows) for r in c.done]),
-      "published": _number(metric, published and published.value),
-      "difference": _number(metric, gap, "+"),
+      "published": _shown(metric, [published.value] if published else []),
+      "difference": _shown(metric, gap, "+"),
       "published epochs to target": "-" if epochs is None else epochs,
     }
     rows.append(row)
@@ -119,9 +111,7 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
     " the median of a run."
   )
   if opened.source:
-    text += (
-      f" Published: {opened.source}; the difference is that of our {opened.published_at} value."
-    )
+    text += f" Published: {opened.source}; the difference is of our {opened.published_at} value."
   return _section("Results", _table(rows[0], [row.values() for row in rows], words=2), text)
 
 
@@ -129,7 +119,7 @@ def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
   """The target, the steps or epochs to it and the minutes to it."""
   if not c.config.target:
     return "-", "-", "-"
-  shown, reached = _number(c.metric, scale(c.metric) * c.config.target), c.reached()
+  shown, reached = _shown(c.metric, [scale(c.metric) * c.config.target]), c.reached()
   if not reached:
     return shown, "not reached" if c.done else "-", "-"
   after, minutes = (statistics.fmean(row[key] for row in reached) for key in (unit, "minutes"))
@@ -137,58 +127,40 @@ def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
   return shown, f"{after:.1f}{some}", f"{minutes:.1f}"
 
 
-def _grid(opened: Record, cells: Sequence[CellResult]) -> str:
-  """The metric in the form of the K-FAC study's Tables 2 and 3: models by optimizers."""
-  chosen = {(c.panel, c.line): c for c in cells if c.config.optimizer.name != "graft"}
-  if len({line for _, line in chosen}) < 2:
-    return ""
-  return _section(_title(opened), _pivot(", ".join(opened.panels), chosen))
-
-
-def _grafting(opened: Record, cells: Sequence[CellResult]) -> str:
-  """The metric in the form of the K-FAC study's Table 4: magnitude by direction."""
-  panels = {}
+def _compared(opened: Record, cells: Sequence[CellResult]) -> str:
+  """The metric as in the K-FAC study: models by optimizers, of pairs magnitude by direction."""
+  tables = {}
   for c in cells:
+    corner, row, column = ", ".join(opened.panels), c.panel or "-", c.line
     if c.config.optimizer.name == "graft":
-      sides = tuple(optimizer_name(c.config.optimizer[side]) for side in SIDES)
-      panels.setdefault(c.panel, {})[sides] = c
-  corner = lambda panel: f"{panel}: ".removeprefix(": ") + "norm of \\ direction of"
-  tables = [_pivot(corner(panel), pairs) for panel, pairs in panels.items()]
-  return _section(f"Grafting: {_title(opened)}", *tables) if tables else ""
-
-
-def _title(opened: Record) -> str:
-  return f"{opened.published_at} test {label(opened.primary)}, ours / published"
-
-
-def _pivot(corner: str, cells: Mapping[tuple[str, str], CellResult]) -> str:
-  """Our values and the published ones by row and column."""
-  rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells))
-
-  def both(c: CellResult | None) -> str:
-    if c is None:
-      return "- / -"
-    published = _number(c.metric, c.published and c.published.value)
-    return f"{_metric_spread(c, c.opened.published_at)} / {published}"
-
-  lines = ((row or "-", *(both(cells.get((row, column))) for column in columns)) for row in rows)
-  return _table((corner, *columns), lines)
+      corner = f"{c.panel}: ".removeprefix(": ") + "norm of \\ direction of"
+      row, column = (optimizer_name(c.config.optimizer[side]) for side in SIDES)
+    both = c.values(opened.published_at), [c.published.value] if c.published else []
+    said = " / ".join(_shown(c.metric, values) for values in both)
+    tables.setdefault(corner, {}).setdefault(row, {})[column] = said
+  texts = []
+  for corner, rows in tables.items():
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    lines = [(name, *(row.get(c, "- / -") for c in columns)) for name, row in rows.items()]
+    if len(columns) > 1 or "direction of" in corner:
+      texts.append(_table((corner, *columns), lines))
+  title = f"{opened.published_at} test {label(opened.primary)}, ours / published"
+  return _section(title, *texts) if texts else ""
 
 
 def _tuning(opened: Record) -> str:
   """Every setting that was tried, with its values on the part held out."""
   rows, metric = [], opened.primary
   for cell in dict.fromkeys(run.cell for run in opened.runs if run.tunes):
-    choice, name = opened.choice(cell), " ".join(cell)
-    if choice is None:
+    trials, name = opened.trials(cell), " ".join(cell)
+    if trials is None:
       rows.append((name, "not decided", "", "-", "-"))
-      continue
-    for trial in choice["trials"]:
-      values = ("failed", trial.get("failed"))
+    for i, trial in enumerate(trials or ()):
+      values = ("", "failed", trial.get("failed"))
       if "failed" not in trial:
-        values = (_number(metric, scale(metric) * trial[at]) for at in ("last", "best"))
-      mark = "chosen" if trial["run"] == choice["chosen"] else ""
-      rows.append((name, ", ".join(plan.settings(trial["settings"])), mark, *values))
+        numbers = (_shown(metric, [scale(metric) * trial[at]]) for at in ("last", "best"))
+        values = ("" if i else "chosen", *numbers)
+      rows.append((name, ", ".join(plan.settings(trial["settings"])), *values))
   if not rows:
     return ""
   header = ("cell", "settings", "", f"last {label(metric)}", f"best {label(metric)}")
@@ -208,9 +180,8 @@ def _settings(cells: Sequence[CellResult]) -> str:
   common = set.intersection(*sets)
   say = lambda settings: ", ".join(sorted(settings)) or "-"
   rows = [(" ".join(c.cell), say(own - common)) for c, own in zip(cells, sets)]
-  return _section(
-    "Settings", f"All: {say(common)}.", _table(("runs", "of their own"), rows, words=2)
-  )
+  table = _table(("runs", "of their own"), rows, words=2)
+  return _section("Settings", f"All: {say(common)}.", table)
 
 
 def _origin(opened: Record, cells: Sequence[CellResult]) -> str:
@@ -218,25 +189,20 @@ def _origin(opened: Record, cells: Sequence[CellResult]) -> str:
   runs = [(r, session) for c in cells for r in c.results for session in r.sessions]
   if not runs:
     return _section("Origin", f"Study file `{opened.file}`; nothing was run yet.")
-
-  def distinct(say: Callable[[Mapping[str, Any]], str]) -> str:
-    return "; ".join(dict.fromkeys(say(session) for _, session in runs))
-
   pairs = lambda fields: ", ".join(f"{k} {v}" for k, v in fields.items() if v)
-  counts = lambda data: (f"{k}: {v}" if k == "name" else f"{v} {k}" for k, v in data.items())
-  header = ("run", "state", "started", "ended", "commit")
+  said = {
+    "commit": [s["commit"] or "unknown" for _, s in runs],
+    "versions": [pairs(s["versions"]) for _, s in runs],
+    "device": ["{count} x {platform} ({kind})".format(**s["device"]) for _, s in runs],
+    "data": [pairs(s["data"]) for _, s in runs],
+  }
   rows = [
     (r.run.name, r.state.kind, s["started"], s["ended"] or "-", s["commit"] or "-") for r, s in runs
   ]
-  ended = max((s["ended"] for _, s in runs if s["ended"]), default="now")
   return _section(
     "Origin",
     f"Study file `{opened.file}`; each run's directory holds its config.json, metrics.jsonl,"
     " run.json and log.txt.",
-    f"- code: commit {distinct(lambda s: s['commit'] or 'unknown')};"
-    f" {distinct(lambda s: pairs(s['versions']))}\n"
-    f"- device: {distinct(lambda s: '{count} x {platform} ({kind})'.format(**s['device']))}\n"
-    f"- data: {distinct(lambda s: ', '.join(counts(s['data'])))}\n"
-    f"- time: {min(s['started'] for _, s in runs)} to {ended}",
-    _table(header, rows, words=2),
+    "\n".join(f"- {what}: {'; '.join(dict.fromkeys(of))}" for what, of in said.items()),
+    _table(("run", "state", "started", "ended", "commit"), rows, words=2),
   )

@@ -15,17 +15,8 @@ _LABELS = {"minutes": "minutes of training steps\n(without compilation, testing 
 
 
 def draw(cells: Sequence[CellResult], directory: pathlib.Path) -> list[pathlib.Path]:
-  """Draws all figures for which there is something to draw.
-
-  Args:
-    cells: of the study.
-    directory: where the files go; it exists.
-
-  Returns:
-    The files written: epochs.png or steps.png, time.png and step_norms_PANEL.png.
-  """
-  begun = [c for c in cells if c.shown]
-  if not begun:
+  """Writes epochs.png or steps.png, time.png and step_norms_PANEL.png as far as runs have rows."""
+  if not (begun := [c for c in cells if c.shown]):
     return []
   unit = unit_of(cells)
   places = {unit: f"{unit}s.png", "minutes": "time.png"}
@@ -78,9 +69,9 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
     column[0].set_title(c.panel)
     if c.published:
       column[0].axhline(c.published.value, color=color, linestyle=":", linewidth=1)
-  dotted = f"; dotted: {cells[0].opened.published_at} value as published"
-  title = "mean of the seeds, shaded from the lowest to the highest"
-  figure.suptitle(title + dotted * any(c.published for c in cells), fontsize=10)
+  dotted = "; dotted: value as published" if any(c.published for c in cells) else ""
+  title = f"mean of the seeds, shaded from the lowest to the highest{dotted}"
+  figure.suptitle(title, fontsize=10)
   return figures.save(figure, path)
 
 

@@ -8,7 +8,7 @@ per unit: the weights with which the unit reads the patches.
 import json
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import traverse_util
 import numpy as np
@@ -16,9 +16,6 @@ import numpy as np
 from mixer_jax import models
 from mixer_jax.errors import UserError
 from mixer_jax.report import figures
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
 
 _UNITS = 12  # shown per layer
 
@@ -39,18 +36,9 @@ def sparsity(kernel: np.ndarray, threshold: float = 0.05) -> float:
 
 
 def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pathlib.Path]:
-  """Writes token_mixing.png, sparsity.png and weights.json.
+  """Writes token_mixing.png, sparsity.png and weights.json into a directory; returns their paths.
 
-  Args:
-    params: a model's parameters.
-    grid: patches of an image, (rows, columns).
-    directory: of the files; made if it is missing.
-
-  Returns:
-    The files written.
-
-  Raises:
-    UserError: the model mixes no tokens with a matrix of this grid's size.
+  `grid` is (rows, columns) of an image's patches; a UserError if no matrix mixes so many tokens.
   """
   drawn = {"token_mixing.png": mixing_figure(params, grid), "sparsity.png": sparsity_figure(params)}
   directory.mkdir(parents=True, exist_ok=True)
@@ -60,11 +48,8 @@ def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pa
   return [*(figures.save(figure, directory / name) for name, figure in drawn.items()), numbers]
 
 
-def mixing_figure(params: Any, grid: tuple[int, int]) -> "Figure":
-  """A row per layer, units spread evenly over the layer; blue is negative.
-
-  Args and errors as for `draw`.
-  """
+def mixing_figure(params: Any, grid: tuple[int, int]) -> Any:
+  """A row per layer, units spread evenly over the layer; blue is negative. Errors as of `draw`."""
   named, tokens = kernels(params), grid[0] * grid[1]
   mixing = {k: v for k, v in named.items() if models.reads_tokens(k) and len(v) == tokens}
   if not mixing:
@@ -87,7 +72,7 @@ def mixing_figure(params: Any, grid: tuple[int, int]) -> "Figure":
   return figure
 
 
-def sparsity_figure(params: Any) -> "Figure":
+def sparsity_figure(params: Any) -> Any:
   """Share of small weights over the depth, a line per kind of layer."""
   figure, [[axis]] = figures.panels(1, 1, (7, 4))
   kinds: dict[str, list[tuple[int, float]]] = {}

@@ -16,14 +16,13 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 
 CONFIG = "config.json"
+# Errors that only a write can meet; missing permission is one, too, for the run's files.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
 def create(path: str | None) -> pathlib.Path:
-  """Makes a run's directory, absolute; a UserError if it cannot be written.
-
-  Args:
-    path: the directory, or None for a fresh one under `runs/`.
-  """
+  """Makes a run's directory, None: a fresh one under `runs/`; a UserError if it is not writable."""
   if not path:
     if jax.process_count() > 1:
       raise UserError("--workdir is missing; several processes need one that all of them see")
@@ -42,12 +41,7 @@ def create(path: str | None) -> pathlib.Path:
 
 
 def _absolute(path: str) -> pathlib.Path:
-  return pathlib.Path(os.path.expanduser(path)).absolute()
-
-
-# Errors that only a write can meet; missing permission is one, too, for the run's files.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_NO_PERMISSION = (errno.EACCES, errno.EPERM)
+  return pathlib.Path(path).expanduser().absolute()
 
 
 @contextlib.contextmanager
@@ -57,7 +51,7 @@ def writing(workdir: pathlib.Path) -> Iterator[None]:
     yield
   except OSError as e:
     path = str(e.filename or workdir)
-    if e.errno in _NO_ROOM or (e.errno in _NO_PERMISSION and path.startswith(str(workdir))):
+    if e.errno in _NO_ROOM or e.errno in _NO_PERMISSION and path.startswith(str(workdir)):
       raise UserError(unwritten(path, e.strerror)) from e
     raise
 
@@ -77,11 +71,7 @@ def existing(path: str) -> pathlib.Path:
 
 
 def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
-  """Keeps the config beside the checkpoints; once `started` (there is one), compares it.
-
-  Raises:
-    UserError: the run was started with another config; names the differences.
-  """
+  """Keeps the config; once a run has `started`, a UserError names fields that differ from it."""
   path, new = workdir / CONFIG, json.loads(config.to_json())
   if not (started and path.exists()):
     write_json(path, new)
@@ -101,8 +91,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], free: frozenset[str]) 
 
 def stored_config(path: str | None) -> ml_collections.ConfigDict | None:
   """The config of the run to be resumed in a directory; None if there is none yet."""
-  started = path and any(_absolute(path).glob("checkpoints/[0-9]*"))
-  return load_config(_absolute(path)) if started else None
+  workdir = _absolute(path or "")
+  return load_config(workdir) if path and any(workdir.glob("checkpoints/[0-9]*")) else None
 
 
 def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:

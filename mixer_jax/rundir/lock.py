@@ -1,5 +1,6 @@
 """One process a run: the lock of its directory."""
 
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -11,37 +12,25 @@ INHERITED = "MIXER_JAX_LOCK"
 
 
 def hold(path: pathlib.Path) -> int | None:
-  """Holds a run's directory, so that no two processes train in it.
+  """Holds a run's directory: a file descriptor, or None if somebody else holds it.
 
-  The kernel lets go when the last process that has the descriptor ends, however it ends.
-
-  Returns:
-    A file descriptor, or None if somebody else holds it. A process that inherits the descriptor
-    holds the directory, too; if it finds its number in `INHERITED` this function returns it.
+  The kernel lets go when the last process that has the descriptor ends, however it ends. A process
+  that inherits the descriptor, and finds its number in `INHERITED`, gets a duplicate of that.
   """
   descriptor = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR)
-  if (inherited := _inherited(descriptor)) is not None:
-    os.close(descriptor)
-    return inherited
+  with contextlib.suppress(ValueError, OSError):  # there is none, or it is closed
+    inherited = int(os.environ.get(INHERITED, ""))
+    if os.path.sameopenfile(descriptor, inherited):
+      own = os.dup(inherited)
+      os.close(descriptor)
+      return own
   for _ in range(5):  # somebody may just be looking (`held`)
-    try:
+    with contextlib.suppress(BlockingIOError):
       fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      time.sleep(0.05)
-    else:
       return descriptor
+    time.sleep(0.05)
   os.close(descriptor)
   return None
-
-
-def _inherited(descriptor: int) -> int | None:
-  """The descriptor this process was started with, if it is of the same file."""
-  number = os.environ.get(INHERITED, "")
-  try:
-    same = os.path.sameopenfile(descriptor, int(number))
-  except (ValueError, OSError):  # none, or closed since
-    return None
-  return os.dup(int(number)) if same else None
 
 
 def held(path: pathlib.Path) -> bool:

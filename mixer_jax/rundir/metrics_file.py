@@ -1,5 +1,6 @@
 """The metrics of a run: rows of `metrics.jsonl`, and the same for TensorBoard."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -16,57 +17,46 @@ with without("torch", "tensorflow"):  # tensorboardX imports both where they are
 
 FILE = "metrics.jsonl"
 Row = dict[str, Any]
-_ALWAYS = {"step", "epoch", "seconds"}
 
 
 def read(directory: pathlib.Path) -> list[Row]:
-  """The rows of `metrics.jsonl`, one an evaluation; a torn last line is dropped.
-
-  Another spoiled line is a UserError: going on would lose the lines after it.
-  """
+  """The rows of `metrics.jsonl` but for a torn last line; another spoiled one is a UserError."""
   path = directory / FILE
   try:
     lines = path.read_text().splitlines() if path.exists() else []
   except (OSError, ValueError) as e:
     raise UserError(f"{path} cannot be read: {e}") from e
-  rows = [_row(line) for line in lines]
-  if rows and rows[-1] is None:
-    rows.pop()
-  last = 0
-  for number, row in enumerate(rows, 1):
+  rows, last = [], 0
+  for number, line in enumerate(lines, 1):
+    row = _row(line)
+    if row is None and number == len(lines):
+      break
     if row is None or row["step"] <= last:
-      raise UserError(f"{path} is spoiled in line {number}: {lines[number - 1][:60]!r}")
+      raise UserError(f"{path} is spoiled in line {number}: {line[:60]!r}")
+    rows.append(row)
     last = row["step"]
   return rows
 
 
 def _row(line: str) -> Row | None:
   """The numbers of an evaluation; None if the line does not hold them."""
-  try:
-    row = json.loads(line)
-  except (ValueError, RecursionError):
-    return None
-  if not isinstance(row, dict) or not row.keys() >= _ALWAYS or not isinstance(row["step"], int):
-    return None
-  return row if all(isinstance(value, int | float) for value in row.values()) else None
+  with contextlib.suppress(ValueError, RecursionError):
+    match json.loads(line):
+      case {"step": int(), "epoch": _, "seconds": _} as row:
+        return row if all(isinstance(value, int | float) for value in row.values()) else None
 
 
 class Writer:
   """Writes rows to `metrics.jsonl` and to TensorBoard.
 
-  Args:
-    directory: the run's.
-    step: steps already done; later rows, of a killed run after its checkpoint, are removed.
-
-  Attributes:
-    rows: all rows so far.
+  The rows up to `step` stay; a killed run wrote later ones after its last checkpoint.
   """
 
   def __init__(self, directory: pathlib.Path, step: int):
-    self.rows = [row for row in read(directory) if row["step"] <= step]
     path = directory / FILE
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+    kept = [row for row in read(directory) if row["step"] <= step]
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
     temporary.replace(path)
     self._file = path.open("a")
     board = directory / "tensorboard"
@@ -82,7 +72,6 @@ class Writer:
 
   def write(self, row: Row) -> None:
     """Appends one row, at once on disk; it has the keys `step`, `epoch` and `seconds`."""
-    self.rows.append(row)
     self._file.write(json.dumps(row) + "\n")
     self._file.flush()
     for name, value in row.items():

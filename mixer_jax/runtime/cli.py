@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # ruff: noqa: E402
+import functools
 import logging as std_logging
 import sys
 from typing import Callable
@@ -40,11 +41,9 @@ def workdir() -> str:
 
 
 def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
-  """Parses flags and calls `main`; a `UserError` becomes a line and its exit code.
+  """Parses flags and calls `main` with the arguments that are no flags, if there may be any.
 
-  Args:
-    main: gets the name of the command and the arguments that are no flags.
-    arguments: whether there may be any.
+  A `UserError` becomes a line and its exit code.
   """
 
   def guarded(argv):
@@ -77,15 +76,14 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     arguments = flags.FLAGS(argv)
     devices.listen()
-    if not flags.FLAGS["verbosity"].present:
-      _quiet_libraries()
+    if not flags.FLAGS["verbosity"].present:  # Orbax logs pages of checkpoints and of errors
+      logging.set_verbosity(logging.FATAL)
+      sys.unraisablehook = functools.partial(_heed, sys.unraisablehook)
     own = std_logging.getLogger("mixer_jax")  # to stderr, whatever libraries are allowed to say
     own.setLevel(std_logging.INFO)
     own.propagate = False
     own.addHandler(std_logging.StreamHandler())
     return arguments
-  except flags.Error as e:
-    _fail(e)
   except Exception as e:  # a config file is a program: anything can go wrong in it
     # ml_collections puts a whole traceback into the message: its last line says it.
     text = str(e.args[0] if isinstance(e, KeyError) and e.args else e)
@@ -103,16 +101,9 @@ def checked_config(config):
   return config
 
 
-def _quiet_libraries() -> None:
-  """Orbax logs a page per checkpoint, and several of what it then raises."""
-  logging.set_verbosity(logging.FATAL)
-  hook = sys.unraisablehook
-
-  def heed(unraisable):
-    if str(unraisable.exc_value) != "Event loop is closed":  # TensorStore's, after an error
-      hook(unraisable)
-
-  sys.unraisablehook = heed
+def _heed(hook, unraisable) -> None:
+  if str(unraisable.exc_value) != "Event loop is closed":  # TensorStore's, after an error
+    hook(unraisable)
 
 
 def _fail(error: object, exit_code: int = UserError.exit_code) -> None:

@@ -1,8 +1,4 @@
-"""Compiled programs kept on disk, so that a second start is quick.
-
-JAX looks a program up by its operations, the compiler, its options and the device;
-a program that differs in anything is compiled afresh.
-"""
+"""Compiled programs kept on disk, so that a second start is quick."""
 
 import os
 import pathlib
@@ -16,10 +12,9 @@ from mixer_jax.errors import UserError
 def keep_in(directory: str | None) -> None:
   """Looks for compiled programs in a directory, and keeps there what takes a second or more.
 
-  Args:
-    directory: "": nowhere. None: the one that JAX_COMPILATION_CACHE_DIR names, else
-      `$XDG_CACHE_HOME/mixer_jax/compiled` on an accelerator, where it can be made. On a CPU it
-      has to be asked for: XLA prints a page for every program found, of no use to other CPUs.
+  "" is nowhere. None is the one that JAX_COMPILATION_CACHE_DIR names, else, on an accelerator,
+  `$XDG_CACHE_HOME/mixer_jax/compiled` if it can be made. On a CPU it has to be asked for: XLA
+  prints a page for every program found, of no use to other CPUs.
 
   Raises:
     UserError: the directory cannot be made.
@@ -29,11 +24,11 @@ def keep_in(directory: str | None) -> None:
     if jax.config.jax_compilation_cache_dir is not None or jax.default_backend() == "cpu":
       return
     place = (os.environ.get("XDG_CACHE_HOME") or "~/.cache") + "/mixer_jax/compiled"
-  path = pathlib.Path(place).expanduser().absolute() if place else None
+  path = place and pathlib.Path(place).expanduser().absolute()
   try:
     if path:
       path.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", path and str(path))
+    jax.config.update("jax_compilation_cache_dir", str(path) if path else None)
   except OSError as e:
     if directory:
       raise UserError(f"--compilation_cache={directory} cannot be made: {e.strerror}") from e

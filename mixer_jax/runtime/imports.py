@@ -13,8 +13,7 @@ class _Refuser(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def __init__(self, names: tuple[str, ...]):
     self._names = names
 
-  def find_spec(self, name, path=None, target=None):
-    del path, target
+  def find_spec(self, name, *_):
     return importlib.machinery.ModuleSpec(name, self) if name in self._names else None
 
   def create_module(self, spec):

@@ -26,12 +26,8 @@ _SPLIT_FROM = 1 << 12
 class Devices:
   """The devices of a run, data x model: the batch is split over all of them."""
 
-  data: Annotated[
-    int, Option("devices along the axis data; -1: all that are left", -1, COUNT, free=True)
-  ] = -1
-  model: Annotated[
-    int, Option("devices that share parameters and optimizer state", 1, COUNT, free=True)
-  ] = 1
+  data: Annotated[int, Option("devices of this axis; -1: all left", -1, COUNT, free=True)] = -1
+  model: Annotated[int, Option("devices that share parameters and state", 1, COUNT, free=True)] = 1
 
 
 def make_mesh(config: ml_collections.ConfigDict) -> Mesh:

@@ -1,18 +1,21 @@
-"""Several processes as one program: joining, who writes, stopping together."""
+"""Several processes as one program: joining, who writes, signals, stopping together."""
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from typing import Any, Callable, Iterator, TypeVar
 
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, reason
 from mixer_jax.runtime import mesh as mesh_lib
 
 T = TypeVar("T")
+_HEEDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def join(
@@ -21,18 +24,11 @@ def join(
   index: int | None = None,
   detect: bool = False,
 ) -> None:
-  """Makes this process one of several; nothing if nothing is given.
+  """Makes this process one of several, before JAX touches a device; nothing if nothing is given.
 
-  It must be called before JAX touches a device. Only the first process prints and writes then.
-
-  Args:
-    address: HOST:PORT of the first process, the same for all.
-    number: of processes.
-    index: of this one, from 0.
-    detect: ask SLURM, Open MPI, Kubernetes or Cloud TPU for all three.
-
-  Raises:
-    UserError: the three are not all given or possible, or the processes do not find each other.
+  Only the first process prints and writes then; HOST:PORT is its address. `detect` asks SLURM, Open
+  MPI, Kubernetes or Cloud TPU for all three. A UserError: they are not all given or possible, or
+  the processes do not find each other.
   """
   if not detect and None in (given := (address, number, index)):
     if given == (None, None, None):
@@ -50,7 +46,7 @@ def join(
   try:
     jax.distributed.initialize(address, number, index, **seconds)
   except (RuntimeError, ValueError) as e:
-    raise UserError(f"the processes do not find each other: {first_line(e)}") from e
+    raise UserError(f"the processes do not find each other: {reason(e)}") from e
   if not is_first():
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
     os.environ["TQDM_DISABLE"] = "1"
@@ -91,19 +87,20 @@ def together() -> Iterator[None]:
       raise
     raise UserError(
       f"process {jax.process_index()} of {jax.process_count()} lost the others or failed"
-      f" ({first_line(e)}); start all again to resume from the last checkpoint"
+      f" ({reason(e)}); start all again to resume from the last checkpoint"
     ) from e
 
 
-class Agreement:
-  """Whether any process was asked to stop, known to all of them at the same step.
+class Request:
+  """Whether any process was asked to stop by a signal, known to all of them at the same step.
 
-  All processes call it equally often, in the same order with their other work on the devices.
-  `asked` says whether this one was; the mesh has the devices of all.
+  All processes call it equally often, in the same order with their other work on the devices, which
+  are those of the mesh. `number` is the signal that came first to this one.
   """
 
-  def __init__(self, asked: Callable[[], bool], mesh: jax.sharding.Mesh):
-    self._asked = asked
+  number: signal.Signals | None = None
+
+  def __init__(self, mesh: jax.sharding.Mesh):
     self._split, everywhere = mesh_lib.batched(mesh), mesh_lib.replicated(mesh)
     self._any = jax.jit(lambda flags: flags.any(), out_shardings=everywhere)
     self._pending: Any = None
@@ -111,20 +108,67 @@ class Agreement:
   def soon(self) -> bool:
     """The answer at the call before this one: no process waits for another."""
     if jax.process_count() == 1:
-      return self._asked()
-    known, self._pending = self._pending, self._ask(self._asked())
+      return self.number is not None
+    known, self._pending = self._pending, self._ask()
     return known is not None and bool(known)
 
   def now(self) -> bool:
     """The answer; all processes wait for each other."""
-    own = self._asked()
-    return own if jax.process_count() == 1 else bool(self._ask(own))
+    return self.number is not None if jax.process_count() == 1 else bool(self._ask())
 
-  def _ask(self, own: bool) -> jax.Array:
-    flags = np.full(jax.local_device_count(), own)
+  def _ask(self) -> jax.Array:
+    flags = np.full(jax.local_device_count(), self.number is not None)
     return self._any(jax.make_array_from_process_local_data(self._split, flags))
 
+  @property
+  def exit_code(self) -> int:
+    """As shells have it: 130 after SIGINT, 143 after SIGTERM (of this or another process)."""
+    return 128 + (self.number or signal.SIGTERM)
 
-def first_line(error: Exception) -> str:
-  """The first line of a library's error, which may be a page."""
-  return (str(error).strip().splitlines() or [type(error).__name__])[0]
+  @property
+  def name(self) -> str:
+    """Of the signal."""
+    return self.number.name if self.number else "a signal to another process"
+
+
+@contextlib.contextmanager
+def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
+  """Within it the first signal makes the request true, a second of its kind ends the process.
+
+  Python runs a handler between two of its instructions only, and a compilation is one: so a
+  thread learns of signals through `signal.set_wakeup_fd` and ends the process at once. Ignored
+  signals stay so. Outside the main thread, which alone may do this, signals keep their meaning.
+  """
+  request = Request(mesh)
+  if threading.current_thread() is not threading.main_thread():
+    yield request
+    return
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  outer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+  heed = [s for s in _HEEDED if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+  handlers = {s: signal.signal(s, lambda *_: None) for s in heed}
+
+  def watch():
+    seen = set()
+    while byte := os.read(reader, 1):
+      number = byte[0]
+      if number in seen:
+        os._exit(128 + number)
+      if number in _HEEDED:
+        seen.add(number)
+        came = signal.Signals(number)
+        request.number = request.number or came
+        print(f"\n{came.name}: stopping with a checkpoint; a second ends at once", file=sys.stderr)
+
+  thread = threading.Thread(target=watch, daemon=True)
+  thread.start()
+  try:
+    yield request
+  finally:
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
+    signal.set_wakeup_fd(outer)
+    os.close(writer)  # which ends the thread
+    thread.join()
+    os.close(reader)

@@ -26,17 +26,16 @@ from mixer_jax.study import plan, record, runner
 def main(argv: list[str]) -> None:
   del argv
   options = flags.FLAGS
-  for name in ("study", "workdir"):
+  for name, example in {"study": "configs/studies/small.py", "workdir": "runs/small"}.items():
     if not options[name].value:
-      raise UserError(
-        f"--{name} is missing; for example --study=configs/studies/small.py --workdir=runs/small"
-      )
+      raise UserError(f"--{name} is missing; for example --{name}={example}")
   # This process only plans and waits: accelerators belong to the runs.
   jax.config.update("jax_platforms", "cpu")
   study = plan.load(options.study)
   where = directory.create(options.workdir)
   opened = record.open_study(where, study, options.study, options.set)
-  chosen = study.select(options.run, opened.runs)
+  planned = {run.name: run for run in opened.runs}
+  chosen = [planned[run.name] for run in study.select(options.run)]
   if options.list:
     for run in chosen:
       print(f"{run.name}  {opened.state(run)}")
@@ -59,9 +58,10 @@ def main(argv: list[str]) -> None:
   if runs.out_of_time and counts.total() > counts["done"]:
     print("time is up, the same command goes on: ", end="")
   print(", ".join(f"{n} {kind}" for kind, n in counts.items()))
-  failed = [f"{name}  {state}" for name, state in states.items() if state.kind == "failed"]
-  print(*failed, sep="\n", end="\n" if failed else "")
-  sys.exit(1 if failed else 0)
+  for name, state in states.items():
+    if state.kind == "failed":
+      print(f"{name}  {state}")
+  sys.exit(1 if counts["failed"] else 0)
 
 
 if __name__ == "__main__":

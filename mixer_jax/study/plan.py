@@ -3,36 +3,34 @@
 import dataclasses
 import fnmatch
 import itertools
+import json
 import pathlib
 import re
 import runpy
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from absl import flags
-import ml_collections
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 
 _WORD = re.compile(r"[A-Za-z0-9_.+]+")  # names become directories and parts of commands
+_LAST_TENTH = {"data.train_split": "train[:90%]", "data.test_split": "train[90%:]"}
 Cell = tuple[str, ...]  # a value of each axis, in the order of the axes
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A row of a published table.
+  """A row of a published table, as printed.
 
   Attributes:
-    value: of the task's primary metric, as printed: in percent where the metric is shown so.
-    epochs_to_target: as printed; None: not reached, or not given.
+    value: of the task's primary metric, in percent where the metric is shown so.
+    epochs_to_target: None: not reached, or not given.
   """
 
   value: int | float
   epochs_to_target: int | None = None
-
-
-_LAST_TENTH = {"data.train_split": "train[:90%]", "data.test_split": "train[90%:]"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,25 +49,15 @@ class Tuning:
   hold_out: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _LAST_TENTH)
   seed: int = 0
 
-  def fields(self) -> set[str]:
-    """The config fields that tuning decides on."""
-    return {field for t in self.candidates.values() for c in (*t, self.hold_out) for field in c}
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One run of a study.
+  """One run of a study, named as its directory; a UserError if no run can have its config.
 
   Attributes:
-    name: its directory.
-    cell: the value of each axis.
-    seed: of its config.
     settings: the candidate of tuning that it tries; None: it belongs to the tables.
     overrides: "field=value" of the user.
     config: as JSON, with the overrides, without the choice of tuning; {}: not planned yet.
-
-  Raises:
-    UserError: no run can have the config.
   """
 
   name: str
@@ -108,7 +96,7 @@ class Study:
   """
 
   title: str
-  config: Callable[..., ml_collections.ConfigDict]
+  config: Callable[..., ConfigDict]
   axes: Mapping[str, Sequence[str]]
   seeds: Sequence[int] = (0, 1, 2)
   lines: Sequence[str] = ("optimizer",)
@@ -125,63 +113,81 @@ class Study:
   def _mistakes(self) -> Iterator[str]:
     if self.tuning:
       counts = {name: len(tried) for name, tried in self.tuning.candidates.items()}
-      even = min(counts.values(), default=0) == max(counts.values(), default=0) > 0
+      even = len({0, *counts.values()}) == 2
       if not even or counts.keys() != set(self.axes.get("optimizer", ())):
         yield f"{counts} candidates of tuning; allowed: equally many for each value of 'optimizer'"
     names = [run.name for run in self.runs()]
     for name in names:
       if not all(map(_WORD.fullmatch, name.split("-"))) or names.count(name) > 1:
         yield f"the run {name!r}; allowed are distinct names of {_WORD.pattern}"
-    for cell in self.published.keys() - set(self.cells()):
+    for cell in self.published.keys() - set(self._cells()):
       yield f"published values of {cell}, which is no cell of it"
     if self.published_at not in ("last", "best"):
       yield f"published values of the {self.published_at!r} evaluation; allowed: last, best"
     for axis in set(self.lines) - self.axes.keys():
       yield f"lines by {axis!r}; its axes: {', '.join(self.axes)}"
 
-  def cells(self) -> list[Cell]:
+  def _cells(self) -> list[Cell]:
     """All combinations of the axes, the last axis fastest."""
     return list(itertools.product(*self.axes.values()))
 
   def runs(self) -> list[Run]:
     """All runs, tuning first."""
     runs = []
-    for cell in self.cells() if self.tuning else ():
+    for cell in self._cells() if self.tuning else ():
       candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
       for i, tried in enumerate(candidates):
         runs.append(Run("-".join(("tune", *cell, str(i))), cell, self.tuning.seed, dict(tried)))
-    for cell, seed in itertools.product(self.cells(), self.seeds):
+    for cell, seed in itertools.product(self._cells(), self.seeds):
       runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed))
     return runs
 
-  def select(self, patterns: str, runs: Sequence[Run] | None = None) -> list[Run]:
-    """The runs that match any of some patterns such as "s4-*-seed0,b4-sgd-seed1".
-
-    Args:
-      patterns: with commas.
-      runs: that may be selected; None: all.
-
-    Raises:
-      UserError: a pattern matches none.
-    """
-    runs, chosen = self.runs() if runs is None else runs, {}
+  def select(self, patterns: str) -> list[Run]:
+    """The runs that match any pattern, as "s4-*-seed0,b4-sgd-seed1"; a UserError if one has none."""
+    chosen = {}
     for pattern in patterns.split(","):
-      found = {run.name: run for run in runs if fnmatch.fnmatchcase(run.name, pattern)}
+      found = {run.name: run for run in self.runs() if fnmatch.fnmatchcase(run.name, pattern)}
       if not found:
         raise UserError(f"no run of the study is named {pattern!r}; --list shows them")
       chosen |= found
     return list(chosen.values())
 
-  def run_config(self, name: str) -> ml_collections.ConfigDict:
-    """The config of a run, before the user's overrides and the choice of tuning.
-
-    Raises:
-      UserError: the study has no such run.
-    """
+  def run_config(self, name: str) -> ConfigDict:
+    """The config of a run, before the user's overrides and the choice of tuning."""
     [run] = self.select(name)
     config = self.config(**dict(zip(self.axes, run.cell)))
     config.seed = run.seed
     return override(config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {}))
+
+  def planned(self, assignments: Sequence[str]) -> list[Run]:
+    """All runs with their configs and a user's overrides, "[VALUE:]field=value".
+
+    Raises:
+      UserError: a run has an unusable config or another task than others, or an override concerns
+        no run or a field that tuning decides on.
+    """
+    runs, decided = self.runs(), set()
+    if self.tuning:
+      tried = itertools.chain([self.tuning.hold_out], *self.tuning.candidates.values())
+      decided.update(*tried)
+    own = {run.name: [] for run in runs}
+    for assignment in assignments:
+      left, equals, value = assignment.partition("=")
+      scope, colon, field = left.rpartition(":")
+      if not equals or not field or (colon and not scope):
+        raise UserError(f"--set is {assignment!r}; allowed: field=value or VALUE:field=value")
+      if field in decided:
+        raise UserError(f"--set gives {field}, which the study's tuning decides on")
+      if not (concerned := [run for run in runs if not colon or scope in run.cell]):
+        raise UserError(f"--set={assignment} concerns no run of the study")
+      for run in concerned:
+        own[run.name].append(f"{field}={value}")
+    for i, run in enumerate(runs):
+      config = json.loads(override(self.run_config(run.name), own[run.name]).to_json())
+      runs[i] = dataclasses.replace(run, overrides=tuple(own[run.name]), config=config)
+    if len(names := {run.config["task"] for run in runs}) > 1:
+      raise UserError(f"the study has runs of {' and '.join(sorted(names))}; allowed: one task")
+    return runs
 
 
 def settings(fields: Mapping[str, Any]) -> list[str]:
@@ -189,9 +195,7 @@ def settings(fields: Mapping[str, Any]) -> list[str]:
   return [f"{field}={value}" for field, value in fields.items()]
 
 
-def override(
-  config: ml_collections.ConfigDict, assignments: Sequence[str]
-) -> ml_collections.ConfigDict:
+def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
   """Sets fields, in place, by "field=value" as `--config.field=value` of `mixer_jax.main` does.
 
   Raises:
@@ -212,32 +216,15 @@ def override(
   return config
 
 
-def overrides_of(run: Run, assignments: Sequence[str]) -> list[str]:
-  """The "[VALUE:]field=value" that concern a run: without VALUE, or with one of its cell."""
-  chosen = []
-  for assignment in assignments:
-    left, equals, right = assignment.partition("=")
-    scope, colon, field = left.rpartition(":")
-    if not equals or not field or (colon and not scope):
-      raise UserError(f"--set is {assignment!r}; allowed: field=value or VALUE:field=value")
-    if not colon or scope in run.cell:
-      chosen.append(f"{field}={right}")
-  return chosen
-
-
 def load(path: str) -> Study:
-  """The study of a file.
-
-  Raises:
-    UserError: the file cannot be read, or holds no study.
-  """
+  """The study of a file; a UserError if it cannot be read, or holds no study."""
   study = _call(path, "get_study")
   if not isinstance(study, Study):
     raise UserError(f"--study={path}: get_study() gives a {type(study).__name__}, not a Study")
   return study
 
 
-def read_config(path: str | pathlib.Path, *args: str) -> ml_collections.ConfigDict:
+def read_config(path: str | pathlib.Path, *args: str) -> ConfigDict:
   """The config of a config file, as `--config=path:args` gives it."""
   return _call(path, "get_config", *args)
 

@@ -1,14 +1,13 @@
-"""The directory of a study: its plan, the choices of tuning, the state of each run.
+"""The directory of a study: its plan and the state of each run.
 
-study.json         the plan: all runs with their configs, published values
-choices/CELL.json  the settings that tuning chose for a cell, and the numbers behind the choice
-RUN/               a run of `mixer_jax.main`, with its log.txt and outcome.json
+study.json   the plan: all runs with their configs, published values
+RUN/         a run of `mixer_jax.main`, with its log.txt and outcome.json
 """
 
 import collections
 import dataclasses
 import functools
-import json
+import math
 import pathlib
 import typing
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -20,27 +19,17 @@ from mixer_jax import tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file
-from mixer_jax.study import plan as plan_lib
 from mixer_jax.study.plan import Cell, Published, Run, Study
 
 PLAN = "study.json"
 OUTCOME = "outcome.json"
-_OUTCOME = dict(state=str, reason=str, step=int)
-_CHOICE = dict(chosen=str | None, settings=dict | None, trials=list)
-UNTUNED = dict(chosen="", settings={}, trials=[])
 
 
 class State(NamedTuple):
-  """The progress of a run.
+  """The progress of a run, and the reason of a failed one, a line."""
 
-  Attributes:
-    kind: "waiting", "running", "interrupted", "done" or "failed".
-    progress: its last evaluation, as "epoch 3 of 15"; "" before the first.
-    reason: one line, of a failed run.
-  """
-
-  kind: str
-  progress: str = ""
+  kind: str  # "waiting", "running", "interrupted", "done" or "failed"
+  progress: str = ""  # its last evaluation, as "epoch 3 of 15"
   reason: str = ""
 
   def __str__(self) -> str:
@@ -59,13 +48,9 @@ def selection(row: Mapping[str, float], name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A study's directory with the contents of its study.json, see `Study`.
+  """A study's absolute directory with the contents of its study.json, see `Study`.
 
-  Attributes:
-    directory: absolute.
-    file: of the study.
-    axes: their names.
-    published: by the name of the cell.
+  `file` is the study's, `axes` are their names, `published` is by cells as "m1-sgd".
   """
 
   directory: pathlib.Path
@@ -104,69 +89,56 @@ class Record:
     return f"{unit} {row[unit]:g} of {number}"
 
   def state(self, run: Run) -> State:
-    """The state that the run's directory shows.
-
-    Raises:
-      UserError: a file of it is spoiled.
-    """
+    """The state that the run's directory shows; a UserError if a file of it is spoiled."""
     path = self.path(run)
     rows = metrics_file.read(path)
     progress = self.progress(run, rows[-1]) if rows else ""
     if not (path / OUTCOME).exists():
       kind = "running" if lock.held(path) else "interrupted" if path.exists() else "waiting"
       return State(kind, progress)
-    outcome = _read(path / OUTCOME, _OUTCOME, "the outcome of a run; delete it to run it again")
-    step = rows[-1]["step"] if rows else 0
-    if outcome["state"] == "done" and step != outcome["step"]:
+    what = "the outcome of a run; delete it to run it again"
+    outcome = _read(path / OUTCOME, dict(reason=str, step=int), what)
+    step, ended = rows[-1]["step"] if rows else 0, outcome["step"]
+    if not outcome["reason"] and step != ended:
       raise UserError(
-        f"{path / metrics_file.FILE} ends at step {step}; the run was done at step {outcome['step']}"
+        f"{path / metrics_file.FILE} ends at step {step}; the run was done at step {ended}"
       )
-    return State(outcome["state"], progress, outcome["reason"])
+    return State("failed" if outcome["reason"] else "done", progress, outcome["reason"])
 
   def finish(self, run: Run, reason: str = "") -> None:
     """Records that a run is done or, with a reason, that it failed."""
     rows = metrics_file.read(self.path(run))
-    step, state = rows[-1]["step"] if rows else 0, "failed" if reason else "done"
-    outcome = {"state": state, "reason": reason, "step": step}
+    outcome = {"reason": reason, "step": rows[-1]["step"] if rows else 0}
     directory_lib.write_json(self.path(run) / OUTCOME, outcome)
 
   def forget(self, run: Run) -> None:
-    """Forgets that a run failed: it is tried again."""
-    (self.path(run) / OUTCOME).unlink(missing_ok=True)
+    """Forgets that a run failed: it is tried again, unless runs depend on its tuning."""
+    cell = [r for r in self.runs if r.cell == run.cell and not r.tunes] if run.tunes else ()
+    if not any((self.path(r) / directory_lib.CONFIG).exists() for r in cell):
+      (self.path(run) / OUTCOME).unlink(missing_ok=True)
 
-  def choice(self, cell: Cell) -> dict[str, Any] | None:
-    """The settings that tuning chose for a cell, or `UNTUNED`; None: they are not decided yet.
+  def trials(self, cell: Cell) -> list[dict[str, Any]] | None:
+    """The candidates of a cell with their numbers on the part held out; None: not all ended yet.
 
-    Raises:
-      UserError: a file of it is spoiled.
+    The first one is chosen: it has the best last evaluation and, of equals, the lowest loss. At
+    the end are those with a reason under "failed".
     """
-    path = self.directory / "choices" / f"{'-'.join(cell)}.json"
-    if path.exists():
-      return _read(path, _CHOICE, "a choice of tuning; delete it to choose again")
     tried = [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
     if not all(state.kind in ("done", "failed") for _, state in tried):
       return None
-    choice = self._choose([self._trial(run, state) for run, state in tried]) if tried else UNTUNED
-    if choice["chosen"]:  # without, failed candidates may be tried again
-      path.parent.mkdir(exist_ok=True)
-      directory_lib.write_json(path, choice)
-    return choice
-
-  def _trial(self, run: Run, state: State) -> dict[str, Any]:
-    """A candidate's settings and its numbers on the part held out."""
-    trial = {"run": run.name, "settings": run.settings}
-    if state.kind == "failed":
-      return trial | {"failed": state.reason}
-    row, name = metrics_file.read(self.path(run))[-1], self.primary.name
-    keys = {"last": name, "best": f"best_{name}", "loss": "loss"}
-    return trial | {k: row.get(f"{selection(row, name)}/{key}") for k, key in keys.items()}
-
-  def _choose(self, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The trial of the best value at the last evaluation; of equals the one of the lowest loss."""
-    sign = 1 if self.primary.higher_is_better else -1
-    finished = [trial for trial in trials if "failed" not in trial]
-    best = max(finished, key=lambda t: (sign * t["last"], -(t["loss"] or 0)), default={})
-    return {"chosen": best.get("run"), "settings": best.get("settings"), "trials": trials}
+    trials, name, sign = [], self.primary.name, -1 if self.primary.higher_is_better else 1
+    for run, state in tried:
+      trial = {"run": run.name, "settings": run.settings}
+      if state.kind == "failed":
+        trial["failed"] = state.reason
+      else:
+        row = metrics_file.read(self.path(run))[-1]
+        split = selection(row, name)
+        for key, column in {"last": name, "best": f"best_{name}", "loss": "loss"}.items():
+          trial[key] = row.get(f"{split}/{column}")
+      trials.append(trial)
+    order = lambda t: (math.inf,) if "failed" in t else (sign * t["last"], t["loss"] or 0)
+    return sorted(trials, key=order)
 
 
 def open_study(
@@ -174,17 +146,10 @@ def open_study(
 ) -> Record:
   """Writes the plan of a study into its directory, or compares it with the one there.
 
-  Args:
-    directory: exists.
-    study: the grid of runs.
-    file: where the study is from.
-    assignments: overrides, "[VALUE:]field=value".
-
-  Raises:
-    UserError: a run has an unusable config, an override concerns no run or a
-      field that tuning decides on, or runs of another study were begun here.
+  The study is from `file`; assignments are overrides, "[VALUE:]field=value". A UserError if the
+  study cannot be planned, or if runs of another one were begun here.
   """
-  runs = _plan(study, assignments)
+  runs = study.planned(assignments)
   if (directory / PLAN).exists():
     old = load(directory).runs
     differing = _differences(old, runs)
@@ -202,11 +167,7 @@ def open_study(
 
 
 def load(directory: pathlib.Path) -> Record:
-  """The record of a study that was started in a directory.
-
-  Raises:
-    UserError: there is none, or its plan is spoiled.
-  """
+  """The record of a study; a UserError if there is none, or its plan is spoiled."""
   if not (directory / PLAN).exists():
     raise UserError(f"{directory} holds no study (no {PLAN} in it)")
   return _read(directory / PLAN, Record, "the plan of a study", directory=directory)
@@ -239,32 +200,13 @@ def _typed(value: Any, kind: Any) -> Any:
   return value
 
 
-def _plan(study: Study, assignments: Sequence[str]) -> list[Run]:
-  """The runs of a study with the overrides of a user."""
-  decided, runs = study.tuning.fields() if study.tuning else (), []
-  for assignment in assignments:
-    if not any(plan_lib.overrides_of(run, [assignment]) for run in study.runs()):
-      raise UserError(f"--set={assignment} concerns no run of the study")
-    if (field := assignment.partition("=")[0].rpartition(":")[2]) in decided:
-      raise UserError(f"--set gives {field}, which the study's tuning decides on")
-  for run in study.runs():
-    own = plan_lib.overrides_of(run, assignments)
-    config = json.loads(plan_lib.override(study.run_config(run.name), own).to_json())
-    runs.append(dataclasses.replace(run, overrides=tuple(own), config=config))
-  if len(names := {run.config["task"] for run in runs}) > 1:
-    raise UserError(f"the study has runs of {' and '.join(sorted(names))}; allowed: one task")
-  return runs
-
-
 def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
   """The differences between two plans, a phrase each."""
   before, after = ({run.name: run.config for run in runs} for runs in (old, new))
+  moved = [f"run {name} is new" for name in after if name not in before]
+  moved += [f"run {name} is gone" for name in before if name not in after]
   changes = collections.Counter()
   for name in before.keys() & after.keys():
     free = config_lib.free_fields(config_lib.restored(after[name]))
     changes.update(directory_lib.differences(before[name], after[name], free))
-  return [
-    *(f"run {name} is new" for name in after if name not in before),
-    *(f"run {name} is gone" for name in before if name not in after),
-    *(f"{change} in {count} of {len(after)} runs" for change, count in sorted(changes.items())),
-  ]
+  return moved + [f"{what} in {n} of {len(after)} runs" for what, n in sorted(changes.items())]

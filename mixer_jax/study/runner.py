@@ -1,6 +1,7 @@
 """Runs of a study as processes of `mixer_jax.main`, some at a time."""
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import re
@@ -13,7 +14,7 @@ from typing import Sequence
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study import plan
 from mixer_jax.study.plan import Run
-from mixer_jax.study.record import UNTUNED, Record
+from mixer_jax.study.record import Record
 
 LOG = "log.txt"
 _POLL_SECONDS = 0.2
@@ -26,76 +27,79 @@ _INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 class Runner:
   """Runs the waiting and the interrupted runs of a study; skips runs that are done or failed.
 
-  Args:
-    record: the study's directory.
-    parallel: processes at a time, each with its share of the processors.
-    deadline: of `time.monotonic()`; then no run starts, and the runs under way end
-      with a checkpoint.
+  Of `parallel` processes each has its share of the processors. At the deadline, a time of
+  `time.monotonic()`, no run starts any more, and runs under way end with a checkpoint.
   """
 
   def __init__(self, record: Record, parallel: int = 1, deadline: float = float("inf")):
     self._record = record
     self._deadline = deadline
-    self._processes: list[subprocess.Popen] = []
-    self._shares = _shares(parallel)  # of processors, not taken by a run
+    self._processes: list[subprocess.Popen] = []  # under way and ended
+    # XLA uses all processors that it sees; without affinity the shares are empty.
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    size = len(cpus) // parallel
+    self._shares = [cpus[i * size : (i + 1) * size] for i in range(parallel)]  # not taken by a run
 
   @property
   def out_of_time(self) -> bool:
     return time.monotonic() >= self._deadline
 
   def run(self, runs: Sequence[Run]) -> None:
-    """Runs some runs, and returns when none is under way.
+    """Runs some runs until none is under way; any exception, such as Ctrl-C, ends the processes.
 
-    A run of a tuned cell stays waiting as long as nothing is chosen for the cell. On
-    any exception, Ctrl-C among them, the processes are ended.
+    A run of a tuned cell stays waiting as long as nothing is chosen for the cell.
     """
 
     async def run_all() -> None:
       slots = asyncio.Semaphore(len(self._shares))
       await asyncio.gather(*(self._run_one(run, slots) for run in runs))
 
-    asyncio.run(run_all())
+    try:
+      asyncio.run(run_all())
+    finally:  # none is under way but after an interruption or an error
+      for process in self._processes:
+        process.terminate()
+      for process in self._processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          process.wait(_PATIENCE_SECONDS)
+        process.kill()
+        process.wait()
 
   def command(self, run: Run) -> list[str]:
     """The command of a run, which is one of `mixer_jax.main` like any other."""
-    choice = (not run.tunes and self._record.choice(run.cell)) or UNTUNED
-    fields = (*plan.settings(choice["settings"] or {}), *run.overrides)
+    trials = None if run.tunes else self._record.trials(run.cell)
+    settings = trials[0]["settings"] if trials else {}
     return [
       *(sys.executable, "-m", "mixer_jax.main"),
       f"--config={self._record.file}:{run.name}",
       f"--workdir={self._record.path(run)}",
-      *(f"--config.{field}" for field in fields),
+      *(f"--config.{field}" for field in (*plan.settings(settings), *run.overrides)),
     ]
 
   async def _run_one(self, run: Run, slots: asyncio.Semaphore) -> None:
     async with slots:
-      if self.out_of_time or not self._due(run):
+      trials = [] if run.tunes else self._record.trials(run.cell)
+      ended = self._record.state(run).kind in ("done", "failed")
+      if self.out_of_time or trials is None or ended:
         return
       path = self._record.path(run)
-      if (held := lock.hold(path)) is None:
+      path.mkdir(exist_ok=True)
+      if trials and "failed" in trials[0]:
+        self._finish(run, "no candidate of its tuning was finished")
+      elif (held := lock.hold(path)) is None:
         print(f"{run.name}: another process runs it", flush=True)
-        return
-      share = self._shares.pop()
-      try:
-        await self._watch(run, path, held, share)
-      finally:
-        os.close(held)
-        self._shares.append(share)
-
-  def _due(self, run: Run) -> bool:
-    """Whether a run is to be started; makes its directory then."""
-    choice = UNTUNED if run.tunes else self._record.choice(run.cell)
-    if choice is None or self._record.state(run).kind in ("done", "failed"):
-      return False
-    self._record.path(run).mkdir(exist_ok=True)
-    if choice["chosen"] is None:
-      self._finish(run, "no candidate of its tuning was finished")
-    return choice["chosen"] is not None
+      else:
+        share = self._shares.pop()
+        try:
+          await self._watch(run, path, held, share)
+        finally:
+          os.close(held)
+          self._shares.append(share)
 
   async def _watch(self, run: Run, path: pathlib.Path, held: int, share: Sequence[int]) -> None:
     """Starts a process, prints its evaluations and records its outcome."""
     record, metric = self._record, self._record.primary
-    rows, seen, code = [], len(metrics_file.read(path)), None
+    rows, seen, code, asked_to_stop = [], len(metrics_file.read(path)), None, False
     print(f"{run.name}: {'goes on' if seen else 'starts'}", flush=True)
     with (path / LOG).open("ab") as log:
       start = log.tell()
@@ -108,27 +112,19 @@ class Runner:
         env=os.environ | {"TQDM_DISABLE": "1", lock.INHERITED: str(held)},  # no bars in logs
       )
     self._processes.append(process)
-    try:
-      if share:
-        os.sched_setaffinity(process.pid, share)
-      asked_to_stop = False
-      while code is None:
-        await asyncio.sleep(_POLL_SECONDS)
-        code, rows = process.poll(), metrics_file.read(path)
-        for row in rows[seen:]:
-          said = f"{record.progress(run, row)}  test {metric.name}"
-          value = metric.shown(row[f"test/{metric.name}"])
-          print(f"{run.name}: {said} {value}  {row['seconds']:.1f} s", flush=True)
-        seen = len(rows)
-        if self.out_of_time and not asked_to_stop:
-          asked_to_stop = True
-          process.terminate()
-    finally:
-      self._processes.remove(process)
-      if code is None:  # an interruption, or an error: nobody would watch any process
-        for one in (process, *self._processes):
-          one.terminate()
-        _wait(process)
+    if share:
+      os.sched_setaffinity(process.pid, share)
+    while code is None:
+      await asyncio.sleep(_POLL_SECONDS)
+      code, rows = process.poll(), metrics_file.read(path)
+      for row in rows[seen:]:
+        said = f"{record.progress(run, row)}  test {metric.name}"
+        value = metric.shown(row[f"test/{metric.name}"])
+        print(f"{run.name}: {said} {value}  {row['seconds']:.1f} s", flush=True)
+      seen = len(rows)
+      if self.out_of_time and not asked_to_stop:
+        asked_to_stop = True
+        process.terminate()
     if code in _INTERRUPTED:
       after = f" after {record.progress(run, rows[-1])}" if rows else ""
       print(f"{run.name}: stopped{after}", flush=True)
@@ -138,22 +134,6 @@ class Runner:
   def _finish(self, run: Run, reason: str = "") -> None:
     self._record.finish(run, reason)
     print(f"{run.name}: {'failed: ' + reason if reason else 'done'}", flush=True)
-
-
-def _wait(process: subprocess.Popen) -> None:
-  """Waits for a process that was asked to end."""
-  try:
-    process.wait(_PATIENCE_SECONDS)
-  except subprocess.TimeoutExpired:
-    process.kill()
-    process.wait()
-
-
-def _shares(parallel: int) -> list[tuple[int, ...]]:
-  """Equal parts of this process's processors, for XLA uses all it sees; () without affinity."""
-  cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-  size = len(cpus) // parallel
-  return [tuple(cpus[i * size : (i + 1) * size]) for i in range(parallel)]
 
 
 def _reason(code: int, path: pathlib.Path, log_start: int) -> str:

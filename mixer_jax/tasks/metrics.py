@@ -8,14 +8,7 @@ import jax.numpy as jnp
 
 
 class Metric(NamedTuple):
-  """How a metric is read.
-
-  Attributes:
-    name: as the task reports it.
-    higher_is_better: whether a larger value is a better one.
-    percent: whether it is shown in percent.
-    unit: for the axis of a figure, such as "nats"; "" for none.
-  """
+  """How a metric is read: maybe `percent`, or with a `unit` such as "nats" in figures."""
 
   name: str
   higher_is_better: bool
@@ -23,22 +16,15 @@ class Metric(NamedTuple):
   unit: str = ""
 
   def shown(self, value: float) -> str:
-    """A value for people."""
     return f"{value:.2%}" if self.percent else f"{value:.4g}"
 
   def better(self, a: float, b: float) -> bool:
-    """Whether a is better than b."""
     return a > b if self.higher_is_better else a < b
 
 
 @flax.struct.dataclass
 class WeightedSum:
-  """A mean in two parts that add up, each shape=(), float32.
-
-  Attributes:
-    total: sum of weight times value.
-    weight: sum of the weights.
-  """
+  """A mean as the sums of weight times value and of weights, each shape=(), float32."""
 
   total: jax.Array
   weight: jax.Array

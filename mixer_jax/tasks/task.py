@@ -1,10 +1,11 @@
 """The contract between a task and the commands, which know nothing else of it.
 
-A task says what an example is, what is lost, what is measured and what is drawn. It is made
-from the whole config and is found by name (`TASKS`), or as "module.path:Class" outside the
-package. `docs/adding_a_task.md` builds one.
+A task says what an example is, what is lost, what is measured and what is drawn. It is made from
+the whole config and is found by name (`TASKS`), or as "module.path:Class" outside the package.
+`docs/adding_a_task.md` builds one.
 """
 
+import functools
 import importlib
 import pathlib
 from typing import Any, Callable, ClassVar, Iterable, Mapping, NamedTuple, Protocol, Sequence
@@ -24,12 +25,7 @@ Batch = Any
 
 
 class Aux(NamedTuple):
-  """The results of a loss beside its value.
-
-  Attributes:
-    metrics: sums over the batch, by name.
-    collections: new values of collections that are not trained; the others stay as they are.
-  """
+  """Sums over a batch by name, and new values of collections; the others stay as they are."""
 
   metrics: Mapping[str, Sums]
   collections: Mapping[str, Any] = {}
@@ -53,10 +49,10 @@ class Task(Protocol):
   """A kind of task; see `BaseTask` for the parts that may be left out.
 
   Attributes:
-    options: the groups of the config that are the task's own, by name, as
-      `options.group` takes them; the name "" stands for fields of the config itself.
-    metrics: in the order in which they are shown. The first is the primary one: it picks the
-      best checkpoint and is a study's column.
+    options: the groups of the config that are the task's own, by name, as `options.group` takes
+      them; the name "" stands for fields of the config itself.
+    metrics: in the order in which they are shown. The first is the primary one: it picks the best
+      checkpoint and is a study's column.
     likelihood: the predictive distribution for K-FAC, "categorical" or "normal" (squared error).
   """
 
@@ -78,8 +74,8 @@ class Task(Protocol):
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     """The loss of a training batch as a weighted sum (traceable).
 
-    The mean over all weights, which must not depend on parameters, is minimised, however a batch
-    is split over devices and accumulation steps.
+    The mean over all weights, which must not depend on parameters, is minimised, however a batch is
+    split over devices and accumulation steps.
     """
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
@@ -136,8 +132,8 @@ class BaseTask:
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
     """Writes the parameters for other programs, as `.npz` by path."""
-    named, _ = jax.tree_util.tree_flatten_with_path(variables["params"])
-    name = lambda key_path: "/".join(str(getattr(k, "key", k)) for k in key_path)
+    named = jax.tree_util.tree_leaves_with_path(variables["params"])
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     np.savez(path, **{name(key_path): np.asarray(x) for key_path, x in named})
 
 
@@ -146,10 +142,7 @@ TASKS = {"image_classification": "mixer_jax.tasks.image_classification.task:Imag
 
 
 def find(name: str) -> type[Task]:
-  """The class of a task.
-
-  Args:
-    name: one of `TASKS`, or "module.path:Class".
+  """The class of a task: one of `TASKS`, or "module.path:Class".
 
   Raises:
     UserError: there is no such task, or its module cannot be imported.

@@ -1,7 +1,8 @@
 """Checkpoints with Orbax: the two latest and the best by the primary metric are kept."""
 
 import contextlib
-import itertools
+import hashlib
+import json
 import os
 import pathlib
 import re
@@ -15,29 +16,25 @@ from flax import serialization
 import jax
 import orbax.checkpoint as ocp
 
-from mixer_jax import errors
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, reason
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import processes
-from mixer_jax.training import manifest
 from mixer_jax.training.state import TrainState
 
 FORMAT = 5  # raised when the layout of a checkpoint changes
-_KEPT = 3  # the two latest and the best
-_LOOKS = 10  # for a checkpoint that a live run has removed meanwhile
+SUMS = "sha256.json"
+# Orbax adds the time to it when it names the directory: it has to be JSON, no more.
+_CHANGING = "_CHECKPOINT_METADATA"
+_LOOKS = 10  # at a list of steps that a live run changes meanwhile
 
 
 class Checkpoints:
   """The checkpoints of a run, under `workdir/checkpoints/STEP`.
 
-  Each holds the variables, the rest of the train state, and the training seconds since the
-  last evaluation. Saving copies the arrays and returns; writing goes on while training
-  does. A directory gets its name last, when all is written and `manifest` has its sums.
-
-  Args:
-    workdir: the run's directory.
-    read_only: look only. Otherwise damaged checkpoints are moved to `workdir/damaged`, if there
-      is a sound one to go on from.
+  Each holds the variables, the rest of the train state, and the training seconds since the last
+  evaluation. Saving copies the arrays, and writes while training goes on. A directory gets its name
+  last, when all is written, with the SHA-256 sums of its files. Unless `read_only`, damaged
+  checkpoints are moved to `workdir/damaged`, if there is a sound one to go on from.
 
   Raises:
     UserError: all checkpoints are damaged, or, if `read_only`, there are none.
@@ -59,56 +56,48 @@ class Checkpoints:
       preservation_policy=policies.AnyPreservationPolicy(kept),
       # Used for ranking; the policy above decides which stay.
       best_fn=_rank,
-      async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
+      async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
     )
     # Named here, so that a process can ask for an item's metadata before it restores one.
     handlers = {name: ocp.StandardCheckpointHandler() for name in ("variables", "rest")}
     handlers["progress"] = ocp.JsonCheckpointHandler()
     manager = lambda: ocp.CheckpointManager(self.path, options=options, item_handlers=handlers)
-    self._manager = self._listed(manager)
+    self._manager = self._listed(manager) if read_only else manager()
 
   def _listed(self, read: Callable[[], Any]) -> Any:
     """Reads the list of steps, again while a live run removes one of them."""
-    for look in itertools.count(1):
+    for look in range(_LOOKS):
+      time.sleep(0.1 * (look > 0))
       try:
         return read()
       except Exception as e:  # Orbax raises nearly anything of files that vanish or are damaged
-        if not self._read_only:
-          raise
-        if look == _LOOKS:
-          raise UserError(f"{self.path} cannot be read: {errors.reason(e)}") from e
-        time.sleep(0.1)
-
-  def _at(self, step: int) -> pathlib.Path:
-    return self.path / str(step)
+        error = e
+    raise UserError(f"{self.path} cannot be read: {reason(error)}") from error
 
   def _refused(self, step: int, text: str) -> UserError:
-    return UserError(f"checkpoint {self._at(step)} {text}")
+    return UserError(f"checkpoint {self.path / str(step)} {text}")
 
   def _set_damaged_aside(self, aside: pathlib.Path) -> None:
     """Moves damaged checkpoints out of the way, and says so."""
-    steps = sorted(int(p.name) for p in self.path.glob("*") if p.name.isdigit())
-    damaged = {step: reason for step in steps if (reason := manifest.damage(self._at(step)))}
-    sound = [step for step in steps if step not in damaged]
-    for step, reason in damaged.items():
-      if not sound:
-        text = f"is damaged ({reason}), and no other is sound; --workdir=NEW starts afresh"
+    steps = {int(p.name): p for p in sorted(self.path.glob("*")) if p.name.isdigit()}
+    damaged = {step: fault for step, p in steps.items() if (fault := damage(p))}
+    sound = max(steps.keys() - damaged, default=None)
+    for step, fault in damaged.items():
+      if sound is None:
+        text = f"is damaged ({fault}), and no other is sound; --workdir=NEW starts afresh"
         raise self._refused(step, text)
       aside.mkdir(exist_ok=True)
-      target = self._at(step).rename(aside / f"{step}-{len(list(aside.iterdir()))}")
-      text = f"is damaged ({reason}): moved to {target}; that of step {sound[-1]} is sound"
+      target = steps[step].rename(aside / f"{step}-{len(list(aside.iterdir()))}")
+      text = f"is damaged ({fault}): moved to {target}; that of step {sound} is sound"
       print(self._refused(step, text), file=sys.stderr)
 
-  def _write_manifest(self) -> None:
+  def _write_sums(self) -> None:
     """Called when all is written, but before the directory gets its name."""
     (unnamed,) = self.path.glob("*.orbax-checkpoint-tmp*")
-    manifest.write(unnamed)
+    write_sums(unnamed)
 
   def save(self, step: int, state: TrainState, seconds: float, score: float | None) -> None:
-    """Saves in the background a state that took some seconds since the last evaluation.
-
-    Its score is the primary metric, higher is better; None: it was not evaluated.
-    """
+    """Saves in the background; `score`: higher is better, None: the state was not evaluated."""
     rest = serialization.to_state_dict(state)
     items = ocp.args.Composite(
       variables=ocp.args.StandardSave(rest.pop("variables")),
@@ -138,25 +127,16 @@ class Checkpoints:
       code = re.search(r"os_error_code='(\d+)'", str(e))
       known = os.strerror(int(code[1])) if code else getattr(e, "strerror", None)
       place = f"a checkpoint in {self.path}"
-      raise UserError(directory_lib.unwritten(place, known or processes.first_line(e))) from e
+      raise UserError(directory_lib.unwritten(place, known or reason(e))) from e
 
   def check_room(self, state: Any) -> None:
-    """Warns if checkpoints of these arrays or shapes do not fit; a UserError if not one does."""
+    """Raises a UserError if a checkpoint of these arrays or shapes does not fit on the disk."""
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-    there = sum(p.stat().st_size for p in self.path.rglob("*") if p.is_file())
-    free, needed = shutil.disk_usage(self.path).free, (_KEPT + 1) * size - there
-    mb = lambda size: f"{size / 1e6:,.1f} MB"
-    text = (
-      f"{self.path} has {mb(free)} free; a checkpoint takes {mb(size)}, and {mb(needed)} more are"
-      f" needed to keep {_KEPT} while the next is written"
-    )
-    if free < min(size, needed):
-      raise UserError(text)
-    if free < needed:
-      print(f"warning: {text}", file=sys.stderr)
+    if (free := shutil.disk_usage(self.path).free) < size:
+      mb = lambda size: f"{size / 1e6:,.1f} MB"
+      raise UserError(f"{self.path} has {mb(free)} free; a checkpoint takes {mb(size)}")
 
   def close(self) -> None:
-    """As `wait`; nothing can be saved afterwards."""
     self.wait()
     self._manager.close()
 
@@ -169,24 +149,17 @@ class Checkpoints:
     steps = self._manager.all_steps()
     if not steps:
       raise UserError(f"{self.path} holds no finished checkpoint")
-    if which == "latest":
-      return max(steps)
-    if which == "best":
-      return self._manager.best_step()
-    if which.isdigit() and int(which) in steps:
-      return int(which)
-    allowed = ", ".join(["best", "latest", *map(str, sorted(steps))])
-    raise UserError(f"checkpoint {which!r} is not in {self.path}; allowed: {allowed}")
+    named = {"best": self._manager.best_step(), "latest": max(steps)}
+    named |= {str(step): step for step in sorted(steps)}
+    if which not in named:
+      raise UserError(f"checkpoint {which!r} is not in {self.path}; allowed: {', '.join(named)}")
+    return named[which]
 
   def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, float]:
     """Restores a train state onto shapes with shardings, and the seconds saved with it."""
     rest = serialization.to_state_dict(shapes)
-    restored = self._restore(
-      step,
-      variables=ocp.args.StandardRestore(rest.pop("variables")),
-      rest=ocp.args.StandardRestore(rest),
-      progress=ocp.args.JsonRestore(),
-    )
+    variables = rest.pop("variables")
+    restored = self._restore(step, variables=variables, rest=rest)
     state = {**restored["rest"], "variables": restored["variables"]}
     return serialization.from_state_dict(shapes, state), restored["progress"]["seconds"]
 
@@ -196,54 +169,36 @@ class Checkpoints:
     """The step and the variables of a checkpoint, whatever devices wrote it.
 
     Args:
-      which: see `find`. A checkpoint that a live run removes meanwhile is looked for anew.
+      which: see `find`. A checkpoint that a live run removes meanwhile gives way to the next.
       sharding: of all arrays.
       shapes: the variables that are expected, beside averages; None: those in the file.
     """
-    for look in itertools.count(1):
+    placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    while True:
       step = self.find(which)
       try:
-        return step, self._read_variables(step, sharding, shapes)
+        with self._reading(step):
+          found = jax.tree.map(placed, self._manager.item_metadata(step)["variables"] or {})
+          _compare(found, shapes or found)
+        return step, self._restore(step, variables=found)["variables"]
       except UserError:
-        time.sleep(0.4)  # a directory is removed file by file
         self._listed(self._manager.reload)
-        listed = step in self._manager.all_steps()
-        if look == _LOOKS or listed and manifest.is_complete(self._at(step)):
+        if self.find(which) == step:
           raise
 
-  def _read_variables(self, step: int, sharding: Any, expected: Any) -> dict[str, Any]:
-    placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    with self._reading(step):
-      if (found := self._manager.item_metadata(step)["variables"]) is None:
-        raise FileNotFoundError("its variables are missing")
-      found = jax.tree.map(placed, found)
-    if expected is not None:
-      self._compare(step, found, expected)
-    return self._restore(
-      step, variables=ocp.args.StandardRestore(found), progress=ocp.args.JsonRestore()
-    )["variables"]
-
-  def _compare(self, step: int, found: Any, expected: Any) -> None:
-    named = lambda tree: {
-      jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    found, expected = named({k: found.get(k) for k in expected}), named(expected)
-    for name in sorted(found.keys() | expected.keys()):
-      if found.get(name) != (wanted := expected.get(name)):
-        text = f"cannot be restored: {name} is {found.get(name)}, the model wants {wanted}"
-        raise self._refused(step, text)
-
   def _restore(self, step: int, **items: Any) -> Any:
-    parts = tuple(f"{name}/" for name in items)
-    if self._read_only and (damage := manifest.damage(self._at(step), parts)):
+    """These items, and "progress"."""
+    parts = tuple(f"{name}/" for name in (*items, "progress"))
+    if self._read_only and (fault := damage(self.path / str(step), parts)):
       others = ", ".join(str(s) for s in sorted(self._manager.all_steps()) if s != step)
-      raise self._refused(step, f"is damaged ({damage}); others: {others or 'none'}")
+      raise self._refused(step, f"is damaged ({fault}); others: {others or 'none'}")
+    args = {name: ocp.args.StandardRestore(item) for name, item in items.items()}
     with self._reading(step):
-      restored = self._manager.restore(step, args=ocp.args.Composite(**items))
-    match restored["progress"]:
-      case {"format": int(found), "seconds": int() | float()} if found == FORMAT:
-        return restored
-    raise self._refused(step, f"is not of format {FORMAT}")
+      args = ocp.args.Composite(**args, progress=ocp.args.JsonRestore())
+      restored = self._manager.restore(step, args=args)
+    if restored["progress"].get("format") != FORMAT:
+      raise self._refused(step, f"is not of format {FORMAT}")
+    return restored
 
   @contextlib.contextmanager
   def _reading(self, step: int) -> Iterator[None]:
@@ -251,7 +206,7 @@ class Checkpoints:
       yield
     except Exception as e:  # Orbax and TensorStore raise nearly anything of damaged files
       logging.debug("restoring failed", exc_info=True)
-      raise self._refused(step, f"cannot be restored: {processes.first_line(e)}") from e
+      raise self._refused(step, f"cannot be restored: {reason(e)}") from e
 
 
 def _rank(metrics: dict[str, float]) -> tuple[bool, float, int]:
@@ -259,6 +214,46 @@ def _rank(metrics: dict[str, float]) -> tuple[bool, float, int]:
   return metrics["evaluated"], metrics["score"], -metrics["step"]
 
 
-def on_device() -> jax.sharding.Sharding:
-  """The first device of this process, for arrays that one program looks at."""
-  return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+def _compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
+  """Raises a ValueError that names an array which differs from the expected one."""
+  named = lambda tree: {
+    jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  there, wanted = named({k: found.get(k) for k in expected}), named(expected)
+  for name in sorted(there.keys() | wanted.keys()):
+    if there.get(name) != wanted.get(name):
+      raise ValueError(f"{name} is {there.get(name)}, the model wants {wanted.get(name)}")
+
+
+def write_sums(directory: pathlib.Path) -> None:
+  """Notes the sums of all files below a directory in a file of its own there."""
+  files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != _CHANGING)
+  sums = {p.relative_to(directory).as_posix(): _sha256(p) for p in files}
+  (directory / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
+
+
+def damage(directory: pathlib.Path, parts: tuple[str, ...] = ("",)) -> str | None:
+  """The fault of the files, in a few words; None if there is none.
+
+  Args:
+    directory: one to which `write_sums` was applied.
+    parts: beginnings of the paths that are looked at, to read no more than is needed.
+  """
+  name = SUMS
+  try:
+    sums = json.loads((directory / SUMS).read_text()).items()
+    name = _CHANGING
+    json.loads((directory / name).read_text())
+    for name, expected in sums:
+      if name.startswith(parts) and _sha256(directory / name) != expected:
+        return f"{name} is not as it was written"
+  except FileNotFoundError:
+    return f"{name} is missing"
+  except (OSError, ValueError, AttributeError, RecursionError) as e:
+    return f"{name} cannot be read: {e}"
+  return None
+
+
+def _sha256(path: pathlib.Path) -> str:
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
 """Exact metrics of the test sets of a run."""
 
 import functools
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -12,30 +12,35 @@ from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 
 
-class Batches:
-  """The examples of a split, each once and in its order.
+def each_batch(
+  run: Experiment, split: str, function: Callable[[Any, Any, Any], Any]
+) -> Callable[[Any], Iterator[Any]]:
+  """A function from variables to `function(variables, batch, mask)` of each batch of a split.
 
-  Attributes:
-    masks: whether an example is no padding, bool [batches, batch size].
+  Each example comes once and in its order; where mask, bool [batch size], is False a row is padding.
+  The function is jitted, its results are whole on every device.
   """
+  devices, number = run.mesh.size, len(run.datasets[split])
+  # A batch that the devices do not divide is padded; one larger than the split would be padding.
+  size = -(-min(run.config.eval_batch_size, number) // devices) * devices
+  ids, masks = order.test_indices(number, size)
+  batched = mesh_lib.batched(run.mesh)
+  examples_feed = feed.Feed(run.datasets[split], ids.__getitem__, batched)
 
-  def __init__(self, run: Experiment, split: str):
-    self._run, devices, number = run, run.mesh.size, len(run.datasets[split])
-    # A batch that the devices do not divide is padded; one larger than the split would be padding.
-    size = -(-min(run.config.eval_batch_size, number) // devices) * devices
-    ids, self.masks = order.test_indices(number, size)
-    self._batched = mesh_lib.batched(run.mesh)
-    self._feed = feed.Feed(run.datasets[split], ids.__getitem__, self._batched)
+  @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(run.mesh))
+  def compute(variables, examples, rows, mask, number):
+    key = jax.random.fold_in(jax.random.key(0), number)  # the same in every evaluation
+    examples = feed.take(examples, jax.tree.map(lambda x: x[0], rows), batched)
+    batch = run.task.prepare(key, examples, train=False)
+    return function(mesh_lib.gathered(run.mesh, variables), batch, mask)
 
-  def windows(self) -> Iterator[feed.Window]:
-    """The batches, a window each."""
-    yield from self._feed.windows((i, 1) for i in range(len(self.masks)))
-    self._feed.close()
+  def results(variables):
+    windows = examples_feed.windows((i, 1) for i in range(len(masks)))
+    for i, (window, mask) in enumerate(zip(windows, masks)):
+      yield compute(variables, *window, mask, np.int32(i))
+    examples_feed.close()
 
-  def prepare(self, key: jax.Array, examples: Any, rows: Any) -> Any:
-    """The task's batch of a window (traceable)."""
-    examples = feed.take(examples, jax.tree.map(lambda x: x[0], rows), self._batched)
-    return self._run.task.prepare(key, examples, train=False)
+  return results
 
 
 class Evaluator:
@@ -43,35 +48,17 @@ class Evaluator:
 
   def __init__(self, run: Experiment, split: str = "test"):
     self._run, self._split = run, run.datasets[split]
-    self._batches = batches = Batches(run, split)
-
-    @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(run.mesh))
-    def evaluate_batch(variables, examples, rows, mask, number):
-      key = jax.random.fold_in(jax.random.key(0), number)  # the same in every evaluation
-      batch = batches.prepare(key, examples, rows)
-      return dict(run.task.evaluate(mesh_lib.gathered(run.mesh, variables), batch, mask))
-
-    self._evaluate_batch = evaluate_batch
+    self._sums = each_batch(run, split, lambda *args: dict(run.task.evaluate(*args)))
 
   def __call__(self, variables: Any) -> dict[str, float]:
     """The task's metrics of some variables, by name."""
-    total = None
-    for i, window in enumerate(self._batches.windows()):
-      sums = self._evaluate_batch(variables, *window, self._batches.masks[i], np.int32(i))
-      total = sums if total is None else _merge(total, sums)
-    return metrics_lib.values(total) | dict(self._run.task.host_metrics(variables, self._split))
+    total = metrics_lib.values(functools.reduce(_merge, self._sums(variables)))
+    return total | dict(self._run.task.host_metrics(variables, self._split))
 
 
 _merge = jax.jit(metrics_lib.merge)
-Scorers = dict[str, Evaluator]
 
 
-def evaluators(run: Experiment, splits: Sequence[str] = ()) -> Scorers:
+def evaluators(run: Experiment, splits: Sequence[str] = ()) -> dict[str, Evaluator]:
   """An evaluator for each split of a run but the training set, or for some of them."""
   return {name: Evaluator(run, name) for name in splits or run.datasets if name != "train"}
-
-
-def evaluate_all(scorers: Scorers, variables: Any) -> dict[str, float]:
-  """The metrics of several splits as "SPLIT/NAME"."""
-  found = {split: scorer(variables) for split, scorer in scorers.items()}
-  return {f"{split}/{k}": value for split, values in found.items() for k, value in values.items()}

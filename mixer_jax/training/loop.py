@@ -1,5 +1,6 @@
 """A run from its first step, or its last checkpoint, to its end."""
 
+import collections
 import contextlib
 import math
 import os
@@ -7,43 +8,40 @@ import pathlib
 import sys
 from typing import Any, Iterator, Sequence
 
+from clu import parameter_overview
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, tasks
+from mixer_jax import experiment, optim, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file, provenance
 from mixer_jax.rundir.metrics_file import Row
-from mixer_jax.runtime import devices, processes, signals
-from mixer_jax.runtime.processes import Agreement
-from mixer_jax.training import console, nonfinite
+from mixer_jax.runtime import devices, processes
+from mixer_jax.runtime.processes import Request
+from mixer_jax.tasks import Metric
+from mixer_jax.training import nonfinite
 from mixer_jax.training.checkpoint import Checkpoints
-from mixer_jax.training.evaluator import Scorers, evaluate_all, evaluators
-from mixer_jax.training.state import TrainState, init_state, state_shapes
+from mixer_jax.training.evaluator import Evaluator, evaluators
+from mixer_jax.training.state import TrainState, evaluated, init_state, state_shapes
 from mixer_jax.training.trainer import Trainer
 
 
 def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> pathlib.Path:
-  """Trains, or resumes, the run that a config describes.
+  """Trains, or resumes, the run that a config describes, and returns its directory.
 
-  Args:
-    config: see `mixer_jax.config`.
-    path: the run's directory; None makes a fresh one under `runs/`.
-    verbose_model: print the tables of parameters and curvature blocks, too.
-
-  Returns:
-    The run's directory: config.json, metrics.jsonl, parameters.txt, checkpoints/ and tensorboard/.
+  Without a path a fresh one is made under `runs/`; docs/running.md tells its files. `verbose_model`
+  prints the tables of parameters and curvature blocks, too.
 
   Raises:
     UserError: something that the user can mend.
     Diverged: loss, update or test metrics were not finite, and `config.on_nonfinite` does not
       help it. Nothing of it was saved.
-    SystemExit: SIGINT or SIGTERM came. The steps under way were finished and a checkpoint was
-      written; the code is 130 or 143. A second signal of a kind ends the process at once.
+    SystemExit: 130 or 143 after SIGINT or SIGTERM. The steps under way were finished and a
+      checkpoint was written. A second signal of a kind ends the process at once.
   """
   devices.print_line()
   config_lib.check(config)
@@ -55,47 +53,47 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   directory = processes.lead(lambda: directory_lib.create(path)) or directory_lib.existing(path)
   with contextlib.ExitStack() as stack:
     stack.enter_context(directory_lib.writing(directory))
-    stack.enter_context(_alone(directory))
+    if (descriptor := processes.lead(lambda: _hold(directory))) is not None:
+      stack.callback(os.close, descriptor)
     saved = stack.enter_context(contextlib.closing(Checkpoints(directory)))
     started = saved.latest() is not None
     processes.lead(lambda: directory_lib.store_config(directory, config, started))
     print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
     state, seconds = _start(run, saved, variables)
     if int(state.step) < run.clock.num_steps:
-      processes.lead(lambda: saved.check_room(state_shapes(run)))
-      line, tables = console.model_summary(run)
+      processes.lead(lambda: saved.check_room(state))
+      line, tables = model_summary(run)
       print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
       processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
       if verbose_model:
         print(tables, flush=True)
       sizes = {name: len(dataset) for name, dataset in run.datasets.items()}
-      named = {"name": (config.get("data") or {}).get("name", config.task)}
-      record = provenance.describe(run.mesh.size, named | sizes)
-      with provenance.session(directory, record, int(state.step)), signals.heeded() as asked:
+      data = {"name": (config.get("data") or {}).get("name", config.task)} | sizes
+      session = provenance.session(directory, int(state.step), run.mesh.size, data)
+      with session, processes.heeded(run.mesh) as asked:
         trainer = Trainer(run, state, seconds)
         del state  # the trainer's first step donates it
-        _run(directory, saved, trainer, variables, Agreement(asked, run.mesh))
+        _run(directory, saved, trainer, variables, asked)
         saved.wait()
       if trainer.step < run.clock.num_steps:
         again = f"the same --config with --workdir={directory} goes on from it"
         written = f"the checkpoint of step {saved.latest()} is written"
         print(f"stopped by {asked.name}; {written}, {again}", flush=True)
         sys.exit(asked.exit_code)
-    rows = metrics_file.read(directory)
-    primary = run.task.metrics[0]
-    print(f"done: {console.summary(rows, primary, run.selection, config.target)}")
+    rows, primary = metrics_file.read(directory), run.task.metrics[0]
+    print(f"done: {summary(rows, primary, run.selection, config.target)}")
   return directory
 
 
 def _run(
-  directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, variables: Any, agreed: Agreement
+  directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, variables: Any, asked: Request
 ) -> None:
   """Runs the rest; once a step was not finite, from the last checkpoint if so configured."""
   run, most = trainer.run, nonfinite.MOST_TRIES
   back_to, tries, scorers = None, 0, evaluators(run)
   while True:
     try:
-      return _loop(directory, saved, trainer, scorers, agreed)
+      return _loop(directory, saved, trainer, scorers, asked)
     except nonfinite.Nonfinite as bad:
       saved.wait()
       step = saved.latest() or 0
@@ -103,36 +101,44 @@ def _run(
       if tries > most:
         bad.why += f", after {most} other orders of examples from step {step}"
       if run.config.on_nonfinite != "restore" or tries > most:
-        raise nonfinite.error(
-          bad, run.config, metrics_file.read(directory), saved.latest()
-        ) from None
+        raise nonfinite.error(bad, run.config, metrics_file.read(directory), step) from None
       again = f"to go on in another order of examples (try {tries} of {most})"
       print(f"{bad}: back to step {step}, {again}", flush=True)
     trainer.state = None  # its memory is needed
     state, seconds = _start(run, saved, variables)
-    trainer.reset(_otherwise(state, tries), seconds)
+    # With another random key and order: an exact repetition would diverge again.
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), tries)
+    key_data = jax.device_put(jax.random.key_data(key), state.key_data.sharding)
+    restores = state.restores + jnp.int32(tries)
+    trainer.reset(state.replace(key_data=key_data, restores=restores), seconds)
 
 
 def _loop(
-  directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, scorers: Scorers, agreed: Agreement
+  directory: pathlib.Path,
+  saved: Checkpoints,
+  trainer: Trainer,
+  scorers: dict[str, Evaluator],
+  asked: Request,
 ) -> None:
   """Runs the rest, or until a signal: train, evaluate, report, save."""
-  run, clock = trainer.run, trainer.run.clock
+  run, metrics = trainer.run, trainer.run.task.metrics
   rows = [row for row in metrics_file.read(directory) if row["step"] <= trainer.step]
   with contextlib.ExitStack() as stack:
     if writer := processes.lead(lambda: metrics_file.Writer(directory, trainer.step)):
       stack.enter_context(contextlib.closing(writer))
-    while trainer.step < clock.num_steps:
-      trainer.advance(agreed.soon)
-      stop, score, improved = agreed.now(), None, False
-      if clock.evaluates(trainer.step):
+    while trainer.step < run.clock.num_steps:
+      trainer.advance(asked.soon)
+      stop, score, improved = asked.now(), None, False
+      if run.clock.evaluates(trainer.step):
         rows.append(row := _row(trainer, scorers, rows))
         if writer:
           writer.write(row)
-        print(console.row_line(row, clock.num_steps, run.task.metrics, list(scorers)), flush=True)
-        score, improved = _score(run, row)
+        print(row_line(row, run.clock.num_steps, metrics, list(scorers)), flush=True)
+        score = row[f"{run.selection}/{metrics[0].name}"]
+        score = score if metrics[0].higher_is_better else -score
+        improved = row[f"{run.selection}/best_step"] == trainer.step
       saved.check()
-      if stop or improved or clock.saves(trainer.step):
+      if stop or improved or run.clock.saves(trainer.step):
         saved.save(trainer.step, trainer.state, trainer.seconds, score)
       if stop:
         return
@@ -154,9 +160,11 @@ def evaluations(run: Experiment, variables: Any = None) -> Iterator[tuple[TrainS
       yield trainer.state, rows[-1]
 
 
-def _row(trainer: Trainer, scorers: Scorers, rows: Sequence[Row]) -> Row:
+def _row(trainer: Trainer, scorers: dict[str, Evaluator], rows: Sequence[Row]) -> Row:
   """The row of an evaluation; raises `Nonfinite` if a metric of a test set is not finite."""
-  tested = evaluate_all(scorers, trainer.state.evaluated)
+  variables, tested = evaluated(trainer.state.variables), {}
+  for split, scorer in scorers.items():
+    tested |= {f"{split}/{name}": value for name, value in scorer(variables).items()}
   for name, value in tested.items():
     if not math.isfinite(value):
       raise nonfinite.Nonfinite(name.replace("/", " "), trainer.step)
@@ -168,38 +176,17 @@ def _row(trainer: Trainer, scorers: Scorers, rows: Sequence[Row]) -> Row:
   return trainer.report() | tested | {best: value, best_step: step}
 
 
-def _score(run: Experiment, row: Row) -> tuple[float, bool]:
-  """The primary metric of an evaluation, higher is better, and whether it is the best so far."""
-  primary, selection = run.task.metrics[0], run.selection
-  value = row[f"{selection}/{primary.name}"]
-  improved = row[f"{selection}/best_step"] == row["step"]
-  return value if primary.higher_is_better else -value, improved
-
-
-@contextlib.contextmanager
-def _alone(directory: pathlib.Path) -> Iterator[None]:
-  """Keeps other runs from training in a run's directory."""
-
-  def hold():
-    if (descriptor := lock.hold(directory)) is None:
-      raise UserError(f"workdir {directory} is in use: another process trains in it")
-    return descriptor
-
-  descriptor = processes.lead(hold)
-  try:
-    yield
-  finally:
-    if descriptor is not None:
-      os.close(descriptor)
+def _hold(directory: pathlib.Path) -> int:
+  if (descriptor := lock.hold(directory)) is None:
+    raise UserError(f"workdir {directory} is in use: another process trains in it")
+  return descriptor
 
 
 def _resumed(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
   """The config with the fields that it leaves open and that the run's files have fixed."""
-  if "model" not in config:
-    return config
   config = config.copy_and_resolve_references()
-  for name, value in stored.model.items():
-    if config.model.get(name) is None and value is not None and name in config.model:
+  for name, value in stored.model.items() if "model" in config else ():
+    if name in config.model and config.model[name] is None:
       config.model[name] = value
   return config
 
@@ -214,8 +201,51 @@ def _start(run: Experiment, saved: Checkpoints, variables: Any) -> tuple[TrainSt
   return state, seconds
 
 
-def _otherwise(state: TrainState, tries: int) -> TrainState:
-  """The state with another random key and order: an exact repetition would diverge again."""
-  key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), tries)
-  key_data = jax.device_put(jax.random.key_data(key), state.key_data.sharding)
-  return state.replace(key_data=key_data, restores=state.restores + jnp.int32(tries))
+def model_summary(run: Experiment) -> tuple[str, str]:
+  """A line about the model, and the tables of its parameters and curvature blocks."""
+  shapes = run.variable_shapes["params"]
+  sizes = [x.size for x in jax.tree.leaves(shapes)]
+  line = f"{sum(sizes) / 1e6:,.2f} million parameters in {len(sizes)} arrays"
+  tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
+  if side := optim.kfac_side(run.config.optimizer):
+    p, chosen = run.problem, {name: side[name] for name in ("norms", "plain") if side.get(name)}
+    blocks = optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood, **chosen)
+    kinds = collections.Counter(block.kind for block in blocks)
+    line += "; curvature blocks: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+    width = max(len(b.name) for b in blocks)
+    tables += f"\n{'curvature block':{width}}  kind       factors"
+    for b in blocks:
+      tables += f"\n{b.name:{width}}  {b.kind:9}  {' x '.join(map(str, b.factor_sizes)) or '-'}"
+  return line, tables + "\n"
+
+
+def row_line(row: Row, num_steps: int, metrics: Sequence[Metric], splits: Sequence[str]) -> str:
+  """One line about an evaluation."""
+  parts = [f"step {row['step']}/{num_steps} epoch {row['epoch']:g}"]
+  for split in ("train", *splits):
+    values = [(m, row[f"{split}/{m.name}"]) for m in metrics if f"{split}/{m.name}" in row]
+    parts.append(f"{split} {' '.join(f'{m.name} {m.shown(value)}' for m, value in values)}")
+  parts += [f"lr {row['learning_rate']:.3g}", f"{row['examples_per_second']:.0f} examples/s"]
+  parts.append(f"{row['seconds']:.1f} s")
+  if row.get("train/skipped"):
+    parts.append(f"{row['train/skipped']} skipped")
+  return "  ".join(parts)
+
+
+def summary(rows: Sequence[Row], primary: Metric, split: str, target: float = 0.0) -> str:
+  """The result of a run: its last evaluation, and the best one of the split that picks it."""
+  if not rows:
+    return "nothing was evaluated"
+  last, name = rows[-1], primary.name
+  test, best = (primary.shown(last[key]) for key in (f"test/{name}", f"{split}/best_{name}"))
+  text = (
+    f"{last['step']} steps, {last['epoch']:g} epochs, test {name} {test} at the end; best {split}"
+    f" {name} {best} at step {last[f'{split}/best_step']}"
+  )
+  if target:
+    reached = (r["step"] for r in rows if not primary.better(target, r[f"{split}/{name}"]))
+    step = next(reached, None)
+    text += f", target {primary.shown(target)} " + (f"at step {step}" if step else "not reached")
+  if skipped := last.get("train/skipped"):
+    text += f", {skipped} step{'s' * (skipped > 1)} skipped"
+  return text

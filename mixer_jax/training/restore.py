@@ -8,17 +8,12 @@ import jax
 from mixer_jax import experiment, tasks
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import mesh as mesh_lib
-from mixer_jax.training.checkpoint import Checkpoints, on_device
+from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.state import AVERAGE, evaluated
 
 
 class Restored(NamedTuple):
-  """A run, ready to evaluate or predict, with the variables of one of its checkpoints.
-
-  Attributes:
-    variables: as they are evaluated: with averaged parameters, if there are any.
-    step: optimizer steps they were trained for.
-  """
+  """A run and its variables after some step, averaged if they are evaluated so."""
 
   run: experiment.Experiment
   variables: dict[str, Any]
@@ -26,15 +21,9 @@ class Restored(NamedTuple):
 
 
 def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Restored:
-  """Restores a checkpoint's variables, whatever devices wrote it.
+  """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
 
-  Args:
-    path: the run's directory.
-    which: "best", "latest" or a step.
-    data_dir: replaces the config's `data.dir`.
-
-  Raises:
-    UserError: no run, no such checkpoint, or no data.
+  `data_dir` replaces the config's. A UserError: no run, no such checkpoint, or no data.
   """
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
@@ -50,10 +39,8 @@ def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Re
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config)
   config.batch_size = batch_size
-  expected = dict(run.variable_shapes)
-  if config.ema_decay:
-    expected[AVERAGE] = expected["params"]
-  where = mesh_lib.replicated(run.mesh)
+  averaged = {AVERAGE: run.variable_shapes["params"]} if config.ema_decay else {}
+  expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
   step, variables = saved.restore_variables(which, where, expected)
   return Restored(run, evaluated(variables), step)
 
@@ -62,6 +49,6 @@ def without_data(path: str, which: str = "latest") -> tuple[tasks.Task, dict[str
   """The task and variables of a checkpoint (see `restore`) on one device; data may be missing."""
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
-  saved = Checkpoints(directory, read_only=True)
-  _, variables = saved.restore_variables(which, on_device())
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  _, variables = Checkpoints(directory, read_only=True).restore_variables(which, device)
   return tasks.find(config.task)(config), evaluated(variables)

@@ -19,41 +19,26 @@ AVERAGE = "average"
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that a step changes, a pytree of arrays: a checkpoint is this and no more.
+  """Everything that a step changes, a pytree of arrays: a checkpoint is this and no more."""
 
-  Attributes:
-    step: steps so far, shape=(), dtype=int32.
-    variables: "params", float32, and collections that the optimizer does not train: the
-      task's own, and "average", a moving average of the parameters.
-    opt_state: the optimizer's state, curvature factors included.
-    key_data: of the run's random key, uint32; a step folds its number into it.
-    metrics: sums over the steps since the last evaluation, see `tasks.metrics`.
-    skipped: steps so far that were not finite and left everything else as it was, int32.
-    failed: the same, in a row up to now.
-    restores: how often the run went back to a checkpoint, int32; it decides the order of examples.
-  """
-
-  step: jax.Array
+  step: jax.Array  # steps so far, shape=(), dtype=int32
+  # "params", float32, and collections that the optimizer does not train: the task's own, and
+  # "average", a moving average of the parameters.
   variables: dict[str, Any]
-  opt_state: Any
-  key_data: jax.Array
-  metrics: dict[str, Any]
-  skipped: jax.Array
-  failed: jax.Array
-  restores: jax.Array
+  opt_state: Any  # the optimizer's state, curvature factors included
+  key_data: jax.Array  # of the run's random key, uint32; a step folds its number into it
+  metrics: dict[str, Any]  # sums over the steps since the last evaluation, see `tasks.metrics`
+  skipped: jax.Array  # steps so far that were not finite and left all else as it was, int32
+  failed: jax.Array  # the same, in a row up to now
+  restores: jax.Array  # how often the run went back, int32; it decides the order of examples
 
   @property
   def params(self) -> Any:
     return self.variables["params"]
 
-  @property
-  def evaluated(self) -> dict[str, Any]:
-    """The variables that are evaluated: with the averaged parameters, if there are any."""
-    return evaluated(self.variables)
-
 
 def evaluated(variables: dict[str, Any]) -> dict[str, Any]:
-  """See `TrainState.evaluated`."""
+  """The variables that are evaluated: with the averaged parameters, if there are any."""
   rest = {k: v for k, v in variables.items() if k != AVERAGE}
   return rest | ({"params": variables[AVERAGE]} if AVERAGE in variables else {})
 
@@ -81,17 +66,12 @@ def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
   if run.config.ema_decay:
     variables[AVERAGE] = variables["params"]
   opt_state = run.optimizer().init(variables["params"])
-  zero = jnp.zeros((), jnp.int32)
-  metrics = metrics_lib.empty(_metric_shapes(run, opt_state))
-  key_data = jax.random.key_data(run_key)
-  return TrainState(zero, variables, opt_state, key_data, metrics, zero, zero, zero)
-
-
-def _metric_shapes(run: Experiment, opt_state: Any) -> dict[str, Any]:
-  key = jax.random.key(0)
-  _, aux = jax.eval_shape(run.task.loss, run.variable_shapes, run.batch_shapes, key)
+  _, aux = jax.eval_shape(run.task.loss, run.variable_shapes, run.batch_shapes, run_key)
   norms = jax.eval_shape(lambda: step_norms.squares(opt_state, run.task.layer_kind))
-  return dict(aux.metrics) | {name: metrics_lib.RootMeanSquare.empty() for name in norms}
+  shapes = dict(aux.metrics) | {name: metrics_lib.RootMeanSquare.empty() for name in norms}
+  zero, key_data = jnp.zeros((), jnp.int32), jax.random.key_data(run_key)
+  metrics = metrics_lib.empty(shapes)
+  return TrainState(zero, variables, opt_state, key_data, metrics, zero, zero, zero)
 
 
 def without_metrics(run: Experiment, state: TrainState) -> TrainState:

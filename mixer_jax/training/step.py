@@ -1,7 +1,6 @@
 """One step of the optimizer, and the compiled program of some steps."""
 
 import functools
-import time
 from typing import Any, Callable
 
 import jax
@@ -26,13 +25,9 @@ def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
 def update(
   run: Experiment, state: TrainState, batch: Any, numbers: Any = None
 ) -> tuple[TrainState, jax.Array]:
-  """One step of the optimizer on a batch (traceable).
+  """One step of the optimizer on a batch that `run.task.prepare` has made (traceable).
 
-  Args:
-    run: the experiment.
-    state: before the step.
-    batch: as `run.task.prepare` makes it.
-    numbers: learning rates and dampings, see `optim.numbers`; None: the config's.
+  The numbers are learning rates and dampings, see `optim.numbers`; None: the config's.
 
   Returns:
     The state and `nonfinite.checks`. A step that fails them adds nothing to the metrics and, if
@@ -54,20 +49,15 @@ def update(
   passed = checks.all()
   for name, square in step_norms.squares(opt_state, run.task.layer_kind).items():
     metrics[name] = metrics_lib.RootMeanSquare(square, jnp.ones(()))
-  kept = nonfinite.where(passed, metrics_lib.merge(state.metrics, metrics), state.metrics)
+  if_passed = functools.partial(jax.tree.map, functools.partial(jnp.where, passed))
+  kept = if_passed(metrics_lib.merge(state.metrics, metrics), state.metrics)
   if run.config.on_nonfinite == "skip":
-    old = (state.variables, state.opt_state)
-    variables, opt_state = nonfinite.where(passed, (variables, opt_state), old)
+    variables = if_passed(variables, state.variables)
+    opt_state = if_passed(opt_state, state.opt_state)
   missed = 1 - passed.astype(jnp.int32)
-  state = state.replace(
-    step=state.step + 1,
-    variables=variables,
-    opt_state=opt_state,
-    metrics=kept,
-    skipped=state.skipped + missed,
-    failed=(state.failed + 1) * missed,
-  )
-  return state, checks
+  counts = dict(skipped=state.skipped + missed, failed=(state.failed + 1) * missed)
+  state = state.replace(step=state.step + 1, metrics=kept, **counts)
+  return state.replace(variables=variables, opt_state=opt_state), checks
 
 
 def _gradients(run: Experiment, variables: Any, batch: Any, key: jax.Array):
@@ -96,53 +86,32 @@ def _gradients(run: Experiment, variables: Any, batch: Any, key: jax.Array):
   start = jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), own
   keys = jax.random.split(key, parts)
   (sums, weight, changed), each = jax.lax.scan(add_part, start, (split, keys))
-  part = lambda i: jax.tree.map(lambda x: x[i], each)
-  metrics = functools.reduce(metrics_lib.merge, map(part, range(parts)))
+  of_parts = (jax.tree.map(lambda x, i=i: x[i], each) for i in range(parts))
+  metrics = functools.reduce(metrics_lib.merge, of_parts)
   return jax.tree.map(lambda g: g / weight, sums), metrics, changed
 
 
-class TrainSteps:
-  """The compiled program of training, one for each number of steps that a call makes."""
-
-  def __init__(self, run: Experiment):
-    self._function = make_train_steps(run)
-    self._compiled: dict[int, Callable] = {}
-
-  def __call__(
-    self, count: int, state: TrainState, examples: Any, rows: Any, numbers: Any
-  ) -> tuple[TrainState, jax.Array, float]:
-    """The state after `count` steps, their `nonfinite.checks`, and the seconds of compilation."""
-    start = time.perf_counter()
-    if count not in self._compiled:
-      self._compiled[count] = self._function.lower(state, examples, rows, numbers).compile()
-      print(f"compiled in {time.perf_counter() - start:.1f} s", flush=True)
-    compiling = time.perf_counter() - start
-    return *self._compiled[count](state, examples, rows, numbers), compiling
+_shared: dict[str, dict[int, Callable]] = {}
 
 
-_shared: dict[str, TrainSteps] = {}
-
-
-def shared(run: Experiment) -> TrainSteps:
-  """The program of a run: that of the run before, if only learning rates or dampings differ."""
+def shared(run: Experiment) -> dict[int, Callable]:
+  """The compiled programs by numbers of steps that the runs of a recipe share and fill."""
   if run.recipe not in _shared:
-    _shared.clear()  # a program holds on to its run
-    _shared[run.recipe] = TrainSteps(run)
+    _shared.clear()  # a program takes memory of the device
+    _shared[run.recipe] = {}
   return _shared[run.recipe]
 
 
 def make_train_steps(run: Experiment):
-  """The program of training, which donates the state.
+  """The jitted program of training, which donates the state.
 
-  It is jitted, from a state, a window of batches (see `data.feed`) and `run.numbers` to the state
-  after its steps and `nonfinite.checks` of each, [steps, 2].
+  It takes a state, a window of batches (see `data.feed`) and `run.numbers`, and returns the state
+  after the window's steps and `nonfinite.checks` of each, [steps, 2].
   """
-  batched = mesh_lib.batched(run.mesh)
 
   def step(examples, numbers, state, rows):
-    prepare_key, _, _ = step_keys(state)
-    examples = feed.take(examples, rows, batched)
-    return update(run, state, run.task.prepare(prepare_key, examples, train=True), numbers)
+    examples = feed.take(examples, rows, mesh_lib.batched(run.mesh))
+    return update(run, state, run.task.prepare(step_keys(state)[0], examples, train=True), numbers)
 
   stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))
   out_shardings = stored, mesh_lib.replicated(run.mesh)

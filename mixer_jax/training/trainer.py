@@ -29,7 +29,6 @@ def steps_per_dispatch(mesh: jax.sharding.Mesh) -> int:
 class Trainer:
   """Feeds the steps of a run, from a state on, through the compiled program.
 
-
   Attributes:
     run: the experiment.
     state: after the last step made.
@@ -40,7 +39,7 @@ class Trainer:
 
   def __init__(self, run: Experiment, state: TrainState, seconds: float = 0.0):
     self.run, clock = run, run.clock
-    self._program = step_lib.shared(run)
+    self._programs = step_lib.shared(run)
     self._order = order.Order(run.config.seed, len(run.datasets["train"]), run.config.batch_size)
     batched = mesh_lib.batched(run.mesh)
     self._feed = feed.Feed(run.datasets["train"], self._order, batched, run.config.seed)
@@ -56,7 +55,6 @@ class Trainer:
     if (restores := int(state.restores)) != self._order.restores:
       self._order = dataclasses.replace(self._order, restores=restores)
       self._feed.reorder(self._order)
-    self._plan = self._planned(self.step)
     self._windows = self._feed.windows(self._planned(self.step))
 
   def _planned(self, step: int) -> Iterator[tuple[int, int]]:
@@ -77,13 +75,16 @@ class Trainer:
     start, compiling = time.perf_counter(), 0.0
     with tqdm(total=end, initial=begin, desc="step", unit="step", leave=False) as bar:
       while self.step < end:
-        _, count = next(self._plan)
-        window = next(self._windows)
-        self.state, checks, seconds = self._program(count, self.state, *window, self.run.numbers)
-        compiling += seconds
+        count = self.window - self.step % self.window
+        args = (self.state, *next(self._windows), self.run.numbers)
+        if count not in self._programs:
+          before, program = time.perf_counter(), step_lib.make_train_steps(self.run)
+          self._programs[count] = program.lower(*args).compile()
+          compiling += (took := time.perf_counter() - before)
+          print(f"compiled in {took:.1f} s", flush=True)
+        self.state, checks = self._programs[count](*args)
         self._watch.add(self.step, checks)
         self.step += count
-        self._watch.read(ahead=1)  # the bar is true, and the queue short
         bar.update(count)
         if self.step < end and stop():
           break
@@ -91,23 +92,18 @@ class Trainer:
     self.seconds += time.perf_counter() - start - compiling
 
   def report(self) -> dict[str, float]:
-    """The training metrics since the last report; new sums begin.
+    """The row of training metrics since the last report (see docs/running.md); new sums begin.
 
-    Returns:
-      "step", "epoch", means over the steps as "train/NAME", the steps skipped or restores
-      of the whole run where the config allows any, "learning_rate" (applied at the last
-      step), "examples_per_second" and "seconds".
+    Steps skipped and restores are those of the whole run, the learning rate that of the last step.
     """
-    run, state, config, clock = self.run, self.state, self.run.config, self.run.clock
+    run, state, config, every = self.run, self.state, self.run.config, self.run.clock.eval_every
+    row = {"step": self.step, "epoch": run.clock.epoch(self.step)}
     means = metrics_lib.values(state.metrics)
-    row = {"step": self.step, "epoch": clock.epoch(self.step)}
     row |= {f"train/{name}": value for name, value in means.items() if not math.isnan(value)}
-    if config.on_nonfinite == "skip":
-      row["train/skipped"] = int(state.skipped)
-    if config.on_nonfinite == "restore":
-      row["restores"] = int(state.restores)
+    row |= {"train/skipped": int(state.skipped)} if config.on_nonfinite == "skip" else {}
+    row |= {"restores": int(state.restores)} if config.on_nonfinite == "restore" else {}
     rate = optim.learning_rate(config.optimizer, run.multiplier)
-    steps = self.step - (self.step - 1) // clock.eval_every * clock.eval_every
+    steps = self.step - (self.step - 1) // every * every
     row["learning_rate"] = float(rate(self.step - 1 - int(state.skipped)))
     row["examples_per_second"] = steps * config.batch_size / max(self.seconds, 1e-9)
     row["seconds"] = self.seconds

@@ -257,9 +257,3 @@ def test_workers_outlive_ctrl_c_but_not_their_parent(root, tmp_path):
 def test_what_does_not_go_together(root, fields, message):
   with pytest.raises(UserError, match=message):
     load(config(root, **fields))
-
-
-def test_a_missing_package_is_named(root, monkeypatch):
-  monkeypatch.setitem(sys.modules, "grain", None)
-  with pytest.raises(UserError, match="needs the package grain.*pip install grain"):
-    open_stream(root)

@@ -25,6 +25,7 @@ from mixer_jax.models import mixer
 from mixer_jax.tasks.image_classification import decode, sources, toronto
 from mixer_jax.tasks.image_classification.image_data import ImageData
 from tests.fuzz import mutations
+from tests.tasks import loading
 
 
 class Fault(BaseException):
@@ -155,7 +156,7 @@ def read_weights(path: pathlib.Path, outer: bool) -> None:
 
 def read_image(path: pathlib.Path, outer: bool) -> None:
   del outer
-  records = decode.Records(1, "", lambda _: (path.read_bytes(), 0), lambda _: str(path))
+  records = loading.Records(1, path.read_bytes)
   for stored_size in (0, 5):
     allocate = lambda _, shape, dtype: np.empty(shape, dtype)
     image = decode.decode_all(records, stored_size, allocate)["images"][0]

@@ -24,7 +24,8 @@ def draw(tmp_path, monkeypatch):
 
   def call(task, split):
     run = types.SimpleNamespace(task=task, datasets={"test": [1, 2]})
-    options = dict(workdir=str(tmp_path), checkpoint="latest", out=tmp_path / "new", split=split)
+    options = dict(checkpoint="latest", out=tmp_path / "new", split=split)
+    monkeypatch.setattr(command, "_workdir", lambda: tmp_path)
     monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
     restored = Restored(run, {"params": "weights"}, 3)
     monkeypatch.setattr(command.restore, "restore", lambda *_: restored)

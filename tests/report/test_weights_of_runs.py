@@ -14,6 +14,7 @@ from mixer_jax.report import __main__ as command
 )
 def test_a_model_without_patches_is_refused(params, tmp_path, monkeypatch):
   options = dict(workdir=str(tmp_path), pretrained=None, checkpoint="latest", out=None)
+  monkeypatch.setattr(command, "_workdir", lambda: tmp_path)
   monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
   monkeypatch.setattr(command.restore, "without_data", lambda *_: (None, {"params": params}))
   with pytest.raises(UserError, match="the model has no 'stem' that cuts images into patches"):

@@ -17,7 +17,7 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path):
   text = "".join(json.dumps(r) + "\n" for r in rows)
   (tmp_path / "metrics.jsonl").write_text(text + '{"epoch": 4, "st')
   writer = metrics_file.Writer(tmp_path, step=25)
-  assert writer.rows == rows[:2]
+  assert metrics_file.read(tmp_path) == rows[:2]
   writer.write(row(3, **{"train/loss": 0.5, "validation/top1": 0.25}))
   writer.close()
   assert [r["train/loss"] for r in metrics_file.read(tmp_path)] == [1.0, 1.0, 0.5]

@@ -1,5 +1,6 @@
 """The origin of a run: its sessions, and the commit of this package."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -11,11 +12,11 @@ from mixer_jax.rundir import provenance
 
 
 def test_sessions_of_a_run(tmp_path):
-  record = provenance.describe(2, {"name": "npz", "train": 256, "test": 90})
-  with provenance.session(tmp_path, record, 0):
+  devices_and_data = 2, {"name": "npz", "train": 256, "test": 90}
+  with provenance.session(tmp_path, 0, *devices_and_data):
     (open_one,) = provenance.read(tmp_path)
     assert open_one["ended"] is None
-  with pytest.raises(ValueError, match="no"), provenance.session(tmp_path, record, 16):
+  with pytest.raises(ValueError, match="no"), provenance.session(tmp_path, 16, *devices_and_data):
     raise ValueError("no")
   first, second = json.loads((tmp_path / "run.json").read_text())["sessions"]
   assert (first["from_step"], second["from_step"]) == (0, 16)
@@ -36,10 +37,8 @@ def commit_of(root):
 import sys, types
 sys.path.insert(0, {str(root)!r})
 import mixer_jax
-source = open({provenance.__file__!r}).read()
-begin, end = source.index("def commit"), source.index("def _version")
 names = dict(mixer_jax=mixer_jax)
-exec("import os, pathlib, subprocess\\n" + source[begin:end], names)
+exec("import pathlib, subprocess\\n" + {inspect.getsource(provenance.commit)!r}, names)
 print(names["commit"]())
 """
   command = [sys.executable, "-I", "-c", script]

@@ -1,4 +1,4 @@
-"""The files that runs and studies keep of themselves, spoiled: named in one line."""
+"""The files that runs keep of themselves, spoiled: named in one line."""
 
 import json
 
@@ -7,13 +7,9 @@ import pytest
 from mixer_jax.errors import UserError
 from mixer_jax.evaluate import evaluate
 from mixer_jax.report import curves
-from mixer_jax.report import study as study_report
 from mixer_jax.rundir import directory, provenance
-from mixer_jax.study import Study, record
-from mixer_jax.training import manifest
+from mixer_jax.training import checkpoint
 from tests.conftest import waves
-from tests.report.test_study import opened, write_run  # noqa: F401 (opened is a fixture)
-from tests.study.grid import GRID
 
 # What no record may hold, whichever it is.
 NONSENSE = ["", "{", "null", "3", '"text"', "[]", "[1]", "{}", '{"a": {"b": 1}}', "[" * 10**5,
@@ -78,70 +74,17 @@ def test_the_sessions_of_a_run(run, text):
   assert str(run / "run.json") in line_of(provenance.read, run)
 
 
-@pytest.mark.parametrize("text", NONSENSE)
-def test_the_plan_of_a_study(tmp_path, text):
-  study = Study(**GRID)
-  record.open_study(tmp_path, study, "f.py", [])
-  (tmp_path / "study.json").write_text(text)
-  assert str(tmp_path / "study.json") in line_of(record.load, tmp_path)
-  assert str(tmp_path / "study.json") in line_of(record.open_study, tmp_path, study, "f.py", [])
-
-
-def test_any_part_of_the_plan_of_a_study(tmp_path):
-  record.open_study(tmp_path, Study(**GRID), "f.py", [])
-  path = tmp_path / "study.json"
-  good = path.read_text()
-  name = "m1-sgd-seed0"
-  wrong = dict(title=3, file=None, source=[], notes="", axes=None, lines="optimizer")
-  for part, value in (wrong | dict(published=[1], runs={name: 1})).items():
-    path.write_text(json.dumps(json.loads(good) | {part: value}))
-    assert f"{path} is not the plan of a study" in line_of(record.load, tmp_path), part
-  for part in json.loads(good)["runs"][0]:
-    plan = json.loads(good)
-    del plan["runs"][0][part]
-    path.write_text(json.dumps(plan))
-    assert f"{path} is not the plan of a study" in line_of(record.load, tmp_path)
-  plan = json.loads(good)
-  assert plan["runs"][0]["name"] == name
-  plan["runs"][0]["config"]["batch_size"] = "many"
-  path.write_text(json.dumps(plan))
-  assert f"run {name}: batch_size is 'many'; allowed: an integer" in line_of(record.load, tmp_path)
-
-
-@pytest.mark.parametrize("text", NONSENSE)
-def test_outcomes_and_choices(opened, text):  # noqa: F811
-  (run, *_) = opened.runs
-  opened.path(run).mkdir(exist_ok=True)
-  path = opened.path(run) / "outcome.json"
-  path.write_text(text)
-  assert str(path) in line_of(opened.state, run)
-  path.unlink()
-  choices = opened.directory / "choices"
-  choices.mkdir(exist_ok=True)
-  path = choices / f"{'-'.join(run.cell)}.json"
-  path.write_text(text)
-  assert str(path) in line_of(opened.choice, run.cell)
-
-
-def test_a_finished_run_without_its_metrics(opened):  # noqa: F811
-  write_run(opened, "m1-sgd-seed0", (0.3, 0.5, 0.62, 0.60))
-  (opened.directory / "m1-sgd-seed0" / "metrics.jsonl").unlink()
-  line = line_of(study_report.write, opened.directory)
-  assert "metrics.jsonl" in line
-
-
 @pytest.mark.parametrize("text", [*NONSENSE[:7], "[" * 10**5, "[[1, 2]]"])
 def test_the_sums_of_a_checkpoint(tmp_path, text):
-  (tmp_path / manifest._CHANGING).write_text("{}")
+  (tmp_path / checkpoint._CHANGING).write_text("{}")
   (tmp_path / "a").write_text("a")
-  manifest.write(tmp_path)
-  assert manifest.damage(tmp_path) is None and manifest.is_complete(tmp_path)
-  for name in (manifest.FILE, manifest._CHANGING):
+  checkpoint.write_sums(tmp_path)
+  assert checkpoint.damage(tmp_path) is None
+  for name in (checkpoint.SUMS, checkpoint._CHANGING):
     before = (tmp_path / name).read_text()
     (tmp_path / name).write_text(text)
-    found = manifest.damage(tmp_path)
-    assert name == manifest._CHANGING or "cannot be read" in found
-    manifest.is_complete(tmp_path)
+    found = checkpoint.damage(tmp_path)
+    assert name == checkpoint._CHANGING or "cannot be read" in found
     (tmp_path / name).write_text(before)
   (tmp_path / "a").unlink()
-  assert not manifest.is_complete(tmp_path)
+  assert checkpoint.damage(tmp_path) == "a is missing"

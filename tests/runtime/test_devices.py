@@ -12,23 +12,27 @@ from mixer_jax.runtime import devices
 from mixer_jax.runtime.imports import without
 
 
-def test_the_reason_for_a_cpu_is_said_once(monkeypatch):
+def test_the_reason_for_a_cpu_is_said_once(monkeypatch, capsys):
+  def line():
+    devices.print_line()
+    return capsys.readouterr().out.strip()
+
   monkeypatch.setattr(devices, "_heard", [])
   logger = logging.getLogger("jax._src.xla_bridge")
-  before = logger.handlers[:], logger.level, logger.propagate
+  before = logger.filters[:], logger.level
   try:
     devices.listen()
     devices.listen()
     logger.info("not a reason")
     for _ in range(2):
       logger.warning("An NVIDIA GPU may be present on this machine,\n but %s is missing.", "CUDA")
-    line = devices.describe()
+    found = line()
   finally:
-    logger.handlers[:], logger.level, logger.propagate = before[0], before[1], before[2]
+    logger.filters[:], logger.level = before
   reason = " (An NVIDIA GPU may be present on this machine, but CUDA is missing.)"
-  assert line.endswith(f"backend cpu: 8 x cpu{reason}")
+  assert found.endswith(f"backend cpu: 8 x cpu{reason}")
   monkeypatch.setattr(devices, "_heard", [])
-  assert devices.describe().endswith("8 x cpu")
+  assert line().endswith("8 x cpu")
 
 
 def test_a_library_that_is_kept_out_can_be_imported_afterwards(tmp_path, monkeypatch):

@@ -222,11 +222,11 @@ def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   broken = {"tune-m1-adam-0": "print('error: the loss is nan'); sys.exit(3)"}
   Fakes(opened, values=values, code=broken).run(tries)
   Fakes(opened).run(finals)
-  choices = {cell[1]: opened.choice(cell) for cell in (("m1", "sgd"), ("m1", "adam"))}
-  assert choices["sgd"]["chosen"] == "tune-m1-sgd-1"
-  assert choices["adam"]["chosen"] == "tune-m1-adam-2"
-  assert choices["adam"]["settings"] == {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
-  shown = {t["run"]: t.get("last", t.get("failed")) for t in choices["adam"]["trials"]}
+  sgd, adam = (opened.trials(("m1", optimizer)) for optimizer in ("sgd", "adam"))
+  assert sgd[0]["run"] == "tune-m1-sgd-1"
+  assert adam[0]["run"] == "tune-m1-adam-2"
+  assert adam[0]["settings"] == {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
+  shown = {t["run"]: t.get("last", t.get("failed")) for t in adam}
   assert shown == {
     "tune-m1-adam-0": "the loss is nan",
     "tune-m1-adam-1": 0.5,
@@ -236,6 +236,12 @@ def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   assert command[1:4] == ["-m", "mixer_jax.main", "--config=f.py:m1-adam-seed1"]
   assert set(command[5:]) == {"--config.optimizer.learning_rate=0.03", "--config.optimizer.b1=0.8"}
   assert {opened.state(run).kind for run in finals} == {"done"}
+  # A choice that runs were begun with stays: its failed candidates are not tried again.
+  (opened.path(finals[-1]) / "config.json").write_text(json.dumps(finals[-1].config))
+  for run in tries:
+    opened.forget(run)
+  kinds_of = lambda optimizer: [opened.state(r).kind for r in tries if r.cell[1] == optimizer]
+  assert (kinds_of("sgd"), kinds_of("adam")) == (["interrupted"] * 3, ["failed", "done", "done"])
 
 
 def test_a_cell_whose_tuning_failed_is_told_and_can_be_retried(tmp_path):
@@ -271,8 +277,7 @@ def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
   opened = record.open_study(tmp_path, study, "f.py", [])
   values = {"tune-sgd-0": 0.3, "tune-sgd-1": 0.02, "tune-sgd-2": 0.1}
   Fakes(opened, values=values).run(opened.runs[:3])
-  choice = opened.choice(("sgd",))
-  assert choice["chosen"] == "tune-sgd-1"
+  assert opened.trials(("sgd",))[0]["run"] == "tune-sgd-1"
   configs = [opened.config(run) for run in opened.runs]
   assert [config.points.fold for config in configs] == ["last"] * 3 + ["test"]
   assert [config.seed for config in configs] == [7, 7, 7, 0]

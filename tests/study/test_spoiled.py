@@ -57,17 +57,12 @@ def test_any_part_of_the_plan(opened):
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-def test_outcomes_and_choices(opened, text):
+def test_outcomes(opened, text):
   run = opened.runs[0]
   opened.path(run).mkdir()
   path = opened.path(run) / "outcome.json"
   path.write_text(text)
   assert str(path) in line_of(opened.state, run)
-  choices = opened.directory / "choices"
-  choices.mkdir()
-  path = choices / "m1-sgd.json"
-  path.write_text(text)
-  assert str(path) in line_of(opened.choice, run.cell)
 
 
 def test_a_finished_run_without_its_metrics(opened):

@@ -1,6 +1,8 @@
 """Loaded sets of images as the tests look at them."""
 
+import dataclasses
 import types
+from typing import Callable
 
 import pytest
 
@@ -11,6 +13,23 @@ from mixer_jax.tasks.image_classification.image_data import ImageData
 
 def config(**fields) -> ImageData:
   return ImageData(**dict(name="folder", workers=0, read_ahead=16, pad=0) | fields)
+
+
+@dataclasses.dataclass
+class Records:
+  """Equal encoded images of one class, as `decode.Records`."""
+
+  num: int
+  content: Callable[[], bytes]
+
+  def __len__(self) -> int:
+    return self.num
+
+  def read(self, i: int) -> tuple[bytes, int]:
+    return self.content(), 0
+
+  def where(self, i: int) -> str:
+    return f"{i}.png"
 
 
 def load(data: ImageData) -> types.SimpleNamespace:

@@ -145,9 +145,7 @@ def test_sixteen_bits_take_no_multiple_of_the_memory():
 
 
 def test_images_that_do_not_fit_into_memory():
-  records = decode.Records(
-    10**12, "", lambda i: (encoded(Image.new("RGB", (900, 900))), 0), lambda i: f"{i}.png"
-  )
+  records = loading.Records(10**12, lambda: encoded(Image.new("RGB", (900, 900))))
   with pytest.raises(UserError, match="0.png: 1,000,000,000,000 images of 900x900 pixels .*stored"):
     decode.decode_all(records, 0, lambda _, shape, dtype: np.empty(shape, dtype))
 

@@ -17,19 +17,15 @@ _MOST_CLASSES = 2**20
 
 
 class ArraysFile:
-  """The base splits of an .npz file.
+  """The base splits of an .npz file, as `sources.Source`.
 
-  Attributes:
-    class_names: the file's `class_names`, else the numbers from 0 to the
-      largest training label.
+  Classes are the file's `class_names`, else the numbers from 0 to the largest training label.
+
+  Raises:
+    UserError: it is no such file; from `read`: an array is missing, damaged or not as it has to be.
   """
 
   def __init__(self, path: str):
-    """Reads the arrays' names and the class names.
-
-    Raises:
-      UserError: it is no such file.
-    """
     self._path = path
     try:
       self._file = npz.Npz(os.path.expanduser(path))
@@ -41,11 +37,7 @@ class ArraysFile:
       self.class_names = tuple(map(str, range(self.read("train").labels.max() + 1)))
 
   def read(self, base: str) -> splits.Base:
-    """The examples of a base split; the order is the file's.
-
-    Raises:
-      UserError: an array is missing, damaged or not as it has to be.
-    """
+    """The examples of a base split, in the file's order."""
     images, labels = self._array(f"{base}_images"), self._array(f"{base}_labels")
     why = ""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size:

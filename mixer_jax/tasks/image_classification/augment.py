@@ -1,11 +1,9 @@
 """Augmentation and normalisation on the device, inside the jitted step.
 
-Images go in as uint8, so that is all that is stored on or moved to the device.
-Small images are padded, cropped and flipped; with `resize` the published
-protocol for 224x224 is followed: bilinear to 256x256, crop, flip. A resize is two
-small matrix products, and a centre crop merely leaves out rows of the matrices, which
-`jax.image` would compute. Each image's random numbers depend on the key and its index
-in the batch only, not on how the batch is sharded.
+Small images are padded, cropped and flipped; with `resize` the published protocol for 224x224 is
+followed: bilinear to 256x256, crop, flip. A resize is two small matrix products, and a centre crop
+merely leaves out rows of the matrices, which `jax.image` would compute. Each image's random numbers
+depend on the key and its index in the batch only, not on how the batch is sharded.
 """
 
 import jax
@@ -17,12 +15,7 @@ from mixer_jax.tasks.image_classification.image_data import ImageData
 
 
 def train_input(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
-  """Augments and normalises training images.
-
-  Args:
-    rng: a key.
-    images: [batch, height, width, 3] uint8.
-    how: static. Its `crop` has been made already.
+  """Augments and normalises images [batch, height, width, 3] uint8, whose `crop` is made already.
 
   Returns:
     [batch, image_size, image_size, 3] float32.
@@ -45,20 +38,13 @@ def train_input(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
 
 
 def plain_input(images: jax.Array, how: ImageData) -> jax.Array:
-  """Normalises test images, after resize and centre crop if `how.resize`.
-
-  Args, returns and errors as for `train_input`.
-  """
+  """Normalises test images, after resize and centre crop if `how.resize`; as `train_input`."""
   check(how, images.shape)
   return _normalise(_resize_centre_crop(images, how) if how.resize else images, how)
 
 
 def check(how: ImageData, shape: tuple[int, ...]) -> None:
-  """Checks that images of a [..., height, width, channels] shape suit an augmentation.
-
-  Raises:
-    UserError: names the field to change.
-  """
+  """Raises a UserError if images of a [..., height, width, channels] shape do not suit `how`."""
   height, width = shape[-3:-1]
   if not how.resize and (height, width) != (how.image_size, how.image_size):
     found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
@@ -66,13 +52,9 @@ def check(how: ImageData, shape: tuple[int, ...]) -> None:
 
 
 def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
-  """The matrix that resizes one axis, as Pillow's BILINEAR does.
+  """The matrix that resizes one axis, as Pillow's BILINEAR does: [size_out, size_in] float32.
 
-  Pixel centres are at half-integers; when it shrinks, the triangle widens by the
-  scale (antialiasing).
-
-  Returns:
-    [size_out, size_in] float32, whose rows sum to 1.
+  Pixel centres are at half-integers; when it shrinks, the triangle widens by the scale.
   """
   scale = size_in / size_out
   centres = (np.arange(size_out) + 0.5) * scale

@@ -12,11 +12,6 @@ _LARGEST_RATIO = 4 / 3  # of a random area's sides
 def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
   """Resizes the shorter side (bilinear, antialiased) and crops a square around the centre.
 
-  Args:
-    image: of any size.
-    shorter: the shorter side after resizing, in pixels.
-    side: of the square, at most `shorter`.
-
   Raises:
     Image.DecompressionBombError: the resized image would have too many pixels.
   """
@@ -34,17 +29,10 @@ def random_area(
 ) -> Image.Image:
   """Resizes a random rectangle of an image to a square (bilinear, antialiased).
 
-  The crop of Szegedy et al., Going Deeper with Convolutions (CVPR 2015), section
-  6: its area is uniform between `smallest` and all of the image's, the logarithm
-  of its aspect ratio uniform between those of 3/4 and 4/3, its place uniform. If
-  ten draws do not fit into the image, the largest centred rectangle of an allowed
-  ratio is taken.
-
-  Args:
-    rng: all that the crop depends on, beside the image's size.
-    image: of any size.
-    smallest: least part of the area, in (0, 1].
-    side: of the square, in pixels.
+  The crop of Szegedy et al., Going Deeper with Convolutions (CVPR 2015), section 6: its area is
+  uniform between the part `smallest` and all of the image's, the logarithm of its aspect ratio
+  uniform between those of 3/4 and 4/3, its place uniform. If ten draws do not fit into the image,
+  the largest centred rectangle of an allowed ratio is taken.
   """
   width, height = image.size
   w = min(width, max(1, round(height * _LARGEST_RATIO)))

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import io
 import os
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 import warnings
 
 import jax
@@ -29,24 +29,19 @@ _BAR = dict(desc="Decoding images (once)", unit=" images", unit_scale=True)
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 
 
-@dataclasses.dataclass(frozen=True)
-class Records:
-  """The encoded images of one base split.
+class Records(Protocol):
+  """The encoded images of one base split."""
 
-  Attributes:
-    num: how many there are.
-    fingerprint: () -> a hash of every file that changes with the images, labels or their order.
-    read: index -> (encoded image, label); called from threads and worker processes.
-    where: index -> the file (or record) in words, for messages.
-  """
+  def __len__(self) -> int: ...
 
-  num: int
-  fingerprint: Callable[[], str]
-  read: Callable[[int], tuple[bytes, int]]
-  where: Callable[[int], str]
+  def read(self, i: int) -> tuple[bytes, int]:
+    """Encoded image and label; called from threads and worker processes."""
 
-  def __len__(self) -> int:
-    return self.num
+  def where(self, i: int) -> str:
+    """The file (or record) in words, for messages."""
+
+  def fingerprint(self) -> str:
+    """A hash of every file that changes with the images, labels or their order."""
 
 
 def stored(stored_size: int) -> Fit:
@@ -57,14 +52,12 @@ def stored(stored_size: int) -> Fit:
 
 
 def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.ndarray:
-  """Decodes one image file, upright as its EXIF tag says: uint8 [height, width, 3] RGB.
+  """Decodes a JPEG, PNG, WebP or BMP file, upright as its EXIF tag says, and makes it `fit`.
 
-  16-bit grey is scaled to 8 bits, an alpha channel is dropped.
+  16-bit grey is scaled to 8 bits, an alpha channel is dropped; an animation's first frame counts.
 
-  Args:
-    data: the bytes of a JPEG, PNG, WebP or BMP file; of an animation, the first frame.
-    where: names the image in messages.
-    fit: crops and resizes the decoded RGB image.
+  Returns:
+    uint8 [height, width, 3] RGB.
 
   Raises:
     UserError: it is broken, or so large that decoding may fill the memory.
@@ -88,11 +81,6 @@ def decode_all(
   records: Records, stored_size: int, allocate: cache.Allocate
 ) -> dict[str, np.ndarray]:
   """Decodes all records: "images" uint8 [n, height, width, 3] and "labels" int32 [n].
-
-  Args:
-    records: the images.
-    stored_size: see `stored`.
-    allocate: makes a writable array.
 
   Raises:
     UserError: an image is broken, or their sizes differ.
@@ -136,12 +124,8 @@ class Encoded:
   Attributes:
     parts: base splits and rows of them, one after the other.
     shape: of the decoded images, (height, width, 3).
-    fit: makes an image of that size from one of any size; with `random` it takes
-      a random generator first.
-    random: whether `fit` does.
+    fit: makes an image of that size from one of any size; if `random`, with a generator first.
     num_classes: labels have to lie below.
-    workers: processes that decode; 0: a thread of this one.
-    read_ahead: images that each worker decodes ahead.
   """
 
   parts: tuple[tuple[Records, range], ...]
@@ -167,8 +151,7 @@ class Encoded:
     """Reads and decodes example i; `rng` decides its crop where that is random.
 
     Raises:
-      UserError: names the file or record that is broken, has another size, or a
-        label out of range.
+      UserError: names the file or record that is broken, has another size, or a label out of range.
     """
     for records, rows in self.parts:  # noqa: B007
       if i < len(rows):

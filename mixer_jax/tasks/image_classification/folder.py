@@ -10,7 +10,7 @@ import numpy as np
 
 from mixer_jax.data import cache
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import decode, splits
+from mixer_jax.tasks.image_classification import splits
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _LAYOUT = "an image folder has the layout ROOT/{train,test}/CLASS/IMAGE"
@@ -18,25 +18,22 @@ _ENDINGS = f"images end in {', '.join(EXTENSIONS)}"
 
 
 class Folder:
-  """A folder of images in one sub-folder a class.
+  """A folder of images in one sub-folder a class, as `sources.Source`.
 
-  Attributes:
-    class_names: the sorted names of the train split's class folders.
+  Classes are the sorted folders of the train split, ROOT/train_base.
+
+  Raises:
+    UserError: the folder is missing or has another layout.
   """
 
   def __init__(self, root: str, train_base: str = "train"):
-    """Finds the classes in ROOT/train_base.
-
-    Raises:
-      UserError: if the folder is missing or has another layout.
-    """
     self._root = pathlib.Path(os.path.expanduser(root)).absolute()
     if not root or not self._root.is_dir():
       raise UserError(f"data.dir={root!r}: no such folder; {_LAYOUT}")
     self._train_base = train_base
     self.class_names = tuple(self._classes(train_base))
 
-  def read(self, base: str) -> decode.Records:
+  def read(self, base: str) -> "_Files":
     """Lists the images of ROOT/base in a shuffled order that depends on their names only.
 
     Raises:
@@ -57,8 +54,7 @@ class Folder:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
     order = splits.shuffled_order(len(names))
     identity = ("folder", str(self._root), base, known)
-    files = _Files(place, identity, np.array(names)[order], np.array(labels, np.int32)[order])
-    return decode.Records(len(names), files.fingerprint, files.read, files.path)
+    return _Files(place, identity, np.array(names)[order], np.array(labels, np.int32)[order])
 
   def _classes(self, base: str) -> list[str]:
     path = self._root / base
@@ -72,25 +68,21 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class _Files:
-  """Image files by index.
-
-  Attributes:
-    root: the folder of all.
-    identity: what the files are read for.
-    names: paths below `root`, [n] bytes, which take less memory in every worker than texts.
-    labels: int32 [n].
-  """
+  """Image files as `decode.Records`."""
 
   root: pathlib.Path
   identity: tuple
-  names: np.ndarray
+  names: np.ndarray  # paths below `root`, as bytes: texts take more memory in every worker
   labels: np.ndarray
 
-  def path(self, i: int) -> str:
+  def __len__(self) -> int:
+    return len(self.names)
+
+  def where(self, i: int) -> str:
     return os.path.join(self.root, os.fsdecode(self.names[i]))
 
   def read(self, i: int) -> tuple[bytes, int]:
-    return read_file(self.path(i)), int(self.labels[i])
+    return read_file(self.where(i)), int(self.labels[i])
 
   def fingerprint(self) -> str:
     with _readable(self.root):
@@ -100,11 +92,7 @@ class _Files:
 
 
 def read_file(path: str | os.PathLike) -> bytes:
-  """The content of a file.
-
-  Raises:
-    UserError: it cannot be read.
-  """
+  """The content of a file; a UserError if it cannot be read."""
   with _readable(path):
     return pathlib.Path(path).read_bytes()
 

@@ -23,8 +23,8 @@ class ImageData:
   """The group `config.data`.
 
   A set of more than 32 GiB decoded, or with `crop`, is streamed if `stream` is "auto". With
-  crop="inception" areas become squares of `image_size`, and test images are cropped at the
-  centre with `resize` as their shorter side.
+  crop="inception" areas become squares of `image_size`, and test images are cropped at the centre
+  with `resize` as their shorter side.
   """
 
   name: Annotated[str, Option('"sample", "folder", "npz" or a TFDS name')] = "sample"
@@ -54,7 +54,6 @@ class ImageData:
 
   @classmethod
   def of(cls, group: ml_collections.ConfigDict) -> "ImageData":
-    """The options that are set in a group of a config."""
     return cls(**options.given(group) | {"name": group.name})
 
   @property

@@ -1,8 +1,7 @@
 """One door to every set of labelled images: options in, datasets out.
 
-Folders and TFDS sets are decoded once and then memory-mapped (`data/cache.py`), or stay
-encoded if they are very large (`decode.Encoded`); the bundled sample is a prepared TFDS
-directory. Slices such as "train[:90%]" work for every source (`splits.py`).
+Folders and TFDS sets are decoded once and then memory-mapped (`data/cache.py`), or stay encoded if
+they are very large (`decode.Encoded`); the bundled sample is a prepared TFDS directory.
 """
 
 import functools
@@ -38,10 +37,7 @@ class Source(Protocol):
 
 
 class Loaded(NamedTuple):
-  """The splits of a set, with the classes of the training split and the same image size.
-
-  An example is {"image": uint8 [h, w, 3] RGB, "label": int32, an index into `class_names`}.
-  """
+  """Splits of {"image": uint8 [h, w, 3] RGB, "label": int32, an index into the training classes}."""
 
   splits: Mapping[str, Dataset]
   class_names: tuple[str, ...]
@@ -64,11 +60,9 @@ def load(data: ImageData) -> Loaded:
   parts = {name: splits.parts(spec, field(name), count) for name, spec in specs.items()}
   _check_validation(specs, parts)
   bases = {base: read(base) for chosen in parts.values() for base, _ in chosen}
-  if streamed := _is_streamed(data, bases):
-    shapes = {base: _shape(data, records) for base, records in bases.items()}
-  else:
+  if not (streamed := _is_streamed(data, bases)):
     bases = {base: _decoded(data, base, found) for base, found in bases.items()}
-    shapes = {base: found.images.shape[1:] for base, found in bases.items()}
+  shapes = {base: _shape(data, found) for base, found in bases.items()}
   first = next(iter(shapes))
   for base, shape in shapes.items():
     decode.check_size(f"data.name={data.name}: {base}", shape, first, shapes[first])
@@ -86,19 +80,18 @@ class _Tfds:
   """A set of TFDS with the features `image` and `label`."""
 
   def __init__(self, name: str, data_dir: str):
-    check, others = functools.partial(_class_names, name), ("sample", "folder", "npz")
-    self._place, features = tfds_source.find(name, data_dir, check, others)
-    self._name, self.class_names = name, _class_names(name, features)
+    names, others = functools.partial(_class_names, name), ("sample", "folder", "npz")
+    self._name = name
+    self._place, self.class_names = tfds_source.find(name, data_dir, names, others)
 
   def read(self, base: str) -> decode.Records:
-    examples = tfds_source.Examples(self._name, self._place, base, encoded=("image",))
-    labelled = functools.partial(_labelled, examples)
-    return decode.Records(len(examples), examples.fingerprint, labelled, examples.where)
+    return _Records(self._name, self._place, base, encoded=("image",))
 
 
-def _labelled(examples: tfds_source.Examples, i: int) -> tuple[bytes, int]:
-  example = examples.read(i)
-  return example["image"], int(example["label"])
+class _Records(tfds_source.Examples):
+  def read(self, i: int) -> tuple[bytes, int]:
+    example = super().read(i)
+    return example["image"], int(example["label"])
 
 
 def _class_names(name: str, features: Any) -> tuple[str, ...]:
@@ -117,7 +110,6 @@ def _class_names(name: str, features: Any) -> tuple[str, ...]:
 
 
 def _open(data: ImageData, train_base: str) -> Source:
-  """Finds the files; only files of arrays are read."""
   if data.name == "npz":
     return arrays_file.ArraysFile(data.dir)
   if path := toronto.find(data.name, data.dir):
@@ -143,7 +135,6 @@ def _check_validation(specs: Mapping[str, str], parts: Mapping[str, Any]) -> Non
 
 
 def _is_streamed(data: ImageData, bases: Mapping[str, splits.Base | decode.Records]) -> bool:
-  """Whether the images stay encoded."""
   first = next(iter(bases.values()))
   if isinstance(first, splits.Base) or data.stream == "never":
     return False
@@ -152,17 +143,18 @@ def _is_streamed(data: ImageData, bases: Mapping[str, splits.Base | decode.Recor
   return sum(map(len, bases.values())) * math.prod(_shape(data, first)) > CACHED_BYTES
 
 
-def _shape(data: ImageData, records: decode.Records) -> tuple[int, ...]:
+def _shape(data: ImageData, found: splits.Base | decode.Records) -> tuple[int, ...]:
   """Height, width and channels of images as they are read."""
+  if isinstance(found, splits.Base):
+    return found.images.shape[1:]
   if side := data.image_size if data.crop else data.stored_size:
     return side, side, 3
-  return decode.decode_image(records.read(0)[0], records.where(0)).shape
+  return decode.decode_image(found.read(0)[0], found.where(0)).shape
 
 
 def _encoded(
   data: ImageData, parts: tuple, shape: tuple[int, ...], train: bool, classes: int
 ) -> decode.Encoded:
-  """A split that is decoded batch by batch."""
   side, random = data.image_size, bool(data.crop and train)
   if random:
     fit = functools.partial(crops.random_area, smallest=data.smallest_crop, side=side)
@@ -189,7 +181,6 @@ def _decoded(data: ImageData, base: str, found: splits.Base | decode.Records) ->
 
 
 def _arrays(what: str, parts: tuple, classes: int) -> Arrays:
-  """A split of decoded images."""
   taken = [base.take(rows) for base, rows in parts]
   images, labels = taken[0] if len(taken) == 1 else map(np.concatenate, zip(*taken))
   decode.check_labels(what, labels.min(), labels.max(), classes)

@@ -1,11 +1,8 @@
 """TFDS-style split strings for every source: "train", "train[:90%]+test[100:]".
 
-A slice is taken from a fixed shuffled order of its base split, so that even a
-folder sorted by class gives every slice all classes. Image folders are stored
-in such an order, TFDS sets keep the shuffled order they were prepared in (a
-slice is then the one that TFDS gives), and files of arrays are shuffled here, only
-when they are sliced. Slices of one base split never share examples that their
-bounds do not share, whatever the machine.
+A slice is taken from a fixed shuffled order of its base split, so that even a folder sorted by
+class gives every slice all classes. Image folders are stored in such an order, TFDS sets keep their
+own (a slice is the one that TFDS gives), and files of arrays are shuffled when sliced.
 """
 
 import dataclasses
@@ -23,12 +20,9 @@ _ALLOWED = 'NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", 
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """All examples of a named split.
+  """All examples of a named split: images uint8 [n, height, width, 3] and integer labels [n].
 
-  Attributes:
-    images: uint8 [n, height, width, 3].
-    labels: integers [n].
-    shuffled: whether their order is random.
+  `shuffled` says whether their order is random.
   """
 
   images: np.ndarray
@@ -59,13 +53,8 @@ def base_names(spec: str, field: str) -> list[str]:
 def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tuple[str, range]]:
   """The base splits that a split string adds up, and the rows of them that it takes.
 
-  Args:
-    spec: the split string.
-    field: the config field that holds it, for messages.
-    num_examples: of a base split by its name.
-
   Raises:
-    UserError: the string is malformed, out of bounds or selects nothing.
+    UserError: the string, the value of `field`, is malformed, out of bounds or selects nothing.
   """
   chosen = []
   for part in _parse(spec, field):

@@ -79,11 +79,8 @@ class ImageClassification(BaseTask):
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Fills in the fields of the model that its weights fix and the config leaves open.
 
-    The result describes the model without the file of weights.
-
     Raises:
-      UserError: the weights cannot be read, or were trained on pixels normalised
-        in another way and `any_normalization` is False.
+      UserError: the weights cannot be read, or want other `mean` and `std`.
     """
     if not config.pretrained:
       return config
@@ -122,10 +119,7 @@ class ImageClassification(BaseTask):
 
   def _build(self, num_classes: int) -> nn.Module:
     group = self._config.model
-    try:
-      return models.VARIANTS[group.name](num_classes=num_classes, **options.given(group))
-    except ValueError as e:
-      raise UserError(f"model {group.name}: {e}") from e
+    return models.VARIANTS[group.name](num_classes=num_classes, **options.given(group))
 
   def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
     size = self._augmentation.image_size
@@ -151,7 +145,7 @@ class ImageClassification(BaseTask):
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     rngs = {"dropout": key}
-    logits = self.model.apply(_params(variables), batch["image"], train=True, rngs=rngs)
+    logits = self.model.apply(variables, batch["image"], train=True, rngs=rngs)
     loss, top1, _ = map(WeightedSum.of, _scores(logits, batch["label"]))
     return loss, Aux({"loss": loss, "top1": top1})
 
@@ -164,36 +158,24 @@ class ImageClassification(BaseTask):
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, _scores(outputs, labels))}
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    model = self.model.clone(scan_blocks=False, remat=False)
-    apart = functools.partial(_predict, model)
+    apart = functools.partial(_predict, self.model.clone(scan_blocks=False, remat=False))
     if not self.model.scan_blocks:
       return apart, None
     from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
 
     return apart, Layout(models.unrolled, models.stacked)
 
-  def layer_kind(self, path: str) -> str:
-    return models.layer_kind(path)
-
-  def decayed(self, path: str) -> bool:
-    """Whether weight decay is meant for a parameter."""
-    return models.is_decayed(path)
+  layer_kind = staticmethod(models.layer_kind)
+  decayed = staticmethod(models.is_decayed)
 
   def probabilities(self, variables: Variables, images: np.ndarray) -> np.ndarray:
-    """The predicted distributions over `class_names`, float32 [n, classes].
-
-    Args:
-      variables: of the model.
-      images: uint8 [n, height, width, 3], of the size of the run's own.
-    """
+    """The distributions over `class_names`, float32 [n, classes], for images as the run's own."""
     size = min(self._config.eval_batch_size, len(images))
     ids, _ = order.test_indices(len(images), size)
     return np.concatenate([self._softmax(variables, images[row]) for row in ids])[: len(images)]
 
   @functools.cached_property
   def _softmax(self) -> Callable[[Variables, np.ndarray], jax.Array]:
-    """Probabilities of stored images, compiled once for a size of batches."""
-
     def softmax(variables, images):
       batch = {"image": augment.plain_input(images, self._augmentation)}
       return jax.nn.softmax(self.predict(variables, batch).outputs)
@@ -201,9 +183,7 @@ class ImageClassification(BaseTask):
     return jax.jit(softmax)
 
   def read_images(self, paths: Sequence[str | os.PathLike]) -> np.ndarray:
-    """Reads image files as the run's own images are stored: uint8 [n, side, side, 3].
-
-    The shorter side is resized, the longer one cropped around the centre.
+    """Reads centres of image files as the run's own images are stored: uint8 [n, side, side, 3].
 
     Raises:
       UserError: a file is missing or broken, or the run's images are not square.
@@ -248,11 +228,7 @@ def first(split: Dataset, most: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
-  return Prediction(model.apply(_params(variables), batch["image"]), batch.get("label"))
-
-
-def _params(variables: Variables) -> Variables:
-  return {"params": variables["params"]}
+  return Prediction(model.apply(variables, batch["image"]), batch.get("label"))
 
 
 def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,12 +1,11 @@
 """CIFAR-10 and CIFAR-100 as https://www.cs.toronto.edu/~kriz/cifar.html offers them for Python.
 
-The archives hold pickles, which are read without executing them: nothing that they name is
-imported or called, and a NumPy array is a shape and bytes.
+The archives hold pickles, which are read without executing them: nothing that they name is imported
+or called, and a NumPy array is a shape and bytes.
 """
 
 import gzip
 import io
-import math
 import pathlib
 import pickle
 import tarfile
@@ -59,18 +58,13 @@ def find(name: str, path: str) -> pathlib.Path | None:
 
 
 class Toronto:
-  """The base splits "train" and "test" of an archive or its folder.
+  """The base splits "train" and "test" of an archive or its folder, as `sources.Source`.
 
-  Attributes:
-    class_names: in the order of the labels.
+  Raises:
+    UserError: a file is missing, cut short or damaged, or has other counts than it should.
   """
 
   def __init__(self, name: str, path: pathlib.Path):
-    """Reads the files.
-
-    Raises:
-      UserError: one is missing, cut short or damaged, or has other counts than it should.
-    """
     self._known, self._path = FORMATS[name], path
     wanted = {self._known.meta, *sum(self._known.files.values(), ())}
     try:
@@ -83,28 +77,20 @@ class Toronto:
     self.class_names = tuple(self._unpickled(self._known.meta, names))
 
   def read(self, base: str) -> splits.Base:
-    """The examples of a base split; the order is the files'.
-
-    Raises:
-      UserError: there is no such split, or a file is damaged or has other counts.
-    """
+    """The examples of a base split, in the files' order; errors as for the class."""
     known = self._known
     if base not in known.files:
       raise UserError(f"{self._path}: has no split {base!r}, only {', '.join(known.files)}")
-    wanted, key = (known.images[base], _PIXELS), known.labels.encode()
+    n, key = known.images[base], known.labels.encode()
     examples = lambda found: (_array(found[b"data"]), np.array(found[key], np.int32))
-    images, labels = [], []
+    parts = []
     for file in known.files[base]:
-      if (size := len(self._files[file])) < math.prod(wanted):
-        why = f"{file} has {size:,} bytes, but its images alone take {math.prod(wanted):,}"
-        raise self._refused(why)
-      pixels, numbers = self._unpickled(file, examples)
-      if pixels.shape != wanted or numbers.shape != wanted[:1]:
-        found = f"{list(pixels.shape)} pixels and {list(numbers.shape)} labels"
-        raise self._refused(f"{file} has {found}, not {list(wanted)} and {list(wanted[:1])}")
-      images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-      labels.append(numbers)
-    return splits.Base(np.concatenate(images), np.concatenate(labels))
+      pixels, labels = self._unpickled(file, examples)
+      if pixels.shape != (n, _PIXELS) or labels.shape != (n,):
+        found = f"{list(pixels.shape)} pixels and {list(labels.shape)} labels"
+        raise self._refused(f"{file} has {found}, not {[n, _PIXELS]} and {[n]}")
+      parts.append((pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels))
+    return splits.Base(*map(np.concatenate, zip(*parts)))
 
   def _unpickled(self, file: str, wanted: Callable[[Any], Any]) -> Any:
     content = self._files[file]
@@ -146,7 +132,7 @@ _OF_ARRAYS = ("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruc
 
 
 class _Inert:
-  """An object of a pickle, which is not made: its arguments and its state."""
+  """Arguments and state of an object of a pickle, which is not made."""
 
   def __init__(self, *arguments: Any):
     self.arguments, self.state = arguments, None
