@@ -10,8 +10,8 @@ from typing import Annotated, Any, Mapping
 from ml_collections import ConfigDict
 
 from mixer_jax import optim, options, tasks
-from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option
+from mixer_jax.errors import UserError, told
+from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.runtime import mesh
 
 # Value of a field that a command line has to give.
@@ -41,9 +41,7 @@ class Run:
     float, Option("of an average of the parameters that is evaluated; 0: none", 0, 0.9999999)
   ] = 0.0
   target: Annotated[float, Option("primary metric whose first step is reported; 0: none", 0)] = 0.0
-  on_nonfinite: Annotated[
-    str, Option("when a loss or an update is not finite", choices=_POLICIES, free=True)
-  ] = "stop"
+  on_nonfinite: one_of("when a loss or an update is not finite", _POLICIES, free=True) = "stop"
   require_accelerator: Annotated[bool, Option("refuse to start on a CPU", free=True)] = False
 
 
@@ -121,10 +119,8 @@ def check(config: ConfigDict) -> None:
 
 def restored(stored: Any) -> ConfigDict:
   """The config that was written as JSON; a UserError if no run can have it."""
-  try:
+  with told("it has no fields", TypeError, ValueError, AttributeError):
     config = ConfigDict(stored)
-  except (TypeError, ValueError, AttributeError) as e:
-    raise UserError(f"it has no fields: {e}") from e
   check(config)
   return config
 

@@ -1,5 +1,8 @@
 """The exceptions that reach a user as a line instead of a traceback."""
 
+import contextlib
+from typing import Iterator
+
 
 class UserError(Exception):
   """Something the user can mend: a config field, a file, an environment.
@@ -21,3 +24,18 @@ def reason(error: Exception) -> str:
   """What some library says is wrong, as a part of a line: one line, not too long."""
   text = " ".join(str(error).split()) or type(error).__name__
   return "".join(c if c.isprintable() else "?" for c in text)[:300]
+
+
+@contextlib.contextmanager
+def told(what: str, *kinds: type[Exception]) -> Iterator[None]:
+  """Makes a UserError, `what` and the reason, of exceptions of some kinds; none: of any kind.
+
+  A UserError stays as it is. Of an OSError, if it is the only kind, the system's words are said.
+  """
+  only_system, kinds = kinds == (OSError,), kinds or (Exception,)
+  try:
+    yield
+  except UserError:
+    raise
+  except kinds as e:
+    raise UserError(f"{what}: {(only_system and e.strerror) or reason(e)}") from e

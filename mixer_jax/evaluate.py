@@ -27,8 +27,7 @@ def evaluate(
   return {name: scorer(variables) for name, scorer in scorers.items()}
 
 
-def main(argv: list[str]) -> None:
-  del argv
+def main(_: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
   compilation.keep_in(options.compilation_cache)
   found = evaluate(path, options.checkpoint, options.data_dir, options.split)

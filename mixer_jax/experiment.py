@@ -16,7 +16,7 @@ import optax
 from mixer_jax import config as config_lib
 from mixer_jax import optim, options, tasks
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.runtime import mesh as mesh_lib
 
 
@@ -55,12 +55,8 @@ class Experiment:
 
   @functools.cached_property
   def clock(self) -> Clock:
-    epoch = len(self.datasets["train"]) // self.config.batch_size
-
-    def steps(name):
-      epochs = self.config[f"{name}_epochs"]
-      return self.config[f"{name}_steps"] or max(1, round(epochs * epoch))
-
+    config, epoch = self.config, len(self.datasets["train"]) // self.config.batch_size
+    steps = lambda n: config[f"{n}_steps"] or max(1, round(config[f"{n}_epochs"] * epoch))
     return Clock(epoch, steps("num"), steps("eval"), steps("checkpoint"))
 
   @functools.cached_property
@@ -142,10 +138,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   if (steps := run.clock.num_steps) >= 2**31:
     raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
   name = config.model.name if "model" in config and "name" in config.model else config.task
-  try:
+  with told(f"model {name}", ValueError):  # a Linen module's own check
     leaves = jax.tree.leaves(run.variable_shapes)
-  except ValueError as e:  # a Linen module's own check
-    raise UserError(f"model {name}: {e}") from e
   size = sum(x.size * x.dtype.itemsize for x in leaves)
   memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or math.inf
   if memory == math.inf and jax.devices()[0].platform == "cpu":

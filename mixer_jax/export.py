@@ -8,7 +8,7 @@ import pathlib
 from absl import flags
 import jax
 
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.runtime import cli
 from mixer_jax.training.restore import without_data
 
@@ -23,15 +23,12 @@ def export(path: str, which: str, out: str) -> pathlib.Path:
   if target.suffix != ".npz":
     raise UserError(f"{out}: weights are saved as .npz")
   task, variables = without_data(path, which)
-  try:
+  with told(f"{out}: cannot be written", OSError):
     task.export(jax.device_get(variables), target)
-  except OSError as e:
-    raise UserError(f"{out}: cannot be written: {e.strerror}") from e
   return target
 
 
-def main(argv: list[str]) -> None:
-  del argv
+def main(_: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
   if not options.out:
     raise UserError("--out is missing")

@@ -12,8 +12,7 @@ from ml_collections import config_flags
 from mixer_jax.runtime import cli
 
 
-def main(argv: list[str]) -> None:
-  del argv
+def main(_: list[str]) -> None:
   options = flags.FLAGS
   config = cli.checked_config(options.config)
   # After the flags: typing errors fail at once.

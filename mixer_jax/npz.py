@@ -28,8 +28,7 @@ _HEADERS = {
 class Npz(contextlib.AbstractContextManager):
   """The arrays of an `.npz` file, read one at a time, with their names and the file's comment.
 
-  Raises:
-    ValueError: the archive is damaged or contradicts itself; one line says how.
+  A ValueError, one line, says how the archive is damaged or contradicts itself.
   """
 
   def __init__(self, path: str | os.PathLike):

@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from typing import Any, Callable, Iterable, Mapping
+from typing import Annotated, Any, Callable, Iterable, Mapping
 
 from ml_collections import ConfigDict, config_dict
 
@@ -76,6 +76,11 @@ class OptionsOf:
   """Annotates `**options` of a function that hands them on to another one."""
 
   function: Callable
+
+
+def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
+  """The type of an option that takes names."""
+  return Annotated[str, Option(help, choices=choices, **fields)]
 
 
 REQUIRED = inspect.Parameter.empty
@@ -145,8 +150,7 @@ def value(made_of: Mapping[str, Callable], config: ConfigDict, field: str) -> An
 def check(config: Any, made_of: Group, path: str, also: Mapping[str, Option] | None = None) -> None:
   """Checks names, types and values of a group's fields (see `group`) and of further options.
 
-  Raises:
-    UserError: names the first field that is unknown, missing or takes another value, by `path`.
+  A UserError names, by `path`, the first field that is unknown, missing or takes another value.
   """
   _check_group(config, path)
   also, prefix = dict(also or {}), f"{path}." if path else ""

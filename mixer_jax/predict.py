@@ -11,7 +11,7 @@ from absl import flags
 import jax
 import numpy as np
 
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import cli
 from mixer_jax.training.evaluator import each_batch
@@ -42,10 +42,8 @@ def main(argv: list[str]) -> None:
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
   outputs, targets = predict(run, variables, options.split)
-  try:
+  with told(f"{options.out}: cannot be written", OSError):
     np.savez(options.out, outputs=outputs, targets=targets)
-  except OSError as e:
-    raise UserError(f"{options.out}: cannot be written: {e.strerror}") from e
   print(f"{options.out}: outputs {list(outputs.shape)}, targets {list(targets.shape)}")
 
 

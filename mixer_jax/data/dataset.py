@@ -1,10 +1,13 @@
 """The contract of a split: its examples are any pytree of arrays."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 import jax
 import numpy as np
+
+# Step -> example ids of its batch, [batch_size].
+Ids = Callable[[int], np.ndarray]
 
 
 class Dataset(Protocol):
@@ -21,21 +24,15 @@ class Dataset(Protocol):
 
 
 class Streamed(Dataset, Protocol):
-  """A split whose `arrays` are None.
+  """A split whose `arrays` are None."""
 
-  Attributes:
-    workers: processes that read; 0: a thread of this one.
-    read_ahead: examples that each worker reads ahead.
-  """
-
-  workers: int
-  read_ahead: int
+  workers: int  # processes that read; 0: a thread of this one
+  read_ahead: int  # examples that each worker reads ahead
 
   def read(self, i: int, rng: np.random.Generator) -> Any:
-    """Example i, NumPy arrays as `spec` says. Worker processes call it: no JAX in it.
+    """Example i, NumPy arrays as `spec` says; a UserError names the broken file or record.
 
-    Raises:
-      UserError: names the file or record that is broken.
+    Worker processes call it: no JAX in it.
     """
 
 

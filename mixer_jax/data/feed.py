@@ -7,14 +7,14 @@ read by worker processes (`stream.py`). `take` makes batches of a window in the 
 
 from concurrent import futures
 import math
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Iterable, Iterator
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from mixer_jax.data import stream
-from mixer_jax.data.dataset import Dataset
+from mixer_jax.data.dataset import Dataset, Ids
 from mixer_jax.runtime import mesh as mesh_lib
 
 # A set up to this size is copied to the device whole.
@@ -22,7 +22,6 @@ DEVICE_BYTES = 4 << 30
 # Of a larger one, windows up to this size: at least two are on the devices at once.
 WINDOW_BYTES = 256 << 20
 
-Ids = Callable[[int], np.ndarray]
 # Examples [n, ...] on the devices with ids [steps, batch_size]; or None with batches
 # [steps, batch_size, ...].
 Window = tuple[Any, Any]
@@ -52,9 +51,8 @@ class Feed:
 
   Args:
     dataset: the examples.
-    ids: step -> example ids of its batch, [batch_size]; the same ids in every process. A method
-      `epoch_of`, such as that of `order.Order`, says which epoch a step belongs to; without one all
-      are of epoch 1.
+    ids: the same in every process. A method `epoch_of`, such as that of `order.Order`, says which
+      epoch a step belongs to; without one all are of epoch 1.
     sharding: of a batch. Each process reads, or gathers, the rows of its own devices.
     seed: of the random choices of a stream, see `order.crop_rng`.
   """
@@ -69,7 +67,7 @@ class Feed:
     if self._arrays is None:
       self.reorder(ids)
     elif sum(x.nbytes for x in jax.tree.leaves(self._arrays)) <= DEVICE_BYTES:
-      everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+      everywhere = mesh_lib.replicated(sharding.mesh)
       self._resident = mesh_lib.place(jax.tree.map(np.asarray, self._arrays), everywhere)
 
   def reorder(self, ids: Ids) -> None:
@@ -90,8 +88,7 @@ class Feed:
   def windows(self, plan: Iterable[tuple[int, int]]) -> Iterator[Window]:
     """Yields a window for each first step and number of steps of a plan, read one entry ahead.
 
-    Raises:
-      UserError: an example cannot be read (see `stream.Stream.take`).
+    A UserError names an example that cannot be read (see `stream.Stream.take`).
     """
     if self._resident is not None:
       yield from ((self._resident, self._window_ids(*entry)) for entry in plan)

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 import warnings
 import weakref
 
@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from mixer_jax.data import order
-from mixer_jax.data.dataset import Streamed
+from mixer_jax.data.dataset import Ids, Streamed
 from mixer_jax.errors import UserError
 
 # Examples that a worker hands over at once: few enough that a batch is shared by all
@@ -38,14 +38,12 @@ class Stream:
 
   Args:
     dataset: the examples. It is sent to the workers, as are `ids`.
-    ids: step -> example ids of its batch, see `feed.Feed`; an IndexError ends the steps.
+    ids: see `feed.Feed`; an IndexError ends the steps.
     rows: of each batch, the rows that are wanted here, [local] ascending.
     seed: of random choices.
   """
 
-  def __init__(
-    self, dataset: Streamed, ids: Callable[[int], np.ndarray], rows: np.ndarray, seed: int
-  ):
+  def __init__(self, dataset: Streamed, ids: Ids, rows: np.ndarray, seed: int):
     self._rows = [rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK)]
     self._chunks = _Chunks(dataset, ids, self._rows, seed)
     self._position = self._coming = None
@@ -54,8 +52,7 @@ class Stream:
   def take(self, step: int, count: int) -> Any:
     """Examples [count, local, ...] from a step on; quick where they follow those taken last.
 
-    Raises:
-      UserError: an example is broken (it is named), or a worker died.
+    A UserError if an example is broken (it is named), or a worker died.
     """
     dataset, local = self._chunks.dataset, sum(map(len, self._rows))
     specs, structure = jax.tree.flatten(dataset.spec)
@@ -103,7 +100,7 @@ class _Chunks:
   """Grain's source: the wanted rows of all batches from a step on in pieces, by number."""
 
   dataset: Streamed
-  ids: Callable[[int], np.ndarray]
+  ids: Ids
   rows: list[np.ndarray]
   seed: int
   first: int = 0
@@ -135,9 +132,8 @@ def _signals_held_back() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(index: int, count: int) -> None:
+def _start_worker(*_: int) -> None:
   """Ends this worker when the process that started it is gone, killed perhaps."""
-  del index, count
   warnings.simplefilter("ignore")  # Pillow's; an image that is really broken is an error
 
   def end_with_parent():

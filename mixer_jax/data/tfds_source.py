@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import urllib.parse
 
 from mixer_jax.data import cache, tfrecord
-from mixer_jax.errors import UserError, reason
+from mixer_jax.errors import UserError, reason, told
 from mixer_jax.runtime.imports import without
 
 _PROBE_SECONDS = 10  # for all hosts together
@@ -22,17 +22,14 @@ def find(
 ) -> tuple[pathlib.Path, Any]:
   """Finds a prepared set, as array_record or TFRecord, or downloads and prepares it.
 
+  Returns its directory and the result of `check`. A UserError if there is no such set, or it is not
+  here and cannot be downloaded.
+
   Args:
     name: as "dataset/config:1.0.0". TFDS chooses config and version where they are left out.
     data_dir: where prepared sets are; "" for TFDS's default.
     check: takes its `tfds.features.FeaturesDict`; raises a UserError if something is missing.
     others: further values of data.name, for messages; the first needs no files.
-
-  Returns:
-    Its directory and the result of `check`.
-
-  Raises:
-    UserError: there is no such set, or it is not here and cannot be downloaded.
   """
   root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
   root = pathlib.Path(root).expanduser().absolute()
@@ -47,10 +44,8 @@ def find(
 class Examples:
   """The examples of a base split, in the order in which it was prepared, in any process.
 
-  Features that are named in `encoded` are read as the bytes that are stored.
-
-  Raises:
-    UserError: there is no such split, or its files are damaged.
+  Features that are named in `encoded` are read as the bytes that are stored. A UserError if there
+  is no such split, or its files are damaged.
   """
 
   def __init__(self, name: str, directory: pathlib.Path, base: str, encoded: Sequence[str] = ()):
@@ -68,10 +63,8 @@ class Examples:
     """The features of an example by name; a UserError names a record that cannot be read."""
     if self._read is None:
       self._open()
-    try:
+    with told(f"{self.where(i)}: cannot be read"):
       return self._read(i)
-    except Exception as error:
-      raise UserError(f"{self.where(i)}: cannot be read: {reason(error)}") from error
 
   def where(self, i: int) -> str:
     return f"{self._dir}, record {i} of {self._base!r}"
@@ -102,21 +95,15 @@ def _tfds(name: str, place: pathlib.Path) -> Iterator[Any]:
   with without("tensorflow"):
     import tensorflow_datasets as tfds  # slow, so only when needed
 
-    try:
+    with told(f"data.name={name}: {place} cannot be read"):  # damaged files raise nearly anything
       yield tfds
-    except UserError:
-      raise
-    except Exception as error:  # of damaged files nearly anything
-      raise UserError(f"data.name={name}: {place} cannot be read: {reason(error)}") from error
 
 
 def _dataset(name: str) -> str:
   return re.split("[/:]", name)[0]
 
 
-def _prepare(
-  tfds: Any, name: str, root: pathlib.Path, check: Callable[[Any], None], others: Sequence[str]
-) -> Any:
+def _prepare(tfds: Any, name: str, root: pathlib.Path, check: Callable, others: Sequence[str]):
   known, dataset = tfds.list_builders(with_community_datasets=False), _dataset(name)
   if dataset not in known:
     close = ", ".join(difflib.get_close_matches(dataset, known)) or known[0]

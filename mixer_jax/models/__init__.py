@@ -1,7 +1,6 @@
 """Models by name: `build("mixer_b16", num_classes=10)`."""
 
 import difflib
-import itertools
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +20,7 @@ _FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY)
 VARIANTS = {name: model for family in _FAMILIES for name, model in family.variants.items()}
 _LAYERS = COMMON | {path: layer for family in _FAMILIES for path, layer in family.layers.items()}
 _IMAGE_SIZES = {name: size for family in _FAMILIES for name, size in family.image_sizes.items()}
-_DECAYED = frozenset(itertools.chain.from_iterable(family.decayed for family in _FAMILIES))
+_DECAYED = {leaf for family in _FAMILIES for leaf in family.decayed}
 
 
 def fields(name: str) -> dict[str, Any]:

@@ -156,7 +156,6 @@ def _after_affine(affine: Params, dense: Params) -> Params:
 
 
 def _cross_channel(block: Params) -> Params:
-  """The parameters of the MLP over channels in an absorbed block."""
   mlp, scale = block["cross_channel"], block["layer_scale_2"]["scale"]
   first = _after_affine(block["norm2"], mlp["Dense_0"])
   last = jax.tree.map(lambda x: x * scale, mlp["Dense_1"])
@@ -164,7 +163,6 @@ def _cross_channel(block: Params) -> Params:
 
 
 def _cross_patch(block: Params, kind: str, grid: tuple[int, int] | None) -> Params:
-  """The parameters of patch communication in an absorbed block."""
   if kind == "none":
     return {}
   if kind == "mlp":

@@ -24,12 +24,9 @@ class SoftmaxFreeAttention(nn.Module):
     fourier: (LN(Q) LN(K)^T) V / n, quadratic in n.
 
   The scale is the paper's 1 / n, which makes the products quadratures over the domain, so that a
-  trained layer carries over to other resolutions. (The published code divides the Fourier scores by
-  the root of the head's width, too; the scales of the LayerNorms absorb such a constant.)
-
-  Two more differences from the published code: attention weights are not dropped (there, half of
-  them are, in evaluation as well), and the layer "out" is always there (there, only with
-  positions).
+  trained layer carries over to other resolutions. The published code divides the Fourier scores by
+  the root of the head's width, too (the scales of the LayerNorms absorb such a constant), drops
+  half of the attention weights, in evaluation as well, and has the layer "out" with positions only.
 
   Attributes:
     init_gain: gain eta of the queries', keys' and values' start, Xavier uniform times eta plus
@@ -52,13 +49,12 @@ class SoftmaxFreeAttention(nn.Module):
   ) -> jax.Array:
     """Maps x, [batch, tokens, channels], to the same shape.
 
+    A ValueError for an unknown kind, or if num_heads does not divide the channels.
+
     Args:
       positions: [batch or 1, tokens, p], coordinates prepended to the queries, keys and values of
         each head after the LayerNorms; heads are then channels / num_heads + p wide.
       mask: [batch, tokens], True for a real token; others influence none and do not count in n.
-
-    Raises:
-      ValueError: an unknown kind, or num_heads does not divide the channels.
     """
     dim, heads = x.shape[-1], self.num_heads
     if self.kind not in KINDS:
@@ -92,6 +88,5 @@ class SoftmaxFreeAttention(nn.Module):
     return layers.Dense(dim, dtype=self.dtype, name="out")(y.reshape(*x.shape[:2], -1))
 
   def _kernel_init(self, key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Xavier uniform times init_gain, plus init_diagonal on the diagonal."""
     kernel = nn.initializers.xavier_uniform()(key, shape, dtype)
     return self.init_gain * kernel + self.init_diagonal * jnp.eye(*shape, dtype=dtype)

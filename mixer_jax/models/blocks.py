@@ -8,7 +8,7 @@ axis over the blocks: the program then holds one block and a loop, and does not 
 
 import dataclasses
 import re
-from typing import Any, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -29,13 +29,7 @@ def fields_of(model: nn.Module, block: type[nn.Module]) -> dict[str, Any]:
 
 
 def apply(
-  model: nn.Module,
-  block: type[nn.Module],
-  x: jax.Array,
-  *shared: Any,
-  drop_rates: Sequence[float],
-  train: bool,
-  **own: Any,
+  model: Any, block: type, x: jax.Array, *shared: Any, drop_rates: list, train: bool, **own: Any
 ) -> jax.Array:
   """Applies equal blocks to x, in the compact method of a model.
 
@@ -45,7 +39,7 @@ def apply(
   shapes.
 
   Args:
-    model: gives blocks its fields of the same names.
+    model: the calling module; gives blocks its fields of the same names.
     block: class of the blocks, one of `SCANNABLE`.
     x: tokens, [batch, tokens, channels]; each block, and this, returns the same shape.
     *shared: further arguments of all blocks, after x.
@@ -78,9 +72,8 @@ def apply(
 def unrolled(tree: Any) -> Any:
   """Stacked blocks as one subtree each: "MixerBlock_0" and so on for "MixerBlocks".
 
-  Args:
-    tree: parameters, or a tree of such trees as the state of an optimizer; arrays of NumPy or JAX.
-      For shapes, use `jax.eval_shape`. It may have no such blocks.
+  The tree is one of parameters or has such trees in it, as the state of an optimizer, of arrays of
+  NumPy or JAX (for shapes, use `jax.eval_shape`). It may have no such blocks.
   """
   return _where(_ALL, _unroll, tree)
 

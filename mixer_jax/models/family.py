@@ -7,10 +7,11 @@ from typing import Annotated, Any, Callable, Mapping
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from mixer_jax import options
 from mixer_jax.models import layers
-from mixer_jax.options import Option
+from mixer_jax.options import Option, one_of
 
 # Larger values are mistakes, and would take hours or all memory to fail.
 SIDE = 2**14  # of an image, in pixels
@@ -18,15 +19,13 @@ WIDTH = 10**6  # of a layer
 _DEPTH = 1000  # blocks
 _HIGHEST_RATE = 0.999
 
-
-def one_of(text: str, choices: tuple[str, ...]) -> Any:
-  """The type of an option that takes names."""
-  return Annotated[str, Option(text, choices=choices)]
-
+# Types of options.
+width = lambda text, least=1: Annotated[int, Option(text, least, WIDTH)]
+rate = lambda text: Annotated[float, Option(text, 0, _HIGHEST_RATE)]
 
 # Fields that not all families have, or with other defaults.
-MlpDim = Annotated[int, Option("hidden width of the MLP over channels", 1, WIDTH)]
-DropoutRate = Annotated[float, Option("dropout in the MLPs", 0, _HIGHEST_RATE)]
+MlpDim = width("hidden width of the MLP over channels")
+DropoutRate = rate("dropout in the MLPs")
 Gelu = one_of('"tanh" as in Google\'s code, "exact" as in timm', layers.GELUS)
 _REMAT = "compute each block again in the backward pass: saves memory (on a CPU if scanned)"
 _Dtype = one_of("of the computation; parameters are float32", ("float32", "bfloat16"))
@@ -41,25 +40,21 @@ def check(module: nn.Module) -> None:
 class Model(nn.Module):
   """Image patches, blocks, a normalisation, the mean over tokens, a head.
 
-  A family says with `mix` and `pool` what its blocks are and what the mean is taken of.
-  `blocks.stacked` says how the parameters of scanned blocks are laid out.
-
-  Raises:
-    UserError: a field has another value than its option allows; some would mean another model.
+  A family has its blocks in `mix`. `blocks.stacked` says how the parameters of scanned blocks are
+  laid out. A UserError if a field has a value that its option does not allow.
   """
 
   num_classes: int
   patch_size: Annotated[int, Option("side of a square patch in pixels", 1, SIDE)]
-  hidden_dim: Annotated[int, Option("channels of a token", 1, WIDTH)]
+  hidden_dim: width("channels of a token")
   num_blocks: Annotated[int, Option("number of blocks", 0, _DEPTH)]
-  stochastic_depth: Annotated[
-    float, Option("drop rate of residual branches, for whole examples", 0, _HIGHEST_RATE)
-  ] = 0.0
+  stochastic_depth: rate("drop rate of residual branches, for whole examples") = 0.0
   gelu: Gelu = "exact"
   layer_norm_epsilon: Annotated[float, Option("epsilon of LayerNorm", 0)] = 1e-6
   remat: Annotated[bool, Option(_REMAT, free=True)] = False
   scan_blocks: Annotated[bool, Option("loop over one program of a block: compiles faster")] = False
   dtype: _Dtype = "float32"
+  last_norm = "norm"  # the name of the layer before the head
 
   def __post_init__(self):
     check(self)
@@ -69,13 +64,21 @@ class Model(nn.Module):
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
 
-    The tokens after the last block, [batch, tokens, channels], are sown as "tokens" into the
-    collection "intermediates".
+    Tokens are rows of patches from the top, each from the left; after the last block they are sown
+    as "tokens" [batch, tokens, channels] into the collection "intermediates". The head starts at
+    zero, hence at the uniform prediction, as the published Mixer. A ValueError if `patch_size` does
+    not divide the images.
     """
-    x = layers.image_tokens(images, self.patch_size, self.hidden_dim, self.dtype)
-    x = self.mix(x, tuple(side // self.patch_size for side in images.shape[1:3]), train)
+    side, (height, width) = self.patch_size, images.shape[1:3]
+    if height % side or width % side:
+      raise ValueError(f"patch_size {side} does not divide the image size {height}x{width}")
+    patches = dict(kernel_size=(side, side), strides=(side, side), padding="VALID")
+    x = nn.Conv(self.hidden_dim, **patches, dtype=self.dtype, name="stem")(images)
+    x = x.reshape(len(x), -1, self.hidden_dim)
+    x = self.mix(x, (height // side, width // side), train)
     self.sow("intermediates", "tokens", x)
-    return layers.mean_logits(self.pool(x), self.num_classes)
+    x = jnp.mean(self.pool(x), axis=1, dtype=jnp.float32)
+    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
 
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     """Applies the blocks to tokens [batch, tokens, channels], `grid` rows and columns of them."""
@@ -83,7 +86,8 @@ class Model(nn.Module):
 
   def pool(self, x: jax.Array) -> jax.Array:
     """The normalised tokens [batch, any, channels] of which the head sees the mean."""
-    raise NotImplementedError
+    epsilon = self.layer_norm_epsilon
+    return nn.LayerNorm(epsilon=epsilon, dtype=self.dtype, name=self.last_norm)(x)
 
 
 LAYER_KINDS = ("stem", "token_mixing", "channel_mixing", "norms", "head")
@@ -91,15 +95,11 @@ LAYER_KINDS = ("stem", "token_mixing", "channel_mixing", "norms", "head")
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """The role of a layer.
+  """The role of a layer."""
 
-  Attributes:
-    kind: one of `LAYER_KINDS`.
-    token_axes: meaning of the axes of a kernel over tokens: "in" and "out" (tokens) or "hidden"; ()
-      if there are none, or if they fit any number of tokens. A bias has the last axis.
-  """
-
-  kind: str
+  kind: str  # one of `LAYER_KINDS`
+  # Meaning of the axes of a kernel over tokens: "in" and "out" (tokens) or "hidden"; () if there
+  # are none, or if they fit any number of tokens. A bias has the last axis.
   token_axes: tuple[str, ...] = ()
 
 
@@ -114,20 +114,15 @@ COMMON = {"stem": STEM, "norm": NORM, "pre_head_layer_norm": NORM, "head": HEAD}
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A family of models.
+  """A family of models."""
 
-  Attributes:
-    variants: models by name, ready but for `num_classes`.
-    layers: roles by path, beside `COMMON`, without the numbers of blocks: "MixerBlock/LayerNorm_0".
-      A role holds for the layers below, unless they have one of their own.
-    image_sizes: side in pixels of the images that a variant is meant for, where it is not 224.
-    decayed: names of parameters that weight decay of "kernels" acts on.
-  """
-
-  variants: Mapping[str, Callable[..., Any]]
+  variants: Mapping[str, Callable[..., Any]]  # models by name, ready but for `num_classes`
+  # Roles by path, beside `COMMON`, without the numbers of blocks: "MixerBlock/LayerNorm_0". A role
+  # holds for the layers below, unless they have one of their own.
   layers: Mapping[str, Layer]
+  # Side in pixels of the images that a variant is meant for, where it is not 224.
   image_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  decayed: tuple[str, ...] = ("kernel",)
+  decayed: tuple[str, ...] = ("kernel",)  # parameters that weight decay of "kernels" acts on
 
 
 def variants(cls: type, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Callable[..., Any]]:

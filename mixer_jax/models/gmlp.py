@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import blocks, family, layers
-from mixer_jax.options import Option
+from mixer_jax.options import Option, one_of
 
 # s(Z) for the projection over tokens f (Section 2.1 and Table 3).
 GATINGS = {
@@ -22,11 +22,10 @@ GATINGS = {
   "split": lambda z, f: z * f,  # z and f of one half of the channels each
 }
 SPATIALS = ("dense", "toeplitz")
-Gating = family.one_of("how the projection over tokens gates the channels", tuple(GATINGS))
+Gating = one_of("how the projection over tokens gates the channels", tuple(GATINGS))
 _SPATIAL = "projection over tokens; Toeplitz: constant along diagonals (tMLP)"
-Spatial = family.one_of(_SPATIAL, SPATIALS)
-_ATTENTION_DIM = Option("width of the tiny attention (aMLP: 64); 0: none", 0, family.WIDTH)
-AttentionDim = Annotated[int, _ATTENTION_DIM]
+Spatial = one_of(_SPATIAL, SPATIALS)
+AttentionDim = family.width("width of the tiny attention (aMLP: 64); 0: none", 0)
 
 # Table 1 of the paper; the `small` nets, of the size of `mixer_small`, are to
 # train from scratch on 32x32 images. At 224x224 and 1,000 classes gMLP-Ti, S and B
@@ -162,19 +161,13 @@ class GmlpBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    drop_rate: float | jax.Array = 0.0,
-    train: bool = False,
+    self, x: jax.Array, mask: jax.Array | None = None, *, drop_rate: Any = 0.0, train: bool = False
   ) -> jax.Array:
-    """Maps x, [batch, tokens, channels], to the same shape.
+    """Maps x, [batch, at most max_tokens tokens, channels], to the same shape.
 
     Args:
-      x: at most max_tokens tokens.
       mask: [batch, tokens], True for a real token; others influence no real one.
-      drop_rate: of stochastic depth, if `train`; it needs the rng "dropout".
+      drop_rate: of stochastic depth, a number; it acts if `train`, and needs the rng "dropout".
 
     Raises:
       UserError: a field has another value than its option allows.
@@ -206,7 +199,7 @@ class Gmlp(family.Model, kw_only=True):
   the paper gives but survival probabilities: Ti 1, S 0.95, B 0.8). The epsilons are timm's.
   """
 
-  ffn_dim: Annotated[int, Option("channels inside a block", 1, family.WIDTH)]
+  ffn_dim: family.width("channels inside a block")
   gating: Gating = "split"
   spatial: Spatial = "dense"
   attention_dim: AttentionDim = 0
@@ -215,9 +208,6 @@ class Gmlp(family.Model, kw_only=True):
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     options = dict(drop_rates=[self.stochastic_depth] * self.num_blocks, train=train)
     return blocks.apply(self, GmlpBlock, x, max_tokens=x.shape[1], **options)
-
-  def pool(self, x: jax.Array) -> jax.Array:
-    return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="norm")(x)
 
 
 FAMILY = family.Family(

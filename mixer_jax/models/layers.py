@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 GELUS = ("tanh", "exact")
 
@@ -25,13 +24,10 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
 def flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
   """x @ kernel as one product of matrices: [..., inputs], [inputs, features] -> [..., features].
 
-  The values equal `jax.lax.dot_general`'s. The gradient of the kernel is faster: for a product over
-  several axes XLA's CPU compiler first copies an operand into another order; for a product over one
-  axis it reads both operands as they are.
-
-  `dimensions` of `jax.lax.dot_general` are always the last axis of x; it takes `options`.
+  The values equal those of `jax.lax.dot_general`, whose `dimensions` are always the last axis of x.
+  The gradient of the kernel is faster: for a product over several axes XLA's CPU compiler first
+  copies an operand into another order; for a product over one axis it reads both as they are.
   """
-  del dimensions
   y = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **options)
   return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
@@ -58,32 +54,6 @@ class MlpBlock(nn.Module):
     x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
     x = Dense(dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
     return nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-
-
-def image_tokens(images: jax.Array, patch_size: int, dim: int, dtype: Any) -> jax.Array:
-  """Embeds the patches of [batch, height, width, channels] by the layer "stem" of the caller.
-
-  Returns:
-    [batch, tokens, dim], rows of patches from the top, each from the left.
-
-  Raises:
-    ValueError: patch_size does not divide the images.
-  """
-  height, width = images.shape[1:3]
-  if height % patch_size or width % patch_size:
-    raise ValueError(f"patch_size {patch_size} does not divide the image size {height}x{width}")
-  patch = (patch_size, patch_size)
-  x = nn.Conv(dim, patch, strides=patch, padding="VALID", dtype=dtype, name="stem")(images)
-  return x.reshape(x.shape[0], -1, dim)
-
-
-def mean_logits(x: jax.Array, num_classes: int) -> jax.Array:
-  """Float32 logits [batch, num_classes] of [batch, tokens, channels] by the layer "head".
-
-  The layer starts at zero, hence at the uniform prediction, as the published Mixer.
-  """
-  x = jnp.mean(x, axis=1, dtype=jnp.float32)
-  return nn.Dense(num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
 
 
 class Affine(nn.Module):
@@ -115,13 +85,10 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-  """Drops a residual branch for whole examples (Huang et al., 2016).
+  """Drops a residual branch for whole examples (Huang et al., 2016)."""
 
-  Attributes:
-    rescale: whether kept branches are divided by 1 - rate, so that the mean is kept (timm, deit).
-      The released Mixer training code does not rescale.
-  """
-
+  # Whether kept branches are divided by 1 - rate, so that the mean is kept (timm, deit). The
+  # released Mixer training code does not rescale.
   rescale: bool
 
   @nn.compact

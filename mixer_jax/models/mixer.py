@@ -5,14 +5,14 @@ of the public checkpoints of google-research/ vision_transformer, so that these 
 renaming.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import attention, blocks, family, layers
-from mixer_jax.options import Option
+from mixer_jax.options import one_of
 
 # Table 1 of the paper; the variants of patch size 4 are the K-FAC study's (32x32
 # images), `mixer_small` is a small net to train from scratch.
@@ -35,8 +35,9 @@ _VARIANTS = {
     patch_size=4, hidden_dim=256, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=1024
   ),
 }
-TOKEN_MIXERS = ("mlp", *attention.KINDS)
-TokenMixer = family.one_of("an MLP over tokens, or attention without softmax", TOKEN_MIXERS)
+_MIXERS = "an MLP over tokens, or attention without softmax"
+_STOCHASTIC_DEPTH = "drop rate of the last block; grows linearly from 0 at the first"
+TokenMixer = one_of(_MIXERS, ("mlp", *attention.KINDS))
 
 
 def patch_centres(rows: int, columns: int) -> jax.Array:
@@ -59,29 +60,17 @@ class MixerBlock(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: jax.Array,
-    positions: jax.Array | None = None,
-    *,
-    drop_rate: float | jax.Array = 0.0,
-    train: bool = False,
+    self, x: jax.Array, positions: Any = None, *, drop_rate: Any = 0.0, train: bool = False
   ) -> jax.Array:
     """Maps x, [batch, tokens, channels], to the same shape.
 
-    `positions` [1, tokens, 2] are for attention only; `drop_rate` of stochastic depth and dropout
-    act on each of the two branches, if `train`.
-
-    Raises:
-      ValueError: an unknown token_mixer, or heads that do not divide the channels.
+    `positions`, an array [1, tokens, 2], are for attention only. `drop_rate` of stochastic depth, a
+    number, and dropout act on each of the two branches, if `train`. A ValueError for an unknown
+    token_mixer, or heads that do not divide the channels.
     """
-
-    def norm(x):
-      return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype)(x)
-
-    def mlp(x, width, name):
-      block = layers.MlpBlock(width, self.dropout_rate, self.gelu, self.dtype, name=name)
-      return block(x, train=train)
-
+    norm = lambda x: nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype)(x)
+    fields = (self.dropout_rate, self.gelu, self.dtype)
+    mlp = lambda x, dim, name: layers.MlpBlock(dim, *fields, name=name)(x, train=train)
     # The released training code keeps dropped branches unscaled.
     depth = layers.StochasticDepth(rescale=False)
     if self.token_mixer == "mlp":
@@ -105,29 +94,20 @@ class Mixer(family.Model, kw_only=True):
   paper.
   """
 
-  tokens_mlp_dim: Annotated[
-    int, Option("hidden width of the MLP over tokens; attention has none", 1, family.WIDTH)
-  ]
+  tokens_mlp_dim: family.width("hidden width of the MLP over tokens; attention has none")
   channels_mlp_dim: family.MlpDim
   dropout_rate: family.DropoutRate = 0.0
-  stochastic_depth: Annotated[
-    float, Option("drop rate of the last block; grows linearly from 0 at the first", 0, 0.999)
-  ] = 0.0
+  stochastic_depth: family.rate(_STOCHASTIC_DEPTH) = 0.0
   gelu: family.Gelu = "tanh"
   token_mixer: TokenMixer = "mlp"
-  num_heads: Annotated[
-    int, Option("heads of the attention; they divide hidden_dim", 1, family.WIDTH)
-  ] = 8
+  num_heads: family.width("heads of the attention; they divide hidden_dim") = 8
+  last_norm = "pre_head_layer_norm"
 
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     last = max(self.num_blocks - 1, 1)
     drop_rates = [self.stochastic_depth * i / last for i in range(self.num_blocks)]
     positions = patch_centres(*grid)
     return blocks.apply(self, MixerBlock, x, positions, drop_rates=drop_rates, train=train)
-
-  def pool(self, x: jax.Array) -> jax.Array:
-    norm = dict(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="pre_head_layer_norm")
-    return nn.LayerNorm(**norm)(x)
 
 
 FAMILY = family.Family(
@@ -143,4 +123,3 @@ FAMILY = family.Family(
   },
   image_sizes={"mixer_s4": 32, "mixer_b4": 32, "mixer_small": 32},
 )
-VARIANTS = FAMILY.variants

@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import blocks, family, layers
-from mixer_jax.options import Option
+from mixer_jax.options import Option, one_of
 
 # The first is the paper's model, the others are the ablations of its Table 3.
 NORMALIZATIONS = ("affine", "layer_norm")
 POOLINGS = ("average", "class_mlp")
 COMMUNICATIONS = ("linear", "none", "mlp", "conv3x3", "depthwise", "separable")
-Normalization = family.one_of("Aff of the paper, or LayerNorm in its place", NORMALIZATIONS)
-Pooling = family.one_of("mean of the tokens, or a class token with two more layers", POOLINGS)
-Communication = family.one_of("how patches interact, see `ResMlpBlock`", COMMUNICATIONS)
+Normalization = one_of("Aff of the paper, or LayerNorm in its place", NORMALIZATIONS)
+Pooling = one_of("mean of the tokens, or a class token with two more layers", POOLINGS)
+Communication = one_of("how patches interact, see `ResMlpBlock`", COMMUNICATIONS)
 
 _S = dict(hidden_dim=384, channels_mlp_dim=1536)
 _B = dict(hidden_dim=768, channels_mlp_dim=3072)
@@ -44,7 +44,6 @@ _LINEAR_INIT = nn.initializers.normal(0.02)
 
 
 def _normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
-  """The normalisation of a block or model, by its fields."""
   if module.normalization == "affine":
     return layers.Affine(dtype=module.dtype, name=name)(x)
   return nn.LayerNorm(epsilon=module.layer_norm_epsilon, dtype=module.dtype, name=name)(x)
@@ -91,9 +90,7 @@ class ResMlpBlock(_Block, kw_only=True):
   patch_communication: str = "linear"
 
   @nn.compact
-  def __call__(
-    self, x: jax.Array, *, drop_rate: float | jax.Array = 0.0, train: bool = False
-  ) -> jax.Array:
+  def __call__(self, x: jax.Array, *, drop_rate: Any = 0.0, train: bool = False) -> jax.Array:
     """Maps [batch, tokens, channels] to the same shape; drops each branch at drop_rate."""
     keep = lambda y: layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
     if self.patch_communication != "none":

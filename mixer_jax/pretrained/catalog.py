@@ -24,23 +24,15 @@ ZERO_TO_ONE = _ZERO = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 class Entry(NamedTuple):
-  """A public file; its weights were trained on images of 224x224 pixels.
+  """A public file; its weights were trained on images of 224x224 pixels."""
 
-  Attributes:
-    name: for `read`: the publisher and the publisher's own name.
-    model: name in `models.VARIANTS`.
-    urls: addresses, maybe of several formats; the first is taken.
-    second_source: name of another publisher's file with the same weights; "": none.
-    overrides: fields in which the model differs from the named one.
-  """
-
-  name: str
-  model: str
+  name: str  # for `read`: the publisher and the publisher's own name
+  model: str  # name in `models.VARIANTS`
   num_classes: int
   normalization: Normalization
-  urls: tuple[str, ...]
-  second_source: str = ""
-  overrides: Mapping[str, Any] = {}
+  urls: tuple[str, ...]  # maybe of several formats; the first is taken
+  second_source: str = ""  # name of another publisher's file with the same weights; "": none
+  overrides: Mapping[str, Any] = {}  # fields in which the model differs from the named one
 
 
 # Google: path in gs://mixer_models, model, classes, the same weights elsewhere.

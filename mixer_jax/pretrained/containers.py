@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.numpy
 
 from mixer_jax import npz
-from mixer_jax.errors import UserError, reason
+from mixer_jax.errors import UserError, reason, told
 
 _KINDS = ".npz, .safetensors and PyTorch's .pth are read"
 # Prefixes of the parameters in big_vision's checkpoints, with optax and before.
@@ -34,11 +34,9 @@ def kind(path: pathlib.Path) -> str:
   if not head:
     raise UserError(f"{path}: is empty")
   if head.startswith(b"PK\x03\x04"):
-    try:
-      with zipfile.ZipFile(path) as archive:
-        pickled = any(n.endswith("/data.pkl") for n in archive.namelist())
-    except Exception as error:  # a damaged directory makes zipfile raise nearly anything
-      raise UserError(f"{path}: is damaged or cut off: {reason(error)}") from error
+    # A damaged directory makes zipfile raise nearly anything.
+    with told(f"{path}: is damaged or cut off"), zipfile.ZipFile(path) as archive:
+      pickled = any(n.endswith("/data.pkl") for n in archive.namelist())
     return "torch" if pickled else "npz"
   if head[8:] == b"{":
     return "safetensors"
@@ -50,18 +48,14 @@ def kind(path: pathlib.Path) -> str:
 def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
   """A file's arrays by name, float32, and the notes that `write` made (empty for other files).
 
-  Raises:
-    UserError: the file is damaged, or holds anything but finite floating-point arrays.
+  A UserError if the file is damaged, or holds anything but finite floating-point arrays.
   """
   safe = lambda path: (safetensors.numpy.load_file(path), {})
   reader = {"npz": _read_npz, "safetensors": safe, "torch": _read_torch}[kind(path)]
-  try:
+  # Damaged or hostile files make readers raise anything.
+  with told(f"{path}: is damaged or no plain weights"):
     arrays, notes = reader(path)
     arrays = {name: _float32(name, array) for name, array in arrays.items()}
-  except UserError:
-    raise
-  except Exception as error:  # damaged or hostile files make readers raise anything
-    raise UserError(f"{path}: is damaged or no plain weights: {reason(error)}") from error
   if not arrays:
     raise UserError(f"{path}: holds no arrays")
   if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:

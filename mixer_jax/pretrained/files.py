@@ -18,7 +18,7 @@ import urllib.parse
 
 import pooch
 
-from mixer_jax.errors import UserError, reason
+from mixer_jax.errors import UserError, reason, told
 from mixer_jax.pretrained import catalog, containers
 
 _LOG = logging.getLogger(__name__)
@@ -59,10 +59,8 @@ def _here(source: str) -> tuple[pathlib.Path, str]:
     raise UserError(f"{source}: no such file{hint}")
   if not path.is_file():
     raise UserError(f"{source}: is no file")
-  try:
+  with told(f"{source}: cannot be read", OSError):
     return path, pooch.file_hash(str(path))
-  except OSError as error:
-    raise UserError(f"{source}: cannot be read: {error.strerror}") from error
 
 
 def _kept(url: str, path: pathlib.Path, published: str) -> str:
@@ -94,7 +92,6 @@ def _kept(url: str, path: pathlib.Path, published: str) -> str:
 
 
 def _fetch(url: str, to: str) -> None:
-  """Writes the contents of an address to a file."""
   scheme, _, rest = url.partition("://")
   # Public buckets need no credentials on Google's HTTPS server.
   if scheme == "gs" and importlib.util.find_spec("gcsfs") is None:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mixer_jax import models
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.pretrained import catalog, containers, files, layouts
 from mixer_jax.pretrained import fit as fit_lib
 from mixer_jax.pretrained.catalog import Normalization
@@ -27,23 +27,14 @@ _UNSEEN |= dict(gating=str, normalization=str, token_mixer=str)
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """A file of weights.
+  """A file of weights."""
 
-  Attributes:
-    source: path, address or name, as it was given.
-    sha256: of the file, in hexadecimal digits.
-    layout: key of `layouts.LAYOUTS`.
-    arrays: float32, by our paths ("MixerBlock_0/token_mixing/Dense_0/kernel").
-    fields: of the model, fixed by the code of the weights: GELU, epsilons.
-    normalization: of the pixels they were trained on; None if that is not known.
-  """
-
-  source: str
-  sha256: str
-  layout: str
-  arrays: dict[str, np.ndarray]
-  fields: dict[str, Any]
-  normalization: Normalization | None
+  source: str  # path, address or name, as it was given
+  sha256: str  # of the file, in hexadecimal digits
+  layout: str  # key of `layouts.LAYOUTS`
+  arrays: dict[str, np.ndarray]  # float32, as "MixerBlock_0/token_mixing/Dense_0/kernel"
+  fields: dict[str, Any]  # of the model, fixed by the code of the weights: GELU, epsilons
+  normalization: Normalization | None  # of the pixels they were trained on; None: not known
 
   @property
   def num_classes(self) -> int:
@@ -86,11 +77,9 @@ class Weights:
     """The parameters for a model: a tree of float32 arrays like `template`, its shapes.
 
     Another number of classes gets a fresh zero head, which is logged. Another number of tokens is
-    treated as `resize_tokens` says, one of `RESIZES` (see `mixer_jax.pretrained.fit`).
-
-    Raises:
-      UserError: parameters are missing, left over or of the wrong shape (all are named in one
-        message), or `resize_tokens` does not allow the number of tokens.
+    treated as `resize_tokens` says, one of `RESIZES` (see `mixer_jax.pretrained.fit`). A UserError
+    if parameters are missing, left over or of the wrong shape (all are named in one message), or
+    `resize_tokens` does not allow the number of tokens.
     """
     fit_lib.check_resize(resize_tokens)
     unrolled = jax.eval_shape(models.unrolled, template)
@@ -105,12 +94,11 @@ class Weights:
 def read(source: str, cache_dir: str = "") -> Weights:
   """Reads public weights, or weights that `save` wrote.
 
+  A UserError if the file is missing, damaged, or not of a known layout.
+
   Args:
     source: a path; or an address (https://, gs:// and others) or a name of `CATALOG` to download.
     cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
-
-  Raises:
-    UserError: the file is missing, damaged, or not of a known layout.
   """
   path, sha256 = files.local(source, cache_dir)
   arrays, notes = containers.read(path)
@@ -140,14 +128,13 @@ def save(
 ) -> None:
   """Saves parameters as `.npz` with Linen's names, the layout of Google's files, for its loaders.
 
+  A UserError if the path has another ending, or cannot be written.
+
   Args:
     path: ends in `.npz`; a file there is replaced whole, or not at all.
     params: the parameters; scanned blocks are written one by one, as all others.
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
-
-  Raises:
-    UserError: the path has another ending, or cannot be written.
   """
   path = pathlib.Path(path).expanduser()
   if path.suffix != ".npz":
@@ -155,14 +142,11 @@ def save(
   fields = {name: getattr(model, name) for name in _UNSEEN if hasattr(model, name)}
   notes = {"fields": fields, "normalization": normalization}
   arrays = traverse_util.flatten_dict(models.unrolled(params), sep="/")
-  try:
+  with told(f"{path}: cannot be written", OSError):
     containers.write(path, arrays, notes if model or normalization else {})
-  except OSError as error:
-    raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _from_notes(source: str, notes: Any) -> tuple[dict[str, Any], Normalization | None]:
-  """The fields and the normalization that `save` noted."""
   match notes:
     case {"fields": dict(fields), "normalization": None | [[_, _, _], [_, _, _]] as statistics}:
       known = all(isinstance(v, _UNSEEN.get(k, ())) for k, v in fields.items())

@@ -28,9 +28,9 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
   for axis, (name, keys) in zip(axes.flat, curves.items()):
     metric = metrics.get(name, Metric(name, False))
     for key in keys:
-      y = [scale(metric) * row.get(key, math.nan) for row in rows]
+      y = [metric.scale * row.get(key, math.nan) for row in rows]
       axis.plot(x, y, marker=marker, label=key)
-    axis.set(title=name, xlabel=unit, ylabel=label(metric))
+    axis.set(title=name, xlabel=unit, ylabel=metric.label)
     axis.grid(alpha=0.3)
     axis.legend()
   for axis in axes.flat[len(curves) :]:
@@ -52,14 +52,3 @@ def panels(keys: Sequence[str], metrics: Sequence[str]) -> dict[str, list[str]]:
       found.setdefault(name, []).append(key)
   found["learning rate"] = ["learning_rate"]
   return {name: shown for name, shown in found.items() if shown}
-
-
-def label(metric: Metric) -> str:
-  """A metric's name and unit, for an axis or a table."""
-  unit = "%" if metric.percent else metric.unit
-  return f"{metric.name} ({unit})" if unit else metric.name
-
-
-def scale(metric: Metric) -> float:
-  """The factor from a metric's value to the value shown with its `label`."""
-  return 100.0 if metric.percent else 1.0

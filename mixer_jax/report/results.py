@@ -4,7 +4,6 @@ from typing import Any, NamedTuple, Sequence
 
 from ml_collections import ConfigDict
 
-from mixer_jax.report.curves import scale
 from mixer_jax.rundir import metrics_file, provenance
 from mixer_jax.study import record
 from mixer_jax.study.plan import Cell, Published, Run
@@ -58,7 +57,7 @@ class CellResult(NamedTuple):
     for r in self.done:
       step = r.rows[-1]["step" if at == "last" else f"{self.selection}/best_step"]
       found += [row[key] for row in r.rows if row["step"] == step and key in row]
-    return [scale(self.metric) * value for value in found]
+    return [self.metric.scale * value for value in found]
 
   def reached(self) -> list[dict[str, Any]]:
     """The row at which each finished run reached the target, of those that did."""

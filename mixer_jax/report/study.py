@@ -9,7 +9,6 @@ from flax import traverse_util
 from mixer_jax import config as config_lib
 from mixer_jax.optim.step_norms import SIDES
 from mixer_jax.report import study_figures
-from mixer_jax.report.curves import label, scale
 from mixer_jax.report.results import CellResult, gather, optimizer_name, unit_of
 from mixer_jax.study import plan, record
 from mixer_jax.study.record import Record
@@ -88,8 +87,8 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
       ", ".join(opened.lines): c.line,
       "seeds": f"{len(c.done)} of {len(c.results)}",
       "length": "{1} {0}s".format(*record.length(c.config)),
-      **{f"{s} {label(metric)}": _shown(metric, c.values("last", s)) for s in ("test", *splits)},
-      f"best test {label(metric)}": _shown(metric, c.values("best")),
+      **{f"{s} {metric.label}": _shown(metric, c.values("last", s)) for s in ("test", *splits)},
+      f"best test {metric.label}": _shown(metric, c.values("best")),
       "target": target,
       f"{unit}s to it": reached_at,
       "minutes to it": minutes,
@@ -119,7 +118,7 @@ def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
   """The target, the steps or epochs to it and the minutes to it."""
   if not c.config.target:
     return "-", "-", "-"
-  shown, reached = _shown(c.metric, [scale(c.metric) * c.config.target]), c.reached()
+  shown, reached = _shown(c.metric, [c.metric.scale * c.config.target]), c.reached()
   if not reached:
     return shown, "not reached" if c.done else "-", "-"
   after, minutes = (statistics.fmean(row[key] for row in reached) for key in (unit, "minutes"))
@@ -144,7 +143,7 @@ def _compared(opened: Record, cells: Sequence[CellResult]) -> str:
     lines = [(name, *(row.get(c, "- / -") for c in columns)) for name, row in rows.items()]
     if len(columns) > 1 or "direction of" in corner:
       texts.append(_table((corner, *columns), lines))
-  title = f"{opened.published_at} test {label(opened.primary)}, ours / published"
+  title = f"{opened.published_at} test {opened.primary.label}, ours / published"
   return _section(title, *texts) if texts else ""
 
 
@@ -158,12 +157,12 @@ def _tuning(opened: Record) -> str:
     for i, trial in enumerate(trials or ()):
       values = ("", "failed", trial.get("failed"))
       if "failed" not in trial:
-        numbers = (_shown(metric, [scale(metric) * trial[at]]) for at in ("last", "best"))
+        numbers = (_shown(metric, [metric.scale * trial[at]]) for at in ("last", "best"))
         values = ("" if i else "chosen", *numbers)
       rows.append((name, ", ".join(plan.settings(trial["settings"])), *values))
   if not rows:
     return ""
-  header = ("cell", "settings", "", f"last {label(metric)}", f"best {label(metric)}")
+  header = ("cell", "settings", "", f"last {metric.label}", f"best {metric.label}")
   best = "highest" if metric.higher_is_better else "lowest"
   text = (
     f"Values on a part of the training set that was not trained on. The {best} after the last"

@@ -7,7 +7,6 @@ import numpy as np
 
 from mixer_jax.optim.step_norms import SIDES
 from mixer_jax.report import figures
-from mixer_jax.report.curves import label, scale
 from mixer_jax.report.results import CellResult, Result, optimizer_name, unit_of
 
 _NORM = "train/norm."
@@ -35,9 +34,7 @@ def band(runs: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.nd
   return values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def _draw(
-  axis: Any, results: Sequence[Result], over: str, key: str, factor: float = 1, **style: Any
-) -> None:
+def _draw(axis: Any, results: Sequence[Result], over: str, key: str, factor: float = 1, **style):
   """Draws a column of the rows of some runs, if all have it: mean and range."""
   runs = [[row for row in r.rows if key in row] for r in results]
   if not all(runs):
@@ -55,7 +52,7 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
   panels = list(dict.fromkeys(c.panel for c in cells))
   colors = {line: f"C{i}" for i, line in enumerate(dict.fromkeys(c.line for c in cells))}
   metric = cells[0].metric
-  measures = {f"test/{metric.name}": (f"test {label(metric)}", scale(metric))}
+  measures = {f"test/{metric.name}": (f"test {metric.label}", metric.scale)}
   if all("test/loss" in r.rows[-1] for c in cells for r in c.shown):
     measures.setdefault("test/loss", ("test loss", 1.0))
   size = 1 + 4 * len(panels), 3.5 * len(measures)

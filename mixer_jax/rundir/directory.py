@@ -13,7 +13,7 @@ import jax
 import ml_collections
 
 from mixer_jax import config as config_lib
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 
 CONFIG = "config.json"
 # Errors that only a write can meet; missing permission is one, too, for the run's files.
@@ -31,12 +31,10 @@ def create(path: str | None) -> pathlib.Path:
   probe = workdir / f".writable-{os.getpid()}"
   if workdir.is_file():
     raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
-  try:
+  with told(f"workdir {workdir} cannot be written", OSError):
     workdir.mkdir(parents=True, exist_ok=True)
     probe.write_text("")
     probe.unlink()
-  except OSError as e:
-    raise UserError(f"workdir {workdir} cannot be written: {e.strerror}") from e
   return workdir
 
 
@@ -108,10 +106,8 @@ def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
 
 def read_json(path: pathlib.Path) -> Any:
   """The value in a JSON file; a UserError if it cannot be read."""
-  try:
+  with told(f"{path} cannot be read", OSError, ValueError, RecursionError):
     return json.loads(path.read_text())
-  except (OSError, ValueError, RecursionError) as e:
-    raise UserError(f"{path} cannot be read: {e}") from e
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

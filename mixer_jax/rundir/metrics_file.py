@@ -7,7 +7,7 @@ import pathlib
 import time
 from typing import Any
 
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.runtime.imports import without
 
 with without("torch", "tensorflow"):  # tensorboardX imports both where they are installed
@@ -22,10 +22,8 @@ Row = dict[str, Any]
 def read(directory: pathlib.Path) -> list[Row]:
   """The rows of `metrics.jsonl` but for a torn last line; another spoiled one is a UserError."""
   path = directory / FILE
-  try:
+  with told(f"{path} cannot be read", OSError, ValueError):
     lines = path.read_text().splitlines() if path.exists() else []
-  except (OSError, ValueError) as e:
-    raise UserError(f"{path} cannot be read: {e}") from e
   rows, last = [], 0
   for number, line in enumerate(lines, 1):
     row = _row(line)

@@ -22,9 +22,7 @@ _FIELDS = {"commit", "versions", "device", "data", "started", "ended"}
 
 
 @contextlib.contextmanager
-def session(
-  directory: pathlib.Path, step: int, num_devices: int, data: dict[str, Any]
-) -> Iterator[None]:
+def session(directory: pathlib.Path, step: int, num_devices: int, data: dict) -> Iterator[None]:
   """Records code, versions, devices, data and the time spent inside: a session from a step on.
 
   A run that is resumed has several, perhaps of different commits and devices.

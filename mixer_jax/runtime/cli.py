@@ -14,7 +14,7 @@ from typing import Callable
 
 from absl import app, flags, logging
 
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.runtime import devices
 
 # Flags that several commands have.
@@ -94,10 +94,8 @@ def checked_config(config):
   """The config of a flag; a UserError if the flag is missing, or its file cannot be read."""
   if config is None:
     raise UserError("--config is missing; for example --config=configs/quickstart.py")
-  try:
+  with told("--config cannot be used", OSError, AttributeError):
     config.seed  # noqa: B018 (a file that cannot be read raises at the first access)
-  except (OSError, AttributeError) as e:
-    raise UserError(f"--config cannot be used: {e}") from e
   return config
 
 

@@ -14,10 +14,8 @@ def keep_in(directory: str | None) -> None:
 
   "" is nowhere. None is the one that JAX_COMPILATION_CACHE_DIR names, else, on an accelerator,
   `$XDG_CACHE_HOME/mixer_jax/compiled` if it can be made. On a CPU it has to be asked for: XLA
-  prints a page for every program found, of no use to other CPUs.
-
-  Raises:
-    UserError: the directory cannot be made.
+  prints a page for every program found, of no use to other CPUs. A UserError if the directory
+  cannot be made.
   """
   place = directory
   if directory is None:

@@ -11,7 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from mixer_jax.errors import UserError, reason
+from mixer_jax.errors import UserError, reason, told
 from mixer_jax.runtime import mesh as mesh_lib
 
 T = TypeVar("T")
@@ -43,10 +43,8 @@ def join(
   jax.config.update("jax_enable_preemption_service", False)
   # After so long a silence a process is taken for dead, and the others end.
   seconds = dict(heartbeat_timeout_seconds=30, shutdown_timeout_seconds=60)
-  try:
+  with told("the processes do not find each other", RuntimeError, ValueError):
     jax.distributed.initialize(address, number, index, **seconds)
-  except (RuntimeError, ValueError) as e:
-    raise UserError(f"the processes do not find each other: {reason(e)}") from e
   if not is_first():
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
     os.environ["TQDM_DISABLE"] = "1"

@@ -23,8 +23,7 @@ from mixer_jax.runtime import cli
 from mixer_jax.study import plan, record, runner
 
 
-def main(argv: list[str]) -> None:
-  del argv
+def main(_: list[str]) -> None:
   options = flags.FLAGS
   for name, example in {"study": "configs/studies/small.py", "workdir": "runs/small"}.items():
     if not options[name].value:

@@ -22,49 +22,35 @@ Cell = tuple[str, ...]  # a value of each axis, in the order of the axes
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A row of a published table, as printed.
+  """A row of a published table, as printed."""
 
-  Attributes:
-    value: of the task's primary metric, in percent where the metric is shown so.
-    epochs_to_target: None: not reached, or not given.
-  """
-
-  value: int | float
-  epochs_to_target: int | None = None
+  value: int | float  # of the task's primary metric, in percent where the metric is shown so
+  epochs_to_target: int | None = None  # None: not reached, or not given
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-  """A choice of settings for each cell, before the cell is run with all seeds.
+  """A choice of settings for each cell, before the cell is run with all seeds."""
 
-  Attributes:
-    candidates: to each value of the axis "optimizer" the settings (config field to value)
-      that are tried, equally many for each.
-    hold_out: settings of all candidates, by which they train on a part of the training set
-      and are compared on the rest of it, never on the test set.
-    seed: of all candidates.
-  """
-
+  # To each value of the axis "optimizer" the settings (config field to value) that are tried,
+  # equally many for each.
   candidates: Mapping[str, Sequence[Mapping[str, Any]]]
+  # Settings of all candidates, by which they train on a part of the training set and are compared
+  # on the rest of it, never on the test set.
   hold_out: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _LAST_TENTH)
-  seed: int = 0
+  seed: int = 0  # of all candidates
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One run of a study, named as its directory; a UserError if no run can have its config.
-
-  Attributes:
-    settings: the candidate of tuning that it tries; None: it belongs to the tables.
-    overrides: "field=value" of the user.
-    config: as JSON, with the overrides, without the choice of tuning; {}: not planned yet.
-  """
+  """One run of a study, named as its directory; a UserError if no run can have its config."""
 
   name: str
   cell: Cell
   seed: int
-  settings: dict | None = None
-  overrides: tuple[str, ...] = ()
+  settings: dict | None = None  # the candidate of tuning that it tries; None: one of the tables
+  overrides: tuple[str, ...] = ()  # "field=value" of the user
+  # As JSON, with the overrides, without the choice of tuning; {}: not planned yet.
   config: dict = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
@@ -80,31 +66,19 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """A grid of runs: every value of each axis with every other and every seed.
+  """A grid of runs: every value of each axis with every other and every seed; all of one task."""
 
-  Attributes:
-    title: a heading.
-    config: from a value of each axis, by keyword, to the config of a run. All have one task.
-    axes: names to values; a run is named by its values, in this order.
-    seeds: of the runs of a cell.
-    lines: the axes told apart by lines in a figure; the other axes make its panels.
-    published: to a cell the published values for it.
-    published_at: the evaluation of a run that they are of, "last" or "best".
-    source: where they are printed.
-    notes: paragraphs for the report.
-    tuning: a choice of settings that comes first, or None.
-  """
-
-  title: str
-  config: Callable[..., ConfigDict]
-  axes: Mapping[str, Sequence[str]]
-  seeds: Sequence[int] = (0, 1, 2)
-  lines: Sequence[str] = ("optimizer",)
+  title: str  # a heading
+  config: Callable[..., ConfigDict]  # from a value of each axis, by keyword, to a run's config
+  axes: Mapping[str, Sequence[str]]  # names to values; a run is named by its values, in this order
+  seeds: Sequence[int] = (0, 1, 2)  # of the runs of a cell
+  lines: Sequence[str] = ("optimizer",)  # axes told apart by lines in figures; others: by panels
+  # To a cell the published values for it.
   published: Mapping[Cell, Published] = dataclasses.field(default_factory=dict)
-  published_at: str = "last"
-  source: str = ""
-  notes: Sequence[str] = ()
-  tuning: Tuning | None = None
+  published_at: str = "last"  # the evaluation of a run that they are of, "last" or "best"
+  source: str = ""  # where they are printed
+  notes: Sequence[str] = ()  # paragraphs for the report
+  tuning: Tuning | None = None  # a choice of settings that comes first, or None
 
   def __post_init__(self):
     if mistake := next(self._mistakes(), None):
@@ -162,9 +136,8 @@ class Study:
   def planned(self, assignments: Sequence[str]) -> list[Run]:
     """All runs with their configs and a user's overrides, "[VALUE:]field=value".
 
-    Raises:
-      UserError: a run has an unusable config or another task than others, or an override concerns
-        no run or a field that tuning decides on.
+    A UserError if a run has an unusable config or another task than others, or an override concerns
+    no run or a field that tuning decides on.
     """
     runs, decided = self.runs(), set()
     if self.tuning:
@@ -198,8 +171,7 @@ def settings(fields: Mapping[str, Any]) -> list[str]:
 def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
   """Sets fields, in place, by "field=value" as `--config.field=value` of `mixer_jax.main` does.
 
-  Raises:
-    UserError: there is no such field, or it does not take the value.
+  A UserError if there is no such field, or it does not take the value.
   """
   for assignment in assignments:
     values, argument = flags.FlagValues(), f"--config.{assignment}"

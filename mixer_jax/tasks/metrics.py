@@ -15,6 +15,17 @@ class Metric(NamedTuple):
   percent: bool = False
   unit: str = ""
 
+  @property
+  def label(self) -> str:
+    """The name and the unit, for an axis or a table."""
+    unit = "%" if self.percent else self.unit
+    return f"{self.name} ({unit})" if unit else self.name
+
+  @property
+  def scale(self) -> float:
+    """The factor from a value to the value shown with the `label`."""
+    return 100.0 if self.percent else 1.0
+
   def shown(self, value: float) -> str:
     return f"{value:.2%}" if self.percent else f"{value:.4g}"
 

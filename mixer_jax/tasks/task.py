@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, reason
+from mixer_jax.errors import UserError, told
 from mixer_jax.options import Group, shown
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 
@@ -32,17 +32,11 @@ class Aux(NamedTuple):
 
 
 class Prediction(NamedTuple):
-  """The answer of a model to a batch.
+  """The answer of a model to a batch."""
 
-  Attributes:
-    outputs: [batch, n] logits of a "categorical" or means of a "normal" distribution.
-    targets: int labels [batch], or float targets [batch, n].
-    weights: of the outputs, broadcast to the outputs' shape with 0 for padding; None: all 1.
-  """
-
-  outputs: jax.Array
-  targets: Any
-  weights: Any = None
+  outputs: jax.Array  # [batch, n] logits of a "categorical" or means of a "normal" distribution
+  targets: Any  # int labels [batch], or float targets [batch, n]
+  weights: Any = None  # of the outputs, broadcast to their shape, 0 for padding; None: all 1
 
 
 class Task(Protocol):
@@ -101,11 +95,9 @@ class BaseTask:
 
   def initial(self, shapes: Variables) -> Variables | None:
     """Variables to start from, of these shapes, on the host; None: those of `init`."""
-    del shapes
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
     """Metrics of a test set that are no sums over examples, such as BLEU."""
-    del variables, split
     return {}
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
@@ -122,12 +114,10 @@ class BaseTask:
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     """Matplotlib figures that say more than the metrics, by name."""
-    del variables, split
     return {}
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """A JSON object for each input (path, sentence); a UserError if one cannot be read."""
-    del variables, inputs
     raise UserError(f"{type(self).__name__} answers no inputs; leave them out to predict a split")
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
@@ -142,18 +132,13 @@ TASKS = {"image_classification": "mixer_jax.tasks.image_classification.task:Imag
 
 
 def find(name: str) -> type[Task]:
-  """The class of a task: one of `TASKS`, or "module.path:Class".
-
-  Raises:
-    UserError: there is no such task, or its module cannot be imported.
-  """
+  """The class of a task, one of `TASKS` or "module.path:Class"; a UserError if there is none."""
   module, _, class_name = TASKS.get(name, name).partition(":")
   if not class_name:
     raise UserError(f"task is {shown(name)}; allowed: {', '.join(TASKS)} or module.path:Class")
-  try:
+  kinds = (ImportError, AttributeError, ValueError, TypeError)
+  with told(f"task is {shown(name)}, which cannot be imported", *kinds):
     found = getattr(importlib.import_module(module), class_name)
-  except (ImportError, AttributeError, ValueError, TypeError) as e:
-    raise UserError(f"task is {shown(name)}, which cannot be imported: {reason(e)}") from e
   if not isinstance(getattr(found, "options", None), Mapping):
     raise UserError(f"task is {shown(name)}, which is no task; see tasks.Task")
   return found

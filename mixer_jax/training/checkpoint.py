@@ -34,10 +34,8 @@ class Checkpoints:
   Each holds the variables, the rest of the train state, and the training seconds since the last
   evaluation. Saving copies the arrays, and writes while training goes on. A directory gets its name
   last, when all is written, with the SHA-256 sums of its files. Unless `read_only`, damaged
-  checkpoints are moved to `workdir/damaged`, if there is a sound one to go on from.
-
-  Raises:
-    UserError: all checkpoints are damaged, or, if `read_only`, there are none.
+  checkpoints are moved to `workdir/damaged`, if there is a sound one to go on from. A UserError if
+  all checkpoints are damaged, or, if `read_only`, there are none.
   """
 
   def __init__(self, workdir: pathlib.Path, read_only: bool = False):
@@ -78,7 +76,6 @@ class Checkpoints:
     return UserError(f"checkpoint {self.path / str(step)} {text}")
 
   def _set_damaged_aside(self, aside: pathlib.Path) -> None:
-    """Moves damaged checkpoints out of the way, and says so."""
     steps = {int(p.name): p for p in sorted(self.path.glob("*")) if p.name.isdigit()}
     damaged = {step: fault for step, p in steps.items() if (fault := damage(p))}
     sound = max(steps.keys() - damaged, default=None)
@@ -163,15 +160,11 @@ class Checkpoints:
     state = {**restored["rest"], "variables": restored["variables"]}
     return serialization.from_state_dict(shapes, state), restored["progress"]["seconds"]
 
-  def restore_variables(
-    self, which: str, sharding: jax.sharding.Sharding, shapes: Any = None
-  ) -> tuple[int, dict[str, Any]]:
-    """The step and the variables of a checkpoint, whatever devices wrote it.
+  def restore_variables(self, which: str, sharding: Any, shapes: Any = None) -> tuple[int, dict]:
+    """The step and the variables, all of one sharding, of a checkpoint, whatever devices wrote it.
 
-    Args:
-      which: see `find`. A checkpoint that a live run removes meanwhile gives way to the next.
-      sharding: of all arrays.
-      shapes: the variables that are expected, beside averages; None: those in the file.
+    `which` is as in `find`; a checkpoint that a live run removes meanwhile gives way to the next.
+    `shapes` are the variables that are expected, beside averages; None: those in the file.
     """
     placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     while True:

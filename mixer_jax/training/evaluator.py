@@ -12,9 +12,7 @@ from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 
 
-def each_batch(
-  run: Experiment, split: str, function: Callable[[Any, Any, Any], Any]
-) -> Callable[[Any], Iterator[Any]]:
+def each_batch(run: Experiment, split: str, function: Callable) -> Callable[[Any], Iterator[Any]]:
   """A function from variables to `function(variables, batch, mask)` of each batch of a split.
 
   Each example comes once and in its order; where mask, bool [batch size], is False a row is padding.

@@ -114,11 +114,7 @@ def _run(
 
 
 def _loop(
-  directory: pathlib.Path,
-  saved: Checkpoints,
-  trainer: Trainer,
-  scorers: dict[str, Evaluator],
-  asked: Request,
+  directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, scorers: dict, asked: Request
 ) -> None:
   """Runs the rest, or until a signal: train, evaluate, report, save."""
   run, metrics = trainer.run, trainer.run.task.metrics
@@ -147,10 +143,8 @@ def _loop(
 def evaluations(run: Experiment, variables: Any = None) -> Iterator[tuple[TrainState, Row]]:
   """Trains a run without a directory: for notebooks and loops of one's own.
 
-  The steps are those of `train`; without variables to start from, fresh ones are drawn.
-
-  Yields:
-    After each evaluation the state, which the next steps overwrite, and its row of metrics.
+  The steps are those of `train`; without variables to start from, fresh ones are drawn. Yields
+  after each evaluation the state, which the next steps overwrite, and its row of metrics.
   """
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
   while trainer.step < run.clock.num_steps:
@@ -220,7 +214,6 @@ def model_summary(run: Experiment) -> tuple[str, str]:
 
 
 def row_line(row: Row, num_steps: int, metrics: Sequence[Metric], splits: Sequence[str]) -> str:
-  """One line about an evaluation."""
   parts = [f"step {row['step']}/{num_steps} epoch {row['epoch']:g}"]
   for split in ("train", *splits):
     values = [(m, row[f"{split}/{m.name}"]) for m in metrics if f"{split}/{m.name}" in row]

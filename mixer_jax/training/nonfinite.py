@@ -65,9 +65,7 @@ def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
   return jnp.stack([finite(metrics), finite((variables, opt_state))])
 
 
-def error(
-  bad: Nonfinite, config: ConfigDict, rows: Sequence[dict[str, Any]], checkpoint: int
-) -> Diverged:
+def error(bad: Nonfinite, config: ConfigDict, rows: Sequence[dict], checkpoint: int) -> Diverged:
   """One line: the step, the last good numbers and checkpoint (its step; 0: none), values to try."""
   flat = traverse_util.flatten_dict(optim.numbers(config.optimizer), sep=".")
   numbers = ", ".join(f"{name}={value:g}" for name, value in sorted(flat.items()))

@@ -27,11 +27,9 @@ def update(
 ) -> tuple[TrainState, jax.Array]:
   """One step of the optimizer on a batch that `run.task.prepare` has made (traceable).
 
-  The numbers are learning rates and dampings, see `optim.numbers`; None: the config's.
-
-  Returns:
-    The state and `nonfinite.checks`. A step that fails them adds nothing to the metrics and, if
-    `config.on_nonfinite` is "skip", leaves variables and optimizer state as they were.
+  The numbers are learning rates and dampings, see `optim.numbers`; None: the config's. Returns the
+  state and `nonfinite.checks`. A step that fails them adds nothing to the metrics and, if
+  `config.on_nonfinite` is "skip", leaves variables and optimizer state as they were.
   """
   _, loss_key, target_key = step_keys(state)
   whole = mesh_lib.gathered(run.mesh, state.variables)

@@ -19,10 +19,7 @@ from mixer_jax.training.state import TrainState, without_metrics
 
 
 def steps_per_dispatch(mesh: jax.sharding.Mesh) -> int:
-  """Steps in a call of the compiled program where the config leaves it open.
-
-  A loop hides the cost of a call, except on a CPU, where calls are cheap and loops slow.
-  """
+  """Steps in a call where the config leaves it open: on a CPU calls are cheap, and loops slow."""
   return 1 if mesh.devices.flat[0].platform == "cpu" else 16
 
 
@@ -49,7 +46,6 @@ class Trainer:
     self.reset(state, seconds)
 
   def reset(self, state: TrainState, seconds: float) -> None:
-    """Goes on from another state."""
     self.state, self.step, self.seconds = state, int(state.step), seconds
     self._watch = nonfinite.Watch(self.run, int(state.failed))
     if (restores := int(state.restores)) != self._order.restores:

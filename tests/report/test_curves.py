@@ -32,9 +32,9 @@ def test_a_panel_a_metric_and_one_for_the_learning_rate():
 
 
 def test_labels_have_the_unit():
-  assert curves.label(Metric("top1", True, percent=True)) == "top1 (%)"
-  assert curves.label(Metric("loss", False, unit="nats")) == "loss (nats)"
-  assert curves.label(Metric("error", False)) == "error"
+  assert Metric("top1", True, percent=True).label == "top1 (%)"
+  assert Metric("loss", False, unit="nats").label == "loss (nats)"
+  assert Metric("error", False).label == "error"
 
 
 @pytest.mark.parametrize("config", [config_lib.default(), errors("sgd")])

@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from mixer_jax import npz
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.tasks.image_classification import splits
 
 _ALLOWED = (
@@ -19,10 +19,8 @@ _MOST_CLASSES = 2**20
 class ArraysFile:
   """The base splits of an .npz file, as `sources.Source`.
 
-  Classes are the file's `class_names`, else the numbers from 0 to the largest training label.
-
-  Raises:
-    UserError: it is no such file; from `read`: an array is missing, damaged or not as it has to be.
+  Classes are the file's `class_names`, else the numbers from 0 to the largest training label. A
+  UserError if it is no such file, or an array is missing, damaged or not as it has to be.
   """
 
   def __init__(self, path: str):
@@ -55,7 +53,5 @@ class ArraysFile:
     if name not in names:
       some = ", ".join(map(repr, names[:_NAMED])) or "none"
       raise UserError(f"{self._path}: has no array {name!r}, only {some}; {_ALLOWED}")
-    try:
+    with told(f"{self._path}: array {name!r} cannot be read", ValueError):
       return self._file.read(name)
-    except ValueError as error:
-      raise UserError(f"{self._path}: array {name!r} cannot be read: {error}") from error

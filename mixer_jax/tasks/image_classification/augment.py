@@ -17,11 +17,8 @@ from mixer_jax.tasks.image_classification.image_data import ImageData
 def train_input(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
   """Augments and normalises images [batch, height, width, 3] uint8, whose `crop` is made already.
 
-  Returns:
-    [batch, image_size, image_size, 3] float32.
-
-  Raises:
-    UserError: the images have another size than `how` needs.
+  The result is float32 [batch, image_size, image_size, 3]. A UserError if the images have another
+  size than `how` needs.
   """
   check(how, images.shape)
   crop_rng, flip_rng = jax.random.split(rng)

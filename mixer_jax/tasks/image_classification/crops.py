@@ -12,8 +12,7 @@ _LARGEST_RATIO = 4 / 3  # of a random area's sides
 def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
   """Resizes the shorter side (bilinear, antialiased) and crops a square around the centre.
 
-  Raises:
-    Image.DecompressionBombError: the resized image would have too many pixels.
+  An `Image.DecompressionBombError` if the resized image would have too many pixels.
   """
   scale = shorter / min(image.size)
   width, height = (max(shorter, round(scale * length)) for length in image.size)

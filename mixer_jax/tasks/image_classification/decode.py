@@ -55,12 +55,8 @@ def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.nda
   """Decodes a JPEG, PNG, WebP or BMP file, upright as its EXIF tag says, and makes it `fit`.
 
   16-bit grey is scaled to 8 bits, an alpha channel is dropped; an animation's first frame counts.
-
-  Returns:
-    uint8 [height, width, 3] RGB.
-
-  Raises:
-    UserError: it is broken, or so large that decoding may fill the memory.
+  The result is RGB, uint8 [height, width, 3]. A UserError if the file is broken, or so large that
+  decoding may fill the memory.
   """
   try:
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
@@ -82,8 +78,7 @@ def decode_all(
 ) -> dict[str, np.ndarray]:
   """Decodes all records: "images" uint8 [n, height, width, 3] and "labels" int32 [n].
 
-  Raises:
-    UserError: an image is broken, or their sizes differ.
+  A UserError if an image is broken, or their sizes differ.
   """
   n, fit = len(records), stored(stored_size)
 
@@ -119,20 +114,13 @@ def decode_all(
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-  """A split as a `data.dataset.Streamed`; an example is {"image": uint8 [h, w, 3], "label"}.
+  """A split as a `data.dataset.Streamed`; an example is {"image": uint8 [h, w, 3], "label"}."""
 
-  Attributes:
-    parts: base splits and rows of them, one after the other.
-    shape: of the decoded images, (height, width, 3).
-    fit: makes an image of that size from one of any size; if `random`, with a generator first.
-    num_classes: labels have to lie below.
-  """
-
-  parts: tuple[tuple[Records, range], ...]
-  shape: tuple[int, ...]
-  fit: Callable[..., Image.Image]
+  parts: tuple[tuple[Records, range], ...]  # base splits and rows of them, one after the other
+  shape: tuple[int, ...]  # of the decoded images, (height, width, 3)
+  fit: Callable[..., Image.Image]  # to that size; if `random`, it takes a generator first
   random: bool
-  num_classes: int
+  num_classes: int  # labels have to lie below
   workers: int = 0
   read_ahead: int = 0
 
@@ -150,8 +138,7 @@ class Encoded:
   def read(self, i: int, rng: np.random.Generator) -> dict[str, Any]:
     """Reads and decodes example i; `rng` decides its crop where that is random.
 
-    Raises:
-      UserError: names the file or record that is broken, has another size, or a label out of range.
+    A UserError names a file or record that is broken, has another size or a label out of range.
     """
     for records, rows in self.parts:  # noqa: B007
       if i < len(rows):

@@ -20,10 +20,8 @@ _ENDINGS = f"images end in {', '.join(EXTENSIONS)}"
 class Folder:
   """A folder of images in one sub-folder a class, as `sources.Source`.
 
-  Classes are the sorted folders of the train split, ROOT/train_base.
-
-  Raises:
-    UserError: the folder is missing or has another layout.
+  Classes are the sorted folders of the train split, ROOT/train_base. A UserError if the folder is
+  missing or has another layout.
   """
 
   def __init__(self, root: str, train_base: str = "train"):
@@ -36,8 +34,7 @@ class Folder:
   def read(self, base: str) -> "_Files":
     """Lists the images of ROOT/base in a shuffled order that depends on their names only.
 
-    Raises:
-      UserError: there are none, or a class that the train split has not.
+    A UserError if there are none, or a class that the train split has not.
     """
     place, known, names, labels = self._root / base, self.class_names, [], []
     for name in self._classes(base):

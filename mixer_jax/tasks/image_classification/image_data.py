@@ -7,12 +7,11 @@ import ml_collections
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option
+from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.tasks.image_classification import splits
 
-_SIDE = 2**14  # pixels; larger images would take hours or all memory
 STREAMS = ("auto", "always", "never")
-CROPS = ("", "inception")
+_SIDE = 2**14  # pixels; larger images would take hours or all memory
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of CIFAR-10
 # Splits that have their own fields.
 OWN = ("train", "test", "validation")
@@ -35,10 +34,8 @@ class ImageData:
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
   stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
-  stream: Annotated[str, Option("decode each batch anew, not once", choices=STREAMS, free=True)] = (
-    "auto"
-  )
-  crop: Annotated[str, Option("train on random areas of encoded images", choices=CROPS)] = ""
+  stream: one_of("decode each batch anew, not once", STREAMS, free=True) = "auto"
+  crop: one_of("train on random areas of encoded images", ("", "inception")) = ""
   smallest_crop: Annotated[float, Option("least share of such an area", 1e-6, 1)] = 0.05
   workers: Annotated[
     int, Option("that decode; -1: one a CPU; 0: a thread", -1, 1024, free=True)

@@ -44,11 +44,7 @@ class Loaded(NamedTuple):
 
 
 def load(data: ImageData) -> Loaded:
-  """Finds the set that the options name, and decodes it unless it is streamed.
-
-  Raises:
-    UserError: the options or the files have a mistake.
-  """
+  """Finds the set that the options name, decodes it unless it is streamed; or a UserError."""
   data.check()
   specs = {"train": data.train_split} | data.test_splits
   source = _open(data, splits.base_names(data.train_split, "data.train_split")[0])
@@ -152,9 +148,7 @@ def _shape(data: ImageData, found: splits.Base | decode.Records) -> tuple[int, .
   return decode.decode_image(found.read(0)[0], found.where(0)).shape
 
 
-def _encoded(
-  data: ImageData, parts: tuple, shape: tuple[int, ...], train: bool, classes: int
-) -> decode.Encoded:
+def _encoded(data: ImageData, parts: tuple, shape: tuple, train: bool, classes: int) -> Dataset:
   side, random = data.image_size, bool(data.crop and train)
   if random:
     fit = functools.partial(crops.random_area, smallest=data.smallest_crop, side=side)

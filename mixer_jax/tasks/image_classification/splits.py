@@ -53,8 +53,7 @@ def base_names(spec: str, field: str) -> list[str]:
 def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tuple[str, range]]:
   """The base splits that a split string adds up, and the rows of them that it takes.
 
-  Raises:
-    UserError: the string, the value of `field`, is malformed, out of bounds or selects nothing.
+  A UserError if the string, the value of `field`, is malformed, out of bounds or selects nothing.
   """
   chosen = []
   for part in _parse(spec, field):

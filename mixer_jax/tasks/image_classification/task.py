@@ -16,8 +16,8 @@ import optax
 from mixer_jax import models, options, pretrained
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError
-from mixer_jax.options import Option
+from mixer_jax.errors import UserError, told
+from mixer_jax.options import Option, one_of
 from mixer_jax.pretrained import RESIZES
 from mixer_jax.tasks.image_classification import augment, crops, decode, folder, pictures, sources
 from mixer_jax.tasks.image_classification.image_data import ImageData
@@ -35,9 +35,7 @@ class Pretrained:
   pretrained: Annotated[
     str, Option('weights to start from: a file, an address or a name of the catalog; "": none')
   ] = ""
-  resize_tokens: Annotated[
-    str, Option('of weights for other tokens; "": refused', choices=("", *RESIZES))
-  ] = ""
+  resize_tokens: one_of('of weights for other tokens; "": refused', ("", *RESIZES)) = ""
   any_normalization: Annotated[bool, Option("normalise images otherwise than the weights' own")] = (
     False
   )
@@ -79,8 +77,7 @@ class ImageClassification(BaseTask):
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Fills in the fields of the model that its weights fix and the config leaves open.
 
-    Raises:
-      UserError: the weights cannot be read, or want other `mean` and `std`.
+    A UserError if the weights cannot be read, or want other `mean` and `std`.
     """
     if not config.pretrained:
       return config
@@ -123,10 +120,8 @@ class ImageClassification(BaseTask):
 
   def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
     size = self._augmentation.image_size
-    try:
+    with told(f"model {self._config.model.name}", ValueError):
       return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
-    except ValueError as e:
-      raise UserError(f"model {self._config.model.name}: {e}") from e
 
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
@@ -185,8 +180,7 @@ class ImageClassification(BaseTask):
   def read_images(self, paths: Sequence[str | os.PathLike]) -> np.ndarray:
     """Reads centres of image files as the run's own images are stored: uint8 [n, side, side, 3].
 
-    Raises:
-      UserError: a file is missing or broken, or the run's images are not square.
+    A UserError if a file is missing or broken, or the run's images are not square.
     """
     data, (height, width, _) = self._data, self._loaded.splits["train"].spec["image"].shape
     if height != width:

@@ -60,8 +60,7 @@ def find(name: str, path: str) -> pathlib.Path | None:
 class Toronto:
   """The base splits "train" and "test" of an archive or its folder, as `sources.Source`.
 
-  Raises:
-    UserError: a file is missing, cut short or damaged, or has other counts than it should.
+  A UserError if a file is missing, cut short or damaged, or has other counts than it should.
   """
 
   def __init__(self, name: str, path: pathlib.Path):
