@@ -1,20 +1,17 @@
 """Training and commands in processes of their own, to kill, signal and starve.
 
-A server process imports everything once and forks for each ("forkserver"), and all share a cache of
+A server process imports everything once and forks for each ("forkserver"), and all share the
 compiled programs: what remains of a start is a second or two.
 """
 
-import atexit
 import json
 import multiprocessing
 import os
 import pathlib
 import pickle
 import runpy
-import shutil
 import signal
 import sys
-import tempfile
 import time
 
 import jax
@@ -37,28 +34,6 @@ _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.children"])
 
 
-def _start_server() -> None:
-  """With an environment of its own, which processes of other tests do not get."""
-  cache = tempfile.mkdtemp(prefix="compiled-")
-  atexit.register(shutil.rmtree, cache, ignore_errors=True)
-  own = {
-    "TQDM_DISABLE": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA takes its own options for features of a processor
-    "JAX_COMPILATION_CACHE_DIR": cache,
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-  }
-  before = {name: os.environ.get(name) for name in own}
-  os.environ |= own
-  first = _SERVER.Process(target=int)
-  first.start()
-  first.join()
-  for name, value in before.items():
-    os.environ.pop(name)
-    if value is not None:
-      os.environ[name] = value
-
-
 class Process:
   """A function in a process of its own, as a command would run it.
 
@@ -67,20 +42,16 @@ class Process:
     function: of a module; called with `args`.
     args: can be pickled.
     devices: number of virtual CPU devices of the process.
+    daemon: ends with this process, and has no children.
   """
 
-  _server_started = False
-
-  def __init__(self, log: pathlib.Path, function, args=(), devices=8):
-    if not Process._server_started:
-      _start_server()
-      Process._server_started = True
+  def __init__(self, log: pathlib.Path, function, args=(), devices=8, daemon=True):
     log.parent.mkdir(parents=True, exist_ok=True)
     self._logs = [log.with_name(f"{log.name}.{stream}") for stream in ("out", "err")]
     for path in self._logs:
       path.write_text("")
     arguments = ([str(path) for path in self._logs], devices, function, args)
-    self._process = _SERVER.Process(target=_call, args=arguments, daemon=True)
+    self._process = _SERVER.Process(target=_call, args=arguments, daemon=daemon)
     self._process.start()
 
   def wait(self, seconds: float = 900) -> int:
@@ -150,9 +121,9 @@ def command(log: pathlib.Path, module: str, *args: str, devices=8) -> Process:
 
 
 def called(log: pathlib.Path, function, *args, devices=8):
-  """The result of a function in a process of its own; it can be pickled."""
+  """The result of a function in a process of its own, which may have children; it can be pickled."""
   result = log.with_name(f"{log.name}.pickle")
-  process = Process(log, _keep, (str(result), function, args), devices)
+  process = Process(log, _keep, (str(result), function, args), devices, daemon=False)
   assert process.wait() == 0, process.err
   return pickle.loads(result.read_bytes())
 

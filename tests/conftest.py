@@ -1,21 +1,20 @@
-"""Eight virtual CPU devices for every test, and small things they share.
+"""Small things that the tests share."""
 
-LLVM's optimizations are off: the tests spend their time compiling small programs.
-"""
+from tests import environment  # noqa: F401, isort: skip (before JAX is imported)
 
-import os
-
-os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "")
-  + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-)
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands do
+import gc
 
 import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
+
+
+def pytest_collection_finish():
+  """Modules live as long as the process: collections of garbage need not look through them."""
+  gc.collect()
+  gc.freeze()
+  gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import time
 from mixer_jax.report import study as report
 from mixer_jax.rundir import metrics_file
 from mixer_jax.study import record
+from tests.environment import QUICK
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -58,7 +59,7 @@ def test_a_study_from_start_through_an_interruption_to_the_report(shapes_npz, tm
   file, directory = tmp_path / "real.py", tmp_path / "study"
   file.write_text(REAL.replace("SHAPES", str(shapes_npz)))
   command = [sys.executable, "-m", "mixer_jax.study", f"--study={file}", f"--workdir={directory}"]
-  env = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles sooner
+  env = os.environ | {"XLA_FLAGS": " ".join(QUICK)}  # one device
 
   started = subprocess.Popen(
     command, cwd=ROOT, env=env, stdout=subprocess.PIPE, start_new_session=True

@@ -1,8 +1,11 @@
 """The rows of compilation."""
 
+import pytest
+
 from benchmarks import compile as compile_benchmark
 
 
+@pytest.mark.slow
 def test_a_row(tiny_config):
   row = compile_benchmark.measure(tiny_config, "scanned")
   assert (row.model, row.optimizer, row.blocks) == ("mixer_small", "adam", "scanned")

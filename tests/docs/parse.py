@@ -4,6 +4,7 @@ Reads a JSON list of [module, argument, ...] from stdin and writes a list with a
 each, null for none. One process for all: importing takes longer than parsing.
 """
 
+import functools
 import json
 import pathlib
 import runpy
@@ -37,7 +38,8 @@ def _parse(module: str, arguments: list[str]) -> None:
   if "config" in flags.FLAGS and flags.FLAGS.config is not None:
     _check_config(cli.checked_config(flags.FLAGS.config))
   if "study" in flags.FLAGS and flags.FLAGS.study:
-    _check_study(flags.FLAGS)
+    study = _study(flags.FLAGS.study, tuple(flags.FLAGS.set))
+    assert not flags.FLAGS.run or study.select(flags.FLAGS.run)
   for name in (flags.FLAGS.models if "models" in flags.FLAGS else None) or ():
     models.fields(name)
 
@@ -47,20 +49,26 @@ def _check_config(config) -> None:
   config_lib.check(config)
   if config.task == "image_classification":
     models.build(config.model.name, 10, **options.given(config.model))
+  schedule = options.given(config.schedule) | {"name": config.schedule.name}
+  multiplier = optim.schedules.Multiplier(**schedule).build(1000, 100)
+  optim.build(config.optimizer, multiplier, _one_layer())
+
+
+@functools.cache  # many commands have the same
+def _one_layer() -> optim.Problem:
   layer, x = nn.Dense(2), jnp.zeros((2, 3))
   params = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
   predict = lambda params, x: layer.apply({"params": params}, x)
-  problem = optim.Problem(predict, params, x, "categorical")
-  schedule = options.given(config.schedule) | {"name": config.schedule.name}
-  optim.build(config.optimizer, optim.schedules.Multiplier(**schedule).build(1000, 100), problem)
+  return optim.Problem(predict, params, x, "categorical")
 
 
-def _check_study(options) -> None:
-  study = plan.load(options.study)
+@functools.cache
+def _study(file: str, assignments: tuple[str, ...]) -> plan.Study:
+  """A study whose runs are all usable."""
+  study = plan.load(file)
   with tempfile.TemporaryDirectory() as directory:
-    record.open_study(pathlib.Path(directory), study, options.study, options.set)
-  if options.run:
-    assert study.select(options.run)
+    record.open_study(pathlib.Path(directory), study, file, assignments)
+  return study
 
 
 def main() -> None:

@@ -19,7 +19,10 @@ TASK = "tests.training.collections_task:WithCollections"
 
 @pytest.fixture(scope="module")
 def stopped_and_whole(tmp_path_factory):
-  """The config of a run with all of it, its directory, and that of one stopped within epoch 2."""
+  """The config of a run with all of it, its directory, and that of one stopped within epoch 2.
+
+  The stop, after step 10, is between two inverses of K-FAC: they are renewed before steps 9 and 13.
+  """
   config = waves("kfac", task=TASK, ema_decay=0.75, eval_steps=4)
   path = tmp_path_factory.mktemp("collections")
   children.trained(config, path / "whole")

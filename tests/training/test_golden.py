@@ -51,8 +51,8 @@ def losses(name: str) -> list[float]:
 @pytest.mark.parametrize(
   "name",
   [
-    # The grafted pair is made of SGD and K-FAC; tests/optim has Adam's steps by hand.
-    pytest.param(name, marks=() if name == "graft" else pytest.mark.slow)
+    # The others' programs take a minute; tests/optim has their steps by hand.
+    pytest.param(name, marks=() if name == "sgd" else pytest.mark.slow)
     for name in OPTIMIZERS
   ],
 )

@@ -33,7 +33,8 @@ def test_signals_end_a_run_between_steps_with_a_checkpoint(tmp_path):
   assert best == rows(whole)[-1]["test/best_error"]
 
 
-@pytest.mark.parametrize("name", ["kfac", pytest.param("graft", marks=pytest.mark.slow)])
+@pytest.mark.slow  # a run with collections, in test_collections.py, is stopped so, too
+@pytest.mark.parametrize("name", ["kfac", "graft"])
 def test_kfac_goes_on_between_two_inverses(name, tmp_path):
   """Inverses are renewed before steps 1, 5, 9, 13, ...; a signal comes after step 11."""
   config, whole, parts = waves(name), tmp_path / "whole", tmp_path / "parts"

@@ -18,8 +18,10 @@ from mixer_jax.training.trainer import Trainer
 from tests import children
 from tests.conftest import optimizer_of, waves
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("kfac", "graft")]
 
-@pytest.mark.parametrize("name", ["kfac", pytest.param("graft", marks=pytest.mark.slow)])
+
+@pytest.mark.parametrize("name", ["adam", *SLOW])
 def test_a_mixer_learns_resumes_and_is_evaluated(name, tiny_config, tmp_path):
   config = tiny_config
   config.optimizer = optimizer_of(name)

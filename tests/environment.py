@@ -1,0 +1,34 @@
+"""The environment of the tests and of all processes that they start; imported before JAX.
+
+The tests spend their time compiling small programs: LLVM's optimizations are off, XLA emits fused
+loops in the older of its two ways, which takes a quarter of the time, and all processes of a session
+share the programs that one has compiled, in a directory that goes with the session. Where
+JAX_COMPILATION_CACHE_DIR is set, they stay there, for the next session, too.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false"
+QUICK = ("--xla_backend_optimization_level=0", OLDER_LOOPS)
+_FLAGS = ("--xla_force_host_platform_device_count=8", *QUICK)
+
+
+def prepare() -> None:
+  # Each flag once, though a process inherits them: JAX looks programs up by the flags, too.
+  given = os.environ.get("XLA_FLAGS", "").split()
+  os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in _FLAGS if flag not in given)])
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  os.environ["TQDM_DISABLE"] = "1"
+  os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands do
+  os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # XLA takes its own options for features of a processor
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    directory = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+
+
+prepare()
