@@ -3,6 +3,7 @@
 Cao, "Choose a Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.14995.
 """
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -21,12 +22,14 @@ class SoftmaxFreeAttention(nn.Module):
   With Q, K, V [n, d] of one head and LN a LayerNorm of that head's own:
 
     galerkin: Q (LN(K)^T LN(V)) / n, linear in n,
-    fourier: (LN(Q) LN(K)^T) V / n, quadratic in n.
+    fourier: (LN(Q) LN(K)^T) V / (n sqrt(d)), quadratic in n.
 
-  The scale is the paper's 1 / n, which makes the products quadratures over the domain, so that a
-  trained layer carries over to other resolutions. The published code divides the Fourier scores by
-  the root of the head's width, too (the scales of the LayerNorms absorb such a constant), drops
-  half of the attention weights, in evaluation as well, and has the layer "out" with positions only.
+  The scale 1 / n makes the products quadratures over the domain, so that a trained layer carries
+  over to other resolutions. The published code divides the Fourier scores by sqrt(d) as well, with
+  positions counted in d; no LayerNorm absorbs that factor, since positions are not normalised.
+
+  Two differences from the published code: attention weights are not dropped (there, half of them
+  are, in evaluation as well), and the layer "out" is always there (there, only with positions).
 
   Attributes:
     init_gain: gain eta of the queries', keys' and values' start, Xavier uniform times eta plus
@@ -53,7 +56,7 @@ class SoftmaxFreeAttention(nn.Module):
 
     Args:
       positions: [batch or 1, tokens, p], coordinates prepended to the queries, keys and values of
-        each head after the LayerNorms; heads are then channels / num_heads + p wide.
+        each head after the LayerNorms; heads are then d = channels / num_heads + p wide.
       mask: [batch, tokens], True for a real token; others influence none and do not count in n.
     """
     dim, heads = x.shape[-1], self.num_heads
@@ -84,6 +87,7 @@ class SoftmaxFreeAttention(nn.Module):
     if self.kind == "galerkin":
       y = jnp.einsum("bnhd,bhde->bnhe", q, jnp.einsum("bnhd,bnhe->bhde", k, v))
     else:
+      k = k / math.sqrt(k.shape[-1])
       y = jnp.einsum("bhnm,bmhe->bnhe", jnp.einsum("bnhd,bmhd->bhnm", q, k), v)
     return layers.Dense(dim, dtype=self.dtype, name="out")(y.reshape(*x.shape[:2], -1))
 

@@ -49,6 +49,7 @@ _GOOGLE = (
   ("gsam/Mixer-S_32", "mixer_s32", 1000, ""),
   ("gsam/Mixer-S_8", "mixer_s16", 1000, ""),
 )
+_MIIL = 11221  # of the ImageNet-21K that miil cleaned, and of no other public file
 # timm: name (it begins with the model's), classes, normalization, the older file on GitHub.
 _TIMM = (
   ("mixer_b16_224.goog_in21k_ft_in1k", 1000, _HALF, "v0.1-vitjx/jx_mixer_b16_224-76587d61"),
@@ -56,7 +57,7 @@ _TIMM = (
   ("mixer_l16_224.goog_in21k_ft_in1k", 1000, _HALF, "v0.1-vitjx/jx_mixer_l16_224-92f9adc4"),
   ("mixer_l16_224.goog_in21k", 21843, _HALF, "v0.1-vitjx/jx_mixer_l16_224_in21k-846aa33c"),
   ("mixer_b16_224.miil_in21k_ft_in1k", 1000, _ZERO, "v0.1-tresnet/mixer_b16_224_miil-9229a591"),
-  ("mixer_b16_224.miil_in21k", 11221, _ZERO, "v0.1-tresnet/mixer_b16_224_miil_in21k-2a558a71"),
+  ("mixer_b16_224.miil_in21k", _MIIL, _ZERO, "v0.1-tresnet/mixer_b16_224_miil_in21k-2a558a71"),
   ("gmlp_s16_224.ra3_in1k", 1000, _HALF, "v0.1-weights/gmlp_s16_224_raa-10536d42"),
 )
 # ResMLP: file of deit, name in timm, model.
@@ -102,6 +103,11 @@ def find(source: str) -> Entry | None:
   """The entry of this name or address; None if it is neither."""
   source = source.replace("https://storage.googleapis.com/", "gs://", 1)
   return next((e for e in CATALOG.values() if source in (e.name, *e.urls)), None)
+
+
+def is_miil(path: str, num_classes: int) -> bool:
+  """Whether a timm Mixer on a local disk is one of miil's, told by its classes or by its path."""
+  return num_classes == _MIIL or bool(re.search(r"mixer_b16_224[._]miil", path))
 
 
 def published_sha256(url: str) -> str:

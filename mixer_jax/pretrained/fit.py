@@ -17,7 +17,7 @@ import collections
 import logging
 import math
 import re
-from typing import Iterable, Mapping
+from typing import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -43,17 +43,22 @@ def check_resize(resize: str) -> None:
 
 
 def tokens_of(shapes: Shapes) -> int:
-  """Number of tokens that the parameters mix; 0 if they mix any number."""
-  read = (s[0] for path, s in shapes.items() if models.reads_tokens(path) and len(s) == 2)
-  return next(read, 0)
+  """Number of tokens that most of the blocks mix; 0 if they mix any number."""
+  sizes = collections.Counter()
+  for path, shape in shapes.items():
+    if len(shape) == 2 and models.token_axes(path)[1:] == ("out",):
+      # The bias tells it better: a kernel may be transposed.
+      bias = shapes.get(path.removesuffix("kernel") + "bias", ())
+      sizes[bias[0] if len(bias) == 1 else shape[1]] += 1
+  return max(sizes, key=sizes.get, default=0)
 
 
-def widened(shapes: Shapes, tokens: int) -> int:
+def widened(source: str, shapes: Shapes, tokens: int) -> int:
   """Factor by which "block_diagonal" widens token mixing for this number of tokens.
 
   Raises a UserError for a grid that is no integer multiple of the file's.
   """
-  old, new = _side(tokens_of(shapes)), _side(tokens)
+  old, new = _side(source, tokens_of(shapes)), _side("the model", tokens)
   if new % old:
     raise UserError(
       f"block_diagonal takes a {old}x{old} grid of patches to an integer multiple of it, not to"
@@ -65,17 +70,20 @@ def widened(shapes: Shapes, tokens: int) -> int:
 def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
   own = {path: arrays[path].shape for path in shapes if path in arrays}
-  tokens = tokens_of(shapes)
-  if tokens_of(own) in (0, tokens) or not tokens:
+  found, tokens = tokens_of(own), tokens_of(shapes)
+  if found in (0, tokens) or not tokens:
     return arrays  # if they are of another kind, they fail the comparison
-  old, new = _side(tokens_of(own)), _side(tokens)
+  agreed = {size for path, shape in own.items() for size in _sizes(path, shape)} == {found}
+  if not resize and not (agreed and _is_square(found) and _is_square(tokens)):
+    return arrays  # and so they do if their shapes contradict each other
+  old, new = _side(source, found), _side("the model", tokens)
   if not resize:
     raise UserError(
       f"{source} mixes a {old}x{old} grid of patches, the model one of {new}x{new};"
       f" set resize_tokens to {' or '.join(RESIZES)}"
     )
   if resize == BLOCK_DIAGONAL:
-    times = math.isqrt(widened(own, tokens))
+    times = math.isqrt(widened(source, own, tokens))
     change = lambda array, axes: _block_diagonal(array, axes, old, times)
   else:
     method = _INTERPOLATIONS[resize]
@@ -85,10 +93,14 @@ def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arr
   arrays = dict(arrays)
   for path, array in arrays.items():
     axes = models.token_axes(path)
-    sizes = {size for size, axis in zip(array.shape, axes) if axis != "hidden"}
-    if axes and len(axes) == array.ndim and sizes <= {old**2}:
+    if axes and len(axes) == array.ndim and _sizes(path, array.shape) <= {old**2}:
       arrays[path] = change(array, axes)
   return arrays
+
+
+def _sizes(path: str, shape: tuple[int, ...]) -> set[int]:
+  """Sizes of the axes over tokens."""
+  return {size for size, axis in zip(shape, models.token_axes(path)) if axis != "hidden"}
 
 
 def _block_diagonal(array: np.ndarray, axes: tuple[str, ...], side: int, times: int) -> np.ndarray:
@@ -118,29 +130,36 @@ def _interpolate(array: np.ndarray, axes: tuple[str, ...], matrices: Arrays) -> 
   return array.astype(np.float32)
 
 
-def _side(tokens: int) -> int:
-  side = math.isqrt(tokens)
-  if side**2 != tokens:
-    raise UserError(f"{tokens} tokens are no square grid of patches; only such grids are resized")
-  return side
+def _is_square(tokens: int) -> bool:
+  return math.isqrt(tokens) ** 2 == tokens
+
+
+def _side(source: str, tokens: int) -> int:
+  if not _is_square(tokens):
+    why = f"{tokens} tokens are no square grid of patches"
+    raise UserError(f"{source}: {why}; only such grids are resized")
+  return math.isqrt(tokens)
 
 
 def with_head(source: str, arrays: Arrays, shapes: Shapes) -> Arrays:
-  """Gives a fresh zero head where the classes differ or the file has no head."""
+  """Gives a fresh zero head where the classes differ or the file has no part of a head."""
   if "head/kernel" not in shapes:
     return arrays
-  head = {path for path in arrays if path.startswith("head/")}
+  head = {path: array.shape for path, array in arrays.items() if path.startswith("head/")}
   channels, classes = shapes["head/kernel"]
-  own = arrays["head/kernel"].shape if "head/kernel" in head else (channels, 0)
-  if len(own) != 2 or own[0] != channels or own[1] == classes:
-    return arrays
-  _LOG.info("%s has a head for %d classes; fresh zero head for %d", source, own[1], classes)
+  own = head.get("head/kernel", (channels, 0))[1:2]
+  whole = not head or own and head == {"head/kernel": (channels, *own), "head/bias": own}
+  if not whole or own == (classes,):
+    return arrays  # if a part is missing or misshapen, it fails the comparison
+  _LOG.info("%s has a head for %d classes; fresh zero head for %d", source, *own, classes)
   fresh = {path: np.zeros(shapes[path], np.float32) for path in shapes if path.startswith("head/")}
   return {path: array for path, array in arrays.items() if path not in head} | fresh
 
 
-def compare(source: str, arrays: Arrays, shapes: Shapes) -> None:
-  """Refuses any difference in names and shapes, all in one message."""
+def compare(
+  source: str, arrays: Arrays, shapes: Shapes, name_in_file: Callable[[str], str]
+) -> None:
+  """Refuses any difference in names and shapes, all in one message, with the names in the file."""
   problems = {
     "missing are {}": [path for path in shapes if path not in arrays],
     "left over are {}": [path for path in arrays if path not in shapes],
@@ -149,18 +168,19 @@ def compare(source: str, arrays: Arrays, shapes: Shapes) -> None:
     if path in arrays and arrays[path].shape != shape:
       text = f"{{}} of shape {list(arrays[path].shape)} instead of {list(shape)}"
       problems.setdefault(text, []).append(path)
-  if said := [text.format(_summary(paths)) for text, paths in problems.items() if paths]:
+  if said := [text.format(_summary(p, name_in_file)) for text, p in problems.items() if p]:
     raise UserError(f"{source} does not fit the model: {'; '.join(said)}")
 
 
-def _summary(paths: Iterable[str]) -> str:
+def _summary(paths: Iterable[str], name_in_file: Callable[[str], str]) -> str:
   """Names paths; equal ones of several blocks become one, "MixerBlock_{0-11}/..."."""
   blocks = collections.defaultdict(list)
   for path in paths:
     match = re.match(r"(.*?Block_|blocks\.)(\d{1,9})(?!\d)(.+)", path)
     head, number, tail = match.groups() if match else (path, "", "")
     blocks[head, tail].append(number)
-  return listed([f"{head}{_range(found)}{tail}" for (head, tail), found in blocks.items()])
+  names = [f"{head}{_range(found)}{tail}" for (head, tail), found in blocks.items()]
+  return listed([f"{n} ({theirs})" if (theirs := name_in_file(n)) else n for n in names])
 
 
 def _range(numbers: list[str]) -> str:

@@ -4,6 +4,7 @@ Linen's names are ours. PyTorch has dense kernels as [out, in] and convolutions
 as [out, in, height, width]; ours are [in, out] and [height, width, in, out].
 """
 
+import functools
 import logging
 import re
 from typing import Any, Callable, Mapping, NamedTuple
@@ -17,7 +18,7 @@ from mixer_jax.pretrained.containers import Arrays
 
 _LOG = logging.getLogger(__name__)
 
-# Modules of a block, theirs and ours. A name that is itself a parameter becomes a scale.
+# Modules of a block, theirs and ours.
 _TIMM_MIXER = {
   "norm1": "LayerNorm_0",
   "mlp_tokens.fc1": "token_mixing/Dense_0",
@@ -68,35 +69,51 @@ def _pre_linen(arrays: Arrays) -> Arrays:
   return renamed
 
 
-def _torch(stem: str, block: str, inside: Mapping[str, str], norm: str = "norm") -> Callable:
-  """Renames arrays of PyTorch, given the names of modules in a block there and here."""
+def _names(
+  stem: str,
+  block: str,
+  inside: Mapping[str, str],
+  scale: str = "weight",
+  bias: str = "bias",
+  norm: str = "norm",
+) -> dict[str, str]:
+  """PyTorch's names of parameters to ours, "i" for a block's number, given those of modules."""
   blocks = {f"blocks.i.{name}": f"{block}_i/{ours}" for name, ours in inside.items()}
-  modules = {stem: "stem", **blocks, "norm": norm, "head": "head"}
-  return lambda arrays: dict(_from_torch(name, array, modules) for name, array in arrays.items())
+  names = {}
+  for module, ours in ({stem: "stem"} | blocks | {"norm": norm, "head": "head"}).items():
+    if "layer_scale" in ours:  # a parameter itself
+      names[module] = f"{ours}/scale"
+    elif module.rpartition(".")[2].startswith("norm"):
+      names |= {f"{module}.{scale}": f"{ours}/scale", f"{module}.{bias}": f"{ours}/bias"}
+    else:
+      names |= {f"{module}.weight": f"{ours}/kernel", f"{module}.bias": f"{ours}/bias"}
+  return names
 
 
-def _from_torch(name: str, array: np.ndarray, modules: Mapping[str, str]) -> tuple[str, np.ndarray]:
-  """Our name and axes; an unknown array keeps its name, and is refused later."""
-  block = re.match(r"blocks\.(\d+)\.", name)
-  general = re.sub(r"^blocks\.\d+\.", "blocks.i.", name)
-  module, _, leaf = (general, "", "alpha") if general in modules else general.rpartition(".")
-  weight = "kernel" if array.ndim > 1 else "scale"
-  leaf = {"weight": weight, "alpha": "scale", "beta": "bias"}.get(leaf, leaf)
-  if module not in modules or leaf not in ("kernel", "scale", "bias"):
-    return name, array
-  ours = f"{modules[module]}/{leaf}"
-  if block:
-    ours = ours.replace("_i/", f"_{block[1]}/", 1)
-  if array.ndim == 4:
-    return ours, array.transpose(2, 3, 1, 0)
-  return ours, array.T if leaf == "kernel" else array.reshape(-1)
+def _from_torch(names: Mapping[str, str], arrays: Arrays) -> Arrays:
+  """Arrays with our names and axes; an unknown one keeps its name, and is refused later."""
+  renamed = {}
+  for name, array in arrays.items():
+    ours = names.get(re.sub(r"^blocks\.\d+\.", "blocks.i.", name))
+    if ours and (block := re.match(r"blocks\.(\d+)\.", name)):
+      ours = ours.replace("_i/", f"_{block[1]}/", 1)
+    renamed[ours or name] = _our_axes(array, ours) if ours else array
+  return renamed
+
+
+def _our_axes(array: np.ndarray, ours: str) -> np.ndarray:
+  if ours.endswith("/kernel"):
+    return array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T
+  # timm's affine vectors are [1, 1, channels]; any other shape stays, and is refused later.
+  return array[0, 0] if array.ndim == 3 and array.shape[:2] == (1, 1) else array
 
 
 class Layout(NamedTuple):
   """A way to name and lay out the parameters of a model.
 
   A file has it if a name matches `sign`. `fields` of the model are fixed by the peer's code, and
-  so is `normalization`, unless the catalog knows another one of the file.
+  so is `normalization`, unless the catalog knows another one of the file. `names` are the
+  parameters' in PyTorch's files to ours, with "i" for the number of a block.
   """
 
   title: str
@@ -104,29 +121,48 @@ class Layout(NamedTuple):
   rename: Callable[[Arrays], Arrays]
   fields: dict[str, Any]
   normalization: Normalization | None
+  names: Mapping[str, str] = {}
 
 
-_GOOGLE = dict(gelu="tanh", layer_norm_epsilon=1e-6)
+def _torch(
+  title: str,
+  sign: str,
+  names: Mapping[str, str],
+  fields: dict[str, Any],
+  normalization: Normalization = catalog.MINUS_ONE_TO_ONE,
+) -> Layout:
+  rename = functools.partial(_from_torch, names)
+  return Layout(title, r"^blocks\.\d+\." + sign, rename, fields, normalization, names)
+
+
+_GOOGLE = dict(gelu="tanh", layer_norm_epsilon=1e-6), catalog.MINUS_ONE_TO_ONE
 _TIMM = dict(gelu="exact", layer_norm_epsilon=1e-6)
 _GMLP = _TIMM | dict(gate_epsilon=1e-5)
 _RESMLP = dict(gelu="exact", normalization="affine"), catalog.IMAGENET
-_HALF = catalog.MINUS_ONE_TO_ONE
-_BLOCK = r"^blocks\.\d+\."
-_timm_mixer = _torch("stem.proj", "MixerBlock", _TIMM_MIXER, "pre_head_layer_norm")
-_timm_resmlp = _torch("stem.proj", "ResMlpBlock", _TIMM_RESMLP)
-_deit_resmlp = _torch("patch_embed.proj", "ResMlpBlock", _DEIT_RESMLP)
-_timm_gmlp = _torch("stem.proj", "GmlpBlock", _TIMM_GMLP)
+_timm_mixer = _names("stem.proj", "MixerBlock", _TIMM_MIXER, norm="pre_head_layer_norm")
+_timm_resmlp = _names("stem.proj", "ResMlpBlock", _TIMM_RESMLP, "alpha", "beta")
+_deit_resmlp = _names("patch_embed.proj", "ResMlpBlock", _DEIT_RESMLP, "alpha", "beta")
+_timm_gmlp = _names("stem.proj", "GmlpBlock", _TIMM_GMLP)
 
 LAYOUTS = {
-  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", dict, _GOOGLE, _HALF),
-  "pre_linen": Layout("Google's Mixer before Linen", r"^Mixer/encoder", _pre_linen, _GOOGLE, _HALF),
-  "timm_mixer": Layout("timm's Mixer", _BLOCK + r"mlp_tokens\.", _timm_mixer, _TIMM, _HALF),
-  "timm_resmlp": Layout("timm's ResMLP", _BLOCK + r"linear_tokens\.", _timm_resmlp, *_RESMLP),
-  "deit_resmlp": Layout("deit's ResMLP", _BLOCK + r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
-  "timm_gmlp": Layout("timm's gMLP", _BLOCK + r"mlp_channels\.gate\.", _timm_gmlp, _GMLP, _HALF),
+  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", dict, *_GOOGLE),
+  "pre_linen": Layout("Google's Mixer before Linen", r"^Mixer/encoder", _pre_linen, *_GOOGLE),
+  "timm_mixer": _torch("timm's Mixer", r"mlp_tokens\.", _timm_mixer, _TIMM),
+  "timm_resmlp": _torch("timm's ResMLP", r"linear_tokens\.", _timm_resmlp, *_RESMLP),
+  "deit_resmlp": _torch("deit's ResMLP", r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
+  "timm_gmlp": _torch("timm's gMLP", r"mlp_channels\.gate\.", _timm_gmlp, _GMLP),
   # `save` writes it of the other families; notes in the file name the fields.
   "own": Layout("this library's", r"^(ResMlp|Gmlp)Block_\d+/", dict, {}, None),
 }
+
+
+def name_in_file(layout: str, path: str) -> str:
+  """PyTorch's name of our parameter, of a block or of some ("Block_{0-2}/..."); "": none."""
+  block = re.match(r"(\w+Block_)([^/]+)(/.+)", path)
+  ours = f"{block[1]}i{block[3]}" if block else path
+  theirs = {o: t for t, o in LAYOUTS[layout].names.items()}.get(ours, "")
+  theirs = theirs.replace("blocks.i.", f"blocks.{block[2]}.") if block else theirs
+  return f"{theirs}, transposed" if theirs and ours.endswith("/kernel") else theirs
 
 
 def convert(path: str, arrays: Arrays) -> tuple[str, Arrays]:

@@ -1,14 +1,16 @@
 """Weights in this library's names, with the fields that their peer's code fixes."""
 
 import dataclasses
+import functools
 import logging
 import math
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax import models
@@ -65,17 +67,18 @@ class Weights:
     the resolution does not allow it.
     """
     fit_lib.check_resize(resize_tokens)
-    kernel = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/kernel", ())
-    if resize_tokens == fit_lib.BLOCK_DIAGONAL and len(kernel) == 2 and self.patch_size:
+    hidden = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/bias", ())
+    if resize_tokens == fit_lib.BLOCK_DIAGONAL and len(hidden) == 1 and self.patch_size:
       tokens = (image_size // self.patch_size) ** 2
-      if tokens != self.num_tokens:
-        width = kernel[1] * fit_lib.widened(self._shapes, tokens)
+      if self.num_tokens not in (0, tokens):
+        width = hidden[0] * fit_lib.widened(self.source, self._shapes, tokens)
         return self.fields | {"tokens_mlp_dim": width}
     return dict(self.fields)
 
   def fit(self, template: Any, resize_tokens: str = "") -> Any:
     """The parameters for a model: a tree of float32 arrays like `template`, its shapes.
 
+    Shapes tell nothing of GELU and epsilons: build the model with `model_fields`, as `load` does.
     Another number of classes gets a fresh zero head, which is logged. Another number of tokens is
     treated as `resize_tokens` says, one of `RESIZES` (see `mixer_jax.pretrained.fit`). A UserError
     if parameters are missing, left over or of the wrong shape (all are named in one message), or
@@ -86,7 +89,8 @@ class Weights:
     shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
     arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens)
     arrays = fit_lib.with_head(self.source, arrays, shapes)
-    fit_lib.compare(self.source, arrays, shapes)
+    name_in_file = functools.partial(layouts.name_in_file, self.layout)
+    fit_lib.compare(self.source, arrays, shapes, name_in_file)
     params = traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
     return params if unrolled.keys() == template.keys() else models.stacked(params)
 
@@ -109,6 +113,8 @@ def read(source: str, cache_dir: str = "") -> Weights:
   if notes:
     fields, normalization = _from_notes(source, notes)
   weights = Weights(source, sha256, layout, arrays, fields, normalization)
+  if not entry and layout == "timm_mixer" and catalog.is_miil(source, weights.num_classes):
+    weights = dataclasses.replace(weights, normalization=catalog.ZERO_TO_ONE)
   if entry and weights.num_classes not in (0, entry.num_classes):
     raise UserError(
       f"{source}: has {weights.num_classes} classes, but {entry.name} has {entry.num_classes}"
@@ -118,6 +124,54 @@ def read(source: str, cache_dir: str = "") -> Weights:
     *(source, known.title, sum(a.size for a in arrays.values()), weights.num_classes, sha256),
   )
   return weights
+
+
+class Loaded(NamedTuple):
+  """A model, its parameters, and the normalization of its pixels (None if that is not known)."""
+
+  model: Any
+  params: Any
+  normalization: Normalization | None
+
+
+def load(
+  source: str,
+  name: str,
+  num_classes: int = 0,
+  image_size: int = 0,
+  resize_tokens: str = "",
+  cache_dir: str = "",
+  **overrides: Any,
+) -> Loaded:
+  """Reads weights and builds the named model with the GELU and the epsilons of their code.
+
+  Args:
+    source: as for `read`, and so is `cache_dir`.
+    name: of the model, as for `models.build`; `overrides` replace any of its fields.
+    num_classes: 0: as many as the file has; another number gets a fresh zero head.
+    image_size: side of the square images in pixels; 0: that for which the model is meant.
+    resize_tokens: as for `Weights.fit`.
+
+  Raises:
+    UserError: the weights cannot be read or do not fit the model, or there is no such model.
+  """
+  known, size = models.fields(name), image_size or models.image_size(name)
+  if size < 1:
+    raise UserError(f"image_size is {size}; allowed: 0 for that of {name}, or more")
+  weights = read(source, cache_dir)
+  own = weights.num_classes
+  if num_classes < 0 or not num_classes + own:
+    allowed = f"0 for the {own} of {source}, or more" if own else f"1 or more, as {source} has none"
+    raise UserError(f"num_classes is {num_classes}; allowed: {allowed}")
+  fields = weights.model_fields(size, resize_tokens)
+  fields = {field: value for field, value in fields.items() if field in known}
+  model = models.build(name, num_classes or own, **fields | overrides)
+  try:
+    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  except ValueError as error:
+    raise UserError(f"model {name}: {error}") from error
+  return Loaded(model, weights.fit(shapes["params"], resize_tokens), weights.normalization)
 
 
 def save(

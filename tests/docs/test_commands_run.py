@@ -116,7 +116,7 @@ def test_the_snippet_about_public_weights_runs(tmp_path, monkeypatch):
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
   pretrained.save("Mixer-B_16.npz", params)
   (snippet,) = snippets("docs/weights.md")
-  names = dict(jax=jax, key=jax.random.key(0), images=images)
+  names = {}
   exec(snippet, names)
   fitted, block = names["params"], "MixerBlock_3"
   jax.tree.map(np.testing.assert_array_equal, fitted[block], params[block])

@@ -27,7 +27,10 @@ def randomised(model, *inputs):
 
 
 def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
-  """One sequence x [n, d] in float64, head by head, always as (Q K^T) V / n."""
+  """One sequence x [n, d] in float64, head by head, as (Q K^T) V / n.
+
+  Fourier scores are divided by the root of a head's width, its positions included, as well.
+  """
   p = jax.tree.map(np.float64, params)
   n, width = len(x), x.shape[1] // heads
 
@@ -39,7 +42,9 @@ def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
       y = y * norm["scale"][i] + norm["bias"][i]
     return y if positions is None else np.concatenate([positions, y], axis=1)
 
-  out = [(head("q", i) @ head("k", i).T) @ head("v", i) / n for i in range(heads)]
+  whole = width + (0 if positions is None else positions.shape[1])
+  scale = 1 / n if kind == "galerkin" else 1 / (n * whole**0.5)
+  out = [(head("q", i) @ head("k", i).T) @ head("v", i) * scale for i in range(heads)]
   return np.concatenate(out, axis=1) @ p["out"]["kernel"] + p["out"]["bias"]
 
 

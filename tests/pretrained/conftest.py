@@ -1,6 +1,7 @@
 """Peers' files out of the fixtures, and small models that they fit."""
 
 import functools
+import io
 import json
 import pathlib
 
@@ -76,3 +77,43 @@ def safetensors(arrays):
     header[name] = dict(dtype=kind, shape=array.shape, data_offsets=[begin, len(data)])
   text = json.dumps(header).encode()
   return len(text).to_bytes(8, "little") + text + data
+
+
+def error(found, expected):
+  return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+def google_arrays(peer):
+  with np.load(peer.path) as file:
+    return dict(file)
+
+
+def file_arrays(peer):
+  return google_arrays(peer) if "google" in peer.path else torch_state(peer)
+
+
+def rewrite(peer, arrays):
+  """Writes arrays in the kind of the peer's file."""
+  if any("/" in name for name in arrays):
+    return write(peer.path, arrays)
+  content = safetensors({k: ("F32", np.ascontiguousarray(v)) for k, v in arrays.items()})
+  pathlib.Path(peer.path).write_bytes(content)
+
+
+def write(path, arrays, savez=np.savez):
+  buffer = io.BytesIO()
+  savez(buffer, **arrays)
+  pathlib.Path(path).write_bytes(buffer.getvalue())
+
+
+def torch_state(peer):
+  """The state dict in PyTorch's names, parsed by the format's definition."""
+  content = pathlib.Path(peer.path).read_bytes()
+  start = 8 + int.from_bytes(content[:8], "little")
+  state = {}
+  for name, spec in json.loads(content[8:start]).items():
+    if name != "__metadata__":
+      begin, end = spec["data_offsets"]
+      array = np.frombuffer(content[start + begin : start + end], np.float32)
+      state[name] = array.reshape(spec["shape"])
+  return state

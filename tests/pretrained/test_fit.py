@@ -1,6 +1,7 @@
 """Other classes and resolutions, against their meaning for images and tokens."""
 
 import logging
+import re
 
 import jax
 import numpy as np
@@ -116,8 +117,39 @@ def test_only_square_grids_are_resized(tmp_path):
   _, weights = saved(tmp_path, "mixer", 32)
   images = np.zeros((1, 16, 48, 3))
   template = jax.eval_shape(FAMILIES["mixer"]().init, jax.random.key(0), images)["params"]
-  with pytest.raises(UserError, match="12 tokens are no square grid"):
+  with pytest.raises(UserError, match="the model: 12 tokens are no square grid"):
     weights.fit(template, "interpolate_bilinear")
+  with pytest.raises(UserError, match=r"Dense_0/kernel of shape \[16, 8\] instead of \[12, 8\]"):
+    weights.fit(template)
+
+
+# 24 units are no square; nine are, as are the tokens of an image of 24x24 pixels.
+@pytest.mark.parametrize("hidden", [24, 9])
+@pytest.mark.parametrize("resize", ["", *pretrained.RESIZES])
+def test_a_transposed_kernel_is_named_with_both_shapes(tmp_path, hidden, resize):
+  params = random_params(FAMILIES["mixer"](tokens_mlp_dim=hidden))
+  first = params["MixerBlock_0"]["token_mixing"]["Dense_0"]
+  first["kernel"] = first["kernel"].T
+  pretrained.save(tmp_path / "w.npz", params)
+  weights = pretrained.read(str(tmp_path / "w.npz"))
+  template = shapes(FAMILIES["mixer"](tokens_mlp_dim=hidden))
+  wrong = f"_0/token_mixing/Dense_0/kernel of shape [{hidden}, 16] instead of [16, {hidden}]"
+  with pytest.raises(UserError, match=rf"model: MixerBlock{re.escape(wrong)}$"):
+    weights.fit(template, resize)
+  assert weights.num_tokens == 16
+  assert weights.model_fields(64, "block_diagonal")["tokens_mlp_dim"] == 4 * hidden
+  for block in params.values():  # as a file has them whose writer never transposed
+    for layer in block.get("token_mixing", {}).values():
+      layer["kernel"] = layer["kernel"].T
+  first["kernel"] = first["kernel"].T
+  pretrained.save(tmp_path / "w.npz", params)
+  if not resize:  # nor is resizing advised for another image
+    with pytest.raises(UserError, match=r"_\{0-1\}/token_mixing/Dense_1/bias of shape \[16\] inst"):
+      pretrained.read(str(tmp_path / "w.npz")).fit(
+        shapes(FAMILIES["mixer"](tokens_mlp_dim=hidden), 24)
+      )
+  with pytest.raises(UserError, match=re.escape(wrong.replace("_0/", "_{0-1}/", 1))):
+    pretrained.read(str(tmp_path / "w.npz")).fit(template, resize)
 
 
 def test_convolutions_fit_any_resolution(tmp_path):

@@ -1,6 +1,5 @@
 """Every public layout, read as a file, against outputs of the peer's own code."""
 
-import io
 import pathlib
 import sys
 import types
@@ -11,9 +10,20 @@ import pytest
 
 from mixer_jax import pretrained
 from mixer_jax.errors import UserError
-from tests.pretrained.conftest import run, safetensors, shapes
+from tests.pretrained.conftest import (
+  error,
+  file_arrays,
+  google_arrays,
+  rewrite,
+  run,
+  safetensors,
+  shapes,
+  torch_state,
+  write,
+)
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+ZERO = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PEERS = {
   "google_mixer": (dict(gelu="tanh", layer_norm_epsilon=1e-6), HALF),
@@ -22,10 +32,6 @@ PEERS = {
   "deit_resmlp": (dict(gelu="exact", normalization="affine"), IMAGENET),
   "timm_gmlp": (dict(gelu="exact", layer_norm_epsilon=1e-6, gate_epsilon=1e-5), HALF),
 }
-
-
-def error(found, expected):
-  return np.abs(found - expected).max() / np.abs(expected).max()
 
 
 def outputs(peer, **fields):
@@ -80,15 +86,26 @@ def test_these_comparisons_would_see_a_wrong_setting(peer, name, wrong):
   assert error(outputs(peer, **wrong)[1], peer.tokens) > 5e-5
 
 
-def google_arrays(peer):
-  with np.load(peer.path) as file:
-    return dict(file)
-
-
-def write(path, arrays, savez=np.savez):
-  buffer = io.BytesIO()
-  savez(buffer, **arrays)
-  pathlib.Path(path).write_bytes(buffer.getvalue())
+@pytest.mark.parametrize(
+  "path, classes, expected",
+  [
+    ("models--timm--mixer_b16_224.miil_in21k_ft_in1k/model.safetensors", 5, ZERO),
+    ("mixer_b16_224_miil-9229a591.pth", 5, ZERO),
+    ("anything", 11221, ZERO),
+    ("mixer_b16_224.goog_in21k_ft_in1k/model.safetensors", 5, HALF),
+    ("miil/anything", 5, HALF),
+  ],
+)
+def test_local_files_of_miil_want_neither_mean_nor_std(peer, tmp_path, path, classes, expected):
+  """timm's configs of both files: mean=(0., 0., 0.), std=(1., 1., 1.)."""
+  peer = peer("timm_mixer")
+  head = {"head.weight": np.ones((classes, 16), "f4"), "head.bias": np.ones(classes, "f4")}
+  arrays = file_arrays(peer)
+  peer.path = str(tmp_path / "local" / path)
+  pathlib.Path(peer.path).parent.mkdir(parents=True)
+  rewrite(peer, arrays | head)
+  assert pretrained.read(peer.path).normalization == expected
+  assert pretrained.CATALOG["timm/mixer_b16_224.miil_in21k_ft_in1k"].normalization == ZERO
 
 
 def pre_linen(arrays, second_norm):
@@ -151,7 +168,7 @@ def test_half_precision(peer):
 @pytest.mark.parametrize("prefix", ["module.", "backbone.", "module.backbone."])
 def test_prefixes_of_training(peer, tmp_path, prefix):
   peer = peer("deit_resmlp")
-  arrays = {k: v for k, v in deit_state(peer).items() if not k.startswith("head.")}
+  arrays = {k: v for k, v in torch_state(peer).items() if not k.startswith("head.")}
   named = {prefix + k: ("F32", v) for k, v in arrays.items()}
   if "backbone" in prefix:  # with DINO's projection head beside it
     rest = prefix.removesuffix("backbone.")
@@ -164,21 +181,6 @@ def test_prefixes_of_training(peer, tmp_path, prefix):
   # There is no classifier in it.
   assert weights.num_classes == 0
   np.testing.assert_array_equal(logits, 0.0)
-
-
-def deit_state(peer):
-  """The state dict in deit's names, parsed by the format's definition."""
-  import json
-
-  content = pathlib.Path(peer.path).read_bytes()
-  start = 8 + int.from_bytes(content[:8], "little")
-  state = {}
-  for name, spec in json.loads(content[8:start]).items():
-    if name != "__metadata__":
-      begin, end = spec["data_offsets"]
-      array = np.frombuffer(content[start + begin : start + end], np.float32)
-      state[name] = array.reshape(spec["shape"])
-  return state
 
 
 class FakeTorch(types.ModuleType):
@@ -230,7 +232,7 @@ class FakeTorch(types.ModuleType):
   ],
 )
 def test_where_pytorch_files_keep_the_state(peer, monkeypatch, wrap):
-  state = {k: FakeTorch.Tensor(v) for k, v in deit_state(peer("deit_resmlp")).items()}
+  state = {k: FakeTorch.Tensor(v) for k, v in torch_state(peer("deit_resmlp")).items()}
   peer = peer("deit_resmlp_pth")
   monkeypatch.setitem(sys.modules, "torch", FakeTorch(wrap(state)))
   logits, tokens = outputs(peer)

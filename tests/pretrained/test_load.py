@@ -1,0 +1,61 @@
+"""From a file to a model with its parameters, by one call."""
+
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import pretrained
+from mixer_jax.errors import UserError
+from tests.pretrained.conftest import FAMILIES, error, file_arrays, rewrite, run, shapes
+
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PEERS = dict(google_mixer=HALF, timm_mixer=HALF, timm_gmlp=HALF)
+PEERS |= dict(timm_resmlp=IMAGENET, deit_resmlp=IMAGENET)
+VARIANTS = {"mixer": "mixer_small", "resmlp": "resmlp_s12", "gmlp": "gmlp_small"}
+
+
+def load(peer, **options):
+  """As a user would, by the name of a model and its sizes."""
+  options = dict(image_size=32) | FAMILIES[peer.family].keywords | dict(num_classes=0) | options
+  return pretrained.load(peer.path, VARIANTS[peer.family], **options)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_one_call_gives_the_peers_model_with_its_gelu_and_epsilons(peer, name):
+  peer = peer(name)
+  model, params, normalization = load(peer)
+  logits, tokens = run(model, params, peer.images)
+  assert error(logits, peer.logits) < 1e-5
+  assert error(tokens, peer.tokens) < 1e-5
+  assert normalization == PEERS[name]
+
+
+def test_one_call_takes_other_fields_classes_and_resolutions(peer):
+  tanh = peer("timm_mixer_tanh")
+  assert error(run(*load(tanh, gelu="tanh")[:2], tanh.images)[1], tanh.tokens) < 1e-5
+  google = peer("google_mixer")
+  sizes = {k: FAMILIES["mixer"].keywords[k] for k in ("patch_size", "hidden_dim", "num_blocks")}
+  sizes |= dict(channels_mlp_dim=64)
+  model, params, _ = pretrained.load(google.path, "mixer_small", 7, 64, "block_diagonal", **sizes)
+  assert (model.num_classes, model.tokens_mlp_dim, model.gelu) == (7, 4 * 8, "tanh")
+  assert params["head"]["kernel"].shape == (16, 7) and not np.any(params["head"]["kernel"])
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes(model, 64))
+
+
+def test_mistakes_in_the_one_call_are_named(peer):
+  google, resmlp = peer("google_mixer"), peer("timm_resmlp")
+  with pytest.raises(UserError, match="num_classes is -1; allowed: 0 for the 5 of .*, or more"):
+    load(google, num_classes=-1)
+  with pytest.raises(UserError, match="patch_size 8 does not divide the image size 36x36"):
+    load(google, image_size=36)
+  with pytest.raises(UserError, match="image_size is -8; allowed: 0 for that of mixer_small"):
+    load(google, image_size=-8)
+  with pytest.raises(UserError, match="model.depth is no field of mixer_small"):
+    load(google, depth=3)
+  with pytest.raises(UserError, match="missing are MixerBlock_.*left over are ResMlpBlock_"):
+    pretrained.load(resmlp.path, "mixer_small")
+  arrays = {k: v for k, v in file_arrays(resmlp).items() if not k.startswith("head.")}
+  rewrite(resmlp, arrays)
+  with pytest.raises(UserError, match="num_classes is 0; allowed: 1 or more, as .* has none"):
+    load(resmlp)
