@@ -5,6 +5,7 @@ import functools
 import statistics
 from typing import Any, Callable, NamedTuple
 
+import flax.linen as nn
 import jax
 import ml_collections
 import optax
@@ -14,6 +15,7 @@ from benchmarks.timing import peak_bytes, ratio, take_turns
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim
 from mixer_jax.experiment import Experiment
+from mixer_jax.optim import layer_views
 from mixer_jax.runtime import cli, devices
 from mixer_jax.runtime.imports import without
 
@@ -101,13 +103,11 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
   with without("tensorflow"):
     import kfac_jax
 
-    from mixer_jax.optim import linen
-
   problem = run.problem
 
   def loss(params, batch):
-    with linen.registered_layers():
-      logits, labels = problem.predict(params, batch)
+    with nn.intercept_methods(_register):
+      logits, labels, _ = problem.predict(params, batch)
     kfac_jax.register_softmax_cross_entropy_loss(logits, labels)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -135,6 +135,25 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
     jax.block_until_ready(stats)
 
   return step
+
+
+def _register(next_call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+  """Calls a layer and registers its block with kfac-jax; others are left to its own matcher."""
+  import kfac_jax
+
+  y = next_call(*args, **kwargs)
+  if context.method_name != "__call__" or context.module.is_initializing():
+    return y
+  own = layer_views.own_params(context.module)
+  view = layer_views.view(context, args, kwargs)
+  if isinstance(view, layer_views.ScaleAndShift) and own:
+    both = (own.get(name) for name in (view.scale, view.bias))
+    return kfac_jax.register_scale_and_shift(y, view.inputs(), *both)
+  if isinstance(view, layer_views.Dense) and not (view.ids or view.axes):
+    kernel, bias = own[view.kernel], own.get(view.bias)
+    variant = "patches" if view.patches else "dense"
+    return kfac_jax.register_dense(y, view.inputs(args[0]), kernel, bias, variant=variant)
+  return y
 
 
 def main(options: Any) -> None:

@@ -89,17 +89,11 @@ class Experiment:
     if layout:
       shapes = jax.eval_shape(layout.enter, shapes)
 
-    def outputs_and_targets(params, batch):
+    def prediction(params, batch):
       batch, collections = batch
-      outputs, targets, weights = predict({"params": params, **collections}, batch)
-      if weights is None:
-        return outputs, targets
-      # Rows of weight 0 have no gradient then; of a squared error any weight is exact so.
-      scale = jnp.broadcast_to(jnp.sqrt(weights), outputs.shape)
-      floats = jnp.issubdtype(targets.dtype, jnp.floating)
-      return outputs * scale, targets * scale if floats else targets
+      return predict({"params": params, **collections}, batch)
 
-    parts = (outputs_and_targets, shapes, (self.batch_shapes, collections), self.task.likelihood)
+    parts = (prediction, shapes, (self.batch_shapes, collections), self.task.likelihood)
     return optim.Problem(*parts, layout, self.mesh)
 
   def optimizer(self, numbers: Any = None) -> optax.GradientTransformationExtraArgs:

@@ -27,6 +27,11 @@ TINY = 1e-37
 # Computations are in float32: a larger number is infinite there.
 _LARGEST = 3.4e38
 
+_SET_BY_FILE = (
+  ". If the config file sets it, take another argument of the file (as quickstart.py:sgd),"
+  " or a file of your own"
+)
+
 Group = Callable | Mapping[str, Callable]
 
 
@@ -110,6 +115,17 @@ def of(function: Callable) -> Mapping[str, Option]:
   return types.MappingProxyType(found)
 
 
+def signature(outer: Callable, inner: Callable) -> inspect.Signature:
+  """The signature of `outer` with the keywords of `inner` in the place of its **options.
+
+  Tools that look at it (`help`, `optax.inject_hyperparams`, a config) then find every option.
+  """
+  own = dict(inspect.signature(outer).parameters)
+  own.pop("options")
+  inherited = [p for name, p in inspect.signature(inner).parameters.items() if name not in own]
+  return inspect.Signature([*own.values(), *inherited])
+
+
 def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
   """A group of a config: the defaults but for some values.
 
@@ -156,15 +172,15 @@ def check(config: Any, made_of: Group, path: str, also: Mapping[str, Option] | N
   also, prefix = dict(also or {}), f"{path}." if path else ""
   if isinstance(made_of, Mapping):
     known, noun = also | dict(of(chosen(config, made_of, path))), f"option of {config.name}"
-    anywhere, needed = also | any_of(made_of), also
+    anywhere, needed, hint = also | any_of(made_of), also, _SET_BY_FILE
   else:
     known = anywhere = needed = also | dict(of(made_of))
-    noun = "field of a config"
+    noun, hint = "field of a config", ""
   for name, its_value in config.items():
     if name == "name" and isinstance(made_of, Mapping):
       continue
     if name not in known and (name not in anywhere or its_value is not None):
-      raise UserError(f"{prefix}{name} is no {noun}; there are {', '.join(known)}")
+      raise UserError(f"{prefix}{name} is no {noun}; there are {', '.join(known)}{hint}")
     if its_value is not None and name in known:
       known[name].check(f"{prefix}{name}", its_value)
     elif name in needed and needed[name].default is not None:

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import configparser
 import pathlib
 import re
 import subprocess
@@ -64,6 +65,13 @@ def users_of(pattern):
   return {name for name, text in SOURCES.items() if re.search(pattern, text, re.MULTILINE)}
 
 
+def test_an_editable_clone_is_importable_from_the_folder_that_holds_it():
+  """Without a `package_dir` setuptools installs a finder, which a folder of that name hides."""
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  assert setup["options"]["package_dir"].split() == ["=", "."]
+
+
 def test_rooms_are_known():
   assert {room(path) for path in SOURCES} - {"__init__"} == set(ORDER)
 
@@ -112,12 +120,15 @@ def test_no_module_of_the_old_house_is_named():
 
 
 def test_kfac_jax_is_used_in_its_adapter_alone_and_by_public_names():
-  assert users_of(r"^\s*(import|from) kfac_jax") == {"optim/curvature.py", "optim/linen.py"}
+  assert users_of(r"^\s*(import|from) kfac_jax") == {
+    "optim/kfac_jax_blocks.py",
+    "optim/likelihoods.py",
+  }
   assert not users_of(r"kfac_jax\._|kfac_jax\._src")
 
 
 def test_linen_is_for_models_and_tasks_and_the_adapter():
-  allowed = re.compile(r"models/|tasks/|optim/linen.py")
+  allowed = re.compile(r"models/|tasks/|optim/(capture|layer_views).py")
   assert not {
     name for name in users_of(r"flax\.linen|flax import linen") if not allowed.match(name)
   }
@@ -126,7 +137,7 @@ def test_linen_is_for_models_and_tasks_and_the_adapter():
 @pytest.mark.parametrize(
   "name",
   [
-    "pmap",
+    r"jax\.pmap",
     "jax_utils.replicate",
     r"jax\.experimental.*shard_map",
     "^ *(import|from) tensorflow\\b",
@@ -137,7 +148,7 @@ def test_gone_ways_stay_away(name):
 
 
 def test_devices_are_told_apart_in_the_inversions_alone():
-  assert users_of("shard_map") == {"optim/algebra.py"}
+  assert users_of(r"shard_map\(") == {"optim/algebra.py"}
 
 
 def test_all_but_kfac_runs_without_kfac_jax(tmp_path):
@@ -167,4 +178,4 @@ except ImportError as e:
 def test_lengths():
   lengths = {name: text.count("\n") for name, text in SOURCES.items()}
   assert not {name: length for name, length in lengths.items() if length > 320}
-  assert sum(lengths.values()) < 11_500
+  assert sum(lengths.values()) < 11_300

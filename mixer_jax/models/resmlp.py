@@ -43,6 +43,12 @@ _VARIANTS = {
 _LINEAR_INIT = nn.initializers.normal(0.02)
 
 
+class _DepthwiseConv(nn.Conv):
+  """A convolution of each channel alone: its kernel is no matrix over patches."""
+
+  curvature: ClassVar[str] = "gradient"
+
+
 def _normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
   if module.normalization == "affine":
     return layers.Affine(dtype=module.dtype, name=name)(x)
@@ -107,8 +113,11 @@ class ResMlpBlock(_Block, kw_only=True):
     if kind == "mlp":
       y = self._mlp(4 * tokens, "cross_patch")(jnp.swapaxes(x, 1, 2), train=train)
       return jnp.swapaxes(y, 1, 2)
-    options |= dict(feature_group_count=1 if kind == "conv3x3" else channels)
-    conv = nn.Conv(channels, (3, 3), padding="SAME", name="cross_patch", **options)
+    if kind == "conv3x3":
+      layer = nn.Conv
+    else:
+      layer = functools.partial(_DepthwiseConv, feature_group_count=channels)
+    conv = layer(channels, (3, 3), padding="SAME", name="cross_patch", **options)
     y = conv(x.reshape(batch, *self.grid, channels)).reshape(x.shape)
     return dense(channels, name="cross_patch_pointwise")(y) if kind == "separable" else y
 

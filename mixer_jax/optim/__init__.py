@@ -16,8 +16,11 @@ from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.optim import first_order, schedules, step_norms
 from mixer_jax.optim.curvature_blocks import path_name
+from mixer_jax.optim.factors import kfac_blocks, kfac_factors
 from mixer_jax.optim.graft import GraftState, graft
-from mixer_jax.optim.kfac import ScaleByKfacState, kfac, kfac_blocks, kfac_factors, scale_by_kfac
+from mixer_jax.optim.kfac import SHORT_RUN, ScaleByKfacState, kfac, scale_by_kfac
+from mixer_jax.optim.likelihoods import Likelihood
+from mixer_jax.optim.per_example import per_example_grads
 from mixer_jax.optim.relayout import Layout, relayout
 
 _FIRST_ORDER = ("sgd", "adam", "adamw", "lamb", "adagrad")

@@ -6,30 +6,42 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from mixer_jax.optim.curvature_blocks import Block, Diagonal, Kronecker
+from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
 
 # Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
 _EIGENVALUE_FLOOR = 1e-10
 
 
 class Eigen(NamedTuple):
-  """Eigendecomposition of a factor: values [d], vectors [d, d] in columns."""
+  """Eigendecomposition of a factor: values [d], vectors [d, d] in columns, None: the identity."""
 
   values: jax.Array
-  vectors: jax.Array
+  vectors: jax.Array | None
 
 
 def initial_factors(block: Block) -> Kronecker | Diagonal:
   if block.kind == "kronecker":
-    return Kronecker(*(jnp.eye(d) for d in block.factor_sizes))
+    return Kronecker(*(_identity(block, i) for i in range(2)))
   return Diagonal(tuple(jnp.ones(shape) for shape in block.shapes))
+
+
+def _identity(block: Block, side: int) -> jax.Array | Diagonals:
+  size = block.factor_sizes[side]
+  if block.diagonal[side]:
+    return Diagonals(jnp.ones((*block.stacked, size)))
+  return jnp.broadcast_to(jnp.eye(size), (*block.stacked, size, size))
 
 
 def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
   """Those of identity factors; the first update replaces them."""
-  if damping_type == "exact":
-    return tuple(Eigen(jnp.ones(d), jnp.eye(d)) for d in block.factor_sizes)
-  return tuple(jnp.eye(d) for d in block.factor_sizes)
+  factors = [_identity(block, side) for side in range(2)]
+  if damping_type == "factored":
+    return tuple(factors)
+  ones = lambda size: jnp.ones((*block.stacked, size))
+  return tuple(
+    Eigen(ones(size), None if isinstance(factor, Diagonals) else factor)
+    for factor, size in zip(factors, block.factor_sizes)
+  )
 
 
 def exact_inverses(
@@ -37,17 +49,19 @@ def exact_inverses(
 ) -> dict[str, tuple[Eigen, Eigen]]:
   """Eigendecompositions, computed as `_of_each_matrix` says; damping is added in their use."""
   del damping
+  floor = lambda values: jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0)
 
   def decompose(factor):
     values, vectors = jnp.linalg.eigh(factor)
-    return Eigen(jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0), vectors)
+    return Eigen(floor(values), vectors)
 
-  return _of_each_matrix(decompose, factors, mesh)
+  diagonal = lambda values: Eigen(floor(values), None)
+  return _of_each_matrix(decompose, factors, mesh, diagonal)
 
 
 def factored_inverses(
   factors: dict[str, Kronecker], damping, mesh: Mesh | None = None
-) -> dict[str, tuple[jax.Array, ...]]:
+) -> dict[str, tuple[Any, ...]]:
   """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
 
   pi = sqrt((tr A / dim A) / (tr G / dim G)); a factor without trace (dead units)
@@ -55,27 +69,60 @@ def factored_inverses(
   """
 
   def shifted(block):
-    mean_eigenvalue = [jnp.trace(f) / f.shape[0] for f in block]
+    mean_eigenvalue = [_mean_eigenvalue(f) for f in block]
     ratio = mean_eigenvalue[0] / jnp.maximum(mean_eigenvalue[1], _EIGENVALUE_FLOOR)
     pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
     shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
-    return Kronecker(*(f + shift * jnp.eye(f.shape[0]) for f, shift in zip(block, shifts)))
+    return Kronecker(*(_shifted(f, shift) for f, shift in zip(block, shifts)))
 
   def invert(matrix):
     identity = jnp.eye(matrix.shape[0])
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), identity)
 
-  return _of_each_matrix(invert, {name: shifted(block) for name, block in factors.items()}, mesh)
+  inverse = lambda values: Diagonals(1.0 / values)
+  damped = {name: shifted(block) for name, block in factors.items()}
+  return _of_each_matrix(invert, damped, mesh, inverse)
+
+
+def _mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
+  if isinstance(factor, Diagonals):
+    return factor.values.mean(axis=-1)
+  return jnp.trace(factor, axis1=-2, axis2=-1) / factor.shape[-1]
+
+
+def _shifted(factor: jax.Array | Diagonals, shift: jax.Array) -> jax.Array | Diagonals:
+  if isinstance(factor, Diagonals):
+    return Diagonals(factor.values + shift[..., None])
+  return factor + shift[..., None, None] * jnp.eye(factor.shape[-1])
 
 
 def _of_each_matrix(
-  invert: Callable, factors: dict[str, Kronecker], mesh: Mesh | None
+  invert: Callable,
+  factors: dict[str, Kronecker],
+  mesh: Mesh | None,
+  of_diagonal: Callable = Diagonals,
 ) -> dict[str, tuple]:
-  """Applies `invert` to all matrices, each on one device of the mesh; None: all on every one."""
-  matrices, structure = jax.tree.flatten(factors)
+  """Applies `invert` to all matrices, each on one device of the mesh; None: all on every one.
+
+  Stacked factors are taken apart, and their results are stacked again.
+  """
+  is_factor = lambda x: isinstance(x, Diagonals)
+  every, structure = jax.tree.flatten(factors, is_leaf=is_factor)
+  apart = [[] if is_factor(x) else list(x.reshape(-1, *x.shape[-2:])) for x in every]
+  matrices = [m for members in apart for m in members]
   with jax.default_matmul_precision("highest"):
     alone = mesh is None or mesh.size == 1
-    results = _invert_all(invert, matrices) if alone else _spread(invert, matrices, mesh)
+    done = iter(_invert_all(invert, matrices) if alone else _spread(invert, matrices, mesh))
+
+  def result(factor, members):
+    if is_factor(factor):
+      return of_diagonal(factor.values)
+    if factor.ndim == 2:
+      return next(done)
+    stack = lambda *xs: jnp.stack(xs).reshape(*factor.shape[:-2], *xs[0].shape)
+    return jax.tree.map(stack, *[next(done) for _ in members])
+
+  results = [result(factor, members) for factor, members in zip(every, apart)]
   pairs = jax.tree.unflatten(structure, results)
   return {name: tuple(pair) for name, pair in pairs.items()}
 
@@ -163,15 +210,41 @@ def precondition(
   def product(x, y):
     return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
 
-  d_out = block.factor_sizes[1]
-  v = jnp.concatenate([g.reshape(-1, d_out) for g in grads])  # [d_in (+ 1), d_out]
+  transpose = lambda x: jnp.swapaxes(x, -2, -1)
+  v = to_matrix(block, grads)
   a, g = inverses
   if isinstance(a, Eigen):
-    v = product(product(a.vectors.T, v), g.vectors)
-    v = v / (a.values[:, None] * g.values[None, :] + damping)
-    v = product(product(a.vectors, v), g.vectors.T)
+    v = v if a.vectors is None else product(transpose(a.vectors), v)
+    v = v if g.vectors is None else product(v, g.vectors)
+    v = v / (a.values[..., :, None] * g.values[..., None, :] + damping)
+    v = v if a.vectors is None else product(a.vectors, v)
+    v = v if g.vectors is None else product(v, transpose(g.vectors))
   else:
-    v = product(product(a, v), g)
-  d_in = v.shape[0] - (len(grads) - 1)
-  parts = [v[:d_in], v[d_in:]]
-  return {p: x.reshape(s) for p, x, s in zip(block.paths, parts, block.shapes)}
+    v = a.values[..., :, None] * v if isinstance(a, Diagonals) else product(a, v)
+    v = v * g.values[..., None, :] if isinstance(g, Diagonals) else product(v, g)
+  return dict(zip(block.paths, from_matrix(block, v)))
+
+
+def to_matrix(block: Block, arrays: Sequence[jax.Array]) -> jax.Array:
+  """The kernel, and below it the bias, of a Kronecker block as one matrix [..., d_in, d_out]."""
+  kernel, *bias = arrays
+  d_out = block.factor_sizes[1]
+  matrix = kernel.transpose(_order(block)).reshape(*block.stacked, -1, d_out)
+  return jnp.concatenate([matrix, *(b.reshape(*block.stacked, 1, d_out) for b in bias)], axis=-2)
+
+
+def from_matrix(block: Block, matrix: jax.Array) -> list[jax.Array]:
+  """The inverse of `to_matrix`."""
+  order, shape = _order(block), block.shapes[0]
+  d_in = matrix.shape[-2] - (len(block.shapes) - 1)
+  kernel = matrix[..., :d_in, :].reshape([shape[i] for i in order])
+  back = sorted(range(len(order)), key=lambda i: order[i])
+  rest = [matrix[..., d_in:, :].reshape(s) for s in block.shapes[1:]]
+  return [kernel.transpose(back), *rest]
+
+
+def _order(block: Block) -> tuple[int, ...]:
+  """The permutation of the kernel's axes, stacked ones first, then inputs, then outputs."""
+  n = len(block.stacked)
+  inside = block.axes or range(len(block.shapes[0]) - n)
+  return (*range(n), *(n + i for i in inside))

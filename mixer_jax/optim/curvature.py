@@ -1,11 +1,11 @@
-"""Kronecker factors of the Fisher, estimated with kfac-jax: the one adapter.
+"""Kronecker factors of the Fisher matrix of any Linen model, estimated on one batch.
 
 For a dense layer y = W^T a the Fisher block is approximated by A (x) G, with
 A the second moment of the inputs a (a 1 is appended where there is a bias) and
 G that of the loss gradients with respect to the outputs y (Martens and Grosse,
 2015, Section 3). Layers whose weights are shared over T tokens (all of a
-Mixer's) stack the rows of all tokens; with B examples, sums over rows and
-d = d loss of one example / d y:
+Mixer's) stack the rows of all tokens, and a layer that is used several times the rows of all
+uses; with B examples, sums over rows and d = d loss of one example / d y:
 
   token_averaging  A                    G                 used by
   "published"      sum a a^T / (B T)    T/B sum d d^T     the K-FAC study's code
@@ -14,88 +14,45 @@ d = d loss of one example / d y:
 
 The published code treats convolutions (its patch embedding) apart: there
 A = sum a a^T / (B T^2), so that its product equals that of "expand".
+
+The loss is taken to be a mean over rows of outputs: over examples for outputs [batch, n], over
+examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mean.
 """
 
 import math
 import re
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import jax
 import jax.numpy as jnp
-import kfac_jax
 
-from mixer_jax.optim import linen
-from mixer_jax.optim.curvature_blocks import Block, Diagonal, Kronecker, check_choice, path_name
+from mixer_jax.optim import axes, capture, layer_views, statistics
+from mixer_jax.optim.curvature_blocks import (
+  Block,
+  check_choice,
+  path_name,
+)
+from mixer_jax.optim.likelihoods import likelihood_of
 
 Params = Batch = Any
 
-_VARIANTS = ("dense", "repeated_dense", "patches")
-_MODES = dict(sampled="fisher_gradients", exact="fisher_exact", empirical="fisher_empirical")
 
-# From here on a symmetric product in four parts is quicker than a whole one
-# (measured on CPU, 4,096 rows: 0.91 of the time at 1,024, 0.87 at 2,048, 0.83 at 3,073).
-_WIDE = 1024
+class Answer(NamedTuple):
+  """The parts of a model's prediction."""
 
-
-def _block_class(token_averaging: str, variant: str):
-  """The curvature block for one kind of layer tag and one convention."""
-
-  class TokenKroneckerFactored(kfac_jax.DenseTwoKroneckerFactored):
-    """Stacks the rows of all tokens; statistics in float32 in any precision."""
-
-    def update_curvature_matrix_estimate(
-      self, state, estimation_data, ema_old, ema_new, identity_weight, batch_size
-    ):
-      del identity_weight
-      [a] = estimation_data.primals.inputs
-      [d] = estimation_data.tangents.outputs
-      a, d = a.reshape(-1, a.shape[-1]), d.reshape(-1, d.shape[-1])
-      tokens = d.shape[0] // batch_size
-      a_scale, d_scale = 1.0 / d.shape[0], 1.0 / batch_size
-      if token_averaging == "published":
-        d_scale *= tokens
-        a_scale /= tokens if variant == "patches" else 1
-      if self.number_of_parameters == 2:
-        a = jnp.concatenate([a, jnp.ones_like(a[:, :1])], axis=1)
-      state = state.copy()
-      state.factors[0].update(_second_moment(a) * a_scale, ema_old, ema_new)
-      state.factors[1].update(_second_moment(d) * d_scale, ema_old, ema_new)
-      return state
-
-  return TokenKroneckerFactored
-
-
-def _second_moment(x: jax.Array) -> jax.Array:
-  """x^T x in float32; of a wide x the lower half is mirrored, not computed."""
-  product = lambda a, b: jnp.einsum("na,nb->ab", a, b, preferred_element_type=jnp.float32)
-  width = x.shape[1]
-  if width < _WIDE:
-    return product(x, x)
-  left, right = x[:, : width // 2], x[:, width // 2 :]
-  corner = product(left, right)
-  return jnp.block([[_second_moment(left), corner], [corner.T, _second_moment(right)]])
+  outputs: Any
+  targets: Any = None
+  weights: Any = None
 
 
 class Curvature:
   """Which block each parameter has, and fresh estimates of their factors.
 
-  Args:
-    predict: maps (params, batch) to the outputs of the model, [batch, n]: the
-      logits of a "categorical" or the means of a "normal" likelihood; or to a
-      pair (outputs, targets), which the empirical Fisher needs, with int
-      labels [batch] or float targets [batch, n].
-    params: the parameters or their shapes.
-    batch: an example batch or its shapes.
-    likelihood: the predictive distribution; "normal" has variance 1/2, so that
-      the negative log-likelihood is the squared error.
-    estimation: "sampled" (targets drawn from the model), "exact" (expectation
-      over classes) or "empirical" (the given targets).
-    token_averaging: see the module's docstring.
-    norms: "gradient" (plain gradient, as published) or "diagonal".
-    plain: regular expressions of parameter paths: they get no block, and need none.
+  Args: see `kfac.scale_by_kfac`.
 
   Raises:
-    ValueError: an unknown option, or a parameter without a block.
+    ValueError: an unknown option, a prediction that does not fit the likelihood, or a
+      parameter without a block.
   """
 
   def __init__(
@@ -104,116 +61,249 @@ class Curvature:
     params: Params,
     batch: Batch,
     *,
-    likelihood: str = "categorical",
+    likelihood: Any = "categorical",
     estimation: str = "sampled",
     token_averaging: str = "published",
     norms: str = "gradient",
-    plain: Sequence[str] = (),
+    plain: str | Sequence[str] = (),
+    max_factor: int = 8192,
+    axis_name: Any = None,
   ):
-    check_choice("likelihood", likelihood)
     check_choice("estimation", estimation)
     check_choice("token_averaging", token_averaging)
     check_choice("norms", norms)
-    for pattern in plain:
-      _check_pattern(pattern)
-    self._predict, self._plain = predict, plain
-    self._likelihood, self._estimation = likelihood, estimation
-    block_classes = {v: _block_class(token_averaging, v) for v in _VARIANTS}
-    self._estimator = kfac_jax.BlockDiagonalCurvature(
-      self._registered_loss,
-      default_estimation_mode=_MODES[estimation],
-      layer_tag_to_block_ctor=block_classes,
-      # What no layer registered becomes a generic block, refused below.
-      auto_register_kwargs=dict(register_only_generic=True),
-    )
+    self._likelihood = likelihood_of(likelihood)
+    self._user_predict, self._estimation, self._axis_name = predict, estimation, axis_name
+    self._published = token_averaging == "published"
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
-    self._batch_size = _outputs(jax.eval_shape(predict, *shapes))[0].shape[0]
-    try:
-      self._estimator.finalize(shapes)
-    except ValueError as e:
-      if "not assigned a block" not in str(e):
-        raise
+    self._check(*shapes)
+    leaves = jax.tree_util.tree_leaves_with_path(shapes[0])
+    self._leaves = {path_name(path): x for path, x in leaves}
+    self.names = tuple(self._leaves)
+    patterns = _patterns(plain, self.names)
+    calls = capture.calls(self._outputs, *shapes)
+    examples = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
+    self._layers = statistics.layers_of(calls, patterns, norms, max_factor, examples)
+    shared = [layer.block for layer in self._layers.values() if layer.shared]
+    if shared and estimation != "sampled":
       raise ValueError(
-        "K-FAC cannot see layers inside nn.scan: give it the same model with its layers one by"
-        " one, and wrap the optimizer with `optim.relayout`"
-      ) from e
-    self.blocks = self._list_blocks(shapes[0], norms, plain)
-
-  def _registered_loss(self, params: Params, batch: Batch) -> jax.Array:
-    with linen.registered_layers(self._plain) as plain:
-      outputs, targets = _outputs(self._predict(params, batch))
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    self._declared_plain = {path_name(k) for k, x in leaves if any(x is p for p in plain)}
-    outputs = outputs.astype(jnp.float32)
-    if self._likelihood == "categorical":
-      kfac_jax.register_softmax_cross_entropy_loss(outputs, targets)
-    else:
-      kfac_jax.register_squared_error_loss(outputs, targets)
-    return jnp.zeros(())
-
-  def _list_blocks(self, params: Params, norms: str, plain: Sequence[str]) -> tuple[Block, ...]:
-    """One `Block` for each of the estimator's, in the estimator's order."""
-    paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    leaves = jax.tree.leaves(params)
-    # Order inside a block is that of registration: kernel, bias; scale, shift.
-    index = self._estimator.params_vector_to_blocks_vectors(
-      jax.tree.unflatten(jax.tree.structure(params), range(len(leaves)))
-    )
-    blocks, uncovered = [], []
-    for block, members in zip(self._estimator.blocks, index):
-      names = tuple(paths[i] for i in members)
-      shapes = tuple(leaves[i].shape for i in members)
-      sizes, tokens = (), 0
-      if isinstance(block, kfac_jax.KroneckerFactored):
-        kind, sizes = "kronecker", tuple(block.array_shape)
-        tokens = math.prod(block.outputs_shapes[0][:-1]) // self._batch_size
-      elif isinstance(block, kfac_jax.NaiveDiagonal):
-        kind = "gradient"
-        listed = lambda name: any(re.search(p, name) for p in plain)
-        uncovered += [n for n in names if n not in self._declared_plain and not listed(n)]
-      else:
-        kind = norms
-      name = names[0].rpartition("/")[0] or names[0]
-      blocks.append(Block(name, kind, names, shapes, sizes, tokens))
-    if uncovered:
-      raise ValueError(
-        f"no K-FAC block covers the parameters {', '.join(uncovered)}: their layers are not"
-        " nn.Dense, nn.Conv or nn.LayerNorm and do not say what to make of them, or are inside"
-        " nn.remat; list them in `plain` to train them with the plain gradient"
+        f"{shared[0]} has rows without the batch axis, which needs sampled labels, not"
+        f" estimation={estimation!r}; broadcast its ids to the batch"
       )
-    return tuple(blocks)
+    self.blocks = self._list_blocks(shapes, calls, patterns)
 
-  def estimate(self, params: Params, batch: Batch, rng: jax.Array) -> dict[str, Any]:
-    """Fresh factors of one batch (traceable); `rng` decides the sampled targets.
+  def _predict(self, params: Params, batch: Batch) -> Answer:
+    answer = self._user_predict(params, batch)
+    if not isinstance(answer, tuple) or self._likelihood.is_output(answer):
+      answer = (answer,)
+    if len(answer) > 3 or any(isinstance(x, Mapping) for x in answer[1:]):
+      raise ValueError(
+        "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights);"
+        " an apply with `mutable` returns its collections too: leave them out"
+      )
+    return Answer(*answer)
+
+  def _outputs(self, params: Params, batch: Batch) -> Any:
+    outputs = self._predict(params, batch).outputs
+    return jax.tree.map(lambda y: y.astype(jnp.float32), outputs)
+
+  def _check(self, params: Params, batch: Batch) -> None:
+    """Refuses predictions that do not fit the likelihood."""
+    answer = jax.eval_shape(self._predict, params, batch)
+    self._likelihood.check(answer.outputs)
+    if self._estimation == "exact" and self._likelihood.factor is None:
+      raise ValueError('estimation="exact" needs a likelihood with a factor')
+    if self._estimation == "empirical" and answer.targets is None:
+      raise ValueError('estimation="empirical" needs predict to return (outputs, targets)')
+    aux = lambda p, b: [
+      x for x in jax.tree.leaves(self._predict(p, b)[1:]) if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    if capture.depends(aux, params, batch, lambda name: True, set()):
+      raise ValueError(
+        "the second part of the prediction depends on the parameters, so it is no targets;"
+        ' for means and variances use likelihood="normal_variance"'
+      )
+    for outputs in jax.tree.leaves(answer.outputs):
+      if answer.weights is not None:
+        _weights_like(answer.weights, outputs)
+
+  def _list_blocks(self, shapes, calls, patterns) -> tuple[Block, ...]:
+    """A `Block` for each layer, and one for each parameter that has no curvature."""
+    leaves = self._leaves
+    blocks = {
+      name: self._block(layer, shapes) for layer in self._layers.values() for name in layer.names
+    }
+    covered = {path for block in blocks.values() for path in block.paths}
+    if leaking := self._leaking(shapes, covered):
+      raise ValueError(
+        f"the parameters {', '.join(leaking)} are also used outside of their layers, which K-FAC"
+        " cannot see; list them in `plain` to train them with the plain gradient"
+      )
+    listed = lambda name: any(re.search(p, name) for p in patterns)
+    views = {}
+    for call in calls:
+      for name in call.shapes:
+        views["/".join(map(str, (*call.path, name)))] = call.view
+    free = [name for name in leaves if name not in covered]
+    wanted = lambda view: isinstance(view, layer_views.ScaleAndShift) or view == layer_views.Plain()
+    unknown = [n for n in free if not listed(n) and not wanted(views.get(n))]
+    used = lambda name: capture.depends(self._outputs, *shapes, lambda n: n == name, set())
+    if unknown := [name for name in unknown if used(name)]:
+      reasons = {views[n].reason for n in unknown if isinstance(views.get(n), layer_views.Plain)}
+      why = f" ({', '.join(sorted(reasons))})" if reasons else ""
+      raise ValueError(
+        f"no K-FAC block covers the parameters {', '.join(unknown)}{why}: list them in `plain` to"
+        " train them with the plain gradient, or let their layer say by its attribute"
+        f" `curvature` how it uses them ({', '.join(layer_views.DECLARED)})"
+      )
+    classes = {"/".join(map(str, call.path)): call.layer for call in calls}
+    for name in free:
+      layer = name.rpartition("/")[0]
+      own = tuple(n for n in free if n.rpartition("/")[0] == layer) if layer else (name,)
+      shapes_of = tuple(leaves[n].shape for n in own)
+      blocks[name] = Block(layer or name, "gradient", own, shapes_of, layer=classes.get(layer, ""))
+    return tuple(dict.fromkeys(blocks[name] for name in leaves))
+
+  def _leaking(self, shapes, covered: set[str]) -> list[str]:
+    held = set(self._layers)
+    depends = lambda chosen: capture.depends(self._outputs, *shapes, chosen, held)
+    if not depends(covered.__contains__):
+      return []
+    return [name for name in sorted(covered) if depends(lambda n, name=name: n == name)]
+
+  def _block(self, layer: statistics.Layer, shapes) -> Block:
+    full = tuple(self._leaves[name].shape for name in layer.names)
+    name = layer.block
+    common = dict(layer=layer.call.layer, stacked=layer.stacked)
+    if isinstance(layer.call.view, layer_views.ScaleAndShift):
+      return Block(name, "diagonal", layer.names, full, **common)
+    batch = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
+    batch = 1 if layer.shared else batch
+    sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
+    diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
+    rows = sum(math.prod(c.rows) for c in layer.calls) // batch
+    common |= dict(diagonal=diagonal, axes=layer.call.view.axes)
+    return Block(name, "kronecker", layer.names, full, sizes, rows, **common)
+
+  def estimate(self, params: Params, batch: Batch, rng: Any = None) -> dict[str, Any]:
+    """Fresh factors of one batch of any size (traceable); `rng` decides the sampled targets.
 
     Returns:
       `Kronecker` or `Diagonal` by name of the block, without the "gradient" ones.
     """
-    weights = dict(ema_old=0.0, ema_new=1.0, identity_weight=0.0, batch_size=self._batch_size)
-    arguments = params, batch
-    state = self._estimator.update_curvature_matrix_estimate(
-      self._estimator.init(rng, arguments, None, None), rng=rng, func_args=arguments, **weights
+    weights, counts = self._weights(params, batch)
+    companions = {path: layer.companions(counts) for path, layer in self._layers.items()}
+    companions = axes.varying(companions, self._axis_name)
+
+    def answer(params, batch):
+      answer = self._predict(params, batch)
+      return jax.tree.map(lambda y: y.astype(jnp.float32), answer.outputs), answer.targets
+
+    outputs, targets, pullback = capture.sums(answer, params, companions, batch)
+    outputs = jax.lax.stop_gradient(outputs)
+    first = jax.tree.leaves(outputs)[0]
+    counted = jnp.ones(len(first)) if counts is None else counts.reshape(len(counts), -1).any(1)
+    examples = counted.sum(dtype=jnp.float32)
+    rows = jax.tree.map(lambda y: _rows(weights, y), outputs)
+    if self._axis_name is not None:
+      examples, rows = jax.lax.psum((examples, rows), self._axis_name)
+    scales = jax.tree.map(lambda y, n: _scales(weights, y) * n**-0.5, outputs, rows)
+    sums = self._sums(outputs, targets, pullback, scales, rng)
+    if self._axis_name is not None:
+      sums = jax.lax.psum(sums, self._axis_name)
+    return {
+      layer.block: layer.factors(sums[path], examples, self._published)
+      for path, layer in self._layers.items()
+    }
+
+  def _weights(self, params: Params, batch: Batch) -> tuple[Any, Any]:
+    """The weights of outputs, and whether examples (or, of tokens, rows) count; or None."""
+    weights = self._predict(params, batch).weights
+    if weights is None:
+      return None, None
+    outputs = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0]
+    weights = _weights_like(weights, outputs)
+    rows = max(outputs.ndim - 1, 1)
+    counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
+    return weights, counts.astype(jnp.float32)
+
+  def _sums(self, outputs, targets, pullback, scales, rng) -> Any:
+    """The sums over rows, with gradients of the labels that `estimation` says."""
+    pull = lambda gradient: pullback(jax.tree.map(jnp.multiply, gradient, scales))
+    if self._estimation == "empirical":
+      return pull(self._likelihood.gradient(outputs, targets))
+    if self._estimation == "sampled":
+      if rng is None:
+        raise ValueError('estimation="sampled" needs the argument rng, a key')
+      if self._axis_name is not None:
+        rng = jax.random.fold_in(rng, jax.lax.axis_index(self._axis_name))
+      return pull(self._likelihood.gradient(outputs, self._likelihood.sample(rng, outputs)))
+    # One backward pass for each column of the factor of the Fisher matrix of the outputs.
+    leaves, structure = jax.tree.flatten(outputs)
+    sizes = [math.prod(y.shape[1:]) for y in leaves]
+
+    def column(i):
+      parts = jnp.split(jnp.arange(sum(sizes)) == i, list(_partial_sums(sizes))[:-1])
+      parts = [jnp.broadcast_to(p.reshape(y.shape[1:]), y.shape) for p, y in zip(parts, leaves)]
+      v = structure.unflatten([p.astype(jnp.float32) for p in parts])
+      return pull(self._likelihood.factor(outputs, v))
+
+    add = lambda total, i: (jax.tree.map(jnp.add, total, column(i)), None)
+    # Inputs and numbers of rows do not depend on the labels: they are summed once.
+    once = pull(jax.tree.map(jnp.ones_like, outputs))
+    zeros = jax.tree.map(jnp.zeros_like, once)
+    total, _ = jax.lax.scan(add, zeros, jnp.arange(sum(sizes)))
+    return {path: statistics.inputs_once(once[path], total[path]) for path in once}
+
+
+def _patterns(plain: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+  """The regular expressions of `plain`, each of which matches a parameter."""
+  patterns = ((plain,) if plain else ()) if isinstance(plain, str) else tuple(plain)
+  for pattern in patterns:
+    try:
+      matches = any(re.search(pattern, name) for name in names)
+    except (re.error, TypeError) as e:
+      raise ValueError(f"plain is {pattern!r}, no regular expression: {e}") from e
+    if not matches:
+      raise ValueError(
+        f"plain is {pattern!r}, which matches no parameter; they are {', '.join(names)}"
+      )
+  return patterns
+
+
+def _weights_like(weights: Any, outputs: Any) -> Any:
+  """Weights without trailing axes of 1, which must begin the shape of the outputs."""
+  shape = weights.shape
+  while len(shape) > 1 and shape[-1] == 1:
+    shape = shape[:-1]
+  if shape != outputs.shape[: len(shape)] or not shape:
+    raise ValueError(
+      f"weights have shape {tuple(weights.shape)}; allowed for outputs {tuple(outputs.shape)}:"
+      f" {', '.join(str(outputs.shape[:n]) for n in range(1, outputs.ndim + 1))}"
     )
-    # kfac-jax normalises the empirical Fisher by batch^2; here it is a mean of
-    # per-example products, as the other two estimates are.
-    scale = self._batch_size if self._estimation == "empirical" else 1.0
-    estimates = {}
-    for block, fresh in zip(self.blocks, state.blocks_states):
-      if block.kind == "kronecker":
-        inputs, outputs = (factor.value for factor in fresh.factors)
-        estimates[block.name] = Kronecker(inputs, outputs * scale)
-      elif block.kind == "diagonal":
-        values = (factor.value * scale for factor in fresh.diagonal_factors)
-        estimates[block.name] = Diagonal(tuple(values))
-    return estimates
+  return weights.reshape(shape) if hasattr(weights, "reshape") else weights
 
 
-def _outputs(prediction: Any) -> tuple[Any, Any]:
-  return prediction if isinstance(prediction, tuple) else (prediction, None)
+def _rows(weights: jax.Array | None, outputs: jax.Array) -> jax.Array:
+  """The sum of the weights of rows; a row of outputs with weights of their own has the largest."""
+  if weights is None:
+    return jnp.float32(math.prod(outputs.shape[:-1]))
+  if weights.ndim == outputs.ndim:
+    total = weights.max(axis=-1).sum()
+  else:
+    total = weights.sum() * math.prod(outputs.shape[weights.ndim : -1])
+  return jnp.maximum(total, 1e-30)  # a batch of padding alone
 
 
-def _check_pattern(pattern: str) -> None:
-  try:
-    re.compile(pattern)
-  except re.error as e:
-    raise ValueError(f"plain is {pattern!r}, no regular expression: {e}") from e
+def _scales(weights: jax.Array | None, y: jax.Array) -> jax.Array:
+  """The square roots of the weights, as outputs y are scaled by them."""
+  if weights is None:
+    return jnp.ones(())
+  return jnp.sqrt(weights).reshape(*weights.shape, *(1,) * (y.ndim - weights.ndim))
+
+
+def _partial_sums(sizes: list[int]) -> Any:
+  total = 0
+  for size in sizes:
+    total += size
+    yield total

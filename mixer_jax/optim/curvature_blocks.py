@@ -9,7 +9,7 @@ from mixer_jax.options import Option
 # Values of the options of K-FAC that take names.
 CHOICES = {
   "damping_type": ("exact", "factored"),
-  "likelihood": ("categorical", "normal"),
+  "likelihood": ("categorical", "normal", "bernoulli", "normal_variance"),
   "estimation": ("sampled", "exact", "empirical"),
   "token_averaging": ("published", "expand"),
   "norms": ("gradient", "diagonal"),
@@ -28,11 +28,20 @@ Norms = _option("norms", "curvature of normalisations: none, or a diagonal")
 PreconditionDtype = _option("precondition_dtype", "operands of the products that precondition")
 
 
-class Kronecker(NamedTuple):
-  """The factors of a dense layer, float32: A [d_in (+ 1 with a bias), same], G [d_out, d_out]."""
+class Diagonals(NamedTuple):
+  """A factor of which the diagonal is kept, float32 [d]."""
 
-  inputs: jax.Array
-  outputs: jax.Array
+  values: jax.Array
+
+
+class Kronecker(NamedTuple):
+  """The factors of a dense layer, float32: A [d_in (+ 1 with a bias), same], G [d_out, d_out].
+
+  Either may be `Diagonals`. Layers that `nn.scan` stacks have one more axis in front.
+  """
+
+  inputs: Any
+  outputs: Any
 
 
 class Diagonal(NamedTuple):
@@ -51,14 +60,23 @@ class Block(NamedTuple):
     shapes: the parameters' shapes.
     factor_sizes: (d_in [+ 1], d_out) of a Kronecker block, else ().
     tokens: how many rows of an example share a Kronecker block's weights, else 0.
+    layer: the name of its class, "Dense".
+    diagonal: which of the two factors are diagonal.
+    stacked: leading axes of all arrays, where the block stands for several layers.
+    axes: permutation of the kernel's axes, without the stacked ones, that puts inputs before
+      outputs; (): as it is.
   """
 
   name: str
   kind: Literal["kronecker", "diagonal", "gradient"]
   paths: tuple[str, ...]
   shapes: tuple[tuple[int, ...], ...]
-  factor_sizes: tuple[int, ...]
-  tokens: int
+  factor_sizes: tuple[int, ...] = ()
+  tokens: int = 0
+  layer: str = ""
+  diagonal: tuple[bool, bool] = (False, False)
+  stacked: tuple[int, ...] = ()
+  axes: tuple[int, ...] = ()
 
 
 def check_choice(option: str, value: str) -> None:

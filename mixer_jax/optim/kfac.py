@@ -6,20 +6,24 @@ A, G of `curvature.py` averaged over steps. The defaults are the settings of
 "Analyzing the Effectiveness of K-FAC on Training MLP-Mixers" and of its code.
 """
 
-import functools
-from importlib import metadata
+import inspect
 from typing import Annotated, Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import algebra, curvature_blocks
+from mixer_jax import options as options_lib
+from mixer_jax.optim import algebra, axes, curvature_blocks
 from mixer_jax.optim.curvature_blocks import check_choice, path_name
-from mixer_jax.options import COUNT, TINY, Option, OptionsOf
-from mixer_jax.runtime.imports import without
+from mixer_jax.optim.factors import curvature_of
+from mixer_jax.options import COUNT, TINY, Option
 
 Schedule = Callable[[jax.Array], jax.Array]
+
+
+# Options for runs of hundreds of steps; the defaults are made for tens of thousands.
+SHORT_RUN = {"damping": 1e-2, "factor_decay": 0.8, "factor_period": 5, "inverse_period": 20}
 
 
 class ScaleByKfacState(NamedTuple):
@@ -44,6 +48,11 @@ _FactorPeriod = Annotated[int, Option("updates between renewals of the factors",
 _InversePeriod = Annotated[int, Option("updates between renewals of the inverses", 1, COUNT)]
 _DECAY_FROM = Option("first update that decays; None: 20 factor periods", 0, COUNT)
 _IdentityStart = Annotated[bool, Option("start the averages of the factors at the identity")]
+_MAX_FACTOR = 8192
+_MaxFactor = Annotated[
+  int | None, Option("rows above which a factor is kept as its diagonal; None: 8,192", 1, COUNT)
+]
+_ARGUMENTS = ("learning_rate", "predict", "params", "batch")
 _PLAIN = "regular expression of parameter paths that take the plain gradient"
 
 
@@ -60,13 +69,15 @@ def scale_by_kfac(
   norm_constraint: float | None = None,
   learning_rate: float | Schedule | None = None,
   identity_start: _IdentityStart = True,
-  likelihood: str = "categorical",
+  likelihood: Any = "categorical",
   estimation: curvature_blocks.Estimation = "sampled",
   token_averaging: curvature_blocks.TokenAveraging = "published",
   norms: curvature_blocks.Norms = "gradient",
   plain: Annotated[str, Option(_PLAIN)] = "",
+  max_factor: _MaxFactor = None,
   precondition_dtype: curvature_blocks.PreconditionDtype = "float32",
   mesh: jax.sharding.Mesh | None = None,
+  axis_name: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
 
@@ -78,11 +89,13 @@ def scale_by_kfac(
   tree is passed as a third extra argument, `model_params`.
 
   Args:
-    predict: maps (params, batch) to the model's outputs [batch, n], or to
-      (outputs, targets) for `estimation="empirical"`. Linen layers inside it
-      register themselves.
+    predict: maps (params, batch) to the model's outputs [batch, n] or
+      [batch, tokens, n], to (outputs, targets) or to (outputs, targets, weights).
+      `estimation="empirical"` needs targets: int labels, or floats like the outputs.
+      Weights [batch] or [batch, tokens] (or like "normal" outputs) are those of the
+      loss; rows of weight 0 count in no factor.
     params: the parameters, or their shapes.
-    batch: an example batch, or its shapes; later batches have the same shapes.
+    batch: an example batch, or its shapes; later batches may have any size.
     damping: added to the curvature, which has the units of loss / parameter^2;
       positive, or a schedule of the update count.
     damping_type: "exact" adds it to the eigenvalues of the product A (x) G, as
@@ -97,38 +110,59 @@ def scale_by_kfac(
       preconditioned parameters; None: no constraint.
     learning_rate: the rate that the chain applies later; the norm constraint
       needs it.
-    identity_start: start the averages at the identity, as published, instead of
-      at the first estimate. It keeps the first inverses finite where a zero head
-      makes all other gradient factors zero.
-    likelihood: "categorical" or "normal", the predictive distribution.
+    identity_start: start the averages at the identity, as published. It keeps the first
+      inverses finite where a zero head makes all other gradient factors zero. False: the
+      averages are of the estimates alone, each weighted by factor_decay^age, and the weights
+      sum to 1.
+    likelihood: the predictive distribution of a row of outputs, "categorical" (logits),
+      "normal" (means; minus the log-likelihood is the sum of squares, without one half),
+      "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
+      `Likelihood` of one's own; or, for outputs that are a mapping, a mapping of these or of
+      pairs (weight, likelihood).
     estimation: "sampled", "exact" or "empirical" Fisher.
     token_averaging: "published" or "expand", see `curvature.py`.
     norms: "gradient" leaves normalisation parameters to the plain gradient, as
       published; "diagonal" divides it by their Fisher diagonal plus damping.
     plain: a regular expression, or several, of the paths of parameters that are left to
-      the gradient: parameters that no layer announces, and layers with factors too large
-      to invert, such as a head of 21,841 classes ("^head/"). "": none.
+      the gradient: parameters that no layer announces, and layers that shall have no
+      curvature ("^head/"). "": none.
+    max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes);
+      None is 8,192.
     precondition_dtype: of the operands of the products that precondition,
       "float32" or "bfloat16"; sums are float32, and factors and inverses are kept
       so. NVIDIA GPUs round float32 operands to TF32, unless
       `jax_default_matmul_precision` says otherwise.
     mesh: the devices of the caller's step, which share the inversions: each
       matrix on one of them. None: every device inverts all.
+    axis_name: name of the axis, or names, of `pmap` or `shard_map` over which the batch is
+      spread; not needed under `jit`.
 
   Returns:
     A transform with a `ScaleByKfacState`. Chain it with momentum and a learning rate,
     or use `kfac`.
 
   Raises:
-    ValueError: an option out of range, or a parameter that no block covers.
+    ValueError: an option out of range, a prediction that does not fit the likelihood, or a
+      parameter that no block covers.
     ImportError: the installed kfac-jax does not work with the installed JAX.
   """
   _check_options(damping, damping_type, factor_decay, factor_period, inverse_period)
   check_choice("precondition_dtype", precondition_dtype)
+  max_factor = max_factor or _MAX_FACTOR  # no number by default: inject_hyperparams traces these
   if norm_constraint is not None and learning_rate is None:
     raise ValueError("norm_constraint needs the learning_rate that the chain applies")
-  options = dict(estimation=estimation, token_averaging=token_averaging, norms=norms, plain=plain)
-  curvature = _curvature(predict, params, batch, likelihood=likelihood, **options)
+  curvature = curvature_of(
+    predict,
+    params,
+    batch,
+    likelihood=likelihood,
+    estimation=estimation,
+    token_averaging=token_averaging,
+    norms=norms,
+    plain=plain,
+    max_factor=max_factor,
+    axis_name=axis_name,
+  )
   exact = damping_type == "exact"
   invert = algebra.exact_inverses if exact else algebra.factored_inverses
 
@@ -140,19 +174,20 @@ def scale_by_kfac(
     }
     return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses)
 
-  def update_fn(updates, state, params=None, *, batch, rng, model_params=None, **extra):
+  def update_fn(updates, state, params=None, *, batch, rng=None, model_params=None, **extra):
     del extra
-    if params is None and model_params is None:
-      raise ValueError(optax.NO_PARAMS_MSG)
-    whole = params if model_params is None else model_params
+    whole = _whole(params if model_params is None else model_params, curvature.names)
+    axes.check(axis_name)
     lam = damping(state.count) if callable(damping) else damping
 
     def renewed_factors():
-      fresh = curvature.estimate(whole, batch, rng)
-      weight = 1.0 - factor_decay
-      if not identity_start:  # an average without bias towards its start
-        weight = weight / (1.0 - factor_decay ** (state.count // factor_period + 1.0))
-      mix = lambda old, new: old + weight * (new - old)
+      fresh = axes.automatic(curvature.estimate, (whole, batch))(whole, batch, rng)
+      # The weight of the newest of n + 1 estimates, (1 - decay) / (1 - decay^(n + 1)), is 1
+      # exactly for the first: the identity would not vanish otherwise.
+      log, renewals = jnp.log(jnp.float32(factor_decay)), state.count // factor_period + 1
+      unbiased = jnp.expm1(log) / jnp.expm1(renewals * log)
+      weight = jnp.where(identity_start, jnp.float32(1.0 - factor_decay), unbiased)
+      mix = lambda old, new: (1.0 - weight) * old + weight * new
       return {name: jax.tree.map(mix, old, fresh[name]) for name, old in state.factors.items()}
 
     factors = jax.lax.cond(state.count % factor_period == 0, renewed_factors, lambda: state.factors)
@@ -163,7 +198,7 @@ def scale_by_kfac(
     )
     gradients, directions = _by_path(updates), {}
     for block in curvature.blocks:
-      if own := factors.get(block.name):
+      if block.kind != "gradient" and (own := factors.get(block.name)):
         inverse = inverses.get(block.name)
         directions |= algebra.precondition(block, gradients, own, inverse, lam, precondition_dtype)
     if norm_constraint is not None:
@@ -189,7 +224,7 @@ def kfac(
   decay_from: Annotated[int | None, _DECAY_FROM] = None,
   norm_constraint: Annotated[float | None, Option("kl_clip; 0 allows no step", 0)] = 1e-2,
   factor_period: _FactorPeriod = 10,
-  **options: Annotated[Any, OptionsOf(scale_by_kfac)],
+  **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """The published K-FAC optimizer, complete: precondition, clip, decay, momentum, step.
 
@@ -204,82 +239,47 @@ def kfac(
     decay_from: the first update that decays; None is 20 factor periods, as in
       the published code, which lets the curvature settle first.
   """
+  allowed = [name for name in inspect.signature(kfac).parameters if name not in _ARGUMENTS]
+  if unknown := sorted(set(options) - set(allowed)):
+    raise TypeError(f"K-FAC has no option {unknown[0]!r}; allowed: {', '.join(allowed)}")
   if decay_from is None:
     decay_from = 20 * factor_period
   decay = lambda count: weight_decay * (count >= decay_from)
+  undecayed = isinstance(weight_decay, int | float) and not weight_decay
   options |= dict(norm_constraint=norm_constraint, factor_period=factor_period)
   return optax.chain(
     scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options),
-    optax.add_decayed_weights(decay, decay_mask) if weight_decay else optax.identity(),
+    optax.identity() if undecayed else optax.add_decayed_weights(decay, decay_mask),
     optax.trace(momentum),
     optax.scale_by_learning_rate(learning_rate),
   )
 
 
-def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
-  """The tuple of `curvature_blocks.Block` that `scale_by_kfac` of these arguments uses."""
-  return _curvature(predict, params, batch, **options).blocks
-
-
-def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
-  """Estimates the factors of one batch, without any average over steps.
-
-  Arguments are as of `scale_by_kfac`, and `rng`, a key for sampled targets.
-
-  Returns:
-    By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
-    `Diagonal`.
-  """
-  return _curvature(predict, params, batch, **options).estimate(params, batch, rng)
-
-
-def _curvature(predict: Callable, params: Any, batch: Any, plain: Any = "", **options: Any):
-  """The curvature of a model, traced once for all optimizers of the same model and batch."""
-  plain = (plain,) * bool(plain) if isinstance(plain, str) else tuple(plain)
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
-  leaves, structure = jax.tree.flatten(shapes)
-  arguments = predict, structure, tuple(leaves), tuple(sorted({**options, "plain": plain}.items()))
-  try:
-    return _traced(*arguments)
-  except TypeError:  # a callable without a hash
-    return _traced.__wrapped__(*arguments)
-
-
-@functools.lru_cache(maxsize=4)
-def _traced(predict, structure, leaves, options):
-  params, batch = jax.tree.unflatten(structure, leaves)
-  return _curvature_module().Curvature(predict, params, batch, **dict(options))
-
-
-def _curvature_module():
-  """Imports kfac-jax on demand: all else runs without it."""
-  try:
-    with without("tensorflow"):  # its TensorFlow Probability would import it
-      from mixer_jax.optim import curvature
-  except (ImportError, AttributeError) as e:
-    raise ImportError(
-      f"K-FAC needs a kfac-jax that works with JAX {jax.__version__} ({_kfac_version()} is"
-      f" installed; 0.0.8 works with jax >= 0.8.3, < 0.9.2): {e}"
-    ) from e
-  return curvature
-
-
-def _kfac_version() -> str:
-  try:
-    return f"kfac-jax {metadata.version('kfac-jax')}"
-  except metadata.PackageNotFoundError:
-    return "no kfac-jax"
+kfac.__signature__ = options_lib.signature(kfac, scale_by_kfac)
 
 
 def _check_options(damping, damping_type, factor_decay, factor_period, inverse_period):
-  if isinstance(damping, int | float) and not damping > 0:
+  known = lambda x: isinstance(x, int | float)  # not traced
+  if known(damping) and not damping > 0:
     raise ValueError(f"damping is {damping}; it must be above 0")
   check_choice("damping_type", damping_type)
-  if not 0 <= factor_decay < 1:
+  if known(factor_decay) and not 0 <= factor_decay < 1:
     raise ValueError(f"factor_decay is {factor_decay}; it must be in [0, 1)")
   for name, period in (("factor_period", factor_period), ("inverse_period", inverse_period)):
-    if period < 1:
+    if known(period) and period < 1:
       raise ValueError(f"{name} is {period}; it must be at least 1")
+
+
+def _whole(params: Any, names: tuple[str, ...]) -> Any:
+  """The parameters of the model, all of them."""
+  if params is None:
+    raise ValueError("K-FAC's update needs params: tx.update(grads, state, params, batch=batch)")
+  if missing := set(names) - set(_by_path(params)):
+    raise ValueError(
+      f"K-FAC's update needs all parameters, but {sorted(missing)[0]} is hidden; pass the whole"
+      " tree as the extra argument model_params"
+    )
+  return params
 
 
 def _constrain(directions, gradients, rate, norm_constraint):

@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, reason
 from mixer_jax.options import Group, shown
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 
@@ -34,9 +34,11 @@ class Aux(NamedTuple):
 class Prediction(NamedTuple):
   """The answer of a model to a batch."""
 
-  outputs: jax.Array  # [batch, n] logits of a "categorical" or means of a "normal" distribution
-  targets: Any  # int labels [batch], or float targets [batch, n]
-  weights: Any = None  # of the outputs, broadcast to their shape, 0 for padding; None: all 1
+  # Logits of a "categorical", means of a "normal" distribution, [batch, n] or [batch, tokens, n].
+  outputs: jax.Array
+  targets: Any  # int labels [batch(, tokens)], or float targets like the outputs
+  # Those of the loss, [batch] or [batch, tokens], of "normal" outputs also like them; 0 is padding.
+  weights: Any = None
 
 
 class Task(Protocol):
@@ -136,9 +138,13 @@ def find(name: str) -> type[Task]:
   module, _, class_name = TASKS.get(name, name).partition(":")
   if not class_name:
     raise UserError(f"task is {shown(name)}; allowed: {', '.join(TASKS)} or module.path:Class")
-  kinds = (ImportError, AttributeError, ValueError, TypeError)
-  with told(f"task is {shown(name)}, which cannot be imported", *kinds):
+  try:
     found = getattr(importlib.import_module(module), class_name)
+  except (ImportError, AttributeError, ValueError, TypeError) as e:
+    absent = getattr(e, "name", None) if isinstance(e, ModuleNotFoundError) else None
+    here = f"; start it where {module!r} can be imported, or set PYTHONPATH"
+    here = here if absent and f"{module}.".startswith(f"{absent}.") else ""
+    raise UserError(f"task is {shown(name)}, which cannot be imported: {reason(e)}{here}") from e
   if not isinstance(getattr(found, "options", None), Mapping):
     raise UserError(f"task is {shown(name)}, which is no task; see tasks.Task")
   return found

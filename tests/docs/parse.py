@@ -79,7 +79,7 @@ def main() -> None:
       _parse(module, arguments)
       results.append(None)
     except (Exception, SystemExit) as e:
-      results.append(f"{type(e).__name__}: {' '.join(str(e).split())[-300:]}")
+      results.append(f"{type(e).__name__}: {' '.join(str(e).split())[-600:]}")
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)
     flags.FLAGS.unparse_flags()

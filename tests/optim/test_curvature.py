@@ -204,15 +204,17 @@ def test_layers_declare_their_blocks():
   x = np.random.default_rng(0).normal(size=(4, 5, 5, 2)).astype(np.float32)
   params = Net().init(jax.random.key(0), x)["params"]
   predict = lambda p, b: Net().apply({"params": p}, b)
-  kinds = {b.paths: b.kind for b in optim.kfac_blocks(predict, params, x, norms="diagonal")}
+  with pytest.raises(ValueError, match="grouped/kernel .a grouped nn.Conv.: list them in `plain`"):
+    optim.kfac_blocks(predict, params, x, norms="diagonal")
+  blocks = optim.kfac_blocks(predict, params, x, norms="diagonal", plain="^grouped/")
+  kinds = {b.paths: b.kind for b in blocks}
   assert kinds == {
     ("affine/scale", "affine/bias"): "diagonal",
     ("scale/scale",): "diagonal",
     ("gated/inner/kernel", "gated/inner/bias"): "kronecker",
     ("head/kernel", "head/bias"): "kronecker",
     ("gated/gate",): "gradient",
-    ("grouped/kernel",): "gradient",
-    ("grouped/bias",): "gradient",
+    ("grouped/bias", "grouped/kernel"): "gradient",
   }
 
 

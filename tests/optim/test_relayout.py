@@ -1,6 +1,5 @@
 """An optimizer in another layout, against itself in its own."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,20 +48,3 @@ def test_optimizers_that_go_by_tensor_are_built_in_the_inner_layout(name):
   keys = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(state) if path[-1:]
           and hasattr(path[-1], "key")}  # fmt: skip
   assert keys == ({"both"} if name == "sgd" else {"a", "b"})
-
-
-class Stack(nn.Module):
-  """Two layers in a loop."""
-
-  @nn.compact
-  def __call__(self, x):
-    step = lambda layer, x, _: (layer(x), None)
-    loop = nn.scan(step, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
-    return loop(nn.Dense(4), x, None)[0]
-
-
-def test_kfac_says_that_it_cannot_see_into_a_scan():
-  x = jnp.ones((3, 4))
-  params = Stack().init(jax.random.key(0), x)["params"]
-  with pytest.raises(ValueError, match=r"layers inside nn\.scan.*optim\.relayout"):
-    optim.kfac(0.1, lambda params, x: Stack().apply({"params": params}, x), params, x)

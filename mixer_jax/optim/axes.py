@@ -1,0 +1,38 @@
+"""Axes of devices around K-FAC: manual ones, where a batch is spread by hand, and explicit ones."""
+
+from typing import Any, Callable
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+
+def check(axis_name: Any) -> None:
+  """Refuses devices that would go apart, each with statistics of its own part of a batch."""
+  before_0_10 = getattr(jax.core, "unsafe_get_axis_names_DO_NOT_USE", tuple)  # pmap's, there
+  manual = {*jax.sharding.get_abstract_mesh().manual_axes, *before_0_10()}
+  names = {axis_name} if isinstance(axis_name, str) else set(axis_name or ())
+  if manual - names:
+    raise ValueError(
+      f"K-FAC is inside shard_map or pmap over {', '.join(sorted(map(str, manual)))}; name the axes"
+      " over which the batch is spread: axis_name"
+    )
+
+
+def automatic(estimate: Callable, arrays: Any) -> Callable:
+  """Under a mesh of explicit axes, leaves the sharding of what is inside to the compiler."""
+  for x in jax.tree.leaves(arrays):
+    mesh = jax.typeof(x).sharding.mesh
+    axes = [n for n, kind in zip(mesh.axis_names, mesh.axis_types) if kind == AxisType.Explicit]
+    if axes:
+      whole = NamedSharding(mesh, PartitionSpec())
+      return jax.sharding.auto_axes(estimate, axes=tuple(axes), out_sharding=whole)
+  return estimate
+
+
+def varying(tree: Any, axis_name: Any) -> Any:
+  """Arrays that every device of a manual axis has of its own, as a checked `shard_map` asks."""
+  if axis_name is None or not jax.sharding.get_abstract_mesh().manual_axes:
+    return tree
+  if hasattr(jax.lax, "pcast"):
+    return jax.tree.map(lambda x: jax.lax.pcast(x, axis_name, to="varying"), tree)
+  return jax.tree.map(lambda x: jax.lax.pvary(x, axis_name), tree)

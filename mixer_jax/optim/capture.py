@@ -1,0 +1,315 @@
+"""Statistics of layers from one forward and one backward pass of any Linen model.
+
+Each layer's parameters get companions: zeros of the shapes of its statistics, in the same
+tree. An interceptor ties them to the layer's output by a custom derivative: the gradient
+with respect to a companion is the sum of the statistic over the layer's rows. Whatever a
+model does with its parameters (`nn.scan`, `nn.remat`, `nn.vmap`, `jit`, a layer used twice)
+it does with their companions, and JAX's own rules of differentiation stack, slice and add.
+"""
+
+import contextlib
+import functools
+import inspect
+import itertools
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax.optim import kfac_jax_blocks, layer_views
+from mixer_jax.optim.curvature_blocks import path_name
+
+# The name of the companions, beside those of a layer's parameters.
+_COMPANION = "_curvature"
+_SERIAL = itertools.count()
+Path = tuple[Any, ...]
+
+
+class Call(NamedTuple):
+  """A call of a layer, as the first trace finds it.
+
+  Attributes:
+    path: of the layer's parameters in the whole tree.
+    layer: the name of its class.
+    view: see `layer_views.view`.
+    stacked: leading axes that `nn.scan` or `nn.vmap` takes off its parameters.
+    shapes: of its own parameters inside, by name.
+    rows: leading shape of its rows; () of a layer without.
+    mapped: whether `jax.vmap` has taken the batch axis off its rows.
+    kind: "use", or "head" for an embedding's transposed use.
+  """
+
+  path: Path
+  layer: str
+  view: layer_views.View
+  stacked: tuple[int, ...]
+  shapes: dict[str, tuple[int, ...]]
+  rows: tuple[int, ...]
+  mapped: bool
+  kind: str
+
+
+def calls(predict: Callable, params: Any, batch: Any) -> list[Call]:
+  """Every call of a layer with parameters of the tree `params`, from one abstract trace.
+
+  Raises:
+    ValueError: parameters that are scanned over another axis than the first.
+  """
+  nodes = dict(_nodes(params))
+  paths, serial = list(nodes), next(_SERIAL)
+  # A companion's shape survives every transformation and says which node it belongs to. The
+  # serial number keeps `jit` from answering with a trace that it has in its cache. NumPy's
+  # arrays, since JAX would compile a program for each of these shapes.
+  markers = {
+    path: np.zeros((*_largest(own).shape, i, serial, 0), np.float32)
+    for i, (path, own) in enumerate(nodes.items())
+  }
+  found = []
+
+  def note(view, module, companion, args, y):
+    *inside, i, of, _ = companion.shape
+    if of != serial:
+      return y
+    path, own = paths[i], layer_views.own_params(module)
+    shapes = {name: x.shape for name, x in own.items() if name != _COMPANION}
+    if tuple(inside) != _largest(own).shape:
+      raise ValueError(f"{'/'.join(map(str, path))} is scanned over another axis than the first")
+    whole = _largest(nodes[path]).shape
+    stacked = whole[: len(whole) - len(inside)]
+    rows = ()
+    if isinstance(view, layer_views.Dense):
+      rows = jax.eval_shape(view.inputs, args[0]).shape[: None if view.ids else -1]
+    elif isinstance(view, layer_views.ScaleAndShift):
+      rows = args[0].shape
+    kind = "head" if getattr(view, "transposed", False) else "use"
+    mapped = type(args[0]).__name__ == "BatchTracer"
+    found.append(Call(path, type(module).__name__, view, stacked, shapes, rows, mapped, kind))
+    return y
+
+  with _intercepted(note):
+    jax.eval_shape(lambda p, b: predict(_with(p, markers), b), params, batch)
+  return found
+
+
+def sums(
+  predict: Callable, params: Any, companions: Mapping[Path, Any], batch: Any
+) -> tuple[Any, Any, Callable[[Any], dict[Path, Any]]]:
+  """Runs the model once, forward.
+
+  Args:
+    predict: maps (params, batch) to (outputs, aux).
+    companions: zeros by layer path, of `companion`'s structure.
+
+  Returns:
+    The outputs, the aux, and a function from the gradient of the outputs to the sums of all
+    statistics (`companion`'s structure).
+  """
+
+  def outputs(companions):
+    with _intercepted(_tie):
+      return predict(_with(params, companions), batch)
+
+  y, pullback, aux = jax.vjp(outputs, dict(companions), has_aux=True)
+  return y, aux, lambda gradient: pullback(gradient)[0]
+
+
+def companion(shapes: Mapping[str, tuple[int, ...]], stacked: tuple[int, ...]) -> dict[str, Any]:
+  """Zeros for one layer; `shapes` of "inputs" and "outputs" of a dense one, or "scale", "bias"."""
+  shapes = dict(shapes, rows=())
+  return {name: jnp.zeros((*stacked, *shape)) for name, shape in shapes.items()}
+
+
+@contextlib.contextmanager
+def _intercepted(react: Callable) -> Iterator[None]:
+  """Calls `react(view, module, companion, args, y)` at layers that have a companion."""
+
+  def interceptor(next_call, args, kwargs, context):
+    y = next_call(*args, **kwargs)
+    module = context.module
+    if context.method_name == "setup" or module.scope is None or module.is_initializing():
+      return y
+    own = module.variables.get("params", {})
+    if _COMPANION not in own:
+      return y
+    bound = inspect.signature(context.orig_method.func).bind(module, *args, **kwargs)
+    args, kwargs = bound.args[1:], bound.kwargs  # what has a place stands there
+    view = layer_views.view(context, args, kwargs)
+    return y if view is None else react(view, module, own[_COMPANION], args, y)
+
+  with nn.intercept_methods(interceptor):
+    yield
+
+
+def _tie(view: layer_views.View, module: nn.Module, companion: Any, args: tuple, y: Any) -> Any:
+  """The output of a layer, whose gradient also goes to the layer's companion."""
+  kind = "head" if getattr(view, "transposed", False) else "use"
+  if kind not in companion:
+    return y
+  own = companion[kind]
+  if own["rows"].dtype != jnp.float32:
+    raise ValueError(
+      f"the parameters of {'/'.join(module.path)} are cast to {own['rows'].dtype} inside"
+      " predict; leave them float32 and give the layers a dtype"
+    )
+  if isinstance(view, layer_views.ScaleAndShift):
+    return _tied(_squares_of_sums, view.inputs(), y, own)
+  statistics = lambda x, dy, own: _second_moments(view, x, dy, own)
+  return _tied(statistics, args[0], y, own)
+
+
+def _tied(statistics: Callable, x: jax.Array, y: jax.Array, own: Any) -> jax.Array:
+  @jax.custom_vjp
+  def tie(x, y, own):
+    return y
+
+  def forward(x, y, own):
+    return y, (x, own)
+
+  def backward(residuals, dy):
+    x, own = residuals
+    # A sum that does not depend on dy would not be one over the examples of `jax.vmap`.
+    one = jnp.where(dy.ravel()[:1].sum() == 0, 1.0, 1.0)
+    sums = {name: one * s for name, s in statistics(x, dy, own).items()}
+    return None, dy, jax.tree.map(jnp.zeros_like, own) | sums
+
+  tie.defvjp(forward, backward)
+  return tie(x, y, dict(own))
+
+
+def _second_moments(
+  view: layer_views.Dense, x: jax.Array, dy: jax.Array, own: Any
+) -> dict[str, Any]:
+  """Sums over rows of a a^T, d d^T and 1; the bias is one more input, always 1."""
+  a, d = view.inputs(x), view.outputs(dy)
+  d = d.reshape(-1, d.shape[-1])
+  counts = _counts(d, own)
+  if view.ids:
+    # The second moment of one-hot rows is diagonal: how often each occurs.
+    inputs = jnp.zeros_like(own["inputs"]).at[a.reshape(-1)].add(counts)
+    _, outputs = kfac_jax_blocks.second_moments(d[:, :1], d, (1,), own["outputs"].shape)
+    return {"inputs": inputs, "outputs": outputs, "rows": _number(counts, own)}
+  a = a.reshape(-1, a.shape[-1])
+  if "weights" in own:
+    a = a * counts[:, None].astype(a.dtype)
+  if view.bias:
+    a = jnp.concatenate([a, counts[:, None].astype(a.dtype)], axis=1)
+  if view.transposed:
+    a, d = d, a
+  moments = kfac_jax_blocks.second_moments(a, d, own["inputs"].shape, own["outputs"].shape)
+  return {"inputs": moments[0], "outputs": moments[1], "rows": _number(counts, own)}
+
+
+def _number(counts: jax.Array, own: Any) -> jax.Array:
+  """The number of rows; in a checked `shard_map` of the type that its companion has."""
+  return counts.sum() + 0 * own["rows"]
+
+
+def _counts(d: jax.Array, own: Any) -> jax.Array:
+  """1 for each row that counts, 0 for padding, float32.
+
+  An example's rows count if the example has any weight. Where its tokens have weights of
+  their own, a row counts if an output that counts depends on it: its gradient is not 0.
+  """
+  if "weights" not in own:
+    return jnp.ones(len(d))
+  weights = own["weights"]
+  examples = len(weights)
+  if len(d) % examples:
+    raise ValueError(
+      f"a layer has {len(d)} rows for {examples} examples; weights need the examples first"
+    )
+  counts = jnp.repeat(weights.reshape(examples, -1).any(axis=1), len(d) // examples)
+  counts = counts.astype(jnp.float32)
+  if weights.ndim == 1:
+    return counts
+  reached = (d != 0).any(axis=-1)
+  return counts * jnp.where(reached.any(), reached, True)
+
+
+def _squares_of_sums(x: jax.Array, dy: jax.Array, own: Any) -> dict[str, Any]:
+  shapes = {name: own[name].shape for name in ("scale", "bias") if name in own}
+  return kfac_jax_blocks.squares_of_sums(x, dy, shapes)
+
+
+def _nodes(tree: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+  """The dictionaries of a tree that hold arrays, with these arrays."""
+  children = _children(tree)
+  arrays = {k: x for k, x in children.items() if hasattr(x, "shape")}
+  if arrays and isinstance(tree, Mapping):
+    yield path, arrays
+  for key, child in children.items():
+    yield from _nodes(child, (*path, key))
+
+
+def _children(tree: Any) -> dict[Any, Any]:
+  if isinstance(tree, Mapping):
+    return dict(tree)
+  return dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}
+
+
+def _with(tree: Any, companions: Mapping[Path, Any], path: Path = ()) -> Any:
+  """The tree with companions beside the parameters of their paths."""
+  if not (children := _children(tree)):
+    return tree
+  new = {key: _with(child, companions, (*path, key)) for key, child in children.items()}
+  if not isinstance(tree, Mapping):
+    values = list(new.values())
+    return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+  if path in companions:
+    new[_COMPANION] = companions[path]
+  return type(tree)(new)
+
+
+def _largest(own: Mapping[str, Any]) -> Any:
+  """The array of most axes; equal ones by name."""
+  arrays = {name: x for name, x in own.items() if name != _COMPANION and hasattr(x, "shape")}
+  return arrays[max(sorted(arrays), key=lambda name: len(arrays[name].shape))]
+
+
+def depends(
+  predict: Callable, params: Any, batch: Any, chosen: Callable[[str], bool], held: set[Path]
+) -> bool:
+  """Whether outputs depend on parameters of the `chosen` names but through the layers `held`."""
+  nodes = dict(_nodes(params))
+  markers = {path: np.zeros((*_largest(nodes[path]).shape, 0), np.float32) for path in held}
+  found = []
+
+  @jax.custom_jvp
+  def probe(y):
+    return y
+
+  @functools.partial(probe.defjvp, symbolic_zeros=True)
+  def _(primals, tangents):
+    found.append(not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero))
+    return primals[0], jnp.zeros_like(primals[0])
+
+  leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+  names = [path_name(path) for path, _ in leaves]
+  arrays = [x for _, x in leaves]
+  picked = [i for i, name in enumerate(names) if chosen(name)]
+
+  def outputs(some, arrays, batch):
+    arrays = list(arrays)
+    for i, x in zip(picked, some):
+      arrays[i] = x
+    with _intercepted(_hold):
+      y = predict(_with(structure.unflatten(arrays), markers), batch)
+    return jax.tree.map(probe, y)
+
+  def derivative(arrays, batch):
+    some = [arrays[i] for i in picked]
+    return jax.jvp(lambda s: outputs(s, arrays, batch), (some,), (some,))
+
+  jax.eval_shape(derivative, arrays, batch)
+  return any(found)
+
+
+def _hold(view: layer_views.View, module: nn.Module, companion: Any, args: tuple, y: Any) -> Any:
+  """The output of a layer, of its argument alone for every derivative."""
+  if isinstance(view, layer_views.Plain):
+    return y
+  x = args[0]
+  through = 0 * x.sum() if jnp.issubdtype(x.dtype, jnp.floating) else 0
+  return jax.lax.stop_gradient(y) + jnp.asarray(through, y.dtype)

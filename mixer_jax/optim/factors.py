@@ -1,0 +1,89 @@
+"""The curvature of a model, made once and on demand: all but K-FAC runs without kfac-jax."""
+
+import functools
+from importlib import metadata
+import logging
+import os
+from typing import Any, Callable
+
+import jax
+
+from mixer_jax.runtime.imports import without
+
+
+def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
+  """The tuple of `curvature_blocks.Block` that `scale_by_kfac` of these arguments uses."""
+  return curvature_of(predict, params, batch, **options).blocks
+
+
+def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
+  """Estimates the factors of one batch, without any average over steps.
+
+  Arguments are as of `scale_by_kfac`, and `rng`, a key for sampled targets.
+
+  Returns:
+    By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
+    `Diagonal`.
+  """
+  return curvature_of(predict, params, batch, **options).estimate(params, batch, rng)
+
+
+def curvature_of(predict: Callable, params: Any, batch: Any, plain: Any = (), **options: Any):
+  """The curvature of a model, traced once for all optimizers of the same model and batch."""
+  plain = plain if isinstance(plain, str) else tuple(plain)
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+  leaves, structure = jax.tree.flatten(shapes)
+  arguments = predict, structure, tuple(leaves), tuple(sorted({**options, "plain": plain}.items()))
+  try:
+    return _traced(*arguments)
+  except TypeError as e:  # a callable, or a likelihood, without a hash
+    if "unhashable" not in str(e):
+      raise
+    return _traced.__wrapped__(*arguments)
+
+
+@functools.lru_cache(maxsize=4)
+def _traced(predict, structure, leaves, options):
+  params, batch = jax.tree.unflatten(structure, leaves)
+  curvature = _curvature_module().Curvature(predict, params, batch, **dict(options))
+  _warn(curvature.blocks)
+  return curvature
+
+
+def _warn(blocks) -> None:
+  """Says once in a process what a user would not expect."""
+  for block in blocks:
+    for size, diagonal in zip(block.factor_sizes, block.diagonal):
+      if diagonal and not block.paths[0].endswith("embedding"):
+        _say(f"K-FAC keeps the diagonal of a factor of {size:,} rows of {block.name} (max_factor)")
+  threads = os.environ.get("OPENBLAS_NUM_THREADS")
+  if threads is None and (os.cpu_count() or 1) > 1 and jax.default_backend() == "cpu":
+    _say(
+      "K-FAC inverts on the CPU: threads of OpenBLAS can make that many times slower beside"
+      " another busy process; set OPENBLAS_NUM_THREADS=1 before Python starts"
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _say(line: str) -> None:
+  logging.getLogger(__name__).warning(line)
+
+
+def _curvature_module():
+  """Imports kfac-jax on demand: all else runs without it."""
+  try:
+    with without("tensorflow"):  # its TensorFlow Probability would import it
+      from mixer_jax.optim import curvature
+  except (ImportError, AttributeError) as e:
+    raise ImportError(
+      f"K-FAC needs a kfac-jax that works with JAX {jax.__version__} ({_kfac_version()} is"
+      f" installed; 0.0.8 works with jax >= 0.8.3, < 0.11): {e}"
+    ) from e
+  return curvature
+
+
+def _kfac_version() -> str:
+  try:
+    return f"kfac-jax {metadata.version('kfac-jax')}"
+  except metadata.PackageNotFoundError:
+    return "no kfac-jax"

@@ -1,0 +1,244 @@
+"""Linen layers as K-FAC sees them: y = a W + b over rows a, for matrices W.
+
+`view` turns a call of a layer into one of
+
+- `Dense`: its kernel is a matrix over the rows that it multiplies. A convolution is a dense
+  layer over the patches that it sees, an embedding over one-hot rows.
+- `ScaleAndShift`: y = x * scale + bias, normalisations among them.
+- `Plain`: no curvature; the reason is told where the user did not ask for it.
+
+A layer with parameters of its own joins by the class attribute `curvature`: "dense"
+(y = x @ kernel + bias over the last axis), "scale_and_shift" (parameters of these names,
+either may be missing) or "gradient" (the plain gradient).
+"""
+
+import inspect
+import math
+from typing import Any, Callable, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Dense(NamedTuple):
+  """A call of a layer whose kernel is a matrix over rows.
+
+  Attributes:
+    inputs: from the layer's argument to rows a [..., d_in], or int ids [...] if `ids`.
+    outputs: from its result, or the gradient of it, to rows [..., d_out].
+    kernel: name of the kernel.
+    bias: name of the bias; None if there is none.
+    axes: permutation of the kernel's axes that puts inputs before outputs; (): as it is.
+    inputs_rank: number of input axes of the kernel; None: all but the last.
+    patches: whether rows are a convolution's patches.
+    ids: whether rows are one-hot, given by their ids (an embedding).
+    transposed: whether W is the kernel's transpose (an embedding used as a head).
+  """
+
+  inputs: Callable[[jax.Array], jax.Array] = lambda x: x
+  outputs: Callable[[jax.Array], jax.Array] = lambda y: y
+  kernel: str = "kernel"
+  bias: str | None = None
+  axes: tuple[int, ...] = ()
+  inputs_rank: int | None = None
+  patches: bool = False
+  ids: bool = False
+  transposed: bool = False
+
+
+class ScaleAndShift(NamedTuple):
+  """A call y = x * scale + bias; `inputs` gives x [batch, ...] of the layer's argument."""
+
+  inputs: Callable[[], jax.Array]
+  scale: str | None
+  bias: str | None
+
+
+class Plain(NamedTuple):
+  """A layer without curvature; `reason` is empty where that is the layer's own wish."""
+
+  reason: str = ""
+
+
+View = Dense | ScaleAndShift | Plain
+
+
+def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> View | None:
+  """The view of a call, or None if it is no layer that K-FAC knows.
+
+  A subclass that calls the method of its base is seen there.
+  """
+  module, method = context.module, context.orig_method.func
+  declared = getattr(type(module), "curvature", None)
+  if declared is not None:
+    if declared not in DECLARED:
+      raise ValueError(
+        f"{type(module).__name__}.curvature is {declared!r}; allowed: {', '.join(DECLARED)}"
+      )
+    return DECLARED[declared](module, *args) if context.method_name == "__call__" else None
+  known = _LAYERS.get(method)
+  return known(module, *args, **kwargs) if known else None
+
+
+def own_params(module: nn.Module) -> dict[str, Any]:
+  """The parameters of a module itself, without those of its submodules."""
+  params = module.variables.get("params", {})
+  return {name: x for name, x in params.items() if not hasattr(x, "items")}
+
+
+def _has(module: nn.Module, name: str) -> str | None:
+  return name if name in own_params(module) else None
+
+
+def _dense(module: nn.Module, x: jax.Array) -> Dense:
+  return Dense(bias=_has(module, "bias"))
+
+
+def _scale_and_shift(module: nn.Module, x: jax.Array) -> ScaleAndShift:
+  return ScaleAndShift(lambda: x, _has(module, "scale"), _has(module, "bias"))
+
+
+def _dense_general(module: nn.DenseGeneral, x: jax.Array) -> Dense | Plain:
+  if module.batch_dims:
+    return Plain("an nn.DenseGeneral with batch_dims")
+  axes = module.axis if isinstance(module.axis, tuple | list) else (module.axis,)
+  features = module.features if isinstance(module.features, tuple | list) else (module.features,)
+  inner, outer = len(axes), len(features)
+
+  def inputs(x):
+    x = jnp.moveaxis(x, tuple(axes), range(-inner, 0))
+    return x.reshape(*x.shape[:-inner], -1)
+
+  outputs = lambda y: y.reshape(*y.shape[:-outer], -1)
+  return Dense(inputs, outputs, bias=_has(module, "bias"), inputs_rank=inner)
+
+
+def _einsum(module: nn.Einsum, x: jax.Array, einsum_str: str | None = None) -> Dense | Plain:
+  """A matrix product, if no axis is shared by inputs, kernel and outputs."""
+  operands, result = (einsum_str or module.einsum_str).replace(" ", "").split("->")
+  left, right = operands.split(",")
+  summed = [c for c in left if c in right and c not in result]
+  rows = [c for c in result if c in left and c not in right]
+  free = [c for c in result if c in right and c not in left]
+  product = set(left) == {*rows, *summed} and set(right) == {*summed, *free}
+  if "." in operands or not product or len(set(left)) < len(left):
+    return Plain(f"an nn.Einsum {operands}->{result}, which is no matrix product")
+  flat = lambda name, order, n: lambda x: _flat(jnp.einsum(f"{name}->{''.join(order)}", x), n)
+  return Dense(
+    flat(left, rows + summed, len(summed)),
+    flat(result, rows + free, len(free)),
+    bias=_has(module, "bias"),
+    axes=tuple(right.index(c) for c in summed + free),
+    inputs_rank=len(summed),
+  )
+
+
+def _flat(x: jax.Array, axes: int) -> jax.Array:
+  """Merges the last axes."""
+  return x.reshape(*x.shape[: x.ndim - axes], -1)
+
+
+def _conv(module: nn.Conv, x: jax.Array) -> Dense | Plain:
+  if not isinstance(module, nn.Conv):
+    return Plain("an nn.ConvLocal, whose kernel is no matrix over patches")
+  if module.feature_group_count > 1:
+    return Plain("a grouped nn.Conv")
+  if module.mask is not None:
+    return Plain("an nn.Conv with a mask")
+  return Dense(lambda x: _patches(module, x), bias=_has(module, "bias"), patches=True)
+
+
+def _patches(module: nn.Conv, x: jax.Array) -> jax.Array:
+  """[batch, places, size of the kernel * channels], in the order of the kernel's axes."""
+  size = _tuple(module.kernel_size, 1)
+  rank, channels = len(size), x.shape[-1]
+  every = lambda value: _tuple(value, rank)
+  dilated = {*every(module.input_dilation), *every(module.kernel_dilation)} - {1}
+  if every(module.strides) == size and module.padding == "VALID" and not dilated:
+    return _blocks(x.reshape(-1, *x.shape[-rank - 1 :]), size)
+  # The layer itself, with a kernel that copies each entry of a patch, gives them for any
+  # padding, stride and dilation. Each channel is a group of its own.
+  entries = math.prod(size)
+  kernel = jnp.eye(entries, dtype=x.dtype).reshape(*size, 1, 1, entries)
+  kernel = jnp.broadcast_to(kernel, (*size, 1, channels, entries))
+  copy = _bare(module, features=channels * entries, feature_group_count=channels)
+  y = copy.apply({"params": {"kernel": kernel.reshape(*size, 1, channels * entries)}}, x)
+  y = y.reshape(-1, *y.shape[-rank - 1 : -1], channels, entries)
+  return y.swapaxes(-2, -1).reshape(*y.shape[:-2], -1)
+
+
+def _blocks(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
+  """Patches that neither overlap nor leave gaps, of [batch, *space, channels]."""
+  rank = len(size)
+  counts = [n // k for n, k in zip(x.shape[1:], size)]
+  x = x[(slice(None), *(slice(n * k) for n, k in zip(counts, size)))]
+  x = x.reshape(len(x), *(s for pair in zip(counts, size) for s in pair), x.shape[-1])
+  order = [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1]
+  return x.transpose(order).reshape(len(x), *counts, -1)
+
+
+def _conv_transpose(module: nn.ConvTranspose, x: jax.Array) -> Dense | Plain:
+  if module.mask is not None:
+    return Plain("an nn.ConvTranspose with a mask")
+  size = _tuple(module.kernel_size, 1)
+  rank, swapped = len(size), module.transpose_kernel
+
+  def inputs(x):
+    entries = math.prod(size) * x.shape[-1]
+    kernel = jnp.eye(entries, dtype=x.dtype).reshape(*size, x.shape[-1], entries)
+    kernel = kernel.swapaxes(-2, -1) if swapped else kernel
+    y = _bare(module, features=entries).apply({"params": {"kernel": kernel}}, x)
+    return y.reshape(-1, *y.shape[-rank - 1 :])
+
+  axes = (*range(rank), rank + 1, rank) if swapped else ()
+  return Dense(inputs, bias=_has(module, "bias"), axes=axes, inputs_rank=rank + 1, patches=True)
+
+
+def _bare(module: nn.Module, **changes: Any) -> nn.Module:
+  """The same convolution, free of any scope, without a bias, exact on every device."""
+  return module.clone(
+    parent=None, name=None, use_bias=False, dtype=None, precision="highest", **changes
+  )
+
+
+def _tuple(value: Any, rank: int) -> tuple[int, ...]:
+  return (value or 1,) * rank if value is None or isinstance(value, int) else tuple(value)
+
+
+def _embed(module: nn.Embed, ids: jax.Array) -> Dense:
+  return Dense(kernel="embedding", ids=True)
+
+
+def _attend(module: nn.Embed, query: jax.Array) -> Dense:
+  return Dense(kernel="embedding", transposed=True)
+
+
+def _norm(module: nn.Module, *args: Any, **kwargs: Any) -> ScaleAndShift:
+  """Linen does not expose the normalised input: the layer without parameters gives it."""
+
+  def inputs():
+    flags = [name for name in ("use_scale", "use_bias") if hasattr(module, name)]
+    bare = module.clone(parent=None, name=None, **dict.fromkeys(flags, False))
+    rest = {name: x for name, x in module.variables.items() if name != "params"}
+    return bare.apply(rest, *args, mutable=list(rest), **kwargs)[0]
+
+  return ScaleAndShift(inputs, _has(module, "scale"), _has(module, "bias"))
+
+
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm, nn.InstanceNorm)
+DECLARED = {
+  "dense": _dense,
+  "scale_and_shift": _scale_and_shift,
+  "gradient": lambda module, *args: Plain(),
+}
+# By the function that computes the layer, which a subclass may call.
+_LAYERS = {inspect.unwrap(norm.__call__): _norm for norm in _NORMS} | {
+  inspect.unwrap(nn.Dense.__call__): _dense,
+  inspect.unwrap(nn.DenseGeneral.__call__): _dense_general,
+  inspect.unwrap(nn.Einsum.__call__): _einsum,
+  inspect.unwrap(nn.Conv.__call__): _conv,
+  inspect.unwrap(nn.ConvTranspose.__call__): _conv_transpose,
+  inspect.unwrap(nn.Embed.__call__): _embed,
+  inspect.unwrap(nn.Embed.attend): _attend,
+}

@@ -1,0 +1,107 @@
+"""Predictive distributions: targets drawn from a model, and the Fisher matrix of its outputs."""
+
+from typing import Any, Callable, Mapping, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.optim.curvature_blocks import check_choice
+
+
+class Likelihood(NamedTuple):
+  """A distribution of independent rows of targets, given outputs [..., n].
+
+  Attributes:
+    sample: (key, outputs) -> targets drawn from the model.
+    gradient: (outputs, targets) -> the gradient of minus the log-likelihood of each row with
+      respect to the outputs, of their shape.
+    factor: (outputs, v) -> B v, with B B^T the Fisher matrix of each row; v is like the
+      outputs. None: `estimation="exact"` is refused.
+    parts: number of arrays of the outputs; more than one stand in a tuple.
+    width: the least n.
+  """
+
+  sample: Callable[[jax.Array, Any], Any]
+  gradient: Callable[[Any, Any], Any]
+  factor: Callable[[Any, Any], Any] | None = None
+  parts: int = 1
+  width: int = 1
+
+  def is_output(self, answer: tuple) -> bool:
+    """Whether a tuple is outputs, not outputs and targets."""
+    return self.parts > 1 and len(answer) == self.parts and hasattr(answer[0], "shape")
+
+  def check(self, outputs: Any) -> None:
+    """Raises a ValueError for outputs that are no rows of this distribution."""
+    leaves = jax.tree.leaves(outputs)
+    if len(leaves) != self.parts:
+      raise ValueError(f"the outputs are {len(leaves)} arrays; the likelihood has {self.parts}")
+    for y in leaves:
+      if len(y.shape) < 2 or y.shape[-1] < self.width:
+        raise ValueError(
+          f"the outputs have shape {tuple(y.shape)}; allowed: [batch, n] or [batch, tokens, n]"
+          f" with n of {self.width} or more"
+        )
+
+
+def _of_loss(loss: Callable, **about: Any) -> Likelihood:
+  """A likelihood of kfac-jax; `loss` makes it from outputs and targets."""
+  like = lambda outputs, parts: tuple(parts) if isinstance(outputs, tuple) else parts[0]
+
+  def gradient(outputs, targets):
+    return like(outputs, loss(outputs, targets).grad_of_evaluate(targets, "off"))
+
+  def factor(outputs, v):
+    inner = jnp.concatenate(v, axis=-1) if isinstance(v, tuple) else v
+    return like(outputs, loss(outputs, None).multiply_fisher_factor(inner))
+
+  return Likelihood(lambda k, outputs: loss(outputs, None).sample(k), gradient, factor, **about)
+
+
+def _named(name: str) -> Likelihood:
+  import kfac_jax  # on demand: it is imported by K-FAC alone
+
+  if name == "categorical":
+    return _of_loss(kfac_jax.CategoricalLogitsNegativeLogProbLoss, width=2)
+  if name == "normal":  # of variance 1/2: minus the log-likelihood is the sum of squares
+    return _of_loss(kfac_jax.NormalMeanNegativeLogProbLoss)
+  if name == "bernoulli":
+    return _of_loss(kfac_jax.MultiBernoulliNegativeLogProbLoss)
+  of_pair = lambda y, targets: kfac_jax.NormalMeanVarianceNegativeLogProbLoss(*y, targets)
+  return _of_loss(of_pair, parts=2)
+
+
+def likelihood_of(given: Any) -> Likelihood:
+  """A name, a `Likelihood`, or a mapping of them.
+
+  A mapping has the keys of the outputs; its values are likelihoods or pairs (weight, likelihood)
+  for a loss that is a weighted sum.
+  """
+  if isinstance(given, Likelihood):
+    return given
+  if isinstance(given, Mapping):
+    pairs = {k: v if type(v) is tuple else (1.0, v) for k, v in given.items()}
+    return _several({k: (weight, likelihood_of(v)) for k, (weight, v) in pairs.items()})
+  check_choice("likelihood", given)
+  return _named(given)
+
+
+def _several(parts: Mapping[str, tuple[float, Likelihood]]) -> Likelihood:
+  """Independent outputs, the log-likelihoods of which are added up with weights."""
+
+  def sample(key, outputs):
+    keys = dict(zip(parts, jax.random.split(key, len(parts))))
+    return {k: p.sample(keys[k], outputs[k]) for k, (_, p) in parts.items()}
+
+  def scaled(k, x):
+    return jax.tree.map(lambda y: jnp.sqrt(parts[k][0]) * y, x)
+
+  def gradient(outputs, targets):
+    return {k: scaled(k, p.gradient(outputs[k], targets[k])) for k, (_, p) in parts.items()}
+
+  def factor(outputs, v):
+    return {k: scaled(k, p.factor(outputs[k], v[k])) for k, (_, p) in parts.items()}
+
+  exact = all(p.factor for _, p in parts.values())
+  count = sum(p.parts for _, p in parts.values())
+  return Likelihood(sample, gradient, factor if exact else None, count)

@@ -1,0 +1,139 @@
+"""From the sums that a backward pass collects to the factors of each layer."""
+
+import math
+import re
+from typing import Any, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.optim import capture, layer_views
+from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
+
+
+class Layer(NamedTuple):
+  """A layer with curvature: its calls and the shapes of their statistics.
+
+  Attributes:
+    calls: all uses, of the same parameters.
+    names: of its parameters in the whole tree.
+    sums: shapes of the statistics of a use, see `capture.companion`.
+    stacked: leading axes of the parameters.
+    shared: whether its rows have no batch axis, so that every example uses all of them
+      (positions, by `nn.Embed` of a range).
+  """
+
+  calls: tuple[capture.Call, ...]
+  names: tuple[str, ...]
+  sums: dict[str, tuple[int, ...]]
+  stacked: tuple[int, ...]
+  shared: bool
+
+  @property
+  def call(self) -> capture.Call:
+    return self.calls[0]
+
+  @property
+  def block(self) -> str:
+    return "/".join(map(str, self.call.path)) or self.names[0]
+
+  def companions(self, weights: jax.Array | None) -> dict[str, Any]:
+    own = capture.companion(self.sums, self.stacked)
+    rows_of_examples = isinstance(self.call.view, layer_views.Dense) and not self.shared
+    if weights is not None and rows_of_examples:
+      own["weights"] = jnp.broadcast_to(weights, (*self.stacked, *weights.shape))
+    return {kind: own for kind in {call.kind for call in self.calls}}
+
+  def factors(self, sums: Any, examples: jax.Array, published: bool) -> Kronecker | Diagonal:
+    """Means from the sums over rows."""
+    if isinstance(self.call.view, layer_views.ScaleAndShift):
+      return Diagonal(tuple(sums["use"][name] for name in ("scale", "bias") if name in self.sums))
+    pairs = [self._pair(sums[kind], kind, examples, published) for kind in sorted(sums)]
+    inputs, outputs = pairs[0] if len(pairs) == 1 else _mixed(pairs, self.sums)
+    wrap = lambda x, side: Diagonals(x) if len(self.sums[side]) == 1 else x
+    return Kronecker(wrap(inputs, "inputs"), wrap(outputs, "outputs"))
+
+  def _pair(self, sums, kind, examples, published):
+    rows = jnp.maximum(sums["rows"], 1.0)
+    tokens = rows if self.shared else rows / jnp.maximum(examples, 1.0)
+    acts, grads = ("outputs", "inputs") if kind == "head" else ("inputs", "outputs")
+    spread = lambda x, side: x.reshape(*x.shape, *(1,) * len(self.sums[side]))
+    a = sums[acts] / spread(rows, acts)
+    g = sums[grads]
+    if published:
+      g = g * spread(tokens, grads)
+      a = a / spread(tokens, acts) if self.call.view.patches else a
+    return (g, a) if kind == "head" else (a, g)
+
+
+def _mixed(pairs: list[tuple[Any, Any]], shapes: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
+  """One Kronecker product for a sum of several, of an embedding that is also the head.
+
+  The factors of each, of trace 1, are mixed in the proportion of the traces t of the products,
+  and their product has the trace sum t.
+  """
+  trace = lambda x, side: x.sum(-1) if len(shapes[side]) == 1 else jnp.trace(x, axis1=-2, axis2=-1)
+  tiny = jnp.finfo(jnp.float32).tiny
+  whole = [trace(a, "inputs") * trace(g, "outputs") for a, g in pairs]
+  total = sum(whole)
+  sides = []
+  for i, side in enumerate(("inputs", "outputs")):
+    spread = lambda x, side=side: x.reshape(*x.shape, *(1,) * len(shapes[side]))
+    unit = [pair[i] / spread(jnp.maximum(trace(pair[i], side), tiny)) for pair in pairs]
+    mix = sum(spread(t / jnp.maximum(total, tiny)) * x for t, x in zip(whole, unit))
+    sides.append(mix * spread(jnp.sqrt(total)))
+  return tuple(sides)
+
+
+def layers_of(
+  calls: Sequence[capture.Call], patterns: Sequence[str], norms: str, max_factor: int, batch: int
+) -> dict[capture.Path, Layer]:
+  """The layers that get a Kronecker product or a diagonal, by path; `batch` is their examples'."""
+  by_path: dict[capture.Path, list[capture.Call]] = {}
+  for call in calls:
+    by_path.setdefault(call.path, []).append(call)
+  found = {}
+  for path, own in by_path.items():
+    view = own[0].view
+    if any(isinstance(call.view, layer_views.Plain) for call in own):
+      continue
+    names = _parameters(view, own[0].shapes)
+    full = tuple("/".join(map(str, (*path, name))) for name in names)
+    listed = all(any(re.search(p, name) for p in patterns) for name in full)
+    if not names or listed or (isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"):
+      continue
+    first = own[0]
+    sums = _sums_of(view, first.shapes, max_factor)
+    shared = any(
+      getattr(c.view, "ids", False) and len(c.rows) == 1 and c.rows[0] != batch and not c.mapped
+      for c in own
+    )
+    found[path] = Layer(tuple(own), full, sums, first.stacked, shared)
+  return found
+
+
+def _parameters(view, shapes) -> tuple[str, ...]:
+  if isinstance(view, layer_views.ScaleAndShift):
+    return tuple(name for name in (view.scale, view.bias) if name)
+  return (view.kernel, view.bias) if view.bias else (view.kernel,)
+
+
+def _sums_of(view, shapes, max_factor: int) -> dict[str, tuple[int, ...]]:
+  """Shapes of a layer's statistics; a factor above max_factor rows is diagonal."""
+  if isinstance(view, layer_views.ScaleAndShift):
+    return {n: shapes[own] for n, own in (("scale", view.scale), ("bias", view.bias)) if own}
+  kernel = [shapes[view.kernel][i] for i in view.axes or range(len(shapes[view.kernel]))]
+  rank = len(kernel) - 1 if view.inputs_rank is None else view.inputs_rank
+  d_in, d_out = math.prod(kernel[:rank]) + bool(view.bias), math.prod(kernel[rank:])
+  words = view.kernel == "embedding"
+  square = lambda d, wide: (d,) if wide or d > max_factor else (d, d)
+  return {"inputs": square(d_in, words), "outputs": square(d_out, False)}
+
+
+def inputs_once(once: Any, total: Any) -> Any:
+  """The sums of one layer: those of inputs from one pass, those of gradients from all."""
+  merged = {}
+  for kind, sums in total.items():
+    fixed = {"rows", "weights", "outputs" if kind == "head" else "inputs"}
+    merged[kind] = {name: once[kind][name] if name in fixed else x for name, x in sums.items()}
+  return merged

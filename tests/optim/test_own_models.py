@@ -1,0 +1,378 @@
+"""K-FAC as a stranger would use it: own models, own transformations, mistakes."""
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import optim
+
+P = PartitionSpec
+
+
+class Net(nn.Module):
+  """Two dense layers, 4 classes."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(4, name="two")(nn.tanh(nn.Dense(6, name="one")(x)))
+
+
+def problem(batch_size=8):
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(batch_size, 5)).astype(np.float32)
+  batch = {"x": x, "y": rng.integers(0, 4, batch_size)}
+  return Net().init(jax.random.key(0), x)["params"], batch
+
+
+def predict(params, batch):
+  return Net().apply({"params": params}, batch["x"]), batch["y"]
+
+
+def loss(params, batch):
+  return optax.softmax_cross_entropy_with_integer_labels(*predict(params, batch)).mean()
+
+
+def close(a, b, rtol=1e-5, atol=1e-6):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def first(tx, params, batch, **extra):
+  def update(params, batch):
+    grads = jax.grad(loss)(params, batch)
+    return tx.update(grads, tx.init(params), params, batch=batch, **extra)[0]
+
+  return jax.jit(update)(params, batch)
+
+
+EXACT = dict(estimation="exact", damping=1e-2)
+
+
+def test_an_example_batch_of_any_size_will_do():
+  params, batch = problem()
+  updates = [
+    first(
+      optim.kfac(0.1, predict, params, jax.tree.map(lambda x, n=n: x[:n], batch), **EXACT),
+      params,
+      batch,
+    )
+    for n in (1, 2, 8)
+  ]
+  close(updates[0], updates[2], rtol=0)
+  close(updates[1], updates[2], rtol=0)
+
+
+def test_a_ragged_last_batch_is_a_batch():
+  params, batch = problem()
+  last = jax.tree.map(lambda x: x[:3], batch)
+  tx, own = (optim.kfac(0.1, predict, params, b, **EXACT) for b in (batch, last))
+  close(first(tx, params, last), first(own, params, last), rtol=0)
+
+
+def test_a_mesh_of_explicit_axes():
+  params, batch = problem()
+  tx = optim.kfac(0.1, predict, params, batch, **EXACT)
+  expected = first(tx, params, batch)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+  spread = jax.device_put(batch, NamedSharding(mesh, P("data")))
+  whole = jax.device_put(params, NamedSharding(mesh, P()))
+  close(first(tx, whole, spread), expected, rtol=1e-4)
+  with jax.set_mesh(mesh):
+    close(first(tx, whole, spread), expected, rtol=1e-4)
+
+
+def mean_gradient(params, batch):
+  """In a checked shard_map JAX adds up the gradients of parameters that all devices share."""
+  grads = jax.grad(loss)(params, batch)
+  share = lambda g: g / jax.lax.axis_size("data")
+  varies = getattr(jax.typeof(jax.tree.leaves(grads)[0]), "vma", ()) or ()
+  return jax.lax.pmean(grads, "data") if "data" in varies else jax.tree.map(share, grads)
+
+
+@pytest.mark.parametrize("how", ["checked", "unchecked", "pmap"])
+def test_manual_axes(how):
+  params, batch = problem()
+  expected = first(optim.kfac(0.1, predict, params, batch, **EXACT), params, batch)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+  def update(axis_name):
+    tx = optim.kfac(0.1, predict, params, batch, axis_name=axis_name, **EXACT)
+
+    def step(params, state, batch):
+      checked = how == "checked"
+      grads = mean_gradient(params, batch) if checked else jax.lax.pmean(
+        jax.grad(loss)(params, batch), "data"
+      )  # fmt: skip
+      return tx.update(grads, state, params, batch=batch)[0]
+
+    if how == "pmap":
+      shares = jax.tree.map(lambda x: x.reshape(8, 1, *x.shape[1:]), batch)
+      found = jax.pmap(step, "data", in_axes=(None, None, 0))(params, tx.init(params), shares)
+      return jax.tree.map(lambda x: x[5], found)
+    specs = dict(in_specs=(P(), P(), P("data")), out_specs=P(), check_vma=how == "checked")
+    return jax.jit(jax.shard_map(step, mesh=mesh, **specs))(params, tx.init(params), batch)
+
+  close(update("data"), expected, rtol=1e-4, atol=1e-5)
+  with pytest.raises(ValueError, match="inside shard_map or pmap over data; name the axes"):
+    update(None)
+
+
+def test_hyperparameters_may_be_traced_and_injected():
+  params, batch = problem()
+  plain = first(optim.kfac(0.1, predict, params, batch, **EXACT), params, batch)
+  fixed = ("predict", "params", "batch")
+  injected = optax.inject_hyperparams(optim.kfac, static_args=fixed)
+  tx = injected(0.1, predict, params, batch, **EXACT)
+  close(first(tx, params, batch), plain, rtol=1e-4)
+  assert {"damping", "factor_decay", "momentum"} <= set(tx.init(params).hyperparams)
+
+
+def test_mistakes_of_update_are_one_line():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  tx = optim.scale_by_kfac(predict, params, batch)
+  with pytest.raises(ValueError, match="update needs params"):
+    tx.update(grads, tx.init(params), batch=batch)
+  with pytest.raises(ValueError, match='"sampled" needs the argument rng'):
+    tx.update(grads, tx.init(params), params, batch=batch)
+  mixed = optax.multi_transform({"a": tx, "b": optax.identity()}, {"one": "a", "two": "b"})
+  with pytest.raises(ValueError, match="two/bias is hidden; .*model_params"):
+    mixed.update(grads, mixed.init(params), params, batch=batch, rng=jax.random.key(0))
+  with pytest.raises(TypeError, match="no option 'dampng'; allowed: .*damping, damping_type"):
+    optim.kfac(0.1, predict, params, batch, dampng=1)
+  with pytest.raises(ValueError, match="plain is 'layers_2', which matches no parameter"):
+    optim.kfac(0.1, predict, params, batch, plain="layers_2")
+
+
+def test_plain_is_one_pattern_or_several():
+  params, batch = problem()
+  listed = lambda plain: set(
+    optim.scale_by_kfac(predict, params, batch, plain=plain).init(params).factors
+  )
+  assert listed("^one/") == listed(["^one/"]) == {"two"}
+  assert listed(("^one/", "^two/")) == set()
+
+
+def test_without_identity_the_average_is_of_the_estimates_alone():
+  """Weights of age k are decay^k, in sum 1: NumPy in float64, at a decay of 0.9999."""
+  params, batch = problem()
+  decay, small = 0.9999, jax.tree.map(lambda x: 1e-3 * x, params)
+  tx = optim.scale_by_kfac(
+    predict, small, batch, factor_decay=decay, factor_period=1, identity_start=False, **EXACT
+  )
+  state, estimates = tx.init(small), []
+  update = jax.jit(tx.update)
+  for t in range(4):
+    now = jax.tree.map(lambda x, t=t: (1 + t) * x, small)
+    estimates.append(optim.kfac_factors(predict, now, batch, None, estimation="exact"))
+    _, state = update(params, state, now, batch=batch)
+  weights = decay ** np.arange(3, -1, -1)
+  for name in ("one", "two"):
+    for side in ("inputs", "outputs"):
+      values = [np.float64(getattr(e[name], side)) for e in estimates]
+      mean = np.tensordot(weights / weights.sum(), values, 1)
+      found = getattr(state.factors[name], side)
+      np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-9)
+
+
+def test_a_wide_side_is_diagonal():
+  params, batch = problem()
+  tx = optim.scale_by_kfac(predict, params, batch, max_factor=5, **EXACT)
+  [one, two] = [
+    b for b in optim.kfac_blocks(predict, params, batch, max_factor=5) if b.kind == "kronecker"
+  ]
+  assert (one.name, one.diagonal, two.diagonal) == ("one", (True, True), (True, False))
+  state = tx.init(params)
+  assert [x.shape for x in jax.tree.leaves(state.factors["two"])] == [(7,), (4, 4)]
+  full = optim.kfac_factors(predict, params, batch, None, estimation="exact")["two"]
+  grads = jax.grad(loss)(params, batch)
+  updates, state = tx.update(grads, state, params, batch=batch)
+  a = 0.95 + 0.05 * np.diag(full.inputs)
+  g = 0.95 * np.eye(4) + 0.05 * np.float64(full.outputs)
+  close(state.factors["two"].inputs.values, a, rtol=1e-5)
+  v = np.concatenate([grads["two"]["kernel"], grads["two"]["bias"][None]])
+  dense = np.kron(np.diag(a), g) + 1e-2 * np.eye(28)
+  expected = np.linalg.solve(dense, v.ravel()).reshape(7, 4)
+  close(updates["two"]["kernel"], expected[:6], rtol=1e-4)
+  close(updates["two"]["bias"], expected[6], rtol=1e-4)
+
+
+def test_parameters_used_outside_their_layer_are_named():
+  class Tied(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      layer = nn.Dense(6, name="one")
+      return nn.tanh(layer(x)) @ layer.variables["params"]["kernel"].T
+
+  x = problem()[1]["x"]
+  params = Tied().init(jax.random.key(0), x)["params"]
+  tied = lambda p, x: Tied().apply({"params": p}, x)
+  with pytest.raises(ValueError, match="one/kernel are also used outside of their layers"):
+    optim.kfac_blocks(tied, params, x)
+  assert {b.kind for b in optim.kfac_blocks(tied, params, x, plain="one/")} == {"gradient"}
+
+
+class Subclass(nn.Dense):
+  def __call__(self, x):
+    return 2.0 * super().__call__(x)
+
+
+class Wrapped(nn.Module):
+  """A layer behind jax.jit, jax.checkpoint or a class of its own; and one that is not used."""
+
+  how: str
+
+  @nn.compact
+  def __call__(self, x):
+    layer = (Subclass if self.how == "subclass" else nn.Dense)(6, name="one")
+    if self.is_initializing():
+      nn.Dense(3, name="unused")(x)
+    x = layer(x)
+    return nn.Dense(4, name="two")(nn.tanh(x))
+
+
+@pytest.mark.parametrize("how", ["plain", "subclass", "jit", "checkpoint", "vmap", "frozen"])
+def test_transformations_around_layers(how):
+  params, batch = problem()
+  model = Wrapped(how)
+  params = model.init(jax.random.key(0), batch["x"])["params"]
+  apply = lambda p, x: model.apply({"params": p}, x)
+  if how == "jit":
+    apply = jax.jit(apply)
+    apply(params, batch["x"])  # a trace in its cache, without K-FAC
+  elif how == "checkpoint":
+    apply = jax.checkpoint(apply)
+  elif how == "vmap":
+    inner = apply
+    apply = lambda p, x: jax.vmap(lambda x: inner(p, x))(x)
+  if how == "frozen":
+    params = flax.core.freeze(params)
+  blocks = optim.kfac_blocks(apply, params, batch["x"])
+  assert {b.name for b in blocks if b.kind == "kronecker"} == {"one", "two"}
+  factors = optim.kfac_factors(apply, params, batch["x"], None, estimation="exact")
+  scale = 2.0 if how == "subclass" else 1.0
+  params = flax.core.unfreeze(params)
+  wide = {"one": jax.tree.map(lambda x: scale * x, params["one"]), "two": params["two"]}
+  plain = lambda p, x: Net().apply({"params": p}, x)
+  expected = optim.kfac_factors(plain, wide, batch["x"], None, estimation="exact")
+  close(factors["one"].inputs, expected["one"].inputs)
+  close(factors["one"].outputs, scale**2 * expected["one"].outputs, rtol=1e-4)
+  close(factors["two"], expected["two"], rtol=1e-4)
+
+
+def test_layers_side_by_side():
+  """nn.vmap makes an ensemble: each member has factors of its own."""
+
+  class Members(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      many = nn.vmap(Net, in_axes=None, out_axes=1, axis_size=3,
+                     variable_axes={"params": 0}, split_rngs={"params": True})  # fmt: skip
+      return many(name="net")(x).mean(axis=1)
+
+  _, batch = problem()
+  params = Members().init(jax.random.key(0), batch["x"])["params"]
+  members = lambda p, x: Members().apply({"params": p}, x)
+  factors = optim.kfac_factors(members, params, batch["x"], None, estimation="exact")
+  tx = optim.scale_by_kfac(members, params, batch["x"], **EXACT)
+  grads = jax.tree.map(jnp.ones_like, params)
+  updates, _ = jax.jit(tx.update)(grads, tx.init(params), params, batch=batch["x"])
+  assert factors["net/one"].outputs.shape == (3, 6, 6)
+  for i in range(3):
+    one = {"net": jax.tree.map(lambda x, i=i: x[i], params["net"])}
+    mixed = lambda p, x, i=i: members(
+      {"net": jax.tree.map(lambda a, b: a.at[i].set(b), params["net"], p["net"])}, x
+    )
+    # The layers of one member alone; the others are constants.
+    h = np.concatenate([batch["x"], np.ones((8, 1))], axis=1)
+    close(factors["net/one"].inputs[i], h.T @ h / 8, rtol=1e-5)
+    jacobian = jax.jacobian(lambda b: mixed(
+      {"net": {"one": {"kernel": one["net"]["one"]["kernel"], "bias": b}, "two": one["net"]["two"]}},
+      batch["x"]))(one["net"]["one"]["bias"])  # fmt: skip
+    p = np.asarray(jax.nn.softmax(members(params, batch["x"])))
+    hessian = np.stack([np.diag(q) - np.outer(q, q) for q in p])
+    expected = np.einsum("bio,bij,bjp->op", jacobian, hessian, jacobian) / 8
+    close(factors["net/one"].outputs[i], expected, rtol=1e-4)
+    a, g = (0.95 * np.eye(n) + 0.05 * np.float64(f[i]) for n, f in zip((6, 6), factors["net/one"]))
+    solved = np.linalg.solve(np.kron(a, g) + 1e-2 * np.eye(36), np.ones(36)).reshape(6, 6)
+    close(updates["net"]["one"]["bias"][i], solved[5], rtol=1e-3)
+
+
+NORMS = {
+  "layer": lambda: nn.LayerNorm(name="norm"),
+  "rms": lambda: nn.RMSNorm(name="norm"),
+  "group": lambda: nn.GroupNorm(num_groups=2, name="norm"),
+  "batch": lambda: nn.BatchNorm(use_running_average=True, name="norm"),
+}
+
+
+class Normalised(nn.Module):
+  kind: str
+
+  @nn.compact
+  def __call__(self, x):
+    x = NORMS[self.kind]()(x)
+    return nn.Dense(3, name="head")(nn.tanh(x).mean(axis=1))
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_diagonals_of_normalisations_equal_brute_force(kind):
+  x = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
+  variables = Normalised(kind).init(jax.random.key(0), x)
+  params = jax.tree.map(lambda p: p + 0.2, variables["params"])
+  rest = {k: v for k, v in variables.items() if k != "params"}
+  apply = lambda p, x: Normalised(kind).apply({"params": p, **rest}, x)
+  kinds = {b.name: b.kind for b in optim.kfac_blocks(apply, params, x)}
+  assert kinds == {"norm": "gradient", "head": "kronecker"}
+  found = optim.kfac_factors(apply, params, x, None, estimation="exact", norms="diagonal")["norm"]
+  log_loss = lambda p, x, y: -jax.nn.log_softmax(apply(p, x[None])[0])[y]
+  every = jax.vmap(jax.vmap(jax.grad(log_loss), (None, None, 0)), (None, 0, None))
+  grads, weights = every(params, x, jnp.arange(3))["norm"], jax.nn.softmax(apply(params, x))
+  names = [name for name in ("scale", "bias") if name in grads]
+  for name, values in zip(names, found.values, strict=True):
+    close(values, np.einsum("iy,iyc->c", weights, np.square(grads[name])) / 5, rtol=1e-4)
+
+
+def test_parameters_cast_inside_predict_are_refused():
+  params, batch = problem()
+  half = lambda p, b: predict(jax.tree.map(lambda x: x.astype(jnp.bfloat16), p), b)
+  tx = optim.scale_by_kfac(half, params, batch)
+  with pytest.raises(ValueError, match="are cast to bfloat16 inside predict"):
+    tx.update(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+
+
+def test_factors_of_scaled_parameters_are_scaled():
+  """Weights W used as 3 W: the Fisher matrix with respect to W is 9 times as large."""
+  params, batch = problem()
+  scaled = lambda p, b: predict({**p, "one": jax.tree.map(lambda x: 3.0 * x, p["one"])}, b)
+  found = optim.kfac_factors(scaled, params, batch, None, estimation="exact")["one"]
+  wide = {**params, "one": jax.tree.map(lambda x: 3.0 * x, params["one"])}
+  plain = optim.kfac_factors(predict, wide, batch, None, estimation="exact")["one"]
+  close(np.kron(*found), 9 * np.kron(*plain), rtol=1e-4)
+
+
+@pytest.mark.parametrize("span, cosine", [(1, 0.9999), (2, 0.99)])
+def test_exact_damping_of_badly_scaled_inputs(span, cosine):
+  """Inputs of scales 10^-span to 10^span: docs/kfac.md says where float32 ends."""
+  rng = np.random.default_rng(0)
+  x = (rng.normal(size=(200, 8)) * np.logspace(-span, span, 8)).astype(np.float32)
+  model = nn.Dense(4)
+  params = model.init(jax.random.key(0), 1e-3 * x)["params"]
+  params = {**params, "kernel": params["kernel"] / np.logspace(-span, span, 8)[:, None]}
+  apply = lambda p, x: model.apply({"params": p}, x)
+  options = dict(estimation="exact", damping=1e-3, identity_start=False)
+  factor = next(iter(optim.kfac_factors(apply, params, x, None, estimation="exact").values()))
+  labels = rng.integers(0, 4, 200)
+  losses = optax.softmax_cross_entropy_with_integer_labels
+  grads = jax.grad(lambda p: losses(apply(p, x), labels).mean())(params)
+  tx = optim.scale_by_kfac(apply, params, x, **options)
+  updates, _ = tx.update(grads, tx.init(params), params, batch=x)
+  v = np.concatenate([grads["kernel"], grads["bias"][None]]).ravel()
+  dense = np.kron(np.float64(factor.inputs), np.float64(factor.outputs))
+  expected = np.linalg.solve(dense + 1e-3 * np.eye(len(dense)), v)
+  found = np.concatenate([updates["kernel"], updates["bias"][None]]).ravel()
+  assert found @ expected > cosine * np.linalg.norm(found) * np.linalg.norm(expected)
