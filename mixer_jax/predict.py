@@ -14,26 +14,25 @@ import numpy as np
 from mixer_jax.errors import UserError, told
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import cli
+from mixer_jax.tasks import Prediction
 from mixer_jax.training.evaluator import each_batch
 from mixer_jax.training.restore import restore
 
 
-def predict(run: Experiment, variables: Any, split: str = "test") -> tuple[Any, Any]:
-  """Outputs and targets of all examples of a split, in its order: [n, ...] arrays."""
-
-  def outputs_and_targets(variables, batch, mask):
-    prediction = run.task.predict(variables, batch)
-    return prediction.outputs, prediction.targets, mask
-
-  found = map(jax.device_get, each_batch(run, split, outputs_and_targets)(variables))
-  *arrays, keep = (jax.tree.map(lambda *x: np.concatenate(x), *parts) for parts in zip(*found))
-  return tuple(jax.tree.map(lambda x: x[keep], tree) for tree in arrays)
+def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
+  """The prediction for all examples of a split, in its order: [n, ...] arrays."""
+  predicted = lambda variables, batch, mask: (run.task.predict(variables, batch), mask)
+  found = map(jax.device_get, each_batch(run, split, predicted)(variables))
+  whole, keep = jax.tree.map(lambda *x: np.concatenate(x), *found)
+  return jax.tree.map(lambda x: x[keep], whole)
 
 
 def main(argv: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
   if bool(argv[1:]) == bool(options.out):
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
+  if options.out and not options.out.endswith(".npz"):
+    raise UserError(f"--out is {options.out!r}; predictions are saved as .npz")
   run, variables, _ = restore(path, options.checkpoint, options.data_dir)
   if argv[1:]:
     for answer in run.task.answer(variables, argv[1:]):
@@ -41,10 +40,11 @@ def main(argv: list[str]) -> None:
     return
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
-  outputs, targets = predict(run, variables, options.split)
+  found = predict(run, variables, options.split)._asdict()
+  arrays = {name: value for name, value in found.items() if value is not None}
   with told(f"{options.out}: cannot be written", OSError):
-    np.savez(options.out, outputs=outputs, targets=targets)
-  print(f"{options.out}: outputs {list(outputs.shape)}, targets {list(targets.shape)}")
+    np.savez(options.out, **arrays)
+  print(f"{options.out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in arrays.items()))
 
 
 if __name__ == "__main__":

@@ -182,20 +182,24 @@ def assert_same_run(config, a: pathlib.Path, b: pathlib.Path) -> None:
 class _Signalled(Trainer):
   """Sends its process a signal between two calls of the program."""
 
-  at, number, times = 0, 0, 1
+  at, number, times, apart = 0, 0, 1, 0.0
 
   def advance(self, stop=lambda: False):
     def asked():
       while _Signalled.times and self.step >= self.at:
         _Signalled.times -= 1
         os.kill(os.getpid(), self.number)
-        time.sleep(0.2)  # long enough for the thread that learns of signals
+        time.sleep(self.apart)
       return stop()
 
     super().advance(asked)
 
 
-def signal_at(step: int, number: int = signal.SIGTERM, times: int = 1) -> None:
-  """In a child: a signal after a step that neither an evaluation nor a checkpoint follows."""
-  _Signalled.at, _Signalled.number, _Signalled.times = step, number, times
+def signal_at(step: int, number: int = signal.SIGTERM, times: int = 1, apart: float = 0.2) -> None:
+  """In a child: a signal after a step that neither an evaluation nor a checkpoint follows.
+
+  0.2 seconds are long enough for the thread that learns of signals.
+  """
+  _Signalled.at, _Signalled.number = step, number
+  _Signalled.times, _Signalled.apart = times, apart
   loop.Trainer = _Signalled

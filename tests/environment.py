@@ -21,7 +21,6 @@ def prepare() -> None:
   given = os.environ.get("XLA_FLAGS", "").split()
   os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in _FLAGS if flag not in given)])
   os.environ["JAX_PLATFORMS"] = "cpu"
-  os.environ["TQDM_DISABLE"] = "1"
   os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands do
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # XLA takes its own options for features of a processor
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

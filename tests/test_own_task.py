@@ -55,9 +55,8 @@ def start(path, *args):
   """A fresh process of `mixer_jax.main`, and not one that has imported everything."""
   command = [sys.executable, "-m", "mixer_jax.main", "--config=docs/own_task.py", *args]
   log = (path / "main.txt").open("a")
-  return subprocess.Popen(
-    command, cwd=ROOT, env=trapped(path), stdout=log, stderr=subprocess.STDOUT
-  )
+  env = trapped(path)
+  return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +82,7 @@ def runs(tmp_path_factory):
 def test_it_is_killed_and_resumed_bit_for_bit(runs):
   path, config = runs
   said = (path / "main.txt").read_text()
+  assert "step/s" not in said  # bars are for terminals
   assert "resumed from step" in said and "curvature blocks: 3 kronecker" in said
   assert f"curves in {path}/run/curves.png" in said
   children.assert_same_run(config, path / "run", path / "whole")
@@ -101,9 +101,11 @@ def test_it_is_evaluated_predicted_exported_and_reported(runs):
   assert test == f"test  error {row['test/error']:.6g}"
 
   ended = children.command(path / "log", "predict", workdir, f"--out={path}/p.npz")
-  assert ended.code == 0 and "outputs [128, 8], targets [128, 8]" in ended.out, ended.err
+  shapes = "outputs [128, 8], targets [128, 8], weights [128, 8]"
+  assert ended.code == 0 and shapes in ended.out, ended.err
   predicted = np.load(path / "p.npz")
   mask = Waves(8, 512).split(1, 128).tree["mask"]
+  np.testing.assert_array_equal(predicted["weights"], mask)
   squares = mask * np.square(predicted["outputs"] - predicted["targets"])
   assert np.sqrt(squares.sum() / mask.sum()) == pytest.approx(row["test/error"], rel=1e-5)
   ended = children.command(path / "log", "predict", workdir, "a.png")

@@ -72,31 +72,29 @@ def _missing(opened: Record) -> str:
 
 
 def _results(opened: Record, cells: Sequence[CellResult]) -> str:
-  """A row for each cell: our values, the published one and the difference."""
+  """A row for each cell: our values, the published one and the difference; no empty columns."""
   metric, unit = opened.primary, unit_of(cells)
   parts = [key.partition("/") for c in cells for r in c.done for key in r.rows[-1]]
   splits = dict.fromkeys(s for s, _, name in parts if name == metric.name and s != "train")
-  rows = []
+  to_target, rows = ("target", f"{unit}s to it", "minutes to it"), []
   for c in cells:
     published, ours = c.published, c.values(opened.published_at)
     gap = [statistics.fmean(ours) - published.value] if published and ours else []
     epochs = published.epochs_to_target if published else None
-    target, reached_at, minutes = _target(c, unit)
-    row = {
-      ", ".join(opened.panels): c.panel or "-",
+    row = {", ".join(opened.panels): c.panel} if opened.panels else {}
+    row |= {
       ", ".join(opened.lines): c.line,
       "seeds": f"{len(c.done)} of {len(c.results)}",
       "length": "{1} {0}s".format(*record.length(c.config)),
       **{f"{s} {metric.label}": _shown(metric, c.values("last", s)) for s in ("test", *splits)},
       f"best test {metric.label}": _shown(metric, c.values("best")),
-      "target": target,
-      f"{unit}s to it": reached_at,
-      "minutes to it": minutes,
+      **(dict(zip(to_target, _target(c, unit))) if any(x.config.target for x in cells) else {}),
       "s/epoch": _spread([statistics.median(row["s/epoch"] for row in r.rows) for r in c.done]),
-      "published": _shown(metric, [published.value] if published else []),
-      "difference": _shown(metric, gap, "+"),
-      "published epochs to target": "-" if epochs is None else epochs,
     }
+    if any(x.published for x in cells):
+      row["published"] = _shown(metric, [published.value] if published else [])
+      row["difference"] = _shown(metric, gap, "+")
+      row["published epochs to target"] = "-" if epochs is None else epochs
     rows.append(row)
   selection = next((c.selection for c in cells if c.done), "test")
   picked = "test set itself picked, which flatters it"
@@ -111,7 +109,8 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
   )
   if opened.source:
     text += f" Published: {opened.source}; the difference is of our {opened.published_at} value."
-  return _section("Results", _table(rows[0], [row.values() for row in rows], words=2), text)
+  table = _table(rows[0], [row.values() for row in rows], words=2 if opened.panels else 1)
+  return _section("Results", table, text)
 
 
 def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
@@ -128,22 +127,24 @@ def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
 
 def _compared(opened: Record, cells: Sequence[CellResult]) -> str:
   """The metric as in the K-FAC study: models by optimizers, of pairs magnitude by direction."""
-  tables = {}
+  tables, published = {}, any(c.published for c in cells)
   for c in cells:
-    corner, row, column = ", ".join(opened.panels), c.panel or "-", c.line
+    corner, row, column = ", ".join(opened.panels), c.panel or c.metric.label, c.line
     if c.config.optimizer.name == "graft":
       corner = f"{c.panel}: ".removeprefix(": ") + "norm of \\ direction of"
       row, column = (optimizer_name(c.config.optimizer[side]) for side in SIDES)
-    both = c.values(opened.published_at), [c.published.value] if c.published else []
+    both = [c.values(opened.published_at)]
+    both += [[c.published.value] if c.published else []] if published else []
     said = " / ".join(_shown(c.metric, values) for values in both)
     tables.setdefault(corner, {}).setdefault(row, {})[column] = said
-  texts = []
+  texts, nothing = [], "- / -" if published else "-"
   for corner, rows in tables.items():
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    lines = [(name, *(row.get(c, "- / -") for c in columns)) for name, row in rows.items()]
+    lines = [(name, *(row.get(c, nothing) for c in columns)) for name, row in rows.items()]
     if len(columns) > 1 or "direction of" in corner:
       texts.append(_table((corner, *columns), lines))
-  title = f"{opened.published_at} test {opened.primary.label}, ours / published"
+  title = f"{opened.published_at} test {opened.primary.label}"
+  title += ", ours / published" if published else ""
   return _section(title, *texts) if texts else ""
 
 

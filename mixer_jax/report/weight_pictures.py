@@ -82,6 +82,7 @@ def sparsity_figure(params: Any) -> Any:
   for kind, points in kinds.items():
     axis.plot(*zip(*points), marker="o", label=kind)
   axis.set(xlabel="block", ylabel="weights below 5% of the layer's largest", ylim=(0, 1))
+  axis.xaxis.get_major_locator().set_params(integer=True)
   axis.grid(alpha=0.3)
   axis.legend(fontsize=8)
   return figure

@@ -16,13 +16,16 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError, told
 
 CONFIG = "config.json"
+# Of a start that ended before its config was written, and of whoever started it.
+_NOT_FOREIGN = ("lock", "checkpoints", "lost+found")
+_LOGS = (".log", ".out", ".err", ".txt")
 # Errors that only a write can meet; missing permission is one, too, for the run's files.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
 def create(path: str | None) -> pathlib.Path:
-  """Makes a run's directory, None: a fresh one under `runs/`; a UserError if it is not writable."""
+  """Makes a run's directory, None: a fresh one under `runs/`; a UserError if it cannot be used."""
   if not path:
     if jax.process_count() > 1:
       raise UserError("--workdir is missing; several processes need one that all of them see")
@@ -31,11 +34,22 @@ def create(path: str | None) -> pathlib.Path:
   probe = workdir / f".writable-{os.getpid()}"
   if workdir.is_file():
     raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
+  if foreign := _foreign(workdir):
+    why = f"holds {foreign!r} and no run; take an empty or a new directory"
+    raise UserError(f"workdir {workdir} {why}")
   with told(f"workdir {workdir} cannot be written", OSError):
     workdir.mkdir(parents=True, exist_ok=True)
     probe.write_text("")
     probe.unlink()
   return workdir
+
+
+def _foreign(workdir: pathlib.Path) -> str | None:
+  """The name of a file that no run has left, in a directory without a run or study; or None."""
+  if not workdir.is_dir() or any((workdir / name).exists() for name in (CONFIG, "study.json")):
+    return None
+  own = lambda p: p.name in _NOT_FOREIGN or p.name.startswith(".") or p.suffix in _LOGS
+  return min((p.name for p in workdir.iterdir() if not own(p)), default=None)
 
 
 def _absolute(path: str) -> pathlib.Path:

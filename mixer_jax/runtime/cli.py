@@ -9,12 +9,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # ruff: noqa: E402
 import functools
 import logging as std_logging
+import re
 import sys
 from typing import Callable
 
 from absl import app, flags, logging
 
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError
 from mixer_jax.runtime import devices
 
 # Flags that several commands have.
@@ -24,6 +25,9 @@ _SHARED = {
   "data_dir": "Where the data are now; default: as trained.",
   "compilation_cache": "Directory of compiled programs, '' for none; see docs/compilation.md.",
 }
+# As ml_collections words them.
+_UNKNOWN = re.compile(r"""'(\w+)'(?:\s+Did you mean "(\w+)" .*)?$""", re.DOTALL)
+_MISSING = re.compile(r"\[Errno 2\] No such file or directory: '(.*)'")
 flags.disclaim_key_flags()  # they are the command's own in --help
 
 
@@ -54,7 +58,9 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
     except UserError as e:
       _fail(e, e.exit_code)
     except KeyboardInterrupt:
-      print("\ninterrupted; the same --config and --workdir resume from the last checkpoint")
+      print(
+        "\ninterrupted; the same command with the same --workdir resumes from the last checkpoint"
+      )
       sys.exit(130)
 
   app.run(guarded, flags_parser=_parse_flags)
@@ -65,7 +71,8 @@ def run_commands(commands: dict[str, Callable[[list[str]], None]]) -> None:
 
   def main(argv):
     if len(argv) != 2 or argv[1] not in commands:
-      raise UserError(f"the command is {argv[1:]}; allowed: {', '.join(commands)}")
+      given = f"is '{' '.join(argv[1:])}'" if argv[1:] else "is missing"
+      raise UserError(f"the command {given}; allowed: {', '.join(commands)}")
     commands[argv[1]](argv)
 
   run(main, arguments=True)
@@ -85,17 +92,32 @@ def _parse_flags(argv: list[str]) -> list[str]:
     own.addHandler(std_logging.StreamHandler())
     return arguments
   except Exception as e:  # a config file is a program: anything can go wrong in it
-    # ml_collections puts a whole traceback into the message: its last line says it.
-    text = str(e.args[0] if isinstance(e, KeyError) and e.args else e)
-    _fail(text.strip().splitlines()[-1] if "Traceback" in text else text)
+    _fail(_told(e))
+
+
+def _told(error: Exception) -> str:
+  """What is wrong with a config or an override, without the wrapping of ml_collections."""
+  while error.args and isinstance(error.args[0], Exception):
+    error = error.args[0]
+  text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+  if unknown := _UNKNOWN.match(text):
+    near = f"; did you mean {unknown[2]}?" if unknown[2] else ""
+    return f"{unknown[1]} is no field of the config{near}"
+  if missing := _MISSING.search(text):
+    return f"--config cannot be used: no such file: {missing[1]}"
+  # Some messages hold a whole traceback: its last line says it.
+  return text.strip().splitlines()[-1] if "Traceback" in text else text
 
 
 def checked_config(config):
   """The config of a flag; a UserError if the flag is missing, or its file cannot be read."""
   if config is None:
     raise UserError("--config is missing; for example --config=configs/quickstart.py")
-  with told("--config cannot be used", OSError, AttributeError):
+  try:
     config.seed  # noqa: B018 (a file that cannot be read raises at the first access)
+  except (OSError, AttributeError) as e:
+    why = _told(e)
+    raise UserError(why if why.startswith("--config") else f"--config cannot be used: {why}") from e
   return config
 
 

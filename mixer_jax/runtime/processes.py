@@ -1,10 +1,12 @@
 """Several processes as one program: joining, who writes, signals, stopping together."""
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from typing import Any, Callable, Iterator, TypeVar
 
 import jax
@@ -16,6 +18,7 @@ from mixer_jax.runtime import mesh as mesh_lib
 
 T = TypeVar("T")
 _HEEDED = (signal.SIGINT, signal.SIGTERM)
+_ONE_REQUEST = 1.0  # seconds: a shell, or `timeout`, signals a process and its group
 
 
 def join(
@@ -47,7 +50,6 @@ def join(
     jax.distributed.initialize(address, number, index, **seconds)
   if not is_first():
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
-    os.environ["TQDM_DISABLE"] = "1"
 
 
 def is_first() -> bool:
@@ -133,6 +135,7 @@ class Request:
 def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
   """Within it the first signal makes the request true, a second of its kind ends the process.
 
+  A second one within a second of the first belongs to it.
   Python runs a handler between two of its instructions only, and a compilation is one: so a
   thread learns of signals through `signal.set_wakeup_fd` and ends the process at once. Ignored
   signals stay so. Outside the main thread, which alone may do this, signals keep their meaning.
@@ -148,13 +151,13 @@ def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
   handlers = {s: signal.signal(s, lambda *_: None) for s in heed}
 
   def watch():
-    seen = set()
+    seen: dict[int, float] = {}
     while byte := os.read(reader, 1):
       number = byte[0]
-      if number in seen:
+      if time.monotonic() - seen.get(number, math.inf) > _ONE_REQUEST:
         os._exit(128 + number)
-      if number in _HEEDED:
-        seen.add(number)
+      if number in _HEEDED and number not in seen:
+        seen[number] = time.monotonic()
         came = signal.Signals(number)
         request.number = request.number or came
         print(f"\n{came.name}: stopping with a checkpoint; a second ends at once", file=sys.stderr)

@@ -109,7 +109,7 @@ class Runner:
         stdout=log,
         stderr=subprocess.STDOUT,
         pass_fds=(held,),  # this process and that one hold the lock
-        env=os.environ | {"TQDM_DISABLE": "1", lock.INHERITED: str(held)},  # no bars in logs
+        env=os.environ | {lock.INHERITED: str(held)},
       )
     self._processes.append(process)
     if share:

@@ -59,4 +59,5 @@ _merge = jax.jit(metrics_lib.merge)
 
 def evaluators(run: Experiment, splits: Sequence[str] = ()) -> dict[str, Evaluator]:
   """An evaluator for each split of a run but the training set, or for some of them."""
-  return {name: Evaluator(run, name) for name in splits or run.datasets if name != "train"}
+  splits = splits or [name for name in run.datasets if name != "train"]
+  return {name: Evaluator(run, name) for name in splits}

@@ -58,7 +58,8 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     saved = stack.enter_context(contextlib.closing(Checkpoints(directory)))
     started = saved.latest() is not None
     processes.lead(lambda: directory_lib.store_config(directory, config, started))
-    print(f"workdir {directory}: the same --config with --workdir={directory} resumes", flush=True)
+    again = "the same --config and overrides with this --workdir resume"
+    print(f"workdir {directory}: {again}", flush=True)
     state, seconds = _start(run, saved, variables)
     if int(state.step) < run.clock.num_steps:
       processes.lead(lambda: saved.check_room(state))
@@ -76,7 +77,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
         _run(directory, saved, trainer, variables, asked)
         saved.wait()
       if trainer.step < run.clock.num_steps:
-        again = f"the same --config with --workdir={directory} goes on from it"
+        again = f"the same --config and overrides with --workdir={directory} go on from it"
         written = f"the checkpoint of step {saved.latest()} is written"
         print(f"stopped by {asked.name}; {written}, {again}", flush=True)
         sys.exit(asked.exit_code)

@@ -12,6 +12,7 @@ from mixer_jax import optim
 from mixer_jax.data import feed, order
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.runtime import processes
 from mixer_jax.tasks import metrics as metrics_lib
 from mixer_jax.training import nonfinite
 from mixer_jax.training import step as step_lib
@@ -69,7 +70,9 @@ class Trainer:
     next_of = lambda every: begin - begin % every + every
     end = min(clock.num_steps, next_of(clock.eval_every), next_of(clock.checkpoint_every))
     start, compiling = time.perf_counter(), 0.0
-    with tqdm(total=end, initial=begin, desc="step", unit="step", leave=False) as bar:
+    hidden = None if processes.is_first() else True  # None: where there is no terminal
+    shown = dict(desc="step", unit="step", leave=False, disable=hidden)
+    with tqdm(total=end, initial=begin, **shown) as bar:
       while self.step < end:
         count = self.window - self.step % self.window
         args = (self.state, *next(self._windows), self.run.numbers)

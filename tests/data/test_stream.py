@@ -180,7 +180,7 @@ def test_a_broken_image_is_named(damaged, root, workers):
 
 def test_images_of_several_sizes_are_refused_by_name(root):
   several = open_stream(root, crop="", stream="always", test_split="train")
-  with pytest.raises(UserError, match=r"\.jpg: has \d+x\d+ pixels .* set data.stored_size"):
+  with pytest.raises(UserError, match=r"\.jpg has \d+x\d+ pixels .* set data.stored_size"):
     take(several, 1, 0, 2)
 
 

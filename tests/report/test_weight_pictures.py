@@ -45,6 +45,11 @@ def test_scanned_blocks_are_layers_of_their_own():
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_blocks_are_counted_in_whole_numbers():
+  figure = weight_pictures.sparsity_figure(mixer_like(blocks=2))
+  assert all(tick == round(tick) for tick in figure.axes[0].get_xticks())
+
+
 def test_draws_one_image_per_unit_and_writes_the_numbers(tmp_path):
   params = mixer_like(blocks=2)
   files = weight_pictures.draw(params, (2, 3), tmp_path / "new")

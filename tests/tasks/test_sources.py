@@ -142,7 +142,9 @@ def test_folder_root_and_stored_size_errors(tmp_path, root):
   assert "'/nowhere': no such folder" in error(_config(tmp_path, dir="/nowhere"))
   for path in (root / "test").glob("*/*"):
     Image.new("RGB", (5, 5)).save(path)
-  assert "test: has 5x5 pixels (width x height) but train 8x6" in error(_config(tmp_path))
+  assert "test has 5x5 pixels (width x height), but train has 8x6 pixels" in error(
+    _config(tmp_path)
+  )
 
 
 def test_stored_size_resizes_the_shorter_side_and_crops_the_centre(tmp_path, root):

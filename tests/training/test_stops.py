@@ -16,16 +16,19 @@ from tests.conftest import waves
 
 
 def test_signals_end_a_run_between_steps_with_a_checkpoint(tmp_path):
-  """In windows of two steps: the first process ends in epoch 2, the next in 3; of any optimizer."""
+  """In windows of two steps: the first process ends in epoch 2, the next in 3; of any optimizer.
+
+  Each signal comes twice, as from `timeout`, which signals a process and its group.
+  """
   config = waves("adam", num_epochs=3, steps_per_dispatch=2)
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   trained(config, whole)
   for name, code, step in (("SIGTERM", 143, 12), ("SIGINT", 130, 18)):
-    ended = Child(config, parts, signal_at, (step, signal.Signals[name]))
+    ended = Child(config, parts, signal_at, (step, signal.Signals[name], 2, 0.2))
     assert ended.wait() == code, ended.err
     assert f"{name}: stopping with a checkpoint; a second ends at once" in ended.err
     assert f"stopped by {name}; the checkpoint of step {step} is written" in ended.out
-    assert "Traceback" not in ended.err
+    assert "Traceback" not in ended.err and "step/s" not in ended.err  # no bar in a log
     assert latest(parts) == step
   trained(config, parts)
   assert_same_run(config, parts, whole)
@@ -47,7 +50,8 @@ def test_kfac_goes_on_between_two_inverses(name, tmp_path):
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
-  ended = Child(waves("adam", num_epochs=3), tmp_path / "run", signal_at, (2, signal.SIGINT, 2))
+  arguments = (2, signal.SIGINT, 2, 1.2)
+  ended = Child(waves("adam", num_epochs=3), tmp_path / "run", signal_at, arguments)
   assert ended.wait() == 130
   assert "stopped by" not in ended.out
   assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))

@@ -9,7 +9,7 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import evaluate, experiment, predict
 from mixer_jax.errors import Diverged, UserError
-from mixer_jax.rundir import metrics_file
+from mixer_jax.rundir import directory, metrics_file
 from mixer_jax.tasks import Metric
 from mixer_jax.training import loop, restore
 from mixer_jax.training.state import init_state
@@ -44,7 +44,7 @@ def test_a_mixer_learns_resumes_and_is_evaluated(name, tiny_config, tmp_path):
 
   for which, row in (("latest", rows[-1]), ("best", rows[rows[-1]["test/best_step"] // 8 - 1])):
     found = evaluate.evaluate(str(whole), which)
-    assert found == {"test": {k: row[f"test/{k}"] for k in ("loss", "top1", "top5")}}
+    assert found == {"test": {k: row[f"test/{k}"] for k in ("loss", "top1")}}
   for made in ("parameters.txt", "config.json", "metrics.jsonl", "run.json"):
     assert (whole / made).stat().st_size > 100
   assert list((whole / "tensorboard").iterdir())
@@ -71,6 +71,23 @@ def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences
     loop.train(config, str(tmp_path))
 
 
+def test_a_directory_of_somebody_else_is_refused(tmp_path):
+  foreign, begun = tmp_path / "foreign", tmp_path / "begun"
+  for path in (foreign, begun):
+    (path / "lost+found").mkdir(parents=True)
+  (foreign / "thesis.tex").write_text("")
+  with pytest.raises(UserError, match="foreign holds 'thesis.tex' and no run; take an empty"):
+    directory.create(str(foreign))
+  assert sorted(p.name for p in foreign.iterdir()) == ["lost+found", "thesis.tex"]
+  # The first start ended before its config was written.
+  (begun / "checkpoints").mkdir()
+  for name in ("lock", "log.txt", ".hidden"):
+    (begun / name).write_text("")
+  assert directory.create(str(begun)) == begun
+  (foreign / "config.json").write_text("{}")
+  assert directory.create(str(foreign)) == foreign
+
+
 def test_a_run_without_a_directory_makes_the_same_steps(tmp_path):
   config = waves()
   path = loop.train(config, str(tmp_path))
@@ -81,8 +98,9 @@ def test_a_run_without_a_directory_makes_the_same_steps(tmp_path):
   run, variables, step = restore.restore(str(path))
   assert step == 16
   jax.tree.map(np.testing.assert_array_equal, variables["params"], states[-1].params)
-  outputs, targets = predict.predict(run, variables)
+  outputs, targets, weights = predict.predict(run, variables)
   split = run.datasets["test"].tree
+  np.testing.assert_array_equal(weights, split["mask"])
   np.testing.assert_array_equal(targets, split["y"])
   errors = np.sum(split["mask"] * np.square(outputs - targets)) / np.sum(split["mask"])
   assert np.sqrt(errors) == pytest.approx(rows[-1]["test/error"], rel=1e-5)
@@ -166,6 +184,7 @@ def test_inputs_are_resized_in_the_step(tiny_config):
   [
     ("task", "segments", "task is 'segments'; allowed: image_classification or module.path"),
     ("task", "docs.own_task:None", "task is 'docs.own_task:None', which cannot be imported"),
+    ("task", "nowhere.at:All", "; start it where 'nowhere.at' can be imported, or set PYTHONPATH"),
     ("model.width", 0, "model.width is 0; allowed: 1 to 10000"),
     ("data.points", 4.5, "data.points is 4.5; allowed: an integer"),
     ("optimizer.damping", 0.1, "optimizer.damping is no option of sgd; there are "),

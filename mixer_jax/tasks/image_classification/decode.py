@@ -98,7 +98,8 @@ def decode_all(
     # Around the threads: filters belong to the process. A broken image is an error.
     warnings.catch_warnings(action="ignore"),
     futures.ThreadPoolExecutor(os.cpu_count()) as pool,
-    tqdm.tqdm(total=n, disable=n <= _SHOW_PROGRESS_ABOVE, **_BAR) as bar,
+    # None: shown on a terminal alone.
+    tqdm.tqdm(total=n, disable=n <= _SHOW_PROGRESS_ABOVE or None, **_BAR) as bar,
   ):
     shape = decode(0)[0].shape
     try:
@@ -156,8 +157,8 @@ class Encoded:
 def check_size(what: str, shape: tuple[int, ...], other: str, its_shape: tuple[int, ...]) -> None:
   """Raises a UserError if an image [height, width, 3] has another size than another one."""
   if shape != its_shape:
-    sizes = f"{_in_words(shape)} but {other} {_in_words(its_shape)}"
-    raise UserError(f"{what}: has {sizes}; set data.stored_size to a side in pixels, e.g. 256")
+    sizes = f"{_in_words(shape)}, but {other} has {_in_words(its_shape)}"
+    raise UserError(f"{what} has {sizes}; set data.stored_size to a side in pixels, e.g. 256")
 
 
 def check_labels(what: str, low: int, high: int, num_classes: int) -> None:

@@ -149,7 +149,8 @@ class ImageClassification(BaseTask):
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     outputs, labels, _ = self.predict(variables, batch)
-    names = ("loss", "top1", "top5")
+    # Of five classes or fewer every answer is among the first five.
+    names = ("loss", "top1", "top5")[: 3 if outputs.shape[1] > 5 else 2]
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, _scores(outputs, labels))}
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
