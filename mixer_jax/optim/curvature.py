@@ -82,8 +82,8 @@ class Curvature:
     self.names = tuple(self._leaves)
     patterns = _patterns(plain, self.names)
     calls = capture.calls(self._outputs, *shapes)
-    examples = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
-    self._layers = statistics.layers_of(calls, patterns, norms, max_factor, examples)
+    self._examples = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
+    self._layers = statistics.layers_of(calls, patterns, norms, max_factor, self._examples)
     shared = [layer.block for layer in self._layers.values() if layer.shared]
     if shared and estimation != "sampled":
       raise ValueError(
@@ -131,7 +131,10 @@ class Curvature:
     """A `Block` for each layer, and one for each parameter that has no curvature."""
     leaves = self._leaves
     blocks = {
-      name: self._block(layer, shapes) for layer in self._layers.values() for name in layer.names
+      name: block
+      for layer in self._layers.values()
+      for block in [self._block(layer)]
+      for name in block.paths
     }
     covered = {path for block in blocks.values() for path in block.paths}
     if leaking := self._leaking(shapes, covered):
@@ -171,14 +174,13 @@ class Curvature:
       return []
     return [name for name in sorted(covered) if depends(lambda n, name=name: n == name)]
 
-  def _block(self, layer: statistics.Layer, shapes) -> Block:
+  def _block(self, layer: statistics.Layer) -> Block:
     full = tuple(self._leaves[name].shape for name in layer.names)
     name = layer.block
     common = dict(layer=layer.call.layer, stacked=layer.stacked)
     if isinstance(layer.call.view, layer_views.ScaleAndShift):
       return Block(name, "diagonal", layer.names, full, **common)
-    batch = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
-    batch = 1 if layer.shared else batch
+    batch = 1 if layer.shared else self._examples
     sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
     diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
     rows = sum(math.prod(c.rows) for c in layer.calls) // batch
