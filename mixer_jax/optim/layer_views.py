@@ -100,7 +100,7 @@ def _scale_and_shift(module: nn.Module, x: jax.Array) -> ScaleAndShift:
 
 
 def _dense_general(module: nn.DenseGeneral, x: jax.Array) -> Dense | Plain:
-  if module.batch_dims:
+  if module.batch_dims not in ((), []):  # an axis 0 counts
     return Plain("an nn.DenseGeneral with batch_dims")
   axes = module.axis if isinstance(module.axis, tuple | list) else (module.axis,)
   features = module.features if isinstance(module.features, tuple | list) else (module.features,)

@@ -376,3 +376,43 @@ def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   expected = np.linalg.solve(dense + 1e-3 * np.eye(len(dense)), v)
   found = np.concatenate([updates["kernel"], updates["bias"][None]]).ravel()
   assert found @ expected > cosine * np.linalg.norm(found) * np.linalg.norm(expected)
+
+
+class OwnDense(nn.Module):
+  """A layer of one's own, y = x @ kernel + bias."""
+
+  curvature = "dense"
+
+  @nn.compact
+  def __call__(self, x):
+    kernel = self.param("kernel", nn.initializers.normal(), (x.shape[-1], 6))
+    return x @ kernel + self.param("bias", nn.initializers.zeros, (6,))
+
+
+def test_a_dense_layer_of_ones_own():
+  class Own(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(4, name="two")(nn.tanh(OwnDense(name="one")(x)))
+
+  params, batch = problem()
+  own = lambda p, b: Own().apply({"params": p}, b["x"])
+  found = optim.kfac_factors(own, params, batch, None, estimation="exact")
+  close(found, optim.kfac_factors(predict, params, batch, None, estimation="exact"))
+
+
+REFUSED = {
+  "an nn.DenseGeneral with batch_dims": nn.DenseGeneral(3, axis=-1, batch_dims=0),
+  "which is no matrix product": nn.Einsum((2, 4, 3), "btc,tcd->btd", use_bias=False),
+  "an nn.ConvLocal": nn.ConvLocal(3, (2,)),
+  "an nn.Conv with a mask": nn.Conv(3, (1,), mask=jnp.ones((1, 4, 3))),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_layers_that_are_no_matrix_over_rows_are_refused(reason):
+  x = jnp.ones((2, 2, 4))
+  params = REFUSED[reason].init(jax.random.key(0), x)["params"]
+  apply = lambda p, x: REFUSED[reason].apply({"params": p}, x)
+  with pytest.raises(ValueError, match=f"kernel .*{reason}.*list them in `plain`"):
+    optim.kfac_blocks(apply, params, x)
