@@ -1,9 +1,10 @@
 """Time and memory of a step of each optimizer, ours and kfac-jax's own."""
 
+import collections
 import dataclasses
 import functools
 import statistics
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import flax.linen as nn
 import jax
@@ -14,14 +15,14 @@ from benchmarks import flops, steps
 from benchmarks.timing import peak_bytes, ratio, take_turns
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim
+from mixer_jax import options as options_lib
 from mixer_jax.experiment import Experiment
 from mixer_jax.optim import layer_views
 from mixer_jax.runtime import cli, devices
 from mixer_jax.runtime.imports import without
 
 PERIODS = dict(factor_period=10, inverse_period=100)
-# For each kind of K-FAC's steps, an update count that makes a step of this kind.
-KFAC_KINDS = {"kfac inverses": 0, "kfac factors": 10, "kfac plain": 1}
+_PERIODS = {"kfac": PERIODS, "kfac_adam": dict(factor_period=10, basis_period=100)}
 _THEIRS = "kfac_jax.Optimizer"
 _THEIR_STEPS = 5  # the inverse period of `kfac_jax.Optimizer`
 
@@ -40,35 +41,42 @@ class Cost(NamedTuple):
   peak_bytes: int
 
 
-def measure(run: Experiment, rounds: int) -> dict[str, Cost]:
+def measure(run: Experiment, rounds: int, names: Sequence[str]) -> dict[str, Cost]:
   """Times the steps of each optimizer on one fixed batch.
 
-  K-FAC's three kinds of steps (plain, with factors, with factors and inverses)
-  are timed apart and averaged with the weights of its periods.
+  The kinds of steps of an optimizer (plain, with factors, with factors and inverses) are timed
+  apart and averaged with the weights of its periods.
 
   Args:
     run: gives the model, data and batch; its optimizer is replaced.
     rounds: steps timed of each kind.
+    names: of optimizers; "sgd" among them, and perhaps "kfac_jax.Optimizer" (its defaults,
+      averaged over its inverse period of 5).
 
   Returns:
-    The cost of "sgd", "adam", "kfac", its kinds "kfac plain", "kfac factors" and
-    "kfac inverses", and "kfac_jax.Optimizer" (its defaults, averaged over its
-    inverse period of 5).
+    The cost of each optimizer and, as "NAME plain", "NAME factors" and "NAME inverses", of its
+    kinds of steps.
   """
-  batch, candidates, peaks = steps.batch(run), {}, {}
-  for name in ("sgd", "adam", "kfac"):
+  batch, candidates, peaks, shares = steps.batch(run), {}, {}, {}
+  for name in names:
+    if name == _THEIRS:
+      their_step = kfac_jax_step(run, batch)
+      candidates[name] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
+      peaks[name] = peak_bytes(candidates[name])
+      continue
     config = run.config.copy_and_resolve_references()
     config.optimizer = optimizer_config(name)
     step = steps.Fixed(dataclasses.replace(run, config=config), batch).start()
-    kinds = KFAC_KINDS if name == "kfac" else {name: 1}
-    candidates |= {kind: functools.partial(step, count) for kind, count in kinds.items()}
-    peaks |= dict.fromkeys([*kinds, name], peak_bytes(functools.partial(step, 0)))
-  their_step = kfac_jax_step(run, batch)
-  candidates[_THEIRS] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
-  peaks[_THEIRS] = peak_bytes(candidates[_THEIRS])
+    shares[name] = kinds(config.optimizer)
+    largest = peak_bytes(functools.partial(step, 0))
+    for kind, (count, _) in shares[name].items():
+      candidates[kind], peaks[kind] = functools.partial(step, count), largest
   times = take_turns(candidates, rounds)
-  times[_THEIRS] = [s / _THEIR_STEPS for s in times[_THEIRS]]
-  times["kfac"] = over_the_periods(times)
+  if _THEIRS in times:
+    times[_THEIRS] = [s / _THEIR_STEPS for s in times[_THEIRS]]
+  for name, own in shares.items():
+    times[name] = average(times, own)
+    peaks[name] = peaks[next(iter(own))]
   return {
     name: Cost(statistics.median(own), ratio(own, times["sgd"]), peaks[name])
     for name, own in times.items()
@@ -77,17 +85,30 @@ def measure(run: Experiment, rounds: int) -> dict[str, Cost]:
 
 def optimizer_config(name: str) -> ml_collections.ConfigDict:
   """The config of an optimizer as it is measured."""
-  return config_lib.optimizer(name, learning_rate=1e-4, **(PERIODS if name == "kfac" else {}))
+  return config_lib.optimizer(name, learning_rate=1e-4, **_PERIODS.get(name, {}))
 
 
-def over_the_periods(times: dict[str, list[float]]) -> list[float]:
-  """Seconds of an average K-FAC step in each round, from those of `KFAC_KINDS`."""
-  return [
-    plain
-    + (factors - plain) / PERIODS["factor_period"]
-    + (inverses - factors) / PERIODS["inverse_period"]
-    for inverses, factors, plain in zip(*(times[kind] for kind in KFAC_KINDS))
-  ]
+def kinds(config: ml_collections.ConfigDict) -> dict[str, tuple[int, float]]:
+  """To each kind of an optimizer's steps an update count that makes one, and its share of steps."""
+  known = options_lib.of(optim.OPTIMIZERS[config.name])
+  last = next((name for name in ("inverse_period", "basis_period") if name in known), None)
+  if last is None:
+    return {config.name: (1, 1.0)}
+  factors, inverses = (
+    options_lib.value(optim.OPTIMIZERS, config, name) for name in ("factor_period", last)
+  )
+  of = lambda n: (n % factors == 0, n % inverses == 0)
+  names = {(True, True): "inverses", (True, False): "factors", (False, False): "plain"}
+  cycle = range(inverses, inverses + factors * inverses)  # the first basis is no usual one
+  found = {f"{config.name} {names.get(of(n), 'basis')}": n for n in reversed(cycle)}
+  shares = collections.Counter(of(n) for n in cycle)
+  return {kind: (n, shares[of(n)] / len(cycle)) for kind, n in sorted(found.items())}
+
+
+def average(times: dict[str, list[float]], shares: dict[str, tuple[int, float]]) -> list[float]:
+  """Seconds of an average step in each round, from those of its `kinds`."""
+  rows = zip(*(times[kind] for kind in shares))
+  return [sum(s * share for s, (_, share) in zip(row, shares.values())) for row in rows]
 
 
 def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
@@ -163,7 +184,7 @@ def main(options: Any) -> None:
   problem = run.problem
   blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
   predicted = flops.step_costs(blocks, config.batch_size).ratio(*PERIODS.values())
-  costs = measure(run, options.rounds)
+  costs = measure(run, options.rounds, [*optim.OPTIMIZERS, _THEIRS])
   print(f"{config.model.name}, batch {config.batch_size}, {config.model.dtype or 'float32'}")
   for name, cost in costs.items():
     print(

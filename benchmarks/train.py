@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
   Attributes:
     model: by name.
-    optimizer: by name; "kfac" is averaged over `optimizers.PERIODS`.
+    optimizer: by name; its kinds of steps are averaged, see `optimizers.kinds`.
     batch_size: images of a step.
     peak_bytes: arguments, results and temporaries of the program, as XLA plans them.
     first_step: seconds to trace, compile and run the program once.
@@ -97,11 +97,11 @@ def measure(run: Experiment, rounds: int) -> Row:
   model_flops = real.length * step_flops(run)
   product, product_flops = _square_product(config.model.dtype or "float32", model_flops)
   candidates = {"product": product, "real": real, "fixed": fixed}
-  if config.optimizer.name == "kfac":
-    kinds = optimizers.KFAC_KINDS.items()
-    candidates |= {kind: functools.partial(fixed, count) for kind, count in kinds}
+  shares = optimizers.kinds(config.optimizer)
+  if len(shares) > 1:
+    candidates |= {kind: functools.partial(fixed, count) for kind, (count, _) in shares.items()}
   times = take_turns(candidates, rounds)
-  averaged = optimizers.over_the_periods(times) if "kfac plain" in times else times["fixed"]
+  averaged = optimizers.average(times, shares) if len(shares) > 1 else times["fixed"]
   return row._replace(
     first_step=first_step,
     step=statistics.median(averaged) / real.length,

@@ -94,7 +94,8 @@ class Experiment:
       return predict({"params": params, **collections}, batch)
 
     parts = (prediction, shapes, (self.batch_shapes, collections), self.task.likelihood)
-    return optim.Problem(*parts, layout, self.mesh)
+    part = lambda batch, n: (optim.every_nth(batch[0], n), batch[1])
+    return optim.Problem(*parts, layout, self.mesh, part)
 
   def optimizer(self, numbers: Any = None) -> optax.GradientTransformationExtraArgs:
     """The optimizer, maybe with traced learning rates and dampings (see `optim.numbers`)."""

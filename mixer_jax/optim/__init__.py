@@ -16,18 +16,31 @@ from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.optim import first_order, schedules, step_norms
 from mixer_jax.optim.curvature_blocks import path_name
-from mixer_jax.optim.factors import kfac_blocks, kfac_factors
+from mixer_jax.optim.factors import every_nth, kfac_blocks, kfac_factors
 from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import SHORT_RUN, ScaleByKfacState, kfac, scale_by_kfac
 from mixer_jax.optim.likelihoods import Likelihood
 from mixer_jax.optim.per_example import per_example_grads
 from mixer_jax.optim.relayout import Layout, relayout
+from mixer_jax.optim.soap import (
+  kfac_adam,
+  scale_by_kfac_adam,
+  scale_by_shampoo,
+  scale_by_soap,
+  shampoo,
+  soap,
+)
 
-_FIRST_ORDER = ("sgd", "adam", "adamw", "lamb", "adagrad")
-OPTIMIZERS = {name: getattr(first_order, name) for name in _FIRST_ORDER} | {"kfac": kfac}
+_FIRST_ORDER = ("sgd", "adam", "adamw", "lamb", "adagrad", "muon")
+OPTIMIZERS = {name: getattr(first_order, name) for name in _FIRST_ORDER} | {
+  "shampoo": shampoo,
+  "soap": soap,
+  "kfac": kfac,
+  "kfac_adam": kfac_adam,
+}
 _SIDES = ("magnitude", "direction")
 # Optimizers that treat a tensor as a whole; all others work element by element.
-_BY_TENSOR = ("lamb", "kfac", "graft")
+_BY_TENSOR = ("lamb", "muon", "shampoo", "soap", "kfac", "kfac_adam", "graft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +69,7 @@ class Problem(NamedTuple):
     likelihood: "categorical" or "normal".
     layout: from the parameters that are trained to `params`; None: they are the same.
     mesh: the devices of the training step, or None.
+    part: see `scale_by_kfac`.
   """
 
   predict: Callable[[Any, Any], Any]
@@ -64,6 +78,7 @@ class Problem(NamedTuple):
   likelihood: str
   layout: Layout | None = None
   mesh: jax.sharding.Mesh | None = None
+  part: Callable[[Any, int], Any] | None = None
 
 
 def group(name: str, learning_rate: float, **values: Any) -> ml_collections.ConfigDict:
@@ -140,9 +155,12 @@ def _keywords(config, given, problem, decayed):
   keywords = {k: v for k, v in options.given(config).items() if k not in _GENERAL}
   keywords |= {k: v for k, v in given.items() if k != "learning_rate"}
   keywords["decay_mask"] = mask if config.decay == "kernels" else None
-  if "predict" in inspect.signature(OPTIMIZERS[config.name]).parameters:
+  takes = inspect.signature(OPTIMIZERS[config.name]).parameters
+  if "predict" in takes:
     keywords |= problem._asdict()
     keywords.pop("layout")
+  elif problem and "mesh" in takes:
+    keywords["mesh"] = problem.mesh
   return keywords
 
 
@@ -174,7 +192,7 @@ def kfac_side(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict | 
   """The K-FAC part of an optimizer's config; None if there is none."""
   if config.name == "graft":
     return kfac_side(config.magnitude) or kfac_side(config.direction)
-  return config if config.name == "kfac" else None
+  return config if config.name in ("kfac", "kfac_adam") else None
 
 
 def kernels(path: str) -> bool:

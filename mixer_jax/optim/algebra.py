@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from mixer_jax.optim.block_trees import from_matrix, to_matrix
 from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
 
 # Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
@@ -49,14 +50,59 @@ def exact_inverses(
 ) -> dict[str, tuple[Eigen, Eigen]]:
   """Eigendecompositions, computed as `_of_each_matrix` says; damping is added in their use."""
   del damping
-  floor = lambda values: jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0)
 
   def decompose(factor):
     values, vectors = jnp.linalg.eigh(factor)
-    return Eigen(floor(values), vectors)
+    return Eigen(_floored(values), vectors)
 
-  diagonal = lambda values: Eigen(floor(values), None)
+  diagonal = lambda values: Eigen(_floored(values), None)
   return _of_each_matrix(decompose, factors, mesh, diagonal)
+
+
+def _floored(values: jax.Array) -> jax.Array:
+  return jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0)
+
+
+def warm_started_bases(
+  factors: dict[str, Kronecker],
+  old: dict[str, tuple[Eigen, Eigen]],
+  tolerance: float | None = None,
+  mesh: Mesh | None = None,
+) -> tuple[dict[str, tuple[Eigen, Eigen]], dict[str, tuple[Eigen, Eigen]]]:
+  """One step of orthogonal iteration from old bases: a product and a QR for each factor.
+
+  The vectors are ordered by descending Rayleigh quotients first, so that the iteration turns
+  each towards the eigenvector of its place (Vyas et al., 2024, Algorithm 4). A basis stays as
+  it is where the off-diagonal part of Q^T F Q is at most `tolerance` of it in the Frobenius
+  norm (Eschenhagen et al., 2025, Section 4.2).
+
+  Returns:
+    The new bases, and the old ones in the new order.
+  """
+
+  def turn(factor, vectors):
+    product = factor @ vectors
+    order = jnp.argsort(-jnp.sum(vectors * product, axis=0))
+    return jnp.linalg.qr(product[:, order])[0], vectors[:, order]
+
+  def refresh(factor, vectors):
+    if tolerance is None:
+      new, ordered = turn(factor, vectors)
+    else:
+      inside = vectors.T @ factor @ vectors
+      outside = jnp.sum(jnp.square(inside)) - jnp.sum(jnp.square(jnp.diag(inside)))
+      stale = outside > tolerance**2 * jnp.sum(jnp.square(inside))
+      new, ordered = jax.lax.cond(stale, turn, lambda _, v: (v, v), factor, vectors)
+    values = _floored(jnp.sum(new * (factor @ new), axis=0))
+    return Eigen(values, new), Eigen(values, ordered)
+
+  def diagonal(values):
+    same = Eigen(_floored(values), None)
+    return same, same
+
+  found = _of_each_matrix(refresh, factors, mesh, diagonal, beside=old)
+  one = lambda i: {name: tuple(side[i] for side in pair) for name, pair in found.items()}
+  return one(0), one(1)
 
 
 def factored_inverses(
@@ -101,18 +147,25 @@ def _of_each_matrix(
   factors: dict[str, Kronecker],
   mesh: Mesh | None,
   of_diagonal: Callable = Diagonals,
+  beside: dict[str, tuple[Eigen, Eigen]] | None = None,
 ) -> dict[str, tuple]:
   """Applies `invert` to all matrices, each on one device of the mesh; None: all on every one.
 
-  Stacked factors are taken apart, and their results are stacked again.
+  Stacked factors are taken apart, and their results are stacked again. `invert` also gets the
+  vectors of `beside` as a second argument, if there are any.
   """
   is_factor = lambda x: isinstance(x, Diagonals)
   every, structure = jax.tree.flatten(factors, is_leaf=is_factor)
-  apart = [[] if is_factor(x) else list(x.reshape(-1, *x.shape[-2:])) for x in every]
-  matrices = [m for members in apart for m in members]
+  others = [] if beside is None else [e for name in sorted(beside) for e in beside[name]]
+  split = lambda x: list(x.reshape(-1, *x.shape[-2:]))
+  apart = [
+    [] if is_factor(x) else list(zip(split(x), *(split(e.vectors) for e in others[i : i + 1])))
+    for i, x in enumerate(every)
+  ]
+  jobs = [job for members in apart for job in members]
   with jax.default_matmul_precision("highest"):
     alone = mesh is None or mesh.size == 1
-    done = iter(_invert_all(invert, matrices) if alone else _spread(invert, matrices, mesh))
+    done = iter(_invert_all(invert, jobs) if alone else _spread(invert, jobs, mesh))
 
   def result(factor, members):
     if is_factor(factor):
@@ -127,27 +180,27 @@ def _of_each_matrix(
   return {name: tuple(pair) for name, pair in pairs.items()}
 
 
-def _spread(invert: Callable, matrices: list[jax.Array], mesh: Mesh) -> list[Any]:
+def _spread(invert: Callable, jobs: list[tuple[jax.Array, ...]], mesh: Mesh) -> list[Any]:
   """Each matrix is inverted by one device, which sends the result to all others."""
-  shares = share_out([len(m) for m in matrices], mesh.size)
-  shapes = [jax.eval_shape(invert, m) for m in matrices]
+  shares = share_out([len(job[0]) for job in jobs], mesh.size)
+  shapes = [jax.eval_shape(invert, *job) for job in jobs]
 
   def share(mine: list[int]) -> Callable:
-    def results(matrices):
+    def results(jobs):
       zeros = [jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), s) for s in shapes]
-      done = _invert_all(invert, [matrices[i] for i in mine])
+      done = _invert_all(invert, [jobs[i] for i in mine])
       return [dict(zip(mine, done)).get(i, zero) for i, zero in enumerate(zeros)]
 
     return results
 
-  def on_device(matrices):
+  def on_device(jobs):
     # There may be more devices than matrices: the last share is empty.
     index = jnp.minimum(jax.lax.axis_index(mesh.axis_names), len(shares) - 1)
-    results = jax.lax.switch(index, [share(mine) for mine in shares], matrices)
+    results = jax.lax.switch(index, [share(mine) for mine in shares], jobs)
     return jax.lax.psum(results, mesh.axis_names)  # all terms but one are zero
 
   specs = dict(in_specs=PartitionSpec(), out_specs=PartitionSpec())
-  return jax.shard_map(on_device, mesh=mesh, check_vma=False, **specs)(matrices)
+  return jax.shard_map(on_device, mesh=mesh, check_vma=False, **specs)(jobs)
 
 
 def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
@@ -166,28 +219,29 @@ def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
   return shares[: len(sizes) + 1]
 
 
-def _invert_all(invert: Callable, matrices: Sequence[jax.Array]) -> list[Any]:
+def _invert_all(invert: Callable, jobs: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
   """Inverts matrices on one device, those of equal size together where it is faster."""
   # An accelerator is kept busy by a stack of small matrices. On CPU a stack is worked off
   # one by one, while apart they run at the same time on several cores (measured: 1.0 to 1.9
   # times as long for a stack, sizes 64 to 2,049).
-  sizes = sorted({len(m) for m in matrices})
+  sizes = sorted({len(job[0]) for job in jobs})
 
-  def apart(*matrices):
-    return [invert(m) for m in matrices]
+  def apart(*jobs):
+    return [invert(*job) for job in jobs]
 
-  def stacked(*matrices):
-    results = [None] * len(matrices)
+  def stacked(*jobs):
+    results = [None] * len(jobs)
     for size in sizes:
-      members = [i for i, m in enumerate(matrices) if len(m) == size]
-      stack = jax.vmap(invert)(jnp.stack([matrices[i] for i in members]))
+      members = [i for i, job in enumerate(jobs) if len(job[0]) == size]
+      stacks = jax.tree.map(lambda *xs: jnp.stack(xs), *[jobs[i] for i in members])
+      stack = jax.vmap(invert)(*stacks)
       for place, i in enumerate(members):
         results[i] = jax.tree.map(lambda x, place=place: x[place], stack)
     return results
 
-  if not matrices:
+  if not jobs:
     return []
-  return jax.lax.platform_dependent(*matrices, cpu=apart, default=stacked)
+  return jax.lax.platform_dependent(*jobs, cpu=apart, default=stacked)
 
 
 def precondition(
@@ -207,44 +261,35 @@ def precondition(
   if block.kind == "diagonal":
     return {p: g / (d + damping) for p, g, d in zip(block.paths, grads, factors.values)}
 
-  def product(x, y):
-    return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
-
-  transpose = lambda x: jnp.swapaxes(x, -2, -1)
-  v = to_matrix(block, grads)
-  a, g = inverses
+  v, (a, g) = to_matrix(block, grads), inverses
   if isinstance(a, Eigen):
-    v = v if a.vectors is None else product(transpose(a.vectors), v)
-    v = v if g.vectors is None else product(v, g.vectors)
-    v = v / (a.values[..., :, None] * g.values[..., None, :] + damping)
-    v = v if a.vectors is None else product(a.vectors, v)
-    v = v if g.vectors is None else product(v, transpose(g.vectors))
+    v = rotated(v, inverses, dtype) / (eigenvalues(inverses) + damping)
+    v = rotated_back(v, inverses, dtype)
   else:
-    v = a.values[..., :, None] * v if isinstance(a, Diagonals) else product(a, v)
-    v = v * g.values[..., None, :] if isinstance(g, Diagonals) else product(v, g)
+    v = a.values[..., :, None] * v if isinstance(a, Diagonals) else _product(a, v, dtype)
+    v = v * g.values[..., None, :] if isinstance(g, Diagonals) else _product(v, g, dtype)
   return dict(zip(block.paths, from_matrix(block, v)))
 
 
-def to_matrix(block: Block, arrays: Sequence[jax.Array]) -> jax.Array:
-  """The kernel, and below it the bias, of a Kronecker block as one matrix [..., d_in, d_out]."""
-  kernel, *bias = arrays
-  d_out = block.factor_sizes[1]
-  matrix = kernel.transpose(_order(block)).reshape(*block.stacked, -1, d_out)
-  return jnp.concatenate([matrix, *(b.reshape(*block.stacked, 1, d_out) for b in bias)], axis=-2)
+def rotated(matrix: jax.Array, basis: tuple[Eigen, Eigen], dtype: str = "float32") -> jax.Array:
+  """U_A^T V U_G: a matrix [..., d_in, d_out] in the basis of its factors."""
+  a, g = (side.vectors for side in basis)
+  matrix = matrix if a is None else _product(jnp.swapaxes(a, -2, -1), matrix, dtype)
+  return matrix if g is None else _product(matrix, g, dtype)
 
 
-def from_matrix(block: Block, matrix: jax.Array) -> list[jax.Array]:
-  """The inverse of `to_matrix`."""
-  order, shape = _order(block), block.shapes[0]
-  d_in = matrix.shape[-2] - (len(block.shapes) - 1)
-  kernel = matrix[..., :d_in, :].reshape([shape[i] for i in order])
-  back = sorted(range(len(order)), key=lambda i: order[i])
-  rest = [matrix[..., d_in:, :].reshape(s) for s in block.shapes[1:]]
-  return [kernel.transpose(back), *rest]
+def rotated_back(matrix: jax.Array, basis: tuple[Eigen, Eigen], dtype: str) -> jax.Array:
+  """U_A V U_G^T, the inverse of `rotated`."""
+  a, g = (side.vectors for side in basis)
+  matrix = matrix if a is None else _product(a, matrix, dtype)
+  return matrix if g is None else _product(matrix, jnp.swapaxes(g, -2, -1), dtype)
 
 
-def _order(block: Block) -> tuple[int, ...]:
-  """The permutation of the kernel's axes, stacked ones first, then inputs, then outputs."""
-  n = len(block.stacked)
-  inside = block.axes or range(len(block.shapes[0]) - n)
-  return (*range(n), *(n + i for i in inside))
+def eigenvalues(basis: tuple[Eigen, Eigen]) -> jax.Array:
+  """The eigenvalues of A (x) G, [..., d_in, d_out]."""
+  a, g = basis
+  return a.values[..., :, None] * g.values[..., None, :]
+
+
+def _product(x: jax.Array, y: jax.Array, dtype: str) -> jax.Array:
+  return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)

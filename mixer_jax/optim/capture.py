@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.optim import kfac_jax_blocks, layer_views
+from mixer_jax.optim import layer_views, row_sums
 from mixer_jax.optim.curvature_blocks import path_name
 
 # The name of the companions, beside those of a layer's parameters.
@@ -154,8 +154,8 @@ def _tie(view: layer_views.View, module: nn.Module, companion: Any, args: tuple,
       " predict; leave them float32 and give the layers a dtype"
     )
   if isinstance(view, layer_views.ScaleAndShift):
-    return _tied(_squares_of_sums, view.inputs(), y, own)
-  statistics = lambda x, dy, own: _second_moments(view, x, dy, own)
+    return _tied(row_sums.squares_of_sums, view.inputs(), y, own)
+  statistics = lambda x, dy, own: row_sums.second_moments(view, x, dy, own)
   return _tied(statistics, args[0], y, own)
 
 
@@ -176,61 +176,6 @@ def _tied(statistics: Callable, x: jax.Array, y: jax.Array, own: Any) -> jax.Arr
 
   tie.defvjp(forward, backward)
   return tie(x, y, dict(own))
-
-
-def _second_moments(
-  view: layer_views.Dense, x: jax.Array, dy: jax.Array, own: Any
-) -> dict[str, Any]:
-  """Sums over rows of a a^T, d d^T and 1; the bias is one more input, always 1."""
-  a, d = view.inputs(x), view.outputs(dy)
-  d = d.reshape(-1, d.shape[-1])
-  counts = _counts(d, own)
-  if view.ids:
-    # The second moment of one-hot rows is diagonal: how often each occurs.
-    inputs = jnp.zeros_like(own["inputs"]).at[a.reshape(-1)].add(counts)
-    _, outputs = kfac_jax_blocks.second_moments(d[:, :1], d, (1,), own["outputs"].shape)
-    return {"inputs": inputs, "outputs": outputs, "rows": _number(counts, own)}
-  a = a.reshape(-1, a.shape[-1])
-  if "weights" in own:
-    a = a * counts[:, None].astype(a.dtype)
-  if view.bias:
-    a = jnp.concatenate([a, counts[:, None].astype(a.dtype)], axis=1)
-  if view.transposed:
-    a, d = d, a
-  moments = kfac_jax_blocks.second_moments(a, d, own["inputs"].shape, own["outputs"].shape)
-  return {"inputs": moments[0], "outputs": moments[1], "rows": _number(counts, own)}
-
-
-def _number(counts: jax.Array, own: Any) -> jax.Array:
-  """The number of rows; in a checked `shard_map` of the type that its companion has."""
-  return counts.sum() + 0 * own["rows"]
-
-
-def _counts(d: jax.Array, own: Any) -> jax.Array:
-  """1 for each row that counts, 0 for padding, float32.
-
-  An example's rows count if the example has any weight. Where its tokens have weights of
-  their own, a row counts if an output that counts depends on it: its gradient is not 0.
-  """
-  if "weights" not in own:
-    return jnp.ones(len(d))
-  weights = own["weights"]
-  examples = len(weights)
-  if len(d) % examples:
-    raise ValueError(
-      f"a layer has {len(d)} rows for {examples} examples; weights need the examples first"
-    )
-  counts = jnp.repeat(weights.reshape(examples, -1).any(axis=1), len(d) // examples)
-  counts = counts.astype(jnp.float32)
-  if weights.ndim == 1:
-    return counts
-  reached = (d != 0).any(axis=-1)
-  return counts * jnp.where(reached.any(), reached, True)
-
-
-def _squares_of_sums(x: jax.Array, dy: jax.Array, own: Any) -> dict[str, Any]:
-  shapes = {name: own[name].shape for name in ("scale", "bias") if name in own}
-  return kfac_jax_blocks.squares_of_sums(x, dy, shapes)
 
 
 def _nodes(tree: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -26,12 +26,9 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import axes, capture, layer_views, statistics
-from mixer_jax.optim.curvature_blocks import (
-  Block,
-  check_choice,
-  path_name,
-)
+from mixer_jax.optim import axes, capture, layer_views, row_weights, statistics
+from mixer_jax.optim.curvature_blocks import Block, path_name
+from mixer_jax.optim.curvature_options import check_choice
 from mixer_jax.optim.likelihoods import likelihood_of
 
 Params = Batch = Any
@@ -125,7 +122,7 @@ class Curvature:
       )
     for outputs in jax.tree.leaves(answer.outputs):
       if answer.weights is not None:
-        _weights_like(answer.weights, outputs)
+        row_weights.like(answer.weights, outputs)
 
   def _list_blocks(self, shapes, calls, patterns) -> tuple[Block, ...]:
     """A `Block` for each layer, and one for each parameter that has no curvature."""
@@ -193,30 +190,60 @@ class Curvature:
     Returns:
       `Kronecker` or `Diagonal` by name of the block, without the "gradient" ones.
     """
+    return self.estimate_in_basis(params, batch, rng)[0]
+
+  def estimate_in_basis(
+    self, params: Params, batch: Batch, rng: Any = None, basis: dict[str, Any] | None = None
+  ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """The factors and, in the eigenvectors of `basis`, EK-FAC's second moments of examples.
+
+    Returns:
+      See `estimate`; and arrays [..., d_in, d_out] by name of the Kronecker block.
+    """
     weights, counts = self._weights(params, batch)
-    companions = {path: layer.companions(counts) for path, layer in self._layers.items()}
+    size = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0].shape[0]
+    vectors = lambda layer: (basis or {}).get(layer.block)  # those of Kronecker blocks
+    companions = {
+      path: layer.companions(counts, vectors(layer), size) for path, layer in self._layers.items()
+    }
     companions = axes.varying(companions, self._axis_name)
-
-    def answer(params, batch):
-      answer = self._predict(params, batch)
-      return jax.tree.map(lambda y: y.astype(jnp.float32), answer.outputs), answer.targets
-
-    outputs, targets, pullback = capture.sums(answer, params, companions, batch)
+    outputs, targets, pullback = capture.sums(self._answer, params, companions, batch)
     outputs = jax.lax.stop_gradient(outputs)
-    first = jax.tree.leaves(outputs)[0]
-    counted = jnp.ones(len(first)) if counts is None else counts.reshape(len(counts), -1).any(1)
-    examples = counted.sum(dtype=jnp.float32)
-    rows = jax.tree.map(lambda y: _rows(weights, y), outputs)
+    examples = self._examples_of(outputs, counts)
+    rows = jax.tree.map(lambda y: row_weights.rows(weights, y), outputs)
     if self._axis_name is not None:
-      examples, rows = jax.lax.psum((examples, rows), self._axis_name)
-    scales = jax.tree.map(lambda y, n: _scales(weights, y) * n**-0.5, outputs, rows)
+      rows = jax.lax.psum(rows, self._axis_name)
+    scales = jax.tree.map(lambda y, n: row_weights.scales(weights, y) * n**-0.5, outputs, rows)
     sums = self._sums(outputs, targets, pullback, scales, rng)
     if self._axis_name is not None:
       sums = jax.lax.psum(sums, self._axis_name)
-    return {
-      layer.block: layer.factors(sums[path], examples, self._published)
-      for path, layer in self._layers.items()
+    layers = [(layer, sums[path]) for path, layer in self._layers.items()]
+    factors = {layer.block: layer.factors(own, examples, self._published) for layer, own in layers}
+    squares = {
+      layer.block: layer.squares(own, examples, self._published)
+      for layer, own in layers
+      if vectors(layer)
     }
+    return factors, squares
+
+  def _answer(self, params: Params, batch: Batch) -> tuple[Any, Any]:
+    answer = self._predict(params, batch)
+    return jax.tree.map(lambda y: y.astype(jnp.float32), answer.outputs), answer.targets
+
+  def _examples_of(self, outputs: Any, counts: jax.Array | None) -> jax.Array:
+    """The number of examples that count, on all devices."""
+    first = jax.tree.leaves(outputs)[0]
+    counted = jnp.ones(first.shape[0]) if counts is None else counts.reshape(len(counts), -1).any(1)
+    examples = counted.sum(dtype=jnp.float32)
+    return examples if self._axis_name is None else jax.lax.psum(examples, self._axis_name)
+
+  def scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+    """Factors that make squares of the batch's gradient second moments, by Kronecker block."""
+    outputs = jax.eval_shape(self._outputs, params, batch)
+    examples = self._examples_of(outputs, self._weights(params, batch)[1])
+    published = {layer.block: layer for layer in self._layers.values() if self._published}
+    tokens = lambda b: published[b.name].scale(b.tokens) if b.name in published else 1.0
+    return {b.name: examples * tokens(b) for b in self.blocks if b.kind == "kronecker"}
 
   def _weights(self, params: Params, batch: Batch) -> tuple[Any, Any]:
     """The weights of outputs, and whether examples (or, of tokens, rows) count; or None."""
@@ -224,7 +251,7 @@ class Curvature:
     if weights is None:
       return None, None
     outputs = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0]
-    weights = _weights_like(weights, outputs)
+    weights = row_weights.like(weights, outputs)
     rows = max(outputs.ndim - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)
@@ -271,37 +298,6 @@ def _patterns(plain: str | Sequence[str], names: Sequence[str]) -> tuple[str, ..
         f"plain is {pattern!r}, which matches no parameter; they are {', '.join(names)}"
       )
   return patterns
-
-
-def _weights_like(weights: Any, outputs: Any) -> Any:
-  """Weights without trailing axes of 1, which must begin the shape of the outputs."""
-  shape = weights.shape
-  while len(shape) > 1 and shape[-1] == 1:
-    shape = shape[:-1]
-  if shape != outputs.shape[: len(shape)] or not shape:
-    raise ValueError(
-      f"weights have shape {tuple(weights.shape)}; allowed for outputs {tuple(outputs.shape)}:"
-      f" {', '.join(str(outputs.shape[:n]) for n in range(1, outputs.ndim + 1))}"
-    )
-  return weights.reshape(shape) if hasattr(weights, "reshape") else weights
-
-
-def _rows(weights: jax.Array | None, outputs: jax.Array) -> jax.Array:
-  """The sum of the weights of rows; a row of outputs with weights of their own has the largest."""
-  if weights is None:
-    return jnp.float32(math.prod(outputs.shape[:-1]))
-  if weights.ndim == outputs.ndim:
-    total = weights.max(axis=-1).sum()
-  else:
-    total = weights.sum() * math.prod(outputs.shape[weights.ndim : -1])
-  return jnp.maximum(total, 1e-30)  # a batch of padding alone
-
-
-def _scales(weights: jax.Array | None, y: jax.Array) -> jax.Array:
-  """The square roots of the weights, as outputs y are scaled by them."""
-  if weights is None:
-    return jnp.ones(())
-  return jnp.sqrt(weights).reshape(*weights.shape, *(1,) * (y.ndim - weights.ndim))
 
 
 def _partial_sums(sizes: list[int]) -> Any:

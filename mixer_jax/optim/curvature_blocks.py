@@ -1,31 +1,8 @@
 """The blocks of parameters that K-FAC approximates together, and their arrays."""
 
-from typing import Annotated, Any, Literal, NamedTuple, Sequence
+from typing import Any, Literal, NamedTuple, Sequence
 
 import jax
-
-from mixer_jax.options import Option
-
-# Values of the options of K-FAC that take names.
-CHOICES = {
-  "damping_type": ("exact", "factored"),
-  "likelihood": ("categorical", "normal", "bernoulli", "normal_variance"),
-  "estimation": ("sampled", "exact", "empirical"),
-  "token_averaging": ("published", "expand"),
-  "norms": ("gradient", "diagonal"),
-  "precondition_dtype": ("float32", "bfloat16"),
-}
-
-
-def _option(name: str, text: str) -> Any:
-  return Annotated[str, Option(text, choices=CHOICES[name])]
-
-
-DampingType = _option("damping_type", "where damping is added: to A (x) G, or to both factors")
-Estimation = _option("estimation", "targets of the Fisher: drawn, all classes, or the labels")
-TokenAveraging = _option("token_averaging", "convention for weights shared over tokens")
-Norms = _option("norms", "curvature of normalisations: none, or a diagonal")
-PreconditionDtype = _option("precondition_dtype", "operands of the products that precondition")
 
 
 class Diagonals(NamedTuple):
@@ -77,12 +54,6 @@ class Block(NamedTuple):
   diagonal: tuple[bool, bool] = (False, False)
   stacked: tuple[int, ...] = ()
   axes: tuple[int, ...] = ()
-
-
-def check_choice(option: str, value: str) -> None:
-  """Raises a ValueError if an option of `CHOICES` is none of them."""
-  if value not in CHOICES[option]:
-    raise ValueError(f"{option} is {value!r}; allowed: {', '.join(CHOICES[option])}")
 
 
 def path_name(path: Sequence[Any]) -> str:

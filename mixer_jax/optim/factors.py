@@ -7,6 +7,7 @@ import os
 from typing import Any, Callable
 
 import jax
+import jax.numpy as jnp
 
 from mixer_jax.runtime.imports import without
 
@@ -26,6 +27,40 @@ def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **o
     `Diagonal`.
   """
   return curvature_of(predict, params, batch, **options).estimate(params, batch, rng)
+
+
+def every_nth(batch: Any, n: int) -> Any:
+  """Every n-th example of a batch; all of its arrays have the examples first.
+
+  A stride, not a slice, so that devices which share a batch keep equal parts.
+  """
+  return jax.tree.map(lambda x: x[::n], batch)
+
+
+def some_of(batch: Any, fraction: float | None, part: Callable | None) -> Any:
+  """The part of a batch that factors are estimated from; `part` is `every_nth` by default."""
+  return (part or every_nth)(batch, round(1 / fraction)) if fraction else batch
+
+
+def averaged(
+  old: dict[str, Any], fresh: dict[str, Any], renewals: jax.Array, decay: Any, identity_start: Any
+) -> dict[str, Any]:
+  """The moving averages of factors after one more estimate.
+
+  Args:
+    old: by name of the block.
+    fresh: the estimate.
+    renewals: how many there were before.
+    decay: weight of the old average.
+    identity_start: False: the old average of no estimates has no weight.
+  """
+  # The weight of the newest of n + 1 estimates, (1 - decay) / (1 - decay^(n + 1)), is 1
+  # exactly for the first: the identity would not vanish otherwise.
+  log = jnp.log(jnp.float32(decay))
+  unbiased = jnp.expm1(log) / jnp.expm1((renewals + 1) * log)
+  weight = jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
+  mix = lambda old, new: (1.0 - weight) * old + weight * new
+  return {name: jax.tree.map(mix, average, fresh[name]) for name, average in old.items()}
 
 
 def curvature_of(predict: Callable, params: Any, batch: Any, plain: Any = (), **options: Any):

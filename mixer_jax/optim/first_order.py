@@ -4,10 +4,14 @@
 or None, which decays all of them.
 """
 
+import re
 from typing import Annotated, Any
 
+import jax
 import optax
+import optax.contrib
 
+from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.options import TINY, Option, OptionsOf
 
 Transform = optax.GradientTransformation
@@ -86,3 +90,47 @@ def adagrad(
 ) -> Transform:
   """Adagrad (Duchi et al., 2011) with weight decay inside the gradient."""
   return _decayed(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **decay)
+
+
+def muon(
+  learning_rate: Any,
+  *,
+  momentum: _Momentum = 0.95,
+  nesterov: Annotated[bool, Option("Nesterov's momentum")] = True,
+  rms: Annotated[float, Option("root mean square of an update of a kernel", TINY)] = 0.2,
+  b1: _B1 = 0.9,
+  b2: _B2 = 0.999,
+  eps: _Eps = 1e-8,
+  adam_paths: Annotated[
+    str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
+  ] = r"(^|/)(head|embedding)(/|$)",
+  weight_decay: _Decay = 1e-2,
+  decay_mask: Any = None,
+) -> Transform:
+  """Muon (Jordan, 2024) for kernels, Adam for the rest, one rate for both.
+
+  An update of a kernel has the root mean square `rms`, as one of Adam has about (Liu et al., 2025,
+  https://arxiv.org/abs/2502.16982, Section 2.2). A kernel of more than two axes is a matrix of all
+  axes but the last by the last. The head and embeddings take Adam, as is usual.
+  """
+  dimensions = optax.contrib.MuonDimensionNumbers
+
+  def numbers(params):
+    def of(path, x):
+      by_adam = x.ndim < 2 or re.search(adam_paths, path_name(path))
+      return None if by_adam else dimensions(tuple(range(x.ndim - 1)), x.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(of, params)
+
+  rule = optax.contrib.muon(
+    1.0,
+    beta=momentum,
+    nesterov=nesterov,
+    adam_b1=b1,
+    adam_b2=b2,
+    eps=eps,
+    muon_weight_dimension_numbers=numbers,
+    consistent_rms=rms,
+  )
+  decay = optax.add_decayed_weights(weight_decay, decay_mask)
+  return optax.chain(rule, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))

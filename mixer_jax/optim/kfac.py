@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax import options as options_lib
-from mixer_jax.optim import algebra, axes, curvature_blocks
-from mixer_jax.optim.curvature_blocks import check_choice, path_name
-from mixer_jax.optim.factors import curvature_of
-from mixer_jax.options import COUNT, TINY, Option
+from mixer_jax.optim import algebra, axes, curvature_options, ekfac
+from mixer_jax.optim.block_trees import by_path, covered_by, whole_tree, with_directions
+from mixer_jax.optim.curvature_options import check_choice
+from mixer_jax.optim.factors import averaged, curvature_of, some_of
+from mixer_jax.options import COUNT, Option
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -34,26 +35,17 @@ class ScaleByKfacState(NamedTuple):
     factors: `Kronecker` (or `Diagonal`) moving averages.
     inverses: per Kronecker block (inputs, outputs): `Eigen` pairs for exact
       damping, damped inverse matrices for factored damping.
+    second_moments: per Kronecker block those of EK-FAC [..., d_in, d_out]; {} for K-FAC.
   """
 
   count: jax.Array
   factors: dict[str, Any]
   inverses: dict[str, Any]
+  second_moments: dict[str, jax.Array]
 
 
-_Damping = Annotated[float, Option("added to the curvature", TINY)]
-_FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0, 0.99999999)]
-# Weight decay may wait for 20 factor periods.
-_FactorPeriod = Annotated[int, Option("updates between renewals of the factors", 1, COUNT // 20)]
-_InversePeriod = Annotated[int, Option("updates between renewals of the inverses", 1, COUNT)]
 _DECAY_FROM = Option("first update that decays; None: 20 factor periods", 0, COUNT)
-_IdentityStart = Annotated[bool, Option("start the averages of the factors at the identity")]
-_MAX_FACTOR = 8192
-_MaxFactor = Annotated[
-  int | None, Option("rows above which a factor is kept as its diagonal; None: 8,192", 1, COUNT)
-]
 _ARGUMENTS = ("learning_rate", "predict", "params", "batch")
-_PLAIN = "regular expression of parameter paths that take the plain gradient"
 
 
 def scale_by_kfac(
@@ -61,23 +53,27 @@ def scale_by_kfac(
   params: Any,
   batch: Any,
   *,
-  damping: _Damping = 1e-3,
-  damping_type: curvature_blocks.DampingType = "exact",
-  factor_decay: _FactorDecay = 0.95,
-  factor_period: _FactorPeriod = 10,
-  inverse_period: _InversePeriod = 100,
+  damping: curvature_options.Damping = 1e-3,
+  damping_type: curvature_options.DampingType = "exact",
+  factor_decay: curvature_options.FactorDecay = 0.95,
+  factor_period: curvature_options.FactorPeriod = 10,
+  inverse_period: curvature_options.InversePeriod = 100,
   norm_constraint: float | None = None,
   learning_rate: float | Schedule | None = None,
-  identity_start: _IdentityStart = True,
+  identity_start: curvature_options.IdentityStart = True,
   likelihood: Any = "categorical",
-  estimation: curvature_blocks.Estimation = "sampled",
-  token_averaging: curvature_blocks.TokenAveraging = "published",
-  norms: curvature_blocks.Norms = "gradient",
-  plain: Annotated[str, Option(_PLAIN)] = "",
-  max_factor: _MaxFactor = None,
-  precondition_dtype: curvature_blocks.PreconditionDtype = "float32",
+  estimation: curvature_options.Estimation = "sampled",
+  token_averaging: curvature_options.TokenAveraging = "published",
+  norms: curvature_options.Norms = "gradient",
+  plain: curvature_options.Plain = "",
+  max_factor: curvature_options.MaxFactor = None,
+  eigenvalues: curvature_options.Eigenvalues = "factors",
+  moment_decay: curvature_options.MomentDecay = 0.95,
+  factor_fraction: curvature_options.FactorFraction = None,
+  precondition_dtype: curvature_options.PreconditionDtype = "float32",
   mesh: jax.sharding.Mesh | None = None,
   axis_name: Any = None,
+  part: Callable[[Any, int], Any] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
 
@@ -128,6 +124,10 @@ def scale_by_kfac(
       curvature ("^head/"). "": none.
     max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes);
       None is 8,192.
+    eigenvalues: "factors" takes the products of the eigenvalues of A and G; "batch" and
+      "examples" replace them by second moments of gradients in the eigenbasis, see `ekfac.py`.
+    moment_decay: of the averages of these second moments.
+    factor_fraction: of the batch whose examples the factors are estimated from: every n-th.
     precondition_dtype: of the operands of the products that precondition,
       "float32" or "bfloat16"; sums are float32, and factors and inverses are kept
       so. NVIDIA GPUs round float32 operands to TF32, unless
@@ -136,6 +136,8 @@ def scale_by_kfac(
       matrix on one of them. None: every device inverts all.
     axis_name: name of the axis, or names, of `pmap` or `shard_map` over which the batch is
       spread; not needed under `jit`.
+    part: maps (batch, n) to the batch of every n-th example; None: all of its arrays have the
+      examples first.
 
   Returns:
     A transform with a `ScaleByKfacState`. Chain it with momentum and a learning rate,
@@ -148,7 +150,7 @@ def scale_by_kfac(
   """
   _check_options(damping, damping_type, factor_decay, factor_period, inverse_period)
   check_choice("precondition_dtype", precondition_dtype)
-  max_factor = max_factor or _MAX_FACTOR  # no number by default: inject_hyperparams traces these
+  check_choice("eigenvalues", eigenvalues)
   if norm_constraint is not None and learning_rate is None:
     raise ValueError("norm_constraint needs the learning_rate that the chain applies")
   curvature = curvature_of(
@@ -160,54 +162,66 @@ def scale_by_kfac(
     token_averaging=token_averaging,
     norms=norms,
     plain=plain,
-    max_factor=max_factor,
+    max_factor=max_factor or curvature_options.MAX_FACTOR,
     axis_name=axis_name,
   )
-  exact = damping_type == "exact"
+  exact, corrected = damping_type == "exact", eigenvalues != "factors"
+  if corrected and not exact:
+    raise ValueError(f'eigenvalues={eigenvalues!r} needs damping_type="exact"')
   invert = algebra.exact_inverses if exact else algebra.factored_inverses
 
   def init_fn(params):
-    covered = _covered(curvature.blocks, _by_path(params))
+    covered = covered_by(curvature.blocks, by_path(params))
     factors = {b.name: algebra.initial_factors(b) for b in covered if b.kind != "gradient"}
     inverses = {
       b.name: algebra.initial_inverses(b, damping_type) for b in covered if b.kind == "kronecker"
     }
-    return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses)
+    moments = {name: algebra.eigenvalues(pair) for name, pair in inverses.items() if corrected}
+    return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses, moments)
 
   def update_fn(updates, state, params=None, *, batch, rng=None, model_params=None, **extra):
     del extra
-    whole = _whole(params if model_params is None else model_params, curvature.names)
+    whole = whole_tree(params if model_params is None else model_params, curvature.names)
     axes.check(axis_name)
     lam = damping(state.count) if callable(damping) else damping
+    some = some_of(batch, factor_fraction, part)
+    basis = state.inverses if eigenvalues == "examples" else None
 
-    def renewed_factors():
-      fresh = axes.automatic(curvature.estimate, (whole, batch))(whole, batch, rng)
-      # The weight of the newest of n + 1 estimates, (1 - decay) / (1 - decay^(n + 1)), is 1
-      # exactly for the first: the identity would not vanish otherwise.
-      log, renewals = jnp.log(jnp.float32(factor_decay)), state.count // factor_period + 1
-      unbiased = jnp.expm1(log) / jnp.expm1(renewals * log)
-      weight = jnp.where(identity_start, jnp.float32(1.0 - factor_decay), unbiased)
-      mix = lambda old, new: (1.0 - weight) * old + weight * new
-      return {name: jax.tree.map(mix, old, fresh[name]) for name, old in state.factors.items()}
+    def renewed():
+      estimate = axes.automatic(curvature.estimate_in_basis, (whole, some))
+      fresh, squares = estimate(whole, some, rng, basis)
+      renewals = state.count // factor_period
+      factors = averaged(state.factors, fresh, renewals, factor_decay, identity_start)
+      return factors, ekfac.averaged(state.second_moments, squares, moment_decay)
 
-    factors = jax.lax.cond(state.count % factor_period == 0, renewed_factors, lambda: state.factors)
-    inverses = jax.lax.cond(
-      state.count % inverse_period == 0,
-      lambda: invert({name: factors[name] for name in state.inverses}, lam, mesh),
-      lambda: state.inverses,
+    def inverted():
+      inverses = invert({name: factors[name] for name in state.inverses}, lam, mesh)
+      return inverses, {name: algebra.eigenvalues(inverses[name]) for name in moments}
+
+    factors, moments = jax.lax.cond(
+      state.count % factor_period == 0, renewed, lambda: (state.factors, state.second_moments)
     )
-    gradients, directions = _by_path(updates), {}
+    inverses, moments = jax.lax.cond(
+      state.count % inverse_period == 0, inverted, lambda: (state.inverses, moments)
+    )
+    gradients, directions = by_path(updates), {}
+    scales = curvature.scales(whole, batch) if eigenvalues == "batch" else {}
     for block in curvature.blocks:
-      if block.kind != "gradient" and (own := factors.get(block.name)):
-        inverse = inverses.get(block.name)
-        directions |= algebra.precondition(block, gradients, own, inverse, lam, precondition_dtype)
+      if block.name in moments:
+        pair, scale = inverses[block.name], scales.get(block.name)
+        found, moments[block.name] = ekfac.precondition(
+          block, gradients, pair, moments[block.name], scale, moment_decay, lam, precondition_dtype
+        )
+        directions |= found
+      elif block.kind != "gradient" and (own := factors.get(block.name)):
+        pair = inverses.get(block.name)
+        directions |= algebra.precondition(block, gradients, own, pair, lam, precondition_dtype)
     if norm_constraint is not None:
       rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
       directions = _constrain(directions, gradients, rate, norm_constraint)
-    updates = jax.tree_util.tree_map_with_path(
-      lambda path, g: directions.get(path_name(path), g).astype(g.dtype), updates
-    )
-    return updates, ScaleByKfacState(optax.safe_increment(state.count), factors, inverses)
+    updates = with_directions(updates, directions)
+    count = optax.safe_increment(state.count)
+    return updates, ScaleByKfacState(count, factors, inverses, moments)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -223,7 +237,7 @@ def kfac(
   decay_mask: Any = None,
   decay_from: Annotated[int | None, _DECAY_FROM] = None,
   norm_constraint: Annotated[float | None, Option("kl_clip; 0 allows no step", 0)] = 1e-2,
-  factor_period: _FactorPeriod = 10,
+  factor_period: curvature_options.FactorPeriod = 10,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """The published K-FAC optimizer, complete: precondition, clip, decay, momentum, step.
@@ -270,37 +284,9 @@ def _check_options(damping, damping_type, factor_decay, factor_period, inverse_p
       raise ValueError(f"{name} is {period}; it must be at least 1")
 
 
-def _whole(params: Any, names: tuple[str, ...]) -> Any:
-  """The parameters of the model, all of them."""
-  if params is None:
-    raise ValueError("K-FAC's update needs params: tx.update(grads, state, params, batch=batch)")
-  if missing := set(names) - set(_by_path(params)):
-    raise ValueError(
-      f"K-FAC's update needs all parameters, but {sorted(missing)[0]} is hidden; pass the whole"
-      " tree as the extra argument model_params"
-    )
-  return params
-
-
 def _constrain(directions, gradients, rate, norm_constraint):
   """Shortens the update so that rate^2 <v, g> stays within the constraint."""
   inner = sum(jnp.vdot(v, gradients[path]) for path, v in directions.items())
   inner = jnp.maximum(rate**2 * inner, jnp.finfo(jnp.float32).tiny)
   scale = jnp.minimum(1.0, jnp.sqrt(norm_constraint / inner))
   return {path: v * scale for path, v in directions.items()}
-
-
-def _by_path(tree: Any) -> dict[str, jax.Array]:
-  return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _covered(all_blocks, leaves):
-  """The blocks whose parameters are all in a (possibly masked) tree."""
-  covered = []
-  for block in all_blocks:
-    present = [path in leaves for path in block.paths]
-    if any(present) and not all(present):
-      raise ValueError(f"the K-FAC block {block.name} needs all of {', '.join(block.paths)}")
-    if all(present):
-      covered.append(block)
-  return covered

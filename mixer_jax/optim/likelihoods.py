@@ -5,7 +5,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim.curvature_blocks import check_choice
+from mixer_jax.optim.curvature_options import check_choice
 
 
 class Likelihood(NamedTuple):

@@ -37,12 +37,39 @@ class Layer(NamedTuple):
   def block(self) -> str:
     return "/".join(map(str, self.call.path)) or self.names[0]
 
-  def companions(self, weights: jax.Array | None) -> dict[str, Any]:
+  def companions(
+    self, weights: jax.Array | None, basis: Any = None, examples: int = 1
+  ) -> dict[str, Any]:
+    """Zeros for `capture.sums`; with the basis of EK-FAC's second moments, if there is one."""
     own = capture.companion(self.sums, self.stacked)
     rows_of_examples = isinstance(self.call.view, layer_views.Dense) and not self.shared
     if weights is not None and rows_of_examples:
       own["weights"] = jnp.broadcast_to(weights, (*self.stacked, *weights.shape))
+    if basis is not None:
+      apart = 0 if self.shared else 1 if self.call.mapped else examples
+      sizes = [side.values.shape[-1] for side in basis]
+      own["squares"] = jnp.zeros((*self.stacked, *sizes))
+      own["examples"] = jnp.zeros((*self.stacked, apart, 0))
+      own["basis"] = {
+        side: eigen.vectors
+        for side, eigen in zip(("inputs", "outputs"), basis)
+        if eigen.vectors is not None
+      }
     return {kind: own for kind in {call.kind for call in self.calls}}
+
+  def scale(self, tokens: Any) -> Any:
+    """The factor by which "published" multiplies the product of "expand"."""
+    return 1.0 if self.call.view.patches else tokens
+
+  def squares(self, sums: Any, examples: jax.Array, published: bool) -> jax.Array:
+    """Second moments of the gradients of examples, [..., d_in, d_out], from sums of squares."""
+    total = 0.0
+    for own in sums.values():
+      rows = jnp.maximum(own["rows"], 1.0)
+      tokens = rows if self.shared else rows / jnp.maximum(examples, 1.0)
+      scale = self.scale(tokens[..., None, None]) if published else 1.0
+      total = total + own["squares"] * scale  # a mean: gradients are scaled so, see `estimate`
+    return total
 
   def factors(self, sums: Any, examples: jax.Array, published: bool) -> Kronecker | Diagonal:
     """Means from the sums over rows."""
@@ -134,6 +161,6 @@ def inputs_once(once: Any, total: Any) -> Any:
   """The sums of one layer: those of inputs from one pass, those of gradients from all."""
   merged = {}
   for kind, sums in total.items():
-    fixed = {"rows", "weights", "outputs" if kind == "head" else "inputs"}
+    fixed = {"rows", "weights", "examples", "basis", "outputs" if kind == "head" else "inputs"}
     merged[kind] = {name: once[kind][name] if name in fixed else x for name, x in sums.items()}
   return merged

@@ -73,3 +73,33 @@ def test_a_mask_decays_its_part_alone():
   updates, _ = tx.update(zeros, tx.init(params), params)
   np.testing.assert_allclose(updates["kernel"], -0.05)
   np.testing.assert_array_equal(updates["bias"], 0.0)
+
+
+def newton_schulz(m):
+  x = m / np.linalg.norm(m)
+  for _ in range(5):
+    a = x @ x.T
+    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+  return x
+
+
+def test_muon():
+  tx = first_order.muon(0.1, momentum=0.9, nesterov=False, rms=0.2, weight_decay=0.0)
+  rng = np.random.default_rng(0)
+  gradients = [
+    {"block": {"kernel": rng.normal(size=(3, 2, 7))}, "head": {"kernel": rng.normal(size=(4, 3))}}
+    for _ in range(25)
+  ]
+  params = jax.tree.map(np.float32, gradients[0])
+  state, mean, m, v, step = tx.init(params), 0.0, 0.0, 0.0, jax.jit(tx.update)
+  for t, grads in enumerate(gradients, 1):
+    update, state = step(jax.tree.map(np.float32, grads), state, params)
+    mean = 0.9 * mean + 0.1 * grads["block"]["kernel"].reshape(6, 7)
+    wanted = -0.1 * 0.2 * np.sqrt(7) * newton_schulz(mean / (1 - 0.9**t))
+    np.testing.assert_allclose(
+      update["block"]["kernel"].reshape(6, 7), wanted, rtol=1e-3, atol=1e-5
+    )
+    g = grads["head"]["kernel"]
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    wanted = -0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    np.testing.assert_allclose(update["head"]["kernel"], wanted, rtol=1e-3)

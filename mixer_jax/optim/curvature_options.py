@@ -1,0 +1,54 @@
+"""Options that K-FAC and its relatives share."""
+
+from typing import Annotated, Any
+
+from mixer_jax.options import COUNT, TINY, Option
+
+# Values of the options of K-FAC that take names.
+CHOICES = {
+  "damping_type": ("exact", "factored"),
+  "likelihood": ("categorical", "normal", "bernoulli", "normal_variance"),
+  "estimation": ("sampled", "exact", "empirical"),
+  "token_averaging": ("published", "expand"),
+  "norms": ("gradient", "diagonal"),
+  "eigenvalues": ("factors", "batch", "examples"),
+  "precondition_dtype": ("float32", "bfloat16"),
+}
+
+
+def _choice(name: str, text: str) -> Any:
+  return Annotated[str, Option(text, choices=CHOICES[name])]
+
+
+DampingType = _choice("damping_type", "where damping is added: to A (x) G, or to both factors")
+Estimation = _choice("estimation", "targets of the Fisher: drawn, all classes, or the labels")
+TokenAveraging = _choice("token_averaging", "convention for weights shared over tokens")
+Norms = _choice("norms", "curvature of normalisations: none, or a diagonal")
+Eigenvalues = _choice(
+  "eigenvalues", "products of the factors' own, or second moments in their basis (EK-FAC)"
+)
+PreconditionDtype = _choice("precondition_dtype", "operands of the products that precondition")
+
+Damping = Annotated[float, Option("added to the curvature", TINY)]
+FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0, 0.99999999)]
+# Weight decay may wait for 20 factor periods.
+FactorPeriod = Annotated[int, Option("updates between renewals of the factors", 1, COUNT // 20)]
+InversePeriod = Annotated[int, Option("updates between renewals of the inverses", 1, COUNT)]
+BasisPeriod = Annotated[int, Option("updates between renewals of the eigenbasis", 1, COUNT)]
+IdentityStart = Annotated[bool, Option("start the averages of the factors at the identity")]
+MaxFactor = Annotated[
+  int | None, Option("rows above which a factor is kept as its diagonal; None: 8,192", 1, COUNT)
+]
+MAX_FACTOR = 8192  # None stands for it, since optax.inject_hyperparams traces numbers
+FactorFraction = Annotated[
+  float | None,
+  Option("part of the batch that the factors are estimated from; None: all of it", 1e-6, 1),
+]
+MomentDecay = Annotated[float, Option("decay of EK-FAC's second moments", 0, 1)]
+Plain = Annotated[str, Option("regular expression of parameter paths that take the plain gradient")]
+
+
+def check_choice(option: str, value: str) -> None:
+  """Raises a ValueError if an option of `CHOICES` is none of them."""
+  if value not in CHOICES[option]:
+    raise ValueError(f"{option} is {value!r}; allowed: {', '.join(CHOICES[option])}")

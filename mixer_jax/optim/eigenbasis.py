@@ -1,0 +1,227 @@
+"""Optimizers in the eigenbasis of Kronecker factors.
+
+A gradient V [d_in, d_out] becomes U_A^T V U_G, with the eigenvectors U_A, U_G of two factors; an
+optax transform makes its step there, element by element, and the step is turned back. Adam in
+the basis of V V^T and V^T V is SOAP (Vyas et al., 2024, https://arxiv.org/abs/2409.11321).
+"""
+
+from typing import Any, Callable, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.optim import algebra
+from mixer_jax.optim.block_trees import by_path, covered_by, from_matrix, to_matrix, with_directions
+from mixer_jax.optim.curvature_blocks import Block, Diagonals, Kronecker
+from mixer_jax.optim.factors import averaged
+
+
+class InBasisState(NamedTuple):
+  """State of `in_basis`.
+
+  Attributes:
+    count: number of updates so far, an int32 scalar.
+    factors: moving averages, `Kronecker` by layer path.
+    basis: pairs (inputs, outputs) of `Eigen` by layer path.
+    inner: state of the transform of matrices in the basis, by layer path.
+    others: state of the transform of all other parameters, by path.
+  """
+
+  count: jax.Array
+  factors: dict[str, Any]
+  basis: dict[str, Any]
+  inner: Any
+  others: Any
+
+
+class Source(NamedTuple):
+  """Where factors come from.
+
+  Attributes:
+    blocks: maps parameters by path to the blocks with a basis.
+    estimate: maps (blocks, gradients by path, params, batch, rng, model_params) to fresh
+      factors by name of the block.
+    after: whether a step is made before its own gradient enters the factors.
+  """
+
+  blocks: Callable[[dict[str, Any]], list[Block]]
+  estimate: Callable[..., dict[str, Kronecker]]
+  after: bool
+
+
+def in_basis(
+  inner: optax.GradientTransformation,
+  others: optax.GradientTransformation,
+  source: Source,
+  *,
+  factor_decay: float,
+  factor_period: int,
+  basis_period: int,
+  identity_start: bool = False,
+  refresh: Literal["eigh", "qr"] = "eigh",
+  tolerance: float | None = None,
+  precondition_dtype: str = "float32",
+  mesh: jax.sharding.Mesh | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Runs a transform of single elements in the eigenbasis of each layer's factors.
+
+  When a basis changes, the first moments `mu` of the inner state turn with it exactly,
+  R mu S^T with R = U_A,new^T U_A,old and S alike, so that they equal moments kept outside of
+  the basis, without their two products a step. Second moments `nu` turn by the squares of R
+  and S, as variances of uncorrelated elements do; with refresh="qr" they follow their vectors to
+  other places and do not turn, as in the code of SOAP's authors.
+
+  Args:
+    inner: of matrices in the basis, such as `optax.scale_by_adam`. It gets the extra argument
+      `basis`, and its state may have fields `mu` and `nu`.
+    others: of the parameters without a basis.
+    source: of the factors. With `after`, the first update is zero: it makes the first basis.
+    factor_decay: of the moving averages of the factors, per renewal.
+    factor_period: updates between renewals of the factors.
+    basis_period: the same of the basis.
+    identity_start: see `scale_by_kfac`.
+    refresh: "eigh" decomposes anew, "qr" makes one warm-started step of orthogonal iteration,
+      after a first `eigh`.
+    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this.
+    precondition_dtype: of the operands of the products with the basis.
+    mesh: the devices that share the renewals of bases, or None.
+  """
+  inner = optax.with_extra_args_support(inner)
+  turn = lambda blocks, gradients, basis: {
+    b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], precondition_dtype)
+    for b in blocks
+  }
+
+  def init_fn(params):
+    leaves = by_path(params)
+    blocks = covered_by(source.blocks(leaves), leaves)
+    zeros = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes)) for b in blocks}
+    return InBasisState(
+      jnp.zeros((), jnp.int32),
+      {b.name: algebra.initial_factors(b) for b in blocks},
+      {b.name: algebra.initial_inverses(b, "exact") for b in blocks},
+      inner.init(zeros),
+      others.init(_rest(blocks, leaves)),
+    )
+
+  def renewed(state, fresh):
+    count = state.count
+    average = lambda: averaged(
+      state.factors, fresh(), count // factor_period, factor_decay, identity_start
+    )
+    factors = jax.lax.cond(count % factor_period == 0, average, lambda: state.factors)
+
+    def new_basis():
+      decomposed = lambda: (algebra.exact_inverses(factors, None, mesh),) * 2
+      if refresh == "eigh":
+        basis, places = decomposed()
+      else:
+        warm = lambda: algebra.warm_started_bases(factors, state.basis, tolerance, mesh)
+        basis, places = jax.lax.cond(count == 0, decomposed, warm)
+      return basis, _carried(state.inner, state.basis, basis, places)
+
+    due = count % basis_period == 0
+    basis, moments = jax.lax.cond(due, new_basis, lambda: (state.basis, state.inner))
+    return state._replace(factors=factors, basis=basis, inner=moments)
+
+  def step(state, blocks, gradients):
+    matrices = turn(blocks, gradients, state.basis)
+    matrices, moments = inner.update(matrices, state.inner, basis=state.basis)
+    rest, other = others.update(_rest(blocks, gradients), state.others)
+    for block in blocks:
+      back = algebra.rotated_back(matrices[block.name], state.basis[block.name], precondition_dtype)
+      rest |= dict(zip(block.paths, from_matrix(block, back)))
+    return rest, state._replace(inner=moments, others=other)
+
+  def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
+    del extra
+    leaves = by_path(updates)
+    blocks = covered_by(source.blocks(leaves), leaves)
+    gradients = {path: g.astype(jnp.float32) for path, g in leaves.items()}
+    whole = params if model_params is None else model_params
+    fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
+    if source.after:
+      nothing = lambda: (jax.tree.map(jnp.zeros_like, gradients), state)
+      directions, moved = jax.lax.cond(
+        state.count > 0, lambda: step(state, blocks, gradients), nothing
+      )
+      state = renewed(moved, fresh)
+    else:
+      directions, state = step(renewed(state, fresh), blocks, gradients)
+    count = optax.safe_increment(state.count)
+    return with_directions(updates, directions), state._replace(count=count)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:
+  return to_matrix(block, [gradients[path] for path in block.paths])
+
+
+def _rest(blocks: list[Block], leaves: dict[str, Any]) -> dict[str, Any]:
+  covered = {path for block in blocks for path in block.paths}
+  return {path: x for path, x in leaves.items() if path not in covered}
+
+
+def _carried(inner: Any, old: dict[str, Any], new: dict[str, Any], places: dict[str, Any]) -> Any:
+  """The moments of the inner state after a change of basis; second ones as if it were `places`."""
+  for field, basis, power in (("mu", new, 1), ("nu", places, 2)):
+    if hasattr(inner, field):
+      pairs = {name: zip(old[name], basis[name]) for name in new}
+      turns = {name: [_turn(*sides, power) for sides in pairs[name]] for name in new}
+      moments = {n: _turned(x, *turns[n]) for n, x in getattr(inner, field).items()}
+      inner = inner._replace(**{field: moments})
+  return inner
+
+
+@jax.default_matmul_precision("highest")
+def _turned(x: jax.Array, left: jax.Array | None, right: jax.Array | None) -> jax.Array:
+  x = x if left is None else left @ x
+  return x if right is None else x @ jnp.swapaxes(right, -2, -1)
+
+
+@jax.default_matmul_precision("highest")
+def _turn(old: algebra.Eigen, new: algebra.Eigen, power: int) -> jax.Array | None:
+  """The rotation from old coordinates to new ones, or its squares; None: both are the identity."""
+  if new.vectors is None:
+    return None
+  return (jnp.swapaxes(new.vectors, -2, -1) @ old.vectors) ** power
+
+
+def gradient_source(max_factor: int) -> Source:
+  """Factors V V^T and V^T V of the gradient itself: no model is needed.
+
+  An array of two or more axes is a matrix of all axes but the last by the last; a side above
+  max_factor keeps its coordinates. Arrays of fewer axes have no basis.
+  """
+
+  def blocks(leaves):
+    return [_tensor(path, tuple(x.shape), max_factor) for path, x in leaves.items() if x.ndim > 1]
+
+  def estimate(blocks, gradients, params, batch, rng):
+    del params, batch, rng
+    return {b.name: _moments(b, _matrix(b, gradients)) for b in blocks}
+
+  return Source(blocks, estimate, after=True)
+
+
+def _tensor(path: str, shape: tuple[int, ...], max_factor: int) -> Block:
+  sizes = (max(1, _product(shape[:-1])), shape[-1])
+  diagonal = tuple(size > max_factor for size in sizes)
+  return Block(path, "kronecker", (path,), (shape,), sizes, 1, "tensor", diagonal)
+
+
+def _product(numbers: tuple[int, ...]) -> int:
+  total = 1
+  for n in numbers:
+    total *= n
+  return total
+
+
+def _moments(block: Block, v: jax.Array) -> Kronecker:
+  sides = []
+  for rows, diagonal in zip((v, v.T), block.diagonal):
+    wide = Diagonals(jnp.sum(jnp.square(rows), axis=1))
+    sides.append(wide if diagonal else rows @ rows.T)
+  return Kronecker(*sides)

@@ -1,0 +1,59 @@
+"""EK-FAC: second moments of gradients in K-FAC's eigenbasis, in the place of eigenvalues.
+
+George et al., 2018, https://arxiv.org/abs/1806.03884. In the eigenbasis of A (x) G the diagonal
+of the Fisher matrix is the second moment of each element of an example's gradient; the product
+of eigenvalues is that under K-FAC's independence. Whenever a basis is renewed, the second
+moments start from these products, as in the authors' code; then they are averaged
+
+  "batch"     in every update: s (U_A^T V U_G)^2 of the batch's gradient V, times the number of
+              examples, since a mean over examples has so much less variance;
+  "examples"  in every renewal of the factors: the mean over examples of the squares of each one's
+              gradient, labels drawn as for the factors. Uses of a layer count apart, and the words
+              of an embedding.
+
+With token_averaging="published" both are multiplied by the number of tokens, as A (x) G is.
+"""
+
+from typing import Any
+
+import jax
+
+from mixer_jax.optim import algebra
+from mixer_jax.optim.block_trees import from_matrix, to_matrix
+from mixer_jax.optim.curvature_blocks import Block
+
+
+def averaged(old: dict[str, jax.Array], fresh: dict[str, jax.Array], decay: Any) -> dict[str, Any]:
+  """The averages after one more estimate; as they were of what is not in it."""
+  mix = lambda name: decay * old[name] + (1.0 - decay) * fresh[name]
+  return {name: mix(name) if name in fresh else moments for name, moments in old.items()}
+
+
+def precondition(
+  block: Block,
+  gradients: dict[str, jax.Array],
+  basis: tuple[algebra.Eigen, algebra.Eigen],
+  moments: jax.Array,
+  scale: jax.Array | None,
+  decay: Any,
+  damping: Any,
+  dtype: str,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+  """The preconditioned gradients of one block by path, and its second moments.
+
+  Args:
+    block: a Kronecker block.
+    gradients: by parameter path.
+    basis: of the block.
+    moments: second moments [..., d_in, d_out] before this update.
+    scale: multiplies the squares of this gradient, which enter the moments; None: they do not.
+    decay: of the moments.
+    damping: added to the moments.
+    dtype: of the operands of the products.
+  """
+  v = to_matrix(block, [gradients[path].astype("float32") for path in block.paths])
+  v = algebra.rotated(v, basis, dtype)
+  if scale is not None:
+    moments = decay * moments + (1.0 - decay) * scale * v**2
+  v = algebra.rotated_back(v / (moments + damping), basis, dtype)
+  return dict(zip(block.paths, from_matrix(block, v))), moments

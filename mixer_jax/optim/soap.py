@@ -1,0 +1,269 @@
+"""SOAP, Adam in K-FAC's eigenbasis, and Shampoo: optimizers in the eigenbasis of factors.
+
+  SOAP       factors V V^T, V^T V of the gradient; Adam in their basis (Vyas et al., 2024,
+             https://arxiv.org/abs/2409.11321, Algorithm 3)
+  kfac_adam  K-FAC's factors; Adam in their basis
+  Shampoo    factors of the gradient; L^-p V R^-p with p = 1/4 (Gupta et al., 2018,
+             https://arxiv.org/abs/1802.09568), or each element divided by the root of its second
+             moment in the basis (Eschenhagen et al., 2025, https://arxiv.org/abs/2506.03595),
+             which takes the place of grafting
+
+All are transforms like `scale_by_kfac`; parameters without a basis (biases, norms) take Adam,
+under Shampoo Adam without momentum.
+"""
+
+from typing import Annotated, Any, Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax import options as options_lib
+from mixer_jax.optim import axes, curvature_options
+from mixer_jax.optim.block_trees import whole_tree
+from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
+from mixer_jax.optim.factors import curvature_of, some_of
+from mixer_jax.options import TINY, Option
+
+_B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
+_B2 = Annotated[float, Option("decay of the second moments", 0, 0.99999999)]
+_Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
+_WeightDecay = Annotated[float, Option("weight decay", 0)]
+_Refresh = Annotated[
+  str, Option("a basis by eigh, or by a warm-started QR step", choices=("eigh", "qr"))
+]
+_Tolerance = Annotated[
+  float | None, Option("qr leaves a basis whose relative off-diagonal part is at most this", 0, 1)
+]
+
+
+def scale_by_soap(
+  *,
+  b1: _B1 = 0.95,
+  b2: _B2 = 0.95,
+  eps: _Eps = 1e-8,
+  factor_decay: curvature_options.FactorDecay = 0.95,
+  factor_period: curvature_options.FactorPeriod = 1,
+  basis_period: curvature_options.BasisPeriod = 10,
+  refresh: _Refresh = "qr",
+  tolerance: _Tolerance = None,
+  max_factor: curvature_options.MaxFactor = None,
+  precondition_dtype: curvature_options.PreconditionDtype = "float32",
+  mesh: jax.sharding.Mesh | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors'.
+
+  The first update is zero and makes the first basis. A later one is made in the basis of the
+  gradients before it, as by the authors.
+
+  Args: see `scale_by_kfac_adam`; an array of more than two axes is a matrix of all axes but the
+    last by the last, a side of more than max_factor rows has no basis.
+  """
+  rule = optax.scale_by_adam(b1, b2, eps)
+  source = gradient_source(max_factor or curvature_options.MAX_FACTOR)
+  return in_basis(
+    rule,
+    rule,
+    source,
+    factor_decay=factor_decay,
+    factor_period=factor_period,
+    basis_period=basis_period,
+    refresh=refresh,
+    tolerance=tolerance,
+    precondition_dtype=precondition_dtype,
+    mesh=mesh,
+  )
+
+
+def soap(
+  learning_rate: Any,
+  *,
+  weight_decay: _WeightDecay = 1e-2,
+  decay_mask: Any = None,
+  **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """SOAP with decoupled weight decay; for the options see `scale_by_soap`."""
+  return _decayed(scale_by_soap(**options), learning_rate, weight_decay, decay_mask)
+
+
+soap.__signature__ = options_lib.signature(soap, scale_by_soap)
+
+
+def scale_by_kfac_adam(
+  predict: Callable[[Any, Any], Any],
+  params: Any,
+  batch: Any,
+  *,
+  b1: _B1 = 0.9,
+  b2: _B2 = 0.95,
+  eps: _Eps = 1e-8,
+  factor_decay: curvature_options.FactorDecay = 0.8,
+  factor_period: curvature_options.FactorPeriod = 10,
+  basis_period: curvature_options.BasisPeriod = 20,
+  refresh: _Refresh = "eigh",
+  tolerance: _Tolerance = None,
+  identity_start: curvature_options.IdentityStart = True,
+  likelihood: Any = "categorical",
+  estimation: curvature_options.Estimation = "sampled",
+  token_averaging: curvature_options.TokenAveraging = "published",
+  plain: curvature_options.Plain = "",
+  max_factor: curvature_options.MaxFactor = None,
+  factor_fraction: curvature_options.FactorFraction = None,
+  precondition_dtype: curvature_options.PreconditionDtype = "float32",
+  mesh: jax.sharding.Mesh | None = None,
+  axis_name: Any = None,
+  part: Callable[[Any, int], Any] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Adam in the eigenbasis of K-FAC's factors.
+
+  The update takes `batch`, `rng` and `model_params` as that of `scale_by_kfac`.
+
+  Args:
+    predict: see `scale_by_kfac`, as are all arguments that are not named here.
+    params: the parameters, or their shapes.
+    batch: an example batch, or its shapes.
+    b1: decay of the first moments.
+    b2: decay of the second moments.
+    eps: added to the root of the second moments.
+    basis_period: updates between renewals of the basis.
+    refresh: "eigh", or "qr" for one warm-started step of orthogonal iteration.
+    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this.
+  """
+  curvature = curvature_of(
+    predict,
+    params,
+    batch,
+    likelihood=likelihood,
+    estimation=estimation,
+    token_averaging=token_averaging,
+    plain=plain,
+    max_factor=max_factor or curvature_options.MAX_FACTOR,
+    axis_name=axis_name,
+  )
+  rule = optax.scale_by_adam(b1, b2, eps)
+  some = lambda batch: some_of(batch, factor_fraction, part)
+  return in_basis(
+    rule,
+    rule,
+    _curvature_source(curvature, axis_name, some),
+    factor_decay=factor_decay,
+    factor_period=factor_period,
+    basis_period=basis_period,
+    identity_start=identity_start,
+    refresh=refresh,
+    tolerance=tolerance,
+    precondition_dtype=precondition_dtype,
+    mesh=mesh,
+  )
+
+
+def kfac_adam(
+  learning_rate: Any,
+  predict: Callable[[Any, Any], Any],
+  params: Any,
+  batch: Any,
+  *,
+  weight_decay: _WeightDecay = 1e-4,
+  decay_mask: Any = None,
+  **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """Adam in K-FAC's eigenbasis with decoupled weight decay; see `scale_by_kfac_adam`."""
+  rule = scale_by_kfac_adam(predict, params, batch, **options)
+  return _decayed(rule, learning_rate, weight_decay, decay_mask)
+
+
+kfac_adam.__signature__ = options_lib.signature(kfac_adam, scale_by_kfac_adam)
+
+
+def _decayed(rule, learning_rate, weight_decay, decay_mask):
+  decay = optax.add_decayed_weights(weight_decay, decay_mask)
+  return optax.chain(rule, decay, optax.scale_by_learning_rate(learning_rate))
+
+
+def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]) -> Source:
+  kronecker = [block for block in curvature.blocks if block.kind == "kronecker"]
+
+  def estimate(blocks, gradients, params, batch, rng):
+    del blocks, gradients
+    whole, some = whole_tree(params, curvature.names), part(batch)
+    axes.check(axis_name)
+    return axes.automatic(curvature.estimate, (whole, some))(whole, some, rng)
+
+  return Source(lambda leaves: kronecker, estimate, after=False)
+
+
+def scale_by_shampoo(
+  *,
+  b2: _B2 = 0.95,
+  eps: _Eps = 1e-8,
+  power: Annotated[float, Option("of the inverse of each factor", 0.01, 1)] = 0.25,
+  ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6,
+  corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
+  factor_decay: curvature_options.FactorDecay = 0.95,
+  factor_period: curvature_options.FactorPeriod = 1,
+  basis_period: curvature_options.BasisPeriod = 10,
+  refresh: _Refresh = "eigh",
+  tolerance: _Tolerance = None,
+  max_factor: curvature_options.MaxFactor = None,
+  precondition_dtype: curvature_options.PreconditionDtype = "float32",
+  mesh: jax.sharding.Mesh | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Shampoo, with moving averages of its factors.
+
+  Args:
+    b2: decay of second moments, of parameters without a basis and, if corrected, of all.
+    eps: added to the roots of second moments.
+    power: p of L^-p V R^-p.
+    ridge: eigenvalues get this part of the factor's largest one added.
+    corrected: divides by roots of second moments in the eigenbasis, whatever `power` is.
+    factor_decay: see `scale_by_kfac_adam`, as are all arguments that are not named here.
+  """
+  rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
+  return in_basis(
+    rms if corrected else _by_eigenvalues(power, ridge),
+    rms,
+    gradient_source(max_factor or curvature_options.MAX_FACTOR),
+    factor_decay=factor_decay,
+    factor_period=factor_period,
+    basis_period=basis_period,
+    refresh=refresh,
+    tolerance=tolerance,
+    precondition_dtype=precondition_dtype,
+    mesh=mesh,
+  )
+
+
+def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationExtraArgs:
+  def root(values):
+    shifted = values + ridge * values.max(axis=-1, keepdims=True)
+    return jnp.where(shifted > 0, shifted, jnp.inf) ** -power
+
+  def update_fn(updates, state, params=None, *, basis, **extra):
+    del params, extra
+    roots = {name: [root(side.values) for side in basis[name]] for name in updates}
+    scaled = {
+      n: x * roots[n][0][..., :, None] * roots[n][1][..., None, :] for n, x in updates.items()
+    }
+    return scaled, state
+
+  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def shampoo(
+  learning_rate: Any,
+  *,
+  momentum: Annotated[float, Option("decay of the momentum", 0, 0.99999)] = 0.9,
+  weight_decay: _WeightDecay = 1e-4,
+  decay_mask: Any = None,
+  **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """Shampoo with an average of its steps as momentum, and decoupled weight decay.
+
+  For the options see `scale_by_shampoo`. Its steps have other lengths than Adam's: graft it,
+  `graft(adam(...), shampoo(...))`, or take corrected=True.
+  """
+  rule = optax.chain(scale_by_shampoo(**options), optax.ema(momentum))
+  return _decayed(rule, learning_rate, weight_decay, decay_mask)
+
+
+shampoo.__signature__ = options_lib.signature(shampoo, scale_by_shampoo)

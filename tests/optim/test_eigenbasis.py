@@ -1,0 +1,325 @@
+"""Optimizers in an eigenbasis against NumPy in float64, over 25 steps of changing gradients."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import optim
+from mixer_jax.optim import algebra
+from mixer_jax.optim.curvature_blocks import Kronecker
+
+STEPS, EXAMPLES, TOKENS = 25, 6, 3
+SIZES = {"one": (5, 4), "two": (5, 3)}  # of [inputs + 1, outputs]
+
+
+class Net(nn.Module):
+  """Two dense layers over tokens, the second after the mean over them."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(3, name="two")(nn.tanh(nn.Dense(4, name="one")(x)).mean(axis=1))
+
+
+def predict(params, batch):
+  return Net().apply({"params": params}, batch["x"]), batch["y"]
+
+
+@functools.cache
+def sequence():
+  """Parameters, batches and gradients of every step, independent of all updates."""
+  rng = np.random.default_rng(0)
+  layers = lambda scale: {
+    name: {
+      "kernel": scale * rng.normal(size=(d_in - 1, d_out)).astype(np.float32),
+      "bias": scale * rng.normal(size=d_out).astype(np.float32),
+    }
+    for name, (d_in, d_out) in SIZES.items()
+  }
+  drift = layers(1.0)
+  steps = []
+  for _ in range(STEPS):
+    batch = {
+      "x": rng.normal(size=(EXAMPLES, TOKENS, 4)).astype(np.float32),
+      "y": rng.integers(0, 3, EXAMPLES).astype(np.int32),
+    }
+    grads = jax.tree.map(np.add, drift, layers(0.5))
+    steps.append((layers(0.7), batch, grads))
+  return steps
+
+
+def updates_of(tx):
+  """The update of every step, and the state after each."""
+  params, batch, _ = sequence()[0]
+  state, found, states = tx.init(params), [], []
+  step = jax.jit(lambda g, s, p, b: tx.update(g, s, p, batch=b, rng=jax.random.key(0)))
+  for params, batch, grads in sequence():
+    update, state = step(grads, state, params, batch)
+    found.append(jax.tree.map(np.asarray, update))
+    states.append(state)
+  return found, states
+
+
+def matrix(layer):
+  return np.concatenate([layer["kernel"], layer["bias"][None]]).astype(np.float64)
+
+
+def rows(params, batch):
+  """Inputs and output gradients [examples, rows, width] of both layers, given labels, float64."""
+  w = {name: matrix(layer) for name, layer in params.items()}
+  extended = lambda x: np.concatenate([x, np.ones((*x.shape[:-1], 1))], axis=-1)
+  x = extended(batch["x"].astype(np.float64))
+  h = np.tanh(x @ w["one"])
+  mean = extended(h.mean(axis=1))
+  logits = mean @ w["two"]
+  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  d_two = p - np.eye(3)[batch["y"]]  # of the loss of an example
+  d_one = (d_two @ w["two"][:-1].T)[:, None] / TOKENS * (1 - h**2)
+  return {"one": (x, d_one), "two": (mean[:, None], d_two[:, None])}
+
+
+def empirical_factors(params, batch):
+  """A and G as "published": rows of tokens stacked, G times the number of tokens."""
+  factors = {}
+  for name, (a, d) in rows(params, batch).items():
+    tokens = a.shape[1]
+    a, d = a.reshape(-1, a.shape[-1]), d.reshape(-1, d.shape[-1])
+    factors[name] = (a.T @ a / len(a), d.T @ d * tokens / EXAMPLES)
+  return factors
+
+
+def averages(decay, period):
+  """The factors from the identity on, of every step."""
+  now = {name: tuple(np.eye(d) for d in sizes) for name, sizes in SIZES.items()}
+  for t, (params, batch, _) in enumerate(sequence()):
+    if t % period == 0:
+      fresh = empirical_factors(params, batch)
+      mix = lambda old, new: decay * old + (1 - decay) * new
+      now = {name: tuple(map(mix, now[name], fresh[name])) for name in now}
+    yield t, now
+
+
+def assert_steps(found, wanted, rtol=2e-3):
+  for t, (update, step) in enumerate(zip(found, wanted, strict=True)):
+    for name in SIZES:
+      scale = np.abs(step[name]).max()
+      error = np.abs(matrix(update[name]) - step[name]).max()
+      assert error <= rtol * scale, (t, name, error, scale)
+
+
+def test_adam_in_the_basis_of_kfac():
+  options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, basis_period=6)
+  params, batch, _ = sequence()[0]
+  tx = optim.scale_by_kfac_adam(predict, params, batch, b1=0.8, b2=0.9, eps=1e-3, **options)
+  wanted, state = [], {}
+  for t, factors in averages(0.7, 3):
+    wanted.append({})
+    for name, factor in factors.items():
+      v = matrix(sequence()[t][2][name])
+      own = state.setdefault(name, {"mean": np.zeros_like(v), "squares": np.zeros_like(v)})
+      if t % 6 == 0:
+        new = [np.linalg.eigh(f)[1] for f in factor]
+        if t:
+          turns = [n.T @ o for n, o in zip(new, own["basis"])]
+          own["squares"] = turns[0] ** 2 @ own["squares"] @ turns[1].T ** 2
+        own["basis"] = new
+      qa, qg = own["basis"]
+      own["mean"] = 0.8 * own["mean"] + 0.2 * v  # outside of the basis
+      own["squares"] = 0.9 * own["squares"] + 0.1 * (qa.T @ v @ qg) ** 2
+      mean = qa.T @ own["mean"] @ qg / (1 - 0.8 ** (t + 1))
+      root = np.sqrt(own["squares"] / (1 - 0.9 ** (t + 1)))
+      wanted[-1][name] = qa @ (mean / (root + 1e-3)) @ qg.T
+  assert_steps(updates_of(tx)[0], wanted)
+
+
+@pytest.mark.parametrize("eigenvalues", ["batch", "examples"])
+def test_ekfac(eigenvalues):
+  params, batch, _ = sequence()[0]
+  options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, inverse_period=6)
+  options |= dict(eigenvalues=eigenvalues, moment_decay=0.6, damping=0.1)
+  tx = optim.scale_by_kfac(predict, params, batch, **options)
+  wanted, state = [], {name: {} for name in SIZES}
+  for t, factors in averages(0.7, 3):
+    wanted.append({})
+    for name, factor in factors.items():
+      own, (a, d) = state[name], rows(*sequence()[t][:2])[name]
+      tokens = a.shape[1]
+      if t % 3 == 0 and t and eigenvalues == "examples":
+        qa, qg = own["basis"]
+        each = np.einsum("nti,nto->nio", a @ qa, d @ qg)  # a gradient of every example
+        fresh = tokens * (each**2).mean(axis=0)
+        own["moments"] = 0.6 * own["moments"] + 0.4 * fresh
+      if t % 6 == 0:
+        (la, qa), (lg, qg) = map(np.linalg.eigh, factor)
+        own["basis"], own["moments"] = (qa, qg), np.outer(la, lg)
+      qa, qg = own["basis"]
+      v = qa.T @ matrix(sequence()[t][2][name]) @ qg
+      if eigenvalues == "batch":
+        own["moments"] = 0.6 * own["moments"] + 0.4 * EXAMPLES * tokens * v**2
+      wanted[-1][name] = qa @ (v / (own["moments"] + 0.1)) @ qg.T
+  assert_steps(updates_of(tx)[0], wanted)
+
+
+def test_ekfac_is_kfac_where_the_second_moments_are_the_products_of_eigenvalues():
+  params, batch, _ = sequence()[0]
+  options = dict(damping=0.1, factor_decay=0.7, factor_period=3, inverse_period=3)
+  kfac = updates_of(optim.scale_by_kfac(predict, params, batch, **options))[0]
+  for eigenvalues in ("batch", "examples"):
+    options |= dict(eigenvalues=eigenvalues, moment_decay=1.0)
+    found = updates_of(optim.scale_by_kfac(predict, params, batch, **options))[0]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, kfac)
+
+
+def authors_soap(gradients, b1, b2, eps, period, decay):
+  """Algorithm 3 of Vyas et al. for one matrix, with its first step, which only makes a basis."""
+  steps, mean, squares = [], 0.0, 0.0
+  for t, g in enumerate(gradients):
+    if t == 0:
+      left, right = g @ g.T, g.T @ g
+      ql, qr = (np.linalg.eigh(f)[1] for f in (left, right))
+      steps.append(np.zeros_like(g))
+      continue
+    mean = b1 * mean + (1 - b1) * g
+    squares = b2 * squares + (1 - b2) * (ql.T @ g @ qr) ** 2
+    ratio = (ql.T @ mean @ qr) / (1 - b1**t)
+    steps.append(ql @ (ratio / (np.sqrt(squares / (1 - b2**t)) + eps)) @ qr.T)
+    # An average of which the weights add up to 1 has the eigenvectors of the authors'.
+    weight = (1 - decay) / (1 - decay ** (t + 1))
+    left = (1 - weight) * left + weight * g @ g.T
+    right = (1 - weight) * right + weight * g.T @ g
+    if t % period == 0:
+      ql, squares = power_iteration(left, ql, squares)
+      qr, squares = power_iteration(right, qr, squares.T)
+      squares = squares.T
+  return steps
+
+
+def power_iteration(factor, q, squares):
+  order = np.argsort(-np.diag(q.T @ factor @ q))
+  return np.linalg.qr(factor @ q[:, order])[0], squares[order]
+
+
+def kernels(tx):
+  """The updates of kernel "one" alone, an array without a bias."""
+  gradients = [np.asarray(grads["one"]["kernel"]) for _, _, grads in sequence()]
+  state, found, states = tx.init(gradients[0]), [], []
+  step = jax.jit(tx.update)
+  for g in gradients:
+    update, state = step(g, state)
+    found.append(np.asarray(update))
+    states.append(state)
+  return [g.astype(np.float64) for g in gradients], found, states
+
+
+def test_soap_is_its_authors_algorithm():
+  options = dict(b1=0.9, b2=0.8, eps=1e-3, factor_decay=0.9)
+  gradients, found, _ = kernels(optim.scale_by_soap(basis_period=4, **options))
+  wanted = authors_soap(gradients, 0.9, 0.8, 1e-3, period=4, decay=0.9)
+  np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_shampoo(corrected):
+  options = dict(b2=0.8, eps=1e-3, factor_decay=0.9, ridge=1e-3, basis_period=4)
+  tx = optim.scale_by_shampoo(corrected=corrected, power=0.25, **options)
+  gradients, found, _ = kernels(tx)
+  left, right, squares = np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4))
+  basis = None
+  for t, g in enumerate(gradients):
+    if t and not corrected:
+      roots = []
+      for values, q in basis:
+        roots.append(q * (values + 1e-3 * values.max()) ** -0.25 @ q.T)
+      step = roots[0] @ g @ roots[1]
+    elif t:
+      (_, ql), (_, qr) = basis
+      squares = 0.8 * squares + 0.2 * (ql.T @ g @ qr) ** 2
+      step = ql @ (ql.T @ g @ qr / (np.sqrt(squares / (1 - 0.8**t)) + 1e-3)) @ qr.T
+    else:
+      step = np.zeros_like(g)
+    np.testing.assert_allclose(found[t], step, rtol=2e-3, atol=2e-4, err_msg=str(t))
+    weight = 0.1 / (1 - 0.9 ** (t + 1))
+    left = (1 - weight) * left + weight * g @ g.T
+    right = (1 - weight) * right + weight * g.T @ g
+    if t % 4 == 0:
+      old = basis
+      basis = [np.linalg.eigh(left), np.linalg.eigh(right)]
+      if t:
+        turns = [new.T @ q for (_, new), (_, q) in zip(basis, old)]
+        squares = turns[0] ** 2 @ squares @ turns[1].T ** 2
+
+
+def test_in_coordinates_it_is_adam_to_the_bit():
+  params, batch, _ = sequence()[0]
+  adam = updates_of(optax.with_extra_args_support(optax.scale_by_adam(0.9, 0.95)))[0]
+  kfac = optim.scale_by_kfac_adam(predict, params, batch, max_factor=1)
+  jax.tree.map(np.testing.assert_array_equal, updates_of(kfac)[0], adam)
+  tx = optim.scale_by_soap(b1=0.9, max_factor=1)
+  gradients, found, _ = kernels(tx)
+  rule = optax.scale_by_adam(0.9, 0.95)
+  state, step = rule.init(found[0]), jax.jit(rule.update)
+  assert not found[0].any()
+  for g, update in zip(gradients[1:], found[1:]):
+    wanted, state = step(g.astype(np.float32), state)
+    np.testing.assert_array_equal(update, wanted)
+
+
+@pytest.mark.parametrize("refresh", ["eigh", "qr"])
+def test_moments_turn_with_the_basis(refresh):
+  _, _, states = kernels(optim.scale_by_soap(b1=0.8, basis_period=5, refresh=refresh))
+  gradients, mean = [g for _, _, g in sequence()], 0.0
+  for t, state in enumerate(states[1:], 1):
+    mean = 0.8 * mean + 0.2 * gradients[t]["one"]["kernel"]
+    left, right = state.basis[""]
+    outside = left.vectors @ state.inner.mu[""] @ right.vectors.T
+    np.testing.assert_allclose(outside, mean, rtol=1e-4, atol=1e-5)
+    eye = left.vectors.T @ left.vectors
+    np.testing.assert_allclose(eye, np.eye(4), atol=1e-5)
+
+
+def a_factor(seed, gap=4.0):
+  """A factor with eigenvalues gap^-i, its eigenvectors, and vectors a small turn from them."""
+  rng = np.random.default_rng(seed)
+  q = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+  values = gap ** -np.arange(6.0)
+  near = np.linalg.qr(q + 0.05 * rng.normal(size=(6, 6)))[0]
+  return (q * values @ q.T).astype(np.float32), q, near.astype(np.float32)
+
+
+def warm(factor, vectors, tolerance=None, mesh=None):
+  eigen = algebra.Eigen(jnp.ones(6), jnp.asarray(vectors))
+  factors = {"layer": Kronecker(jnp.asarray(factor), jnp.asarray(factor))}
+  return algebra.warm_started_bases(factors, {"layer": (eigen, eigen)}, tolerance, mesh)[0]["layer"]
+
+
+def test_warm_started_steps_end_at_the_eigenvectors():
+  factor, q, vectors = a_factor(0)
+  for _ in range(8):
+    values, vectors = warm(factor, vectors)[0]
+  np.testing.assert_allclose(np.abs(np.sum(vectors * q, axis=0)), 1.0, atol=1e-4)
+  np.testing.assert_allclose(values, 4.0 ** -np.arange(6), rtol=1e-3)
+
+
+def test_a_basis_that_is_good_enough_stays():
+  factor, _, vectors = a_factor(1)
+  inside = vectors.T.astype(np.float64) @ factor @ vectors
+  apart = np.linalg.norm(inside - np.diag(np.diag(inside))) / np.linalg.norm(inside)
+  for tolerance, stays in ((1.01 * apart, True), (0.99 * apart, False)):
+    for values, found in warm(factor, vectors, float(tolerance)):
+      assert (np.asarray(found) == vectors).all() == stays
+      rayleigh = np.sum(found * (factor @ found), axis=0)
+      np.testing.assert_allclose(values, rayleigh, rtol=1e-4)
+
+
+def test_devices_share_warm_started_steps():
+  factor, _, vectors = a_factor(2)
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+  alone, shared = (
+    warm(factor, vectors),
+    jax.jit(functools.partial(warm, mesh=mesh))(factor, vectors),
+  )
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), shared, alone)

@@ -1,0 +1,92 @@
+"""EK-FAC's second moments of examples against gradients of examples; parts of a batch."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import optim
+from mixer_jax.optim import algebra, block_trees
+from tests.optim.test_eigenbasis import predict, sequence
+
+
+class Block(nn.Module):
+  """A layer as `nn.scan` wants it."""
+
+  @nn.compact
+  def __call__(self, x, _):
+    return nn.tanh(nn.Dense(4)(x)), None
+
+
+class Words(nn.Module):
+  """An embedding, then blocks in a loop."""
+
+  @nn.compact
+  def __call__(self, ids):
+    x = nn.Embed(9, 4, name="words")(ids)
+    loop = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+    x, _ = loop(name="blocks")(x, None)
+    return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+
+class Images(nn.Module):
+  """A convolution and a layer with two output axes."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.tanh(nn.Conv(4, (2, 2), name="conv")(x))
+    x = nn.DenseGeneral((2, 2), axis=(1, 3), name="general")(x)
+    return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("model", [Words(), Images()])
+def test_second_moments_of_examples_are_those_of_their_gradients(model):
+  rng = np.random.default_rng(0)
+  ids = np.stack([rng.permutation(9)[:3] for _ in range(5)])
+  x = ids if isinstance(model, Words) else rng.normal(size=(5, 3, 3, 2)).astype(np.float32)
+  batch = {"x": x, "y": rng.integers(0, 3, 5)}
+  params = model.init(jax.random.key(0), x)["params"]
+
+  def predict(params, batch):
+    weights = jnp.ones(len(batch["x"])).at[4].set(0.0)  # the last example is padding
+    return model.apply({"params": params}, batch["x"]), batch["y"], weights
+
+  def loss(params, x, y):
+    return -jax.nn.log_softmax(model.apply({"params": params}, x[None]))[0, y]
+
+  options = dict(estimation="empirical", token_averaging="expand")
+  curvature = optim.factors.curvature_of(predict, params, batch, **options)
+  basis = {}
+  for b in curvature.blocks:
+    turns = [
+      None if wide else np.linalg.qr(rng.normal(size=(*b.stacked, d, d)))[0].astype(np.float32)
+      for d, wide in zip(b.factor_sizes, b.diagonal)
+    ]
+    sizes = [jnp.ones((*b.stacked, d)) for d in b.factor_sizes]
+    basis[b.name] = tuple(map(algebra.Eigen, sizes, turns))
+  _, found = jax.jit(curvature.estimate_in_basis)(params, batch, None, basis)
+  each = jax.vmap(jax.grad(loss), (None, 0, 0))(params, batch["x"][:4], batch["y"][:4])
+  assert set(found) == set(basis)
+  for b in curvature.blocks:
+    squares = 0.0
+    for n in range(4):
+      one = block_trees.by_path(jax.tree.map(lambda x, n=n: x[n], each))
+      matrix = block_trees.to_matrix(b, [one[path] for path in b.paths])
+      squares = squares + np.asarray(algebra.rotated(matrix, basis[b.name])) ** 2 / 4
+    np.testing.assert_allclose(found[b.name], squares, rtol=1e-4, atol=1e-7, err_msg=b.name)
+
+
+def test_factors_of_a_part_of_the_batch():
+  params, batch, grads = sequence()[0]
+  options = dict(estimation="empirical", factor_decay=0.0)
+  half = jax.tree.map(lambda x: x[::2], batch)
+  of_half = optim.scale_by_kfac(predict, params, half, **options)
+  part = optim.scale_by_kfac(predict, params, batch, factor_fraction=0.5, **options)
+  wanted, found = (
+    tx.update(grads, tx.init(params), params, batch=b)[1].factors
+    for tx, b in ((of_half, half), (part, batch))
+  )
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, wanted)
