@@ -1,5 +1,6 @@
 """The runs of a study as they are found in its directory."""
 
+import statistics
 from typing import Any, NamedTuple, Sequence
 
 from ml_collections import ConfigDict
@@ -10,7 +11,17 @@ from mixer_jax.study.plan import Cell, Published, Run
 from mixer_jax.study.record import Record, State
 from mixer_jax.tasks import Metric
 
-_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "kfac": "K-FAC", "lamb": "LAMB"}
+_NAMES = {
+  "sgd": "SGD",
+  "adam": "Adam",
+  "adamw": "AdamW",
+  "lamb": "LAMB",
+  "muon": "Muon",
+  "shampoo": "Shampoo",
+  "soap": "SOAP",
+  "kfac": "K-FAC",
+  "kfac_adam": "Adam in K-FAC's basis",
+}
 
 
 class Result(NamedTuple):
@@ -23,7 +34,10 @@ class Result(NamedTuple):
 
 
 class CellResult(NamedTuple):
-  """The runs of a cell, one a seed; panels and rows tell `panel` apart, `line` names the rest."""
+  """The runs of a cell, one a seed; panels and rows tell `panel` apart, `line` names the rest.
+
+  `target` is a value of the metric, 0 if there is none.
+  """
 
   cell: Cell
   panel: str
@@ -31,6 +45,7 @@ class CellResult(NamedTuple):
   config: ConfigDict
   metric: Metric
   published: Published | None
+  target: float
   results: list[Result]
 
   @property
@@ -61,7 +76,7 @@ class CellResult(NamedTuple):
 
   def reached(self) -> list[dict[str, Any]]:
     """The row at which each finished run reached the target, of those that did."""
-    key, target = f"{self.selection}/{self.metric.name}", self.config.target
+    key, target = f"{self.selection}/{self.metric.name}", self.target
     hits = ([x for x in r.rows if not self.metric.better(target, x[key])] for r in self.done)
     return [rows[0] for rows in hits if rows]
 
@@ -77,8 +92,19 @@ def gather(opened: Record) -> list[CellResult]:
     if opened.lines == ("optimizer",):
       line = optimizer_name(config.optimizer)
     published, found = opened.published.get("-".join(cell)), [_read(opened, run) for run in runs]
-    results.append(CellResult(cell, panel, line, config, opened.primary, published, found))
-  return results
+    about = cell, panel, line, config, opened.primary, published, config.target
+    results.append(CellResult(*about, found))
+  return [c._replace(target=_target(opened, c, results)) for c in results]
+
+
+def _target(opened: Record, c: CellResult, results: Sequence[CellResult]) -> float:
+  """The config's target, or the mean last value of the cell of `target_of` in the same panel."""
+  if not opened.target_of:
+    return c.target
+  place = opened.axes.index("optimizer")
+  peer = (*c.cell[:place], opened.target_of, *c.cell[place + 1 :])
+  [values] = [other.values("last") for other in results if other.cell == peer]
+  return statistics.fmean(values) / c.metric.scale if values else 0.0
 
 
 def _read(opened: Record, run: Run) -> Result:
@@ -99,4 +125,7 @@ def optimizer_name(config: ConfigDict) -> str:
   """An optimizer's name as people write it; of a grafted pair (magnitude, direction)."""
   if config.name == "graft":
     return f"({optimizer_name(config.magnitude)}, {optimizer_name(config.direction)})"
-  return _NAMES.get(config.name, config.name)
+  if config.name == "kfac" and config.get("eigenvalues") in ("batch", "examples"):
+    return "EK-FAC"
+  corrected = config.name == "shampoo" and config.get("corrected")
+  return _NAMES.get(config.name, config.name) + (", corrected" if corrected else "")

@@ -88,7 +88,7 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
       "length": "{1} {0}s".format(*record.length(c.config)),
       **{f"{s} {metric.label}": _shown(metric, c.values("last", s)) for s in ("test", *splits)},
       f"best test {metric.label}": _shown(metric, c.values("best")),
-      **(dict(zip(to_target, _target(c, unit))) if any(x.config.target for x in cells) else {}),
+      **(dict(zip(to_target, _target(c, unit))) if any(x.target for x in cells) else {}),
       "s/epoch": _spread([statistics.median(row["s/epoch"] for row in r.rows) for r in c.done]),
     }
     if any(x.published for x in cells):
@@ -115,9 +115,9 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
 
 def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
   """The target, the steps or epochs to it and the minutes to it."""
-  if not c.config.target:
+  if not c.target:
     return "-", "-", "-"
-  shown, reached = _shown(c.metric, [c.metric.scale * c.config.target]), c.reached()
+  shown, reached = _shown(c.metric, [c.metric.scale * c.target]), c.reached()
   if not reached:
     return shown, "not reached" if c.done else "-", "-"
   after, minutes = (statistics.fmean(row[key] for row in reached) for key in (unit, "minutes"))

@@ -39,6 +39,8 @@ class Tuning:
   # on the rest of it, never on the test set.
   hold_out: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _LAST_TENTH)
   seed: int = 0  # of all candidates
+  # Axes whose values share the settings that are chosen for the first of them.
+  shared: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Run:
   cell: Cell
   seed: int
   settings: dict | None = None  # the candidate of tuning that it tries; None: one of the tables
+  tuned: Cell = ()  # the cell whose tuning decides on its settings
   overrides: tuple[str, ...] = ()  # "field=value" of the user
   # As JSON, with the overrides, without the choice of tuning; {}: not planned yet.
   config: dict = dataclasses.field(default_factory=dict)
@@ -79,6 +82,8 @@ class Study:
   source: str = ""  # where they are printed
   notes: Sequence[str] = ()  # paragraphs for the report
   tuning: Tuning | None = None  # a choice of settings that comes first, or None
+  # An optimizer whose last value, in the same panel, is every other's target; "": config.target.
+  target_of: str = ""
 
   def __post_init__(self):
     if mistake := next(self._mistakes(), None):
@@ -98,8 +103,13 @@ class Study:
       yield f"published values of {cell}, which is no cell of it"
     if self.published_at not in ("last", "best"):
       yield f"published values of the {self.published_at!r} evaluation; allowed: last, best"
-    for axis in set(self.lines) - self.axes.keys():
-      yield f"lines by {axis!r}; its axes: {', '.join(self.axes)}"
+    shared = self.tuning.shared if self.tuning else ()
+    for axis in {*self.lines, *shared} - self.axes.keys():
+      use = "lines by" if axis in self.lines else "tuning shared by"
+      yield f"{use} {axis!r}; its axes: {', '.join(self.axes)}"
+    optimizers = self.axes.get("optimizer", ())
+    if self.target_of and self.target_of not in optimizers:
+      yield f"target_of {self.target_of!r}; its optimizers: {', '.join(optimizers)}"
 
   def _cells(self) -> list[Cell]:
     """All combinations of the axes, the last axis fastest."""
@@ -108,13 +118,18 @@ class Study:
   def runs(self) -> list[Run]:
     """All runs, tuning first."""
     runs = []
-    for cell in self._cells() if self.tuning else ():
+    for cell in dict.fromkeys(map(self._tuned, self._cells())) if self.tuning else ():
       candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
       for i, tried in enumerate(candidates):
         runs.append(Run("-".join(("tune", *cell, str(i))), cell, self.tuning.seed, dict(tried)))
     for cell, seed in itertools.product(self._cells(), self.seeds):
-      runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed))
+      runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed, tuned=self._tuned(cell)))
     return runs
+
+  def _tuned(self, cell: Cell) -> Cell:
+    """The cell whose tuning decides on the settings of a cell."""
+    shared = self.tuning.shared if self.tuning else ()
+    return tuple(self.axes[a][0] if a in shared else value for a, value in zip(self.axes, cell))
 
   def select(self, patterns: str) -> list[Run]:
     """The runs that match any pattern, as "s4-*-seed0,b4-sgd-seed1"; a UserError if one has none."""
@@ -175,17 +190,32 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
   """
   for assignment in assignments:
     values, argument = flags.FlagValues(), f"--config.{assignment}"
+    field = assignment.partition("=")[0]
     try:
       config_flags.DEFINE_config_dict(
-        "config", config, flag_values=values, lock_config=False, sys_argv=["", argument]
+        "config",
+        _only(config, field),
+        flag_values=values,
+        lock_config=False,
+        sys_argv=["", argument],
       )
       values(["", argument])
     except (KeyError, AttributeError) as e:
-      field = assignment.partition("=")[0]
       raise UserError(f"override {assignment}: the config has no field {field}") from e
     except (flags.Error, TypeError, ValueError) as e:
       raise UserError(f"override {assignment}: {' '.join(str(e).split())}") from e
   return config
+
+
+def _only(config: ConfigDict, field: str) -> ConfigDict:
+  """A config of this field alone, which shares its value: a flag prints all of its config twice."""
+  *groups, leaf = field.split(".")
+  for name in groups:
+    config = config[name]
+  only = ConfigDict({leaf: config.get_ref(leaf)})
+  for name in reversed(groups):
+    only = ConfigDict({name: only})
+  return only
 
 
 def load(path: str) -> Study:

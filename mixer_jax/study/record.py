@@ -62,6 +62,7 @@ class Record:
   published_at: str
   source: str
   notes: tuple[str, ...]
+  target_of: str
   runs: tuple[Run, ...]
 
   @property
@@ -113,7 +114,7 @@ class Record:
 
   def forget(self, run: Run) -> None:
     """Forgets that a run failed: it is tried again, unless runs depend on its tuning."""
-    cell = [r for r in self.runs if r.cell == run.cell and not r.tunes] if run.tunes else ()
+    cell = [r for r in self.runs if r.tuned == run.cell and not r.tunes] if run.tunes else ()
     if not any((self.path(r) / directory_lib.CONFIG).exists() for r in cell):
       (self.path(run) / OUTCOME).unlink(missing_ok=True)
 
@@ -158,7 +159,7 @@ def open_study(
         f"workdir {directory} holds another study: {'; '.join(differing[:3])}"
         f"{'; ...' if differing[3:] else ''}. Take another --workdir, or the same --study and --set"
       )
-  names = ("title", "lines", "published_at", "source", "notes")
+  names = ("title", "lines", "published_at", "source", "notes", "target_of")
   plan = {"file": file, "axes": list(study.axes)} | {name: getattr(study, name) for name in names}
   plan["published"] = {"-".join(c): dataclasses.asdict(p) for c, p in study.published.items()}
   plan["runs"] = [dataclasses.asdict(run) for run in runs]

@@ -67,7 +67,7 @@ class Runner:
 
   def command(self, run: Run) -> list[str]:
     """The command of a run, which is one of `mixer_jax.main` like any other."""
-    trials = None if run.tunes else self._record.trials(run.cell)
+    trials = None if run.tunes else self._record.trials(run.tuned)
     settings = trials[0]["settings"] if trials else {}
     return [
       *(sys.executable, "-m", "mixer_jax.main"),
@@ -78,7 +78,7 @@ class Runner:
 
   async def _run_one(self, run: Run, slots: asyncio.Semaphore) -> None:
     async with slots:
-      trials = [] if run.tunes else self._record.trials(run.cell)
+      trials = [] if run.tunes else self._record.trials(run.tuned)
       ended = self._record.state(run).kind in ("done", "failed")
       if self.out_of_time or trials is None or ended:
         return

@@ -280,6 +280,24 @@ def test_steps_of_a_pair_are_drawn_for_a_task_outside_the_package(tmp_path):
   assert line_of(matrix, "SGD") == ["SGD", "0.05 ± 0"]
 
 
+def test_an_optimizer_may_be_the_target_of_the_others(tmp_path):
+  axes = {"model": ("m1",), "optimizer": ("sgd", "adam")}
+  study = Study(title="Title", config=config, axes=axes, seeds=(0, 1), target_of="sgd")
+  opened = record.open_study(tmp_path, study, "study.py", [])
+  for name, top1 in (
+    ("m1-sgd-seed0", (0.1, 0.2, 0.3, 0.4)),
+    ("m1-sgd-seed1", (0.1, 0.2, 0.3, 0.5)),  # ends at 0.45 on average
+    ("m1-adam-seed0", (0.1, 0.46, 0.5, 0.6)),
+    ("m1-adam-seed1", (0.1, 0.2, 0.3, 0.44)),
+  ):
+    write_run(opened, name, top1)
+  text = report.write(tmp_path)[0].read_text()
+  names = line_of(text, "model", "optimizer", "seeds")
+  sgd, adam = (dict(zip(names, line_of(text, "m1", line))) for line in ("SGD", "Adam"))
+  assert sgd["target"] == adam["target"] == "45.00"
+  assert (sgd["epochs to it"], adam["epochs to it"]) == ("4.0 (1 of 2)", "2.0 (1 of 2)")
+
+
 def test_tuning_shows_every_trial(tmp_path):
   settings = [{"optimizer.learning_rate": rate} for rate in (0.1, 0.2)]
   study = Study(

@@ -1,5 +1,6 @@
 """The runs of a study, and the overrides and directories that it takes."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -95,3 +96,20 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
   assert fields(opened.runs) == fields(study.runs())
   assert opened.published == {"-".join(cell): row for cell, row in published.items()}
   assert (opened.axes, opened.lines) == (("model", "optimizer"), ("optimizer",))
+
+
+def test_an_axis_may_share_the_choice_of_its_first_value(tmp_path):
+  axes = {"budget": ("1x", "2x"), "optimizer": ("sgd", "adam")}
+  build = lambda budget, optimizer: GRID["config"](model="m1", optimizer=optimizer)
+  tuning = Tuning(dict(sgd=[{"seed": 5}], adam=[{"seed": 6}]), shared=("budget",))
+  study = Study(title="t", config=build, axes=axes, seeds=(0,), tuning=tuning)
+  names = [run.name for run in study.runs()]
+  finals = ["1x-sgd-seed0", "1x-adam-seed0", "2x-sgd-seed0", "2x-adam-seed0"]
+  assert names == ["tune-1x-sgd-0", "tune-1x-adam-0", *finals]
+  opened = record.open_study(tmp_path, study, "study.py", [])
+  [last] = [run for run in opened.runs if run.name == "2x-adam-seed0"]
+  assert last.tuned == ("1x", "adam")
+  with pytest.raises(
+    UserError, match="the study has tuning shared by 'size'; its axes: budget, optimizer"
+  ):
+    Study(title="t", config=build, axes=axes, tuning=dataclasses.replace(tuning, shared=("size",)))

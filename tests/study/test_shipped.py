@@ -19,6 +19,7 @@ SIZES = {
   "from_scratch": 2 * 2 * 3,
   "small": 2 * 7 * 3,
   "tuned": 3 * 8 + 3 * 3,
+  "frontier": 2 * 2 * 10 * 12 + 3 * 2 * 2 * 10 * 3,
 }
 
 
@@ -38,7 +39,10 @@ def test_every_study_is_tested_and_documented():
     assert f"| {size} |" in line
 
 
-@pytest.mark.parametrize("name", SIZES)
+_LARGE = pytest.param("frontier", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [_LARGE if name == "frontier" else name for name in SIZES])
 def test_shipped_studies_expand_to_usable_runs(name, tmp_path):
   study = shipped(name)
   opened = record.open_study(tmp_path, study, str(STUDIES / f"{name}.py"), [])  # checks configs

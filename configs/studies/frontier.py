@@ -1,0 +1,115 @@
+"""First- and second-order optimizers at equal time and equal tuning, on CIFAR-10 and CIFAR-100.
+
+  python -m mixer_jax.study --study=configs/studies/frontier.py --workdir=DIR \
+      --set=cifar10:data.dir=FOLDER --set=cifar100:data.dir=FOLDER --max_minutes=60
+
+Each FOLDER (by default cifar10 and cifar100) holds FOLDER/{train,test}/CLASS/IMAGE.{jpg,png}. Twelve settings of each
+optimizer are drawn from quasi-random sequences and tried on nine tenths of the training set in the
+shortest budget; the best on the last tenth is trained on the whole set in every budget, with three
+seeds, and tested once. A budget is a time: of each optimizer as many steps as fit, by the relative
+cost of its step, and the schedule is stretched over them.
+"""
+
+import pathlib
+
+from scipy.stats import qmc
+
+from mixer_jax import config as config_lib
+from mixer_jax import study
+
+_HERE = pathlib.Path(__file__).parent
+_STEPS = 2400  # of AdamW in the budget 1x: three epochs of batches of 64
+_BUDGETS = {"1x": 1, "2x": 2, "4x": 4}
+# Seconds of a step over those of an SGD step, mini8 at batch 64 with the periods below: `python -m
+# benchmarks optimizers --config=configs/studies/frontier.py:1x-cifar10-mini8-sgd-seed0`. On another
+# device measure them again, and replace them.
+_COST = {
+  "sgd": 1.0,
+  "adamw": 1.04,
+  "lamb": 1.05,
+  "muon": 1.25,
+  "shampoo": 1.7,
+  "soap": 1.7,
+  "kfac": 1.35,
+  "ekfac": 1.45,
+  "kfac_adam": 1.4,
+  "sgd_kfac": 1.4,
+}
+_PERIODS = {
+  "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
+  "kfac_adam": dict(basis_period=50),
+  "shampoo": dict(corrected=True, factor_period=5, basis_period=50),
+  "soap": dict(factor_period=5, basis_period=50),
+}
+# Lowest and highest values; logarithms are drawn uniformly.
+_ADAM_RATES, _DECOUPLED, _L2 = (1e-3, 3e-2), (1e-3, 1.0), (1e-5, 1e-2)
+_SGD = {"learning_rate": (1e-2, 1.0), "weight_decay": _L2}
+_KFAC = {"learning_rate": (2e-3, 0.2), "weight_decay": _L2, "damping": (1e-3, 1e-1)}
+_IN_BASIS = {"learning_rate": _ADAM_RATES, "weight_decay": _DECOUPLED}
+_SEARCH = {
+  "sgd": _SGD,
+  "adamw": {"learning_rate": (3e-4, 3e-2), "weight_decay": _DECOUPLED},
+  "lamb": {"learning_rate": (1e-3, 1e-1), "weight_decay": _DECOUPLED},
+  "muon": _IN_BASIS,
+  "shampoo": _IN_BASIS,
+  "soap": _IN_BASIS,
+  "kfac": _KFAC,
+  "ekfac": _KFAC,
+  "kfac_adam": _IN_BASIS,
+  "sgd_kfac": {f"magnitude.{k}": v for k, v in _SGD.items()} | {"direction.damping": (1e-3, 1e-1)},
+}
+_TRIALS = 12
+
+
+def _optimizer(name):
+  if name == "sgd_kfac":
+    return config_lib.grafted(_optimizer("sgd"), _optimizer("kfac"))
+  if name == "ekfac":
+    return config_lib.optimizer("kfac", 0.02, eigenvalues="batch", **_PERIODS["kfac"])
+  return config_lib.optimizer(name, 1e-3, **_PERIODS.get(name, {}))
+
+
+def config(budget, data, model, optimizer):
+  config = study.read_config(_HERE / "small.py", f"{model}-sgd-seed0")
+  config.optimizer = _optimizer(optimizer)
+  config.num_steps = round(_STEPS * _BUDGETS[budget] * _COST["adamw"] / _COST[optimizer])
+  config.eval_steps = config.checkpoint_steps = config.num_steps // 12
+  config.schedule.update(name="cosine", warmup_epochs=0.0, warmup_steps=config.num_steps // 20)
+  config.data.update(dir=data, train_split="train")
+  config.target = 0.0
+  return config
+
+
+def _candidates(optimizer):
+  """The settings that are tried, the same at every call."""
+  ranges = _SEARCH[optimizer]
+  points = qmc.Halton(len(ranges), seed=0).random(_TRIALS)
+  value = lambda low, high, u: float(f"{low * (high / low) ** u:.2g}")
+  return [
+    {f"optimizer.{name}": value(*of, u) for (name, of), u in zip(ranges.items(), point)}
+    for point in points
+  ]
+
+
+def get_study():
+  return study.Study(
+    title="The frontier: accuracy at equal time and equal tuning",
+    config=config,
+    axes={
+      "budget": tuple(_BUDGETS),
+      "data": ("cifar10", "cifar100"),
+      "model": ("mini8", "mini16"),
+      "optimizer": tuple(_SEARCH),
+    },
+    tuning=study.Tuning({name: _candidates(name) for name in _SEARCH}, shared=("budget",)),
+    target_of="adamw",
+    notes=[
+      "Each optimizer had twelve tries from a Halton sequence, in the shortest budget. Steps of an"
+      " optimizer are as many as take the time of AdamW's by their relative cost. The target is the"
+      " mean accuracy with which tuned AdamW ends in the same budget.",
+    ],
+  )
+
+
+def get_config(run):
+  return get_study().run_config(run)
