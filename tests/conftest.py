@@ -9,6 +9,19 @@ import pytest
 
 from mixer_jax import config as config_lib
 
+# They start first: at the end one process would wait long for the other.
+LONGEST = (
+  "tests/runtime/test_processes.py",
+  "tests/test_own_task.py",
+  "tests/test_study.py",
+  "tests/training/test_streaming.py",
+  "tests/docs/test_commands.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+  items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
 
 def pytest_collection_finish():
   """Modules live as long as the process: collections of garbage need not look through them."""

@@ -26,7 +26,12 @@ def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **o
     By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
     `Diagonal`.
   """
-  return curvature_of(predict, params, batch, **options).estimate(params, batch, rng)
+  return _estimator(curvature_of(predict, params, batch, **options))(params, batch, rng)
+
+
+@functools.lru_cache(maxsize=4)
+def _estimator(curvature):
+  return jax.jit(curvature.estimate)
 
 
 def every_nth(batch: Any, n: int) -> Any:

@@ -169,7 +169,7 @@ def gradient_program(num_blocks=6, **fields):
 def test_a_scanned_program_does_not_grow_with_depth(remat):
   length = lambda **fields: gradient_program(remat=remat, **fields).as_text().count("\n")
   assert length(scan_blocks=True, num_blocks=24) == length(scan_blocks=True, num_blocks=3)
-  assert length(num_blocks=6) > 1.7 * length(num_blocks=3)
+  assert length(num_blocks=3) > 1.7 * length(num_blocks=1)
 
 
 @pytest.mark.parametrize("fields", [dict(remat=True), dict(scan_blocks=True)], ids=str)
@@ -197,6 +197,6 @@ def test_rematerialisation_saves_memory():
 def test_rematerialisation_adds_less_than_a_forward_pass():
   """Forward and backward take 3 units; of the second forward pass the last products go unused."""
   plain, saving = (
-    gradient_program(remat=remat).cost_analysis()["flops"] for remat in (False, True)
+    gradient_program(3, remat=remat).cost_analysis()["flops"] for remat in (False, True)
   )
   assert 1.1 < saving / plain < 4 / 3

@@ -22,8 +22,9 @@ def shapes(model, size=8):
 @pytest.mark.parametrize("name", models.VARIANTS)
 def test_every_variant_builds_for_its_own_images(name):
   size, fields = models.image_size(name), models.fields(name)
-  found = shapes(models.build(name, 10), size)
-  assert len({k.partition("/")[0] for k in found if "Block_" in k}) == fields["num_blocks"]
+  found = shapes(models.build(name, 10, scan_blocks=True), size)
+  blocks = {k: shape for k, shape in found.items() if "Blocks/" in k}
+  assert blocks and {shape[0] for shape in blocks.values()} == {fields["num_blocks"]}
   assert found["stem/kernel"] == (*[fields["patch_size"]] * 2, 3, fields["hidden_dim"])
   assert found["head/kernel"] == (fields["hidden_dim"], 10)
 

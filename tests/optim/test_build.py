@@ -11,7 +11,7 @@ from mixer_jax import optim, options
 from mixer_jax.errors import UserError
 from mixer_jax.optim import curvature as curvature_lib
 from mixer_jax.optim import first_order
-from tests.optim import test_kfac
+from tests.optim import small_net
 
 ONE = lambda count: 1.0
 
@@ -94,9 +94,9 @@ def kfac_config(**values):
 
 @pytest.mark.parametrize("damping_type", ["exact", "factored"])
 def test_traced_numbers_make_the_update_of_fixed_ones(damping_type):
-  params, batch = test_kfac.problem()
-  problem = optim.Problem(test_kfac.predict, params, batch, "categorical")
-  grads = jax.grad(test_kfac.loss)(params, batch)
+  params, batch = small_net.problem()
+  problem = optim.Problem(small_net.predict, params, batch, "categorical")
+  grads = jax.grad(small_net.loss)(params, batch)
   config = kfac_config(damping_type=damping_type)
   traces = []
 
@@ -112,7 +112,7 @@ def test_traced_numbers_make_the_update_of_fixed_ones(damping_type):
   assert len(traces) == 1  # one program for all numbers
   config.update(second)
   fixed = jax.jit(lambda: update.__wrapped__(None))()
-  test_kfac.close(found, fixed, rtol=1e-4, atol=1e-7)
+  small_net.close(found, fixed, rtol=1e-4, atol=1e-7)
   size = np.abs(found["two"]["kernel"]).max()
   assert np.abs(found["two"]["kernel"] - before["two"]["kernel"] / 3).max() > 0.1 * size
 
@@ -169,8 +169,8 @@ def test_a_curvature_is_traced_once_for_two_optimizers_of_a_problem(monkeypatch)
   monkeypatch.setattr(
     curvature_lib, "Curvature", lambda *args, **options: made.append(1) or real(*args, **options)
   )
-  params, batch = test_kfac.problem()
-  predict = lambda p, b: test_kfac.predict(p, b)  # another function, not traced yet
+  params, batch = small_net.problem()
+  predict = lambda p, b: small_net.predict(p, b)  # another function, not traced yet
   problem = optim.Problem(predict, params, batch, "categorical")
   for values in ({}, dict(damping=1.0, factor_period=3, damping_type="factored")):
     optim.build(kfac_config(**values), ONE, problem)
@@ -180,7 +180,7 @@ def test_a_curvature_is_traced_once_for_two_optimizers_of_a_problem(monkeypatch)
 
 
 def test_patterns_that_are_none_are_told():
-  params, batch = test_kfac.problem()
-  problem = optim.Problem(test_kfac.predict, params, batch, "categorical")
+  params, batch = small_net.problem()
+  problem = optim.Problem(small_net.predict, params, batch, "categorical")
   with pytest.raises(UserError, match="optimizer kfac: plain is '[(]', no regular expression"):
     optim.build(kfac_config(plain="("), ONE, problem)

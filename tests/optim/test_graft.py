@@ -10,16 +10,17 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import first_order
-from tests.optim import test_kfac
+from tests.optim import small_net
 
-PARAMS, BATCH = test_kfac.problem()
+PARAMS, BATCH = small_net.problem()
+gradient = jax.jit(jax.grad(small_net.loss))
 OPTIMIZERS = {
   "sgd": first_order.sgd(0.1, weight_decay=0.01),
   "adam": first_order.adam(1e-3),
   "adamw": first_order.adamw(1e-3),
   "lamb": first_order.lamb(1e-3),
   "adagrad": first_order.adagrad(1e-2),
-  "kfac": optim.kfac(0.01, test_kfac.predict, PARAMS, BATCH, factor_period=1, inverse_period=1),
+  "kfac": optim.kfac(0.01, small_net.predict, PARAMS, BATCH, factor_period=1, inverse_period=1),
 }
 
 
@@ -29,7 +30,7 @@ def run(tx, steps=3):
   state, params, history = tx.init(PARAMS), PARAMS, []
   update = jax.jit(tx.update)
   for t in range(steps):
-    grads = jax.grad(test_kfac.loss)(params, BATCH)
+    grads = gradient(params, BATCH)
     updates, state = update(grads, state, params, batch=BATCH, rng=jax.random.key(t))
     history.append(updates)
     params = optax.apply_updates(params, jax.tree.map(lambda g: -0.01 * g, grads))
@@ -67,7 +68,7 @@ def test_global_scope_compares_the_whole_tree():
   for x, m, d in zip(run(tx), history("sgd"), history("adam")):
     norm = lambda tree: np.sqrt(sum(np.sum(np.square(a)) for a in jax.tree.leaves(tree)))
     expected = jax.tree.map(lambda leaf: leaf * norm(m) / norm(d), d)
-    test_kfac.close(x, expected, rtol=1e-5)
+    small_net.close(x, expected, rtol=1e-5)
 
 
 def test_nests():

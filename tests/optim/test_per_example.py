@@ -52,7 +52,7 @@ def test_the_mean_is_the_gradient_of_the_mean_loss(chunk):
   rng = np.random.default_rng(0)
   batch = {"x": rng.normal(size=(10, 3, 3, 2)).astype(np.float32), "y": rng.integers(0, 3, 10)}
   batch = jax.tree.map(jnp.asarray, batch)
-  params = Pictures().init(jax.random.key(0), batch["x"])["params"]
+  params = jax.jit(Pictures().init)(jax.random.key(0), batch["x"])["params"]
 
   def loss(params, batch):
     logits = Pictures().apply({"params": params}, batch["x"])
@@ -61,7 +61,7 @@ def test_the_mean_is_the_gradient_of_the_mean_loss(chunk):
   chunks = optim.per_example_grads(loss, params, batch, chunk=chunk)
   sums = [jax.tree.map(lambda g: g.sum(axis=0), c) for c in chunks]
   mean = jax.tree.map(lambda *parts: sum(parts) / 10, *sums)
-  expected = jax.grad(loss)(params, batch)
+  expected = jax.jit(jax.grad(loss))(params, batch)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mean, expected)
 
 

@@ -4,24 +4,14 @@ import json
 
 import pytest
 
-from mixer_jax.errors import UserError
 from mixer_jax.evaluate import evaluate
 from mixer_jax.report import curves
 from mixer_jax.rundir import directory, provenance
 from mixer_jax.training import checkpoint
 from tests.conftest import waves
+from tests.rundir.spoiled import NONSENSE, line_of
 
-# What no record may hold, whichever it is.
-NONSENSE = ["", "{", "null", "3", '"text"', "[]", "[1]", "{}", '{"a": {"b": 1}}', "[" * 10**5,
-            '{"a.b": 1}', "\x00", '{"sessions": [1]}', "NaN"]  # fmt: skip
-
-
-def line_of(function, *args):
-  with pytest.raises(UserError) as info:
-    function(*args)
-  line = str(info.value)
-  assert "\n" not in line and len(line) < 2000
-  return line
+SESSIONS = ['{"sessions": [1]}', '{"sessions": {}}', '{"sessions": [{}]}']
 
 
 @pytest.fixture
@@ -36,7 +26,7 @@ def run(tmp_path):
   return tmp_path
 
 
-@pytest.mark.parametrize("text", NONSENSE)
+@pytest.mark.parametrize("text", [*NONSENSE, SESSIONS[0]])
 def test_the_config_of_a_run(run, text):
   (run / "config.json").write_text(text)
   (run / "checkpoints" / "8").mkdir(parents=True)
@@ -68,7 +58,7 @@ def test_curves_of_spoiled_metrics(run):
   assert f"{path} is spoiled in line 1: " in line_of(curves.draw, run)
 
 
-@pytest.mark.parametrize("text", [*NONSENSE, '{"sessions": {}}', '{"sessions": [{}]}'])
+@pytest.mark.parametrize("text", [*NONSENSE, *SESSIONS])
 def test_the_sessions_of_a_run(run, text):
   (run / "run.json").write_text(text)
   assert str(run / "run.json") in line_of(provenance.read, run)

@@ -58,6 +58,11 @@ def test_mistakes_of_an_override_are_named(assignment, message, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+def test_the_mistaken_one_of_several_overrides_is_named(tmp_path):
+  with pytest.raises(UserError, match="override epochs=3: the config has no field epochs"):
+    record.open_study(tmp_path, Study(**GRID), "f.py", ["num_epochs=2", "epochs=3"])
+
+
 def test_a_study_has_one_task(tmp_path):
   config = lambda model, optimizer: tiny(model, optimizer) if model == "m1" else errors(optimizer)
   with pytest.raises(UserError, match="runs of image_classification and tests.*allowed: one task"):

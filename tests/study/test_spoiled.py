@@ -4,20 +4,9 @@ import json
 
 import pytest
 
-from mixer_jax.errors import UserError
 from mixer_jax.study import Published, Study, record
+from tests.rundir.spoiled import NONSENSE, line_of
 from tests.study.grid import GRID
-
-# No file of a study may hold any of this.
-NONSENSE = ["", "{", "null", "3", '"text"', "[]", "[1]", "{}", '{"a": {"b": 1}}', "[" * 10**5, "\x00"]  # fmt: skip
-
-
-def line_of(function, *args):
-  with pytest.raises(UserError) as info:
-    function(*args)
-  line = str(info.value)
-  assert "\n" not in line and len(line) < 2000
-  return line
 
 
 @pytest.fixture

@@ -91,7 +91,13 @@ def spoil_metrics(step):
 
 
 @pytest.mark.parametrize(
-  "spoil", [truncate, remove, flip, empty_metadata, forget_sums, spoil_metrics]
+  "spoil",
+  [
+    flip,
+    forget_sums,
+    spoil_metrics,
+    *(pytest.param(f, marks=pytest.mark.slow) for f in (truncate, remove, empty_metadata)),
+  ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(spoil, copied):
   config, path, whole = copied

@@ -1,0 +1,50 @@
+"""A classifier of two dense layers, its data and its first update by K-FAC."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+
+
+class Net(nn.Module):
+  """Two dense layers, ReLU between, 4 classes."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(4, name="two")(nn.relu(nn.Dense(6, name="one")(x)))
+
+
+def problem(batch_size=8, seed=0):
+  """Parameters and a batch, equal for equal arguments."""
+  rng = np.random.default_rng(seed)
+  batch = {
+    "x": rng.normal(size=(batch_size, 5)).astype(np.float32),
+    "y": rng.integers(0, 4, batch_size).astype(np.int32),
+  }
+  return jax.tree.map(lambda x: x, _params(seed)), batch
+
+
+@functools.cache
+def _params(seed):
+  return jax.jit(Net().init)(jax.random.key(seed), np.zeros((1, 5), np.float32))["params"]
+
+
+def predict(params, batch):
+  return Net().apply({"params": params}, batch["x"]), batch["y"]
+
+
+def loss(params, batch):
+  logits, labels = predict(params, batch)
+  return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def close(a, b, rtol, atol=0.0):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def first(tx, grads, params, batch, **extra):
+  """The first update."""
+  tell = dict(batch=batch, rng=jax.random.key(0), **extra)
+  return jax.jit(lambda g: tx.update(g, tx.init(params), params, **tell)[0])(grads)

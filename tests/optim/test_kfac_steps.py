@@ -1,0 +1,158 @@
+"""Steps of the K-FAC transform: what each renews, loops, other transforms, devices, odd data."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+from mixer_jax import models, optim
+from tests.optim.small_net import close, first, loss, predict, problem
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step_of(tx, params, state, batch, key):
+  grads = jax.grad(loss)(params, batch)
+  updates, state = tx.update(grads, state, params, batch=batch, rng=key)
+  return optax.apply_updates(params, updates), state
+
+
+def steps_of(tx, params, batch, steps, state=None, start=0):
+  state = tx.init(params) if state is None else state
+  for t in range(start, start + steps):
+    params, state = step_of(tx, params, state, batch, jax.random.key(t))
+  return params, state
+
+
+def test_periods_decide_what_a_step_renews():
+  params, batch = problem()
+  options = dict(factor_period=2, inverse_period=4)
+  tx = optim.scale_by_kfac(predict, params, batch, **options)
+  states = [tx.init(params)]
+  grads, update = jax.grad(loss)(params, batch), jax.jit(tx.update)
+  for t in range(6):
+    states.append(update(grads, states[-1], params, batch=batch, rng=jax.random.key(t))[1])
+  changed = lambda a, b: not np.array_equal(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0])
+  pairs = list(zip(states, states[1:]))
+  assert [changed(a.factors, b.factors) for a, b in pairs] == [True, False] * 3
+  assert [changed(a.inverses, b.inverses) for a, b in pairs] == [
+    True,
+    False,
+    False,
+    False,
+    True,
+    False,
+  ]
+
+
+def test_scan_makes_the_steps_of_a_loop():
+  params, batch = problem()
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)
+
+  def body(carry, seed):
+    params, state = carry
+    grads = jax.grad(loss)(params, batch)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(seed))
+    return (optax.apply_updates(params, updates), state), None
+
+  (scanned, _), _ = jax.jit(lambda c: jax.lax.scan(body, c, jnp.arange(7)))(
+    (params, tx.init(params))
+  )
+  looped, _ = steps_of(tx, params, batch, 7)
+  close(scanned, looped, rtol=1e-5, atol=1e-6)
+
+
+def test_composes_with_optax():
+  params, batch = problem()
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)
+  plain, _ = steps_of(tx, params, batch, 4)
+  finite, _ = steps_of(optax.apply_if_finite(tx, 2), params, batch, 4)
+  close(finite, plain, rtol=1e-6)
+
+
+def test_accumulated_gradients_make_a_step_of_their_mean():
+  params, batch = problem()
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)
+  every_second, _ = steps_of(optax.MultiSteps(tx, 2).gradient_transformation(), params, batch, 4)
+  state, expected = None, params
+  for t in (1, 3):  # the key of the step that completes a pair
+    expected, state = steps_of(tx, expected, batch, 1, state, start=t)
+  close(every_second, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_saved_and_restored_state_goes_on(tmp_path):
+  params, batch = problem()
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)
+  whole, _ = steps_of(tx, params, batch, 8)
+  first = steps_of(tx, params, batch, 4)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "mid", first)
+    checkpointer.wait_until_finished()
+    restored = checkpointer.restore(tmp_path / "mid", jax.eval_shape(lambda: first))
+  again, _ = steps_of(tx, restored[0], batch, 4, state=restored[1], start=4)
+  jax.tree.map(np.testing.assert_array_equal, again, whole)
+
+
+def test_multi_transform_preconditions_its_part():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  kfac = optim.scale_by_kfac(predict, params, batch)
+  whole = first(kfac, grads, params, batch)
+  mixed = optax.multi_transform(
+    {"kfac": kfac, "sgd": optax.scale(2.0)}, {"one": "kfac", "two": "sgd"}
+  )
+  updates = first(mixed, grads, params, batch, model_params=params)
+  close(updates["one"], whole["one"], rtol=1e-5)
+  close(updates["two"], jax.tree.map(lambda g: 2 * g, grads["two"]), rtol=1e-6)
+
+
+def test_a_sharded_batch_makes_the_same_steps():
+  params, batch = problem(batch_size=16)
+  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=5)
+  one, _ = steps_of(tx, params, batch, 10)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+  eight, _ = steps_of(tx, params, jax.device_put(batch, rows), 10)
+  close(eight, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "damping_type, identity_start",
+  [("exact", False), pytest.param("factored", True, marks=pytest.mark.slow)],
+)
+def test_no_nan(damping_type, identity_start):
+  model = models.build(
+    "mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=6, channels_mlp_dim=10
+  )
+  images = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype(np.float32)
+  labels = np.arange(4)
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  objective = lambda p, b: optax.softmax_cross_entropy_with_integer_labels(*predict(p, b)).mean()
+  fresh = jax.jit(model.init)(jax.random.key(0), images)["params"]
+  learnt = fresh | {"head": jax.tree.map(lambda x: x + 0.1, fresh["head"])}
+  dead = learnt | {"MixerBlock_0": jax.tree.map(jnp.zeros_like, learnt["MixerBlock_0"])}
+  options = dict(damping_type=damping_type, identity_start=identity_start)
+  tx = optim.kfac(
+    0.01, predict, fresh, (images, labels), factor_period=1, inverse_period=1, **options
+  )
+
+  @jax.jit
+  def step(params, state, batch, key):
+    grads = jax.grad(objective)(params, batch)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=key)
+    return optax.apply_updates(params, updates), state
+
+  cases = {
+    "zero head": (fresh, images),
+    "constant image": (learnt, np.ones_like(images)),
+    "one image": (learnt, np.repeat(images[:1], 4, axis=0)),
+    "dead units": (dead, images),
+  }
+  for name, (params, pixels) in cases.items():
+    state = tx.init(params)
+    for t in range(3):
+      params, state = step(params, state, (pixels, labels), jax.random.key(t))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state))), name
