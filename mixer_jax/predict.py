@@ -5,7 +5,7 @@ python -m mixer_jax.predict --workdir=DIR --split=test --out=predictions.npz
 """
 
 import json
-from typing import Any
+from typing import Any, Callable
 
 from absl import flags
 import jax
@@ -21,8 +21,20 @@ from mixer_jax.training.restore import restore
 
 def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
   """The prediction for all examples of a split, in its order: [n, ...] arrays."""
-  predicted = lambda variables, batch, mask: (run.task.predict(variables, batch), mask)
-  found = map(jax.device_get, each_batch(run, split, predicted)(variables))
+  return _of_all(run, variables, split, run.task.predict)
+
+
+def arrays(run: Experiment, variables: Any, split: str = "test") -> dict[str, np.ndarray]:
+  """The parts of the prediction, and the task's `representations`, by name; else as `predict`."""
+  both = lambda *args: (run.task.predict(*args), dict(run.task.representations(*args)))
+  prediction, others = _of_all(run, variables, split, both)
+  return {name: x for name, x in prediction._asdict().items() if x is not None} | others
+
+
+def _of_all(run: Experiment, variables: Any, split: str, function: Callable) -> Any:
+  """`function(variables, batch)` of all examples of a split, without padding."""
+  with_mask = lambda variables, batch, mask: (function(variables, batch), mask)
+  found = map(jax.device_get, each_batch(run, split, with_mask)(variables))
   whole, keep = jax.tree.map(lambda *x: np.concatenate(x), *found)
   return jax.tree.map(lambda x: x[keep], whole)
 
@@ -40,11 +52,10 @@ def main(argv: list[str]) -> None:
     return
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
-  found = predict(run, variables, options.split)._asdict()
-  arrays = {name: value for name, value in found.items() if value is not None}
+  found = arrays(run, variables, options.split)
   with told(f"{options.out}: cannot be written", OSError):
-    np.savez(options.out, **arrays)
-  print(f"{options.out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in arrays.items()))
+    np.savez(options.out, **found)
+  print(f"{options.out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in found.items()))
 
 
 if __name__ == "__main__":

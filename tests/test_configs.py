@@ -3,11 +3,13 @@
 import json
 import pathlib
 
+import jax
 import ml_collections
+import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, options, pretrained
+from mixer_jax import models, optim, options, pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.study import plan
 
@@ -21,11 +23,12 @@ def load(name, *args):
 @pytest.mark.parametrize("name", [p.stem for p in CONFIGS])
 def test_loads_and_survives_json(name):
   config = load(name)
-  assert config.keys() == config_lib.default().keys()
+  assert config.keys() == config_lib.default(config.task, config.model.name).keys()
   config_lib.check(config)
   stored = json.loads(config.to_json())
   assert json.loads(config_lib.restored(stored).to_json()) == stored
-  models.build(config.model.name, 10, **options.given(config.model))
+  if config.task == "image_classification":
+    models.build(config.model.name, 10, **options.given(config.model))
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
@@ -55,6 +58,39 @@ def test_the_study_s_settings(dataset, optimizer, variant):
     "cifar100": dict(s4=0.0, b4=0.45, s16=0.0, b16=0.4),
   }
   assert config.target == targets[dataset][variant]
+
+
+@pytest.mark.parametrize("name", ["sample", "cifar10", "mnist"])
+def test_autoencoders_are_traced(name):
+  """With K-FAC, on shapes alone: MNIST would take a network."""
+  config = load("autoencoder", name)
+  config_lib.check(config)
+  task = tasks.find(config.task)(config)
+  params = jax.eval_shape(task.init, jax.random.key(0))["params"]
+  side = config.data.image_size
+  assert (side, params["code"]["bias"].shape) == ({"sample": (16, (32,))}.get(name, (side, (30,))))
+  batch = {"image": jax.ShapeDtypeStruct((config.batch_size, side * side), np.float32)}
+  predict = lambda params, batch: task.predict({"params": params}, batch)
+  problem = optim.Problem(predict, params, batch, task.likelihood)
+  tx = optim.build(config.optimizer, lambda count: 1.0, problem)
+  key = jax.random.key(0)
+
+  def step(params, batch):
+    loss = lambda p: task.loss({"params": p}, batch, key)[0].value()
+    return tx.update(jax.grad(loss)(params), tx.init(params), params, batch=batch, rng=key)
+
+  updates, _ = jax.eval_shape(step, params, batch)
+  shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
+  assert shapes(updates) == shapes(params)
+
+
+def test_autoencoders_take_an_optimizer():
+  assert load("autoencoder").optimizer.name == load("autoencoder", "mnist,kfac").optimizer.name
+  adam = load("autoencoder", "mnist,adam")
+  assert (adam.optimizer.name, adam.data.name, adam.likelihood) == ("adam", "mnist", "bernoulli")
+  for choice in ("faces", "sample,lion", "sample,", ""):
+    with pytest.raises(UserError, match=f"takes '{choice}'; allowed: SET,OPTIMIZER of sample"):
+      load("autoencoder", choice)
 
 
 STUDY_S_KFAC = dict(

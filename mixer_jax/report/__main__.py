@@ -5,6 +5,8 @@ python -m mixer_jax.report pictures --workdir=DIR [--checkpoint=latest|best|STEP
 python -m mixer_jax.report weights --workdir=DIR [--checkpoint=latest|best|STEP] [--out=DIR]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
 python -m mixer_jax.report study --workdir=DIR
+python -m mixer_jax.report compare --runs=[LABEL=]DIR,... [--metric=train/loss] [--log]
+    [--over=seconds|step|epoch] [--out=FILE.png]
 python -m mixer_jax.report options [--config=FILE]
 """
 
@@ -16,7 +18,7 @@ from ml_collections import config_flags
 
 from mixer_jax import config, pretrained
 from mixer_jax.errors import UserError
-from mixer_jax.report import curves, figures, weight_pictures
+from mixer_jax.report import compare, curves, figures, weight_pictures
 from mixer_jax.report import study as study_report
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import cli
@@ -60,6 +62,17 @@ def _weights(_: list[str]) -> None:
     print(path)
 
 
+def _compare(_: list[str]) -> None:
+  if not _FLAGS.runs:
+    raise UserError("--runs is missing; it names directories of runs, with commas")
+  path = pathlib.Path(_FLAGS.out or "compare.png")
+  if path.suffix != ".png":
+    raise UserError(f"--out is {_FLAGS.out!r}; the picture is a .png")
+  for line in compare.compare(_FLAGS.runs, _FLAGS.metric, _FLAGS.over, path, _FLAGS.log):
+    print(line)
+  print(path)
+
+
 def _workdir() -> pathlib.Path:
   return directory_lib.existing(cli.workdir())
 
@@ -68,13 +81,18 @@ if __name__ == "__main__":
   cli.define("workdir", "checkpoint")
   flags.DEFINE_string("split", "test", "Split that pictures are made of.")
   flags.DEFINE_string("pretrained", None, "A file of weights, its address or public name.")
-  flags.DEFINE_string("out", None, "Directory of the pictures; default: in the run's or weights/.")
+  flags.DEFINE_string("out", None, "Where pictures go, of compare a file; default: by the command.")
+  flags.DEFINE_list("runs", [], "Directories of runs or patterns of them, each with LABEL= or not.")
+  flags.DEFINE_string("metric", "train/loss", "Column of the rows that runs are compared by.")
+  flags.DEFINE_enum("over", "seconds", list(compare.OVER), "Axis that it is drawn over.")
+  flags.DEFINE_bool("log", False, "Whether both axes are logarithmic.")
   config_flags.DEFINE_config_file("config", None, "Config whose task's options are listed.")
   cli.run_commands(
     dict(
       curves=lambda _: print(curves.draw(_workdir())),
       pictures=_pictures,
       weights=_weights,
+      compare=_compare,
       study=lambda _: print(*study_report.write(_workdir()), sep="\n"),
       options=lambda _: print(config.table((_FLAGS.config or config.default()).task), end=""),
     )

@@ -165,11 +165,20 @@ def _tuning(opened: Record) -> str:
     return ""
   header = ("cell", "settings", "", f"last {metric.label}", f"best {metric.label}")
   best = "highest" if metric.higher_is_better else "lowest"
+  held_out = ", ".join(f"`{setting}`" for setting in sorted(_held_out(opened)))
   text = (
-    f"Values on a part of the training set that was not trained on. The {best} after the last"
-    " evaluation was chosen, then trained on the whole training set with every seed."
+    f"Values{held_out and ' with '}{held_out}. The {best} after the last evaluation was chosen, then trained with every"
+    " seed."
   )
   return _section("Tuning", text, _table(header, rows, words=3))
+
+
+def _held_out(opened: Record) -> set[str]:
+  """The settings that tuning runs have, beside those that they try."""
+  tuning, last = (next(r for r in opened.runs if r.tunes == tunes) for tunes in (True, False))
+  flat = [traverse_util.flatten_dict(run.config, sep=".") for run in (tuning, last)]
+  own = {k: v for k, v in flat[0].items() if flat[1].get(k) != v and k not in tuning.settings}
+  return set(plan.settings(own)) - {f"seed={tuning.seed}"}
 
 
 def _settings(cells: Sequence[CellResult]) -> str:

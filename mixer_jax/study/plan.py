@@ -36,7 +36,8 @@ class Tuning:
   # equally many for each.
   candidates: Mapping[str, Sequence[Mapping[str, Any]]]
   # Settings of all candidates, by which they train on a part of the training set and are compared
-  # on the rest of it, never on the test set.
+  # on the rest of it (or, where optimizers minimise a training loss, on that set itself), never on
+  # the test set.
   hold_out: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _LAST_TENTH)
   seed: int = 0  # of all candidates
   # Axes whose values share the settings that are chosen for the first of them.

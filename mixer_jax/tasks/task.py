@@ -49,7 +49,8 @@ class Task(Protocol):
       them; the name "" stands for fields of the config itself.
     metrics: in the order in which they are shown. The first is the primary one: it picks the best
       checkpoint and is a study's column.
-    likelihood: the predictive distribution for K-FAC, "categorical" or "normal" (squared error).
+    likelihood: the predictive distribution for K-FAC: "categorical", "normal" (squared error) or
+      another name of `optim.likelihoods`.
   """
 
   options: ClassVar[Mapping[str, Group]]
@@ -114,6 +115,10 @@ class BaseTask:
     """Whether weight decay on "kernels" is meant for a parameter, by its path."""
     return path.rpartition("/")[2] == "kernel"
 
+  def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
+    """Further arrays [batch, ...] by name that `predict` writes, such as codes (traceable)."""
+    return {}
+
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     """Matplotlib figures that say more than the metrics, by name."""
     return {}
@@ -130,7 +135,10 @@ class BaseTask:
 
 
 # By the name in `config.task`; a task is imported when it is needed.
-TASKS = {"image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification"}
+TASKS = {
+  "image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification",
+  "autoencoding": "mixer_jax.tasks.autoencoding.task:Autoencoding",
+}
 
 
 def find(name: str) -> type[Task]:

@@ -56,7 +56,8 @@ def fields():
   """The names of all fields of configs, as "seed" or "optimizer.damping"."""
   run = config_lib.default()
   found = {*run, *options.of(config_lib.Run)}
-  for group, made_of in tasks.find(run.task).options.items():
+  groups = [pair for name in tasks.TASKS for pair in tasks.find(name).options.items()]
+  for group, made_of in groups:
     functions = made_of.values() if isinstance(made_of, dict) else [made_of]
     found |= {f"{group}.{name}".strip(".") for f in functions for name in (*options.of(f), "name")}
   for group, made_of in (

@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 
+import numpy as np
 import pytest
 
 from mixer_jax.study import Published, plan, record
@@ -20,6 +21,7 @@ SIZES = {
   "small": 2 * 7 * 3,
   "tuned": 3 * 8 + 3 * 3,
   "frontier": 2 * 2 * 10 * 12 + 3 * 2 * 2 * 10 * 3,
+  "autoencoder": 4 * 8 + 4 * 3,
 }
 
 
@@ -157,3 +159,16 @@ def test_tuning_has_equal_budgets_apart_from_the_test_set():
     splits = dict(train_split=data.train_split, test_split=data.test_split)
     held_out = dict(train_split="train[:90%]", test_split="train[90%:]")
     assert splits == (held_out if run.tunes else dict(train_split="train", test_split="test"))
+
+
+def test_autoencoders_are_compared_by_their_training_loss_at_equal_budgets():
+  study = shipped("autoencoder")
+  assert {len(tried) for tried in study.tuning.candidates.values()} == {8}
+  for optimizer, tried in study.tuning.candidates.items():
+    rates = np.log10([settings["optimizer.learning_rate"] for settings in tried])
+    np.testing.assert_allclose(np.diff(rates), 0.25, atol=0.25)  # eighths of two decades
+    names = [f"tune-{optimizer}-0", f"{optimizer}-seed0"]
+    trial, last = (study.run_config(name) for name in names)
+    assert (trial.data.train_split, trial.data.test_split) == ("train", "train")
+    assert (last.data.train_split, last.data.test_split) == ("train", "test")
+    assert trial.num_epochs == last.num_epochs == 100 * last.eval_epochs

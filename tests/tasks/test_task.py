@@ -79,6 +79,7 @@ def test_parts_that_are_left_out(tmp_path):
   assert task.check(config) is None and task.complete(config) is config
   assert task.initial(variables) is None
   assert task.host_metrics(variables, None) == task.pictures(variables, None) == {}
+  assert task.representations(variables, None) == {}
   predict, layout = task.curvature_view()
   assert predict(None, None) == "prediction" and layout is None
   assert task.layer_kind("block/layer/kernel") == "block"

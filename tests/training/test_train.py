@@ -182,7 +182,11 @@ def test_inputs_are_resized_in_the_step(tiny_config):
 @pytest.mark.parametrize(
   "field, value, message",
   [
-    ("task", "segments", "task is 'segments'; allowed: image_classification or module.path"),
+    (
+      "task",
+      "segments",
+      "task is 'segments'; allowed: image_classification, autoencoding or module.path",
+    ),
     ("task", "docs.own_task:None", "task is 'docs.own_task:None', which cannot be imported"),
     ("task", "nowhere.at:All", "; start it where 'nowhere.at' can be imported, or set PYTHONPATH"),
     ("model.width", 0, "model.width is 0; allowed: 1 to 10000"),

@@ -1,0 +1,57 @@
+"""Deep autoencoders, on which second-order methods were first compared with SGD.
+
+  python -m mixer_jax.main --config=configs/autoencoder.py[:sample|cifar10|mnist[,kfac|adam|sgd]]
+
+Hinton and Salakhutdinov (Science, 2006) trained them layer by layer, Martens and
+Grosse (2015, https://arxiv.org/abs/1503.05671) with K-FAC from scratch. `sample`
+is a small one for the bundled images, grey at 16x16 pixels; `cifar10` has the
+widths of the published one for MNIST, grey at 32x32; `mnist` is that one, of
+sigmoid units and the cross-entropy of pixels.
+"""
+
+from mixer_jax import config as config_lib
+from mixer_jax.errors import UserError
+
+# Picked by hand on the sample; configs/studies/autoencoder.py gives all equal budgets.
+OPTIMIZERS = {
+  "kfac": dict(
+    learning_rate=0.1,
+    damping=1e-2,
+    factor_decay=0.8,
+    factor_period=5,
+    inverse_period=20,
+    weight_decay=0.0,
+  ),
+  "adam": dict(learning_rate=3e-3),
+  "sgd": dict(learning_rate=5.5e-4),
+}
+SETS = {
+  "sample": dict(model="autoencoder_small", num_epochs=100),
+  "cifar10": dict(model="autoencoder_mnist", num_epochs=50, image_size=32),
+  "mnist": dict(
+    model="autoencoder_mnist",
+    num_epochs=50,
+    image_size=28,
+    likelihood="bernoulli",
+    activation="sigmoid",
+    initializer="sparse",
+  ),
+}
+
+
+def get_config(choice="sample,kfac"):
+  name, comma, optimizer = choice.partition(",")
+  optimizer = optimizer if comma else "kfac"
+  if name not in SETS or optimizer not in OPTIMIZERS:
+    allowed = f"SET,OPTIMIZER of {', '.join(SETS)} and {', '.join(OPTIMIZERS)}"
+    raise UserError(f"the config takes {choice!r}; allowed: {allowed}")
+  settings = dict(SETS[name])
+  config = config_lib.default("autoencoding", settings.pop("model"))
+  config.data.name = name
+  config.batch_size = 500
+  config.schedule.update(name="cosine", warmup_epochs=0.5)
+  for field, value in settings.items():
+    group = next((g for g in (config.model, config.data) if field in g), config)
+    group[field] = value
+  config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
+  return config

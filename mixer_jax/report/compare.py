@@ -1,0 +1,142 @@
+"""Several runs in one picture: a metric over training time, steps or epochs."""
+
+import glob
+import itertools
+import json
+import math
+import pathlib
+from typing import Any, NamedTuple, Sequence
+
+from flax import traverse_util
+import numpy as np
+
+from mixer_jax import config as config_lib
+from mixer_jax import tasks
+from mixer_jax.errors import UserError, told
+from mixer_jax.report import figures
+from mixer_jax.report.results import optimizer_name
+from mixer_jax.report.study_figures import band
+from mixer_jax.rundir import directory as directory_lib
+from mixer_jax.rundir import metrics_file
+from mixer_jax.tasks import Metric
+
+OVER = {
+  "seconds": "seconds of training steps (without compilation, testing and checkpoints)",
+  "step": "step",
+  "epoch": "epoch",
+}
+
+
+class Line(NamedTuple):
+  """The mean of runs that differ in their seeds, with the range of their values: [rows] each."""
+
+  label: str
+  x: np.ndarray
+  mean: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+
+
+def compare(
+  runs: Sequence[str], key: str, over: str, path: pathlib.Path, log: bool = False
+) -> list[str]:
+  """Draws a metric of some runs and returns a line about each: its last value, its time to others'.
+
+  Args:
+    runs: directories or patterns of them, "[LABEL=]DIR". Runs of one label, or of one config but
+      for the seed, are a line, which is named after its optimizer unless there is a label.
+    key: the metric, as "train/loss".
+    over: one of `OVER`.
+    path: the file of the picture.
+    log: whether both axes are logarithmic.
+
+  Raises:
+    UserError: there is no such run, a run lacks the metric, or the file cannot be written.
+  """
+  groups = _groups(runs)
+  config = next(iter(groups.values()))[0][1]
+  metric = _metric(config, key)
+  lines = [_line(label, [d for d, _ in found], key, over) for label, found in groups.items()]
+  figure, ((axis,),) = figures.panels(1, 1, (7, 4))
+  for i, line in enumerate(lines):
+    mean, low, high = (metric.scale * y for y in line[2:])
+    axis.plot(line.x, mean, color=f"C{i}", label=line.label)
+    axis.fill_between(line.x, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
+  split, _, _ = key.rpartition("/")
+  axis.set(xlabel=OVER[over], ylabel=f"{split} {metric.label}".strip())
+  if log:
+    _make_logarithmic(axis)
+  axis.grid(alpha=0.3, which="both")
+  axis.legend()
+  with told(f"{path}: cannot be written", OSError):
+    figures.save(figure, path)
+  return [_said(line, lines, metric, over) for line in lines]
+
+
+def _make_logarithmic(axis: Any) -> None:
+  """Logarithmic axes with ticks at 1, 2 and 5, in plain numbers."""
+  from matplotlib.ticker import LogLocator  # late, as in `figures`
+
+  axis.set(xscale="log", yscale="log")
+  for side in (axis.xaxis, axis.yaxis):
+    side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    side.set_major_formatter("{x:g}")
+    side.set_minor_formatter("")
+
+
+def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
+  """The directories and configs of runs, by the labels of their lines."""
+  groups: dict[tuple[str, str], list[tuple[pathlib.Path, Any]]] = {}
+  for given in runs:
+    label, _, pattern = given.rpartition("=")
+    found = sorted(p for p in map(pathlib.Path, glob.glob(pattern)) if metrics_file.read(p))
+    if not found:
+      raise UserError(f"--runs has {given!r}; no run with metrics is there")
+    for directory in found:
+      config = directory_lib.load_config(directory)
+      groups.setdefault((label, "" if label else _same(config)), []).append((directory, config))
+  names = [label or optimizer_name(found[0][1].optimizer) for (label, _), found in groups.items()]
+  labels = {}
+  for name, found in zip(names, groups.values()):
+    labels[name if names.count(name) == 1 else f"{name}, {found[0][0].name}"] = found
+  return labels
+
+
+def _same(config: Any) -> str:
+  """All of a config that decides on results, but for the seed."""
+  free = config_lib.free_fields(config) | {"seed"}
+  flat = traverse_util.flatten_dict(json.loads(config.to_json()), sep=".")
+  return repr({name: value for name, value in flat.items() if name not in free})
+
+
+def _metric(config: Any, key: str) -> Metric:
+  name = key.rpartition("/")[2]
+  known = {metric.name: metric for metric in tasks.find(config.task).metrics}
+  return known.get(name, Metric(name, higher_is_better=False))
+
+
+def _line(label: str, directories: Sequence[pathlib.Path], key: str, over: str) -> Line:
+  xs, ys = [], []
+  for directory in directories:
+    rows = metrics_file.read(directory)
+    seconds = itertools.accumulate(row["seconds"] for row in rows)
+    points = [(t, row) for t, row in zip(seconds, rows) if math.isfinite(row.get(key, math.nan))]
+    if not points:
+      there = ", ".join(name for name in rows[-1] if "/" in name)
+      raise UserError(f"--metric is {key!r}; {directory} has {there}")
+    xs.append([t if over == "seconds" else row[over] for t, row in points])
+    ys.append([row[key] for _, row in points])
+  return Line(label, band(xs)[0], *band(ys))
+
+
+def _said(line: Line, lines: Sequence[Line], metric: Metric, over: str) -> str:
+  """The last value of a line, and the first time that it is as good as the last of another."""
+  unit = "s" if over == "seconds" else f"{over}s"
+  parts = [f"{line.label}: {metric.shown(line.mean[-1])} after {line.x[-1]:.4g} {unit}"]
+  for other in lines:
+    goal = other.mean[-1]
+    reached = [x for x, y in zip(line.x, line.mean) if not metric.better(goal, y)]
+    if other is not line and reached:
+      times = f"{other.x[-1] / reached[0]:.1f} times sooner than {other.label}"
+      parts.append(f"{metric.shown(goal)} after {reached[0]:.3g} {unit}, {times}")
+  return "; ".join(parts)

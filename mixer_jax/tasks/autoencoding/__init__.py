@@ -1,0 +1,1 @@
+"""Autoencoding: images reproduced through a narrow code."""

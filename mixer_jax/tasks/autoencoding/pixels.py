@@ -1,0 +1,78 @@
+"""Images as rows of pixels, from the same sources as those of image classification."""
+
+import dataclasses
+from typing import Annotated, Mapping
+
+import ml_collections
+import numpy as np
+
+from mixer_jax import options
+from mixer_jax.data.dataset import Arrays
+from mixer_jax.errors import UserError
+from mixer_jax.options import Option
+from mixer_jax.tasks.image_classification import sources
+from mixer_jax.tasks.image_classification.augment import bilinear_matrix
+from mixer_jax.tasks.image_classification.image_data import ImageData
+
+_SAME = options.of(ImageData)  # options that both tasks have
+_CHUNK = 1000  # images that are float32 at their stored size at once
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelData:
+  """The group `config.data`; a UserError for split strings or sizes that contradict each other."""
+
+  name: Annotated[str, _SAME["name"]] = "sample"
+  dir: Annotated[str, _SAME["dir"]] = ""
+  cache_dir: Annotated[str, _SAME["cache_dir"]] = ""
+  train_split: Annotated[str, _SAME["train_split"]] = "train"
+  test_split: Annotated[str, _SAME["test_split"]] = "test"
+  validation_split: Annotated[str, _SAME["validation_split"]] = ""
+  extra_test_splits: Annotated[str, _SAME["extra_test_splits"]] = ""
+  stored_size: Annotated[int, _SAME["stored_size"]] = 0
+  image_size: Annotated[int, Option("side to which images are resized, in pixels", 1, 2**10)] = 16
+  grey: Annotated[bool, Option("the mean of the three channels in their place")] = True
+
+  @classmethod
+  def of(cls, group: ml_collections.ConfigDict) -> "PixelData":
+    return cls(**options.given(group) | {"name": group.name})
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Height, width and channels of an image as the model sees it."""
+    return self.image_size, self.image_size, 1 if self.grey else 3
+
+  @property
+  def source(self) -> ImageData:
+    """The same set as labelled images, which are decoded once."""
+    shared = {f.name for f in dataclasses.fields(self)} & _SAME.keys() - {"image_size"}
+    return ImageData(**{name: getattr(self, name) for name in shared}, stream="never")
+
+
+def load(data: PixelData) -> Mapping[str, Arrays]:
+  """The splits of a set, an example being {"image": float32 [pixels]}; or a UserError."""
+  found = sources.load(data.source).splits
+  arrays = {name: split.arrays()["image"] for name, split in found.items()}
+  return {name: Arrays({"image": rows(images, data)}) for name, images in arrays.items()}
+
+
+def rows(images: np.ndarray, data: PixelData) -> np.ndarray:
+  """Images [n, side, side, 3] uint8 as float32 [n, pixels] in [0, 1].
+
+  They are resized as Pillow's BILINEAR does, antialiased. A UserError if they are no squares.
+  """
+  n, height, width, _ = images.shape
+  if height != width:
+    raise UserError(
+      f"data.name={data.name}: images have {width}x{height} pixels; allowed: squares, as"
+      " data.stored_size cuts them out of encoded images"
+    )
+  matrix, found = bilinear_matrix(data.image_size, height), []
+  for start in range(0, n, _CHUNK):
+    part = images[start : start + _CHUNK].astype(np.float32) / 255
+    part = part.mean(3, keepdims=True) if data.grey else part
+    resized = matrix @ (matrix @ part.reshape(len(part), height, -1)).reshape(
+      len(part), -1, width, part.shape[3]
+    )
+    found.append(resized.reshape(len(part), -1))
+  return np.concatenate(found)

@@ -1,0 +1,80 @@
+"""Runs in one picture, from rows made by hand."""
+
+import json
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.report import compare, figures
+from tests.study.grid import errors
+
+
+def write_run(path, optimizer, losses, seconds, seed=0, **fields):
+  config = errors(optimizer)
+  config.update(seed=seed, **fields)
+  path.mkdir(parents=True)
+  (path / "config.json").write_text(config.to_json())
+  rows = [
+    {"step": 5 * i, "epoch": i / 2, "seconds": seconds, "train/error": loss, "test/error": 1.0}
+    for i, loss in enumerate(losses, 1)
+  ]
+  (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def runs(tmp_path):
+  """Two seeds of Adam, one of K-FAC; a row takes 2 s, 4 s and 1 s."""
+  write_run(tmp_path / "adam-0", "adam", (8.0, 6.0, 4.0, 2.0), 2.0)
+  write_run(tmp_path / "adam-1", "adam", (6.0, 4.0, 2.0, 1.0), 4.0, seed=1)
+  write_run(tmp_path / "kfac-0", "kfac", (5.0, 1.5, 1.0), 1.0)
+  return [f"{tmp_path}/adam-*", f"{tmp_path}/kfac-0"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The panels that were drawn."""
+  panels = []
+  save = figures.save
+  monkeypatch.setattr(figures, "save", lambda f, path: (panels.extend(f.axes), save(f, path))[1])
+  return panels
+
+
+def test_seeds_are_a_line_over_their_mean_time(runs, drawn, tmp_path):
+  said = compare.compare(runs, "train/error", "seconds", tmp_path / "a.png", log=True)
+  assert said == [
+    "Adam: 1.5 after 12 s",
+    "K-FAC: 1 after 3 s; 1.5 after 2 s, 6.0 times sooner than Adam",
+  ]
+  (axis,) = drawn
+  adam, kfac = axis.lines
+  np.testing.assert_array_equal(adam.get_xydata(), [[3, 7], [6, 5], [9, 3], [12, 1.5]])
+  np.testing.assert_array_equal(kfac.get_xydata(), [[1, 5], [2, 1.5], [3, 1]])
+  assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+  assert axis.get_ylabel() == "train error (m)" and axis.get_xlabel().startswith("seconds of train")
+  assert np.asarray(Image.open(tmp_path / "a.png")).std() > 0
+
+
+def test_other_axes_and_labels(runs, drawn, tmp_path):
+  labelled = [f"first={tmp_path}/adam-0", f"second={tmp_path}/adam-1"]
+  said = compare.compare(labelled, "train/error", "step", tmp_path / "a.png")
+  assert said[1] == "second: 1 after 20 steps; 2 after 15 steps, 1.3 times sooner than first"
+  (axis,) = drawn
+  np.testing.assert_array_equal(axis.lines[0].get_xdata(), [5, 10, 15, 20])
+  assert [text.get_text() for text in axis.get_legend().get_texts()] == ["first", "second"]
+
+
+def test_runs_of_one_optimizer_with_other_settings_are_other_lines(runs, drawn, tmp_path):
+  write_run(tmp_path / "adam-longer", "adam", (7.0, 5.0), 2.0, num_steps=60)
+  compare.compare(runs, "train/error", "epoch", tmp_path / "a.png")
+  texts = [text.get_text() for text in drawn[0].get_legend().get_texts()]
+  assert texts == ["Adam, adam-0", "Adam, adam-longer", "K-FAC"]
+
+
+def test_mistakes_are_named(runs, tmp_path):
+  with pytest.raises(UserError, match="--runs has .*/none.*; no run with metrics is there"):
+    compare.compare([*runs, f"{tmp_path}/none*"], "train/error", "step", tmp_path / "a.png")
+  with pytest.raises(UserError, match="--metric is 'train/top1'; .*adam-0 has train/error, test"):
+    compare.compare(runs, "train/top1", "step", tmp_path / "a.png")
+  assert not (tmp_path / "a.png").exists()

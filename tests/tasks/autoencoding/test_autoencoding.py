@@ -1,0 +1,230 @@
+"""The task of autoencoders against NumPy, and through the commands."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import optim, tasks
+from mixer_jax.errors import UserError
+from mixer_jax.rundir import metrics_file
+from mixer_jax.tasks.autoencoding import autoencoder, pixels
+from mixer_jax.training.checkpoint import Checkpoints
+from tests import children
+
+LIKELIHOODS = ("normal", "bernoulli")
+
+
+def grey_rows(images, side):
+  """Grey images by Pillow, [n, side * side] in [0, 1]."""
+  grey = images.astype(np.float32).mean(3) / 255
+  resize = lambda x: Image.fromarray(x, "F").resize((side, side), Image.Resampling.BILINEAR)
+  return np.stack([np.asarray(resize(x)).ravel() for x in grey])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+  """An .npz with images of smooth shades, and its arrays."""
+  rng, arrays = np.random.default_rng(0), {}
+  for split, n in (("train", 48), ("test", 9)):
+    small = rng.uniform(0, 255, (n, 3, 3, 3)).astype(np.uint8)
+    large = [np.asarray(Image.fromarray(x).resize((12, 12), Image.BILINEAR)) for x in small]
+    arrays |= {f"{split}_images": np.stack(large), f"{split}_labels": np.arange(n) % 2}
+  path = tmp_path_factory.mktemp("data") / "a.npz"
+  np.savez(path, **arrays)
+  return path, arrays
+
+
+@pytest.fixture(params=LIKELIHOODS)
+def config(request, images):
+  config = config_lib.default("autoencoding", "autoencoder_small")
+  config.update(likelihood=request.param, batch_size=16, eval_batch_size=4)
+  config.model.widths = (6, 3)
+  config.data.update(name="npz", dir=str(images[0]), image_size=6)
+  return config
+
+
+@pytest.fixture
+def task(config):
+  config_lib.check(config)
+  return tasks.find("autoencoding")(config)
+
+
+@pytest.fixture
+def variables(task):
+  """Parameters whose biases are not zero."""
+  rng = np.random.default_rng(1)
+  add = lambda x: x + rng.normal(0, 0.2, x.shape).astype(np.float32)
+  return jax.tree.map(add, jax.jit(task.init)(jax.random.key(0)))
+
+
+def reconstructed(params, x, likelihood):
+  """Outputs and codes by NumPy, float64."""
+  dense = lambda name, x: x @ np.float64(params[name]["kernel"]) + params[name]["bias"]
+  code = dense("code", np.tanh(dense("encoder_0", x)))
+  return dense("output", np.tanh(dense("decoder_0", code))), code
+
+
+def test_images_are_resized_as_pillow_does(task, images):
+  for name, split in task.datasets().items():
+    expected = grey_rows(images[1][f"{name}_images"], 6)
+    np.testing.assert_allclose(split.arrays()["image"], expected, atol=2e-6)
+
+
+def test_colours_are_kept_and_sizes_may_stay(images):
+  data = pixels.PixelData("npz", str(images[0]), image_size=12, grey=False)
+  found = pixels.load(data)["test"].arrays()["image"]
+  np.testing.assert_allclose(found.reshape(9, 12, 12, 3), images[1]["test_images"] / 255, atol=1e-6)
+
+
+def test_losses_and_metrics_are_those_of_numpy(task, variables, config):
+  x = np.float64(task.datasets()["test"].arrays()["image"])
+  outputs, _ = reconstructed(variables["params"], x, config.likelihood)
+  means, mask = outputs, np.arange(9) != 4
+  losses = np.square(outputs - x).sum(1)
+  if config.likelihood == "bernoulli":
+    means = 1 / (1 + np.exp(-outputs))
+    losses = -(x * np.log(means) + (1 - x) * np.log(1 - means)).sum(1)
+  squares = np.square(means - x).sum(1)
+  spread = np.square(x - task.datasets()["train"].arrays()["image"].mean(0)).sum(1)
+  expected = {"loss": losses[mask].mean(), "error": squares[mask].mean()}
+  expected["unexplained"] = squares[mask].sum() / spread[mask].sum()
+  if config.likelihood == "normal":
+    expected.pop("error")  # the loss
+  batch = task.prepare(None, {"image": jnp.float32(x)}, train=False)
+  found = task.evaluate(variables, batch, jnp.array(mask))
+  assert {k: pytest.approx(float(v.value()), rel=1e-5) for k, v in found.items()} == expected
+  loss, aux = task.loss(variables, batch, jax.random.key(0))
+  np.testing.assert_allclose(loss.value(), losses.mean(), rtol=1e-5)
+  assert aux.metrics == {"loss": loss}
+
+
+def test_the_loss_is_the_one_that_kfac_takes(task, variables):
+  """The gradient of each image's loss is that of minus the log-likelihood."""
+  images = jnp.asarray(task.datasets()["test"].arrays()["image"])
+  outputs, targets, _ = task.predict(variables, {"image": images})
+  mean = lambda y: jnp.sum(task._losses(y, images))
+  of_kfac = optim.likelihoods.likelihood_of(task.likelihood).gradient(outputs, targets)
+  np.testing.assert_allclose(jax.grad(mean)(outputs), of_kfac, atol=1e-5)
+
+
+def test_codes_and_reconstructions(task, variables, config):
+  x = task.datasets()["test"].arrays()["image"]
+  outputs, codes = reconstructed(variables["params"], x, config.likelihood)
+  found = task.representations(variables, {"image": x})
+  np.testing.assert_allclose(found["codes"], codes, atol=1e-5)
+  means = outputs if config.likelihood == "normal" else 1 / (1 + np.exp(-outputs))
+  np.testing.assert_allclose(found["reconstructions"], means.reshape(9, 6, 6, 1), atol=1e-5)
+  figure = task.pictures(variables, task.datasets()["test"])["reconstructions"]
+  shown = [axis.images[0].get_array() for axis in figure.axes]
+  np.testing.assert_allclose(shown[0], x[0].reshape(6, 6))
+  np.testing.assert_allclose(shown[9], np.clip(means[0], 0, 1).reshape(6, 6), atol=1e-5)
+
+
+def test_published_shapes():
+  """Parameters of the networks that Martens and Grosse train; Hinton's for MNIST is 784-...-30."""
+  sizes = {"mnist": (784, 2_837_314), "curves": (784, 842_340), "faces": (625, 7_537_655)}
+  for name, (inputs, parameters) in sizes.items():
+    model = autoencoder.VARIANTS[f"autoencoder_{name}"]()
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, inputs)))
+    widths = [inputs, *model.widths, *reversed(model.widths[:-1]), inputs]
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == sum(
+      (a + 1) * b for a, b in zip(widths, widths[1:])
+    )
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
+
+
+def test_sparse_weights():
+  kernel = autoencoder.sparse(15, 0.25)(jax.random.key(0), (200, 300))
+  counts = np.count_nonzero(kernel, axis=0)
+  assert (counts == 15).all()
+  drawn = np.asarray(kernel)[np.nonzero(kernel)]
+  np.testing.assert_allclose(drawn.std(), 0.25, rtol=0.05)
+  uses = np.count_nonzero(kernel, axis=1)  # 22.5 on average, binomial
+  assert 5 < uses.min() and uses.max() < 45
+
+
+@pytest.mark.parametrize(
+  "field, value, message",
+  [
+    ("model.widths", (6.5, 3), r"model.widths is \(6.5, 3\); allowed: one or more integers"),
+    ("model.widths", (), r"model.widths is \(\)"),
+    ("model.activation", "relu", "model.activation is 'relu'; allowed: tanh, sigmoid"),
+    ("data.image_size", 0, "data.image_size is 0; allowed: 1 to 1024"),
+    ("likelihood", "poisson", "likelihood is 'poisson'; allowed: normal, bernoulli"),
+    ("data.train_split", "train[", "data.train_split='train.': not a split"),
+    ("data.stored_size", 8, "data.stored_size=8: images of an .npz file are decoded already"),
+  ],
+)
+def test_mistakes_are_told(config, field, value, message):
+  with config.ignore_type():
+    config.update_from_flattened_dict({field: value})
+  with pytest.raises(UserError, match=message):
+    config_lib.check(config)
+
+
+def test_images_have_to_be_squares(tmp_path):
+  fields = {f"{split}_{kind}": x for split in ("train", "test") for kind, x in (
+    ("images", np.zeros((4, 6, 8, 3), np.uint8)), ("labels", np.arange(4) % 2))}  # fmt: skip
+  np.savez(tmp_path / "a.npz", **fields)
+  with pytest.raises(UserError, match="images have 8x6 pixels; allowed: squares"):
+    pixels.load(pixels.PixelData("npz", str(tmp_path / "a.npz")))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, images):
+  """The directory of a run that was stopped and resumed, and of a whole one; rates that overshoot."""
+  path = tmp_path_factory.mktemp("runs")
+  config = config_lib.default("autoencoding", "autoencoder_small")
+  config.update(batch_size=16, num_steps=14, eval_steps=2, checkpoint_steps=4, eval_batch_size=16)
+  config.model.widths = (6, 3)
+  config.data.update(name="npz", dir=str(images[0]), image_size=6)
+  options = dict(damping=1e-2, factor_decay=0.8, factor_period=1, inverse_period=2)
+  config.optimizer = config_lib.optimizer("kfac", 0.5, norm_constraint=1.0, **options)
+  stopped = children.Child(config, path / "run", children.signal_at, (5,))
+  children.trained(config, path / "whole")
+  assert stopped.wait() == 143, stopped.err
+  children.trained(config, path / "run")
+  return path, config
+
+
+def test_it_is_resumed_bit_for_bit(runs):
+  path, config = runs
+  children.assert_same_run(config, path / "run", path / "whole")
+
+
+def test_the_best_checkpoint_has_the_lowest_loss(runs):
+  path, _ = runs
+  rows = metrics_file.read(path / "run")
+  losses = {row["step"]: row["test/loss"] for row in rows}
+  best = min(losses, key=losses.get)
+  assert best < rows[-1]["step"] and losses[best] < 0.9 * losses[2]  # it overshot after it
+  assert (rows[-1]["test/best_step"], rows[-1]["test/best_loss"]) == (best, losses[best])
+  assert Checkpoints(path / "run", read_only=True).find("best") == best
+
+
+def test_it_is_evaluated_and_predicted_and_drawn(runs, images):
+  path, _ = runs
+  row, workdir = metrics_file.read(path / "run")[-1], f"--workdir={path}/run"
+  ended = children.command(path / "log", "evaluate", workdir)
+  assert ended.code == 0, ended.err
+  assert f"loss {row['test/loss']:.6g}" in ended.out.splitlines()[-1]
+  ended = children.command(path / "log", "predict", workdir, f"--out={path}/p.npz")
+  shapes = "outputs [9, 36], targets [9, 36], codes [9, 3], reconstructions [9, 6, 6, 1]"
+  assert ended.code == 0 and shapes in ended.out, ended.err
+  found = np.load(path / "p.npz")
+  squares = np.square(found["reconstructions"].reshape(9, 36) - found["targets"]).sum(1)
+  assert squares.mean() == pytest.approx(row["test/loss"], rel=1e-5)
+
+  Image.fromarray(images[1]["test_images"][0]).save(path / "a.png")
+  ended = children.command(path / "log", "predict", workdir, f"{path}/a.png")
+  assert ended.code == 0, ended.err
+  answer = json.loads(ended.out.splitlines()[-1])
+  np.testing.assert_allclose(answer["code"], found["codes"][0], atol=0.05)  # of a rounded image
+  assert answer["error"] == pytest.approx(squares[0], rel=0.05)
+  ended = children.command(path / "log", "report.__main__", "pictures", workdir)
+  assert ended.code == 0 and ended.out.endswith("pictures/reconstructions.png\n"), ended.err
