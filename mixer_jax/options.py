@@ -115,14 +115,15 @@ def of(function: Callable) -> Mapping[str, Option]:
   return types.MappingProxyType(found)
 
 
-def signature(outer: Callable, inner: Callable) -> inspect.Signature:
-  """The signature of `outer` with the keywords of `inner` in the place of its **options.
+def signature(outer: Callable, *inner: Callable) -> inspect.Signature:
+  """The signature of `outer` with the keywords of others in the place of its **options.
 
   Tools that look at it (`help`, `optax.inject_hyperparams`, a config) then find every option.
   """
   own = dict(inspect.signature(outer).parameters)
   own.pop("options")
-  inherited = [p for name, p in inspect.signature(inner).parameters.items() if name not in own]
+  keywords = [p for f in inner for p in inspect.signature(f).parameters.values()]
+  inherited = [p for p in keywords if p.kind == p.KEYWORD_ONLY and p.name not in own]
   return inspect.Signature([*own.values(), *inherited])
 
 

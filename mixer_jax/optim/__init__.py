@@ -144,6 +144,8 @@ def build(
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
   if config.get("clip_norm"):
+    if config.get("quadratic_model") or config.get("adaptive_damping"):
+      raise UserError(f"optimizer {config.name}: a quadratic model needs clip_norm=0")
     tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
   tx = optax.with_extra_args_support(tx)
   return relayout(tx, problem.layout) if by_tensor else tx

@@ -21,25 +21,17 @@ examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mea
 
 import math
 import re
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import axes, capture, layer_views, row_weights, statistics
+from mixer_jax.optim import axes, capture, layer_views, statistics
 from mixer_jax.optim.curvature_blocks import Block, path_name
 from mixer_jax.optim.curvature_options import check_choice
-from mixer_jax.optim.likelihoods import likelihood_of
+from mixer_jax.optim.predictor import Predictor, root_weights, weights_like
 
 Params = Batch = Any
-
-
-class Answer(NamedTuple):
-  """The parts of a model's prediction."""
-
-  outputs: Any
-  targets: Any = None
-  weights: Any = None
 
 
 class Curvature:
@@ -69,8 +61,10 @@ class Curvature:
     check_choice("estimation", estimation)
     check_choice("token_averaging", token_averaging)
     check_choice("norms", norms)
-    self._likelihood = likelihood_of(likelihood)
-    self._user_predict, self._estimation, self._axis_name = predict, estimation, axis_name
+    predictor = Predictor(predict, likelihood)
+    self._predict, self._outputs = predictor.answer, predictor.outputs
+    self._weights, self._likelihood = predictor.weights, predictor.likelihood
+    self._estimation, self._axis_name = estimation, axis_name
     self._published = token_averaging == "published"
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
     self._check(*shapes)
@@ -88,21 +82,6 @@ class Curvature:
         f" estimation={estimation!r}; broadcast its ids to the batch"
       )
     self.blocks = self._list_blocks(shapes, calls, patterns)
-
-  def _predict(self, params: Params, batch: Batch) -> Answer:
-    answer = self._user_predict(params, batch)
-    if not isinstance(answer, tuple) or self._likelihood.is_output(answer):
-      answer = (answer,)
-    if len(answer) > 3 or any(isinstance(x, Mapping) for x in answer[1:]):
-      raise ValueError(
-        "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights);"
-        " an apply with `mutable` returns its collections too: leave them out"
-      )
-    return Answer(*answer)
-
-  def _outputs(self, params: Params, batch: Batch) -> Any:
-    outputs = self._predict(params, batch).outputs
-    return jax.tree.map(lambda y: y.astype(jnp.float32), outputs)
 
   def _check(self, params: Params, batch: Batch) -> None:
     """Refuses predictions that do not fit the likelihood."""
@@ -122,7 +101,7 @@ class Curvature:
       )
     for outputs in jax.tree.leaves(answer.outputs):
       if answer.weights is not None:
-        row_weights.like(answer.weights, outputs)
+        weights_like(answer.weights, outputs)
 
   def _list_blocks(self, shapes, calls, patterns) -> tuple[Block, ...]:
     """A `Block` for each layer, and one for each parameter that has no curvature."""
@@ -210,10 +189,7 @@ class Curvature:
     outputs, targets, pullback = capture.sums(self._answer, params, companions, batch)
     outputs = jax.lax.stop_gradient(outputs)
     examples = self._examples_of(outputs, counts)
-    rows = jax.tree.map(lambda y: row_weights.rows(weights, y), outputs)
-    if self._axis_name is not None:
-      rows = jax.lax.psum(rows, self._axis_name)
-    scales = jax.tree.map(lambda y, n: row_weights.scales(weights, y) * n**-0.5, outputs, rows)
+    scales = root_weights(weights, outputs, self._axis_name)
     sums = self._sums(outputs, targets, pullback, scales, rng)
     if self._axis_name is not None:
       sums = jax.lax.psum(sums, self._axis_name)
@@ -244,17 +220,6 @@ class Curvature:
     published = {layer.block: layer for layer in self._layers.values() if self._published}
     tokens = lambda b: published[b.name].scale(b.tokens) if b.name in published else 1.0
     return {b.name: examples * tokens(b) for b in self.blocks if b.kind == "kronecker"}
-
-  def _weights(self, params: Params, batch: Batch) -> tuple[Any, Any]:
-    """The weights of outputs, and whether examples (or, of tokens, rows) count; or None."""
-    weights = self._predict(params, batch).weights
-    if weights is None:
-      return None, None
-    outputs = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0]
-    weights = row_weights.like(weights, outputs)
-    rows = max(outputs.ndim - 1, 1)
-    counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
-    return weights, counts.astype(jnp.float32)
 
   def _sums(self, outputs, targets, pullback, scales, rng) -> Any:
     """The sums over rows, with gradients of the labels that `estimation` says."""

@@ -6,6 +6,7 @@ A, G of `curvature.py` averaged over steps. The defaults are the settings of
 "Analyzing the Effectiveness of K-FAC on Training MLP-Mixers" and of its code.
 """
 
+import functools
 import inspect
 from typing import Annotated, Any, Callable, NamedTuple
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax import options as options_lib
-from mixer_jax.optim import algebra, axes, curvature_options, ekfac
+from mixer_jax.optim import algebra, axes, curvature_options, ekfac, quadratic
 from mixer_jax.optim.block_trees import by_path, covered_by, whole_tree, with_directions
 from mixer_jax.optim.curvature_options import check_choice
 from mixer_jax.optim.factors import averaged, curvature_of, some_of
@@ -46,6 +47,7 @@ class ScaleByKfacState(NamedTuple):
 
 _DECAY_FROM = Option("first update that decays; None: 20 factor periods", 0, COUNT)
 _ARGUMENTS = ("learning_rate", "predict", "params", "batch")
+_BY_MODEL = "steps to the minimum of the quadratic model, times the learning rate"
 
 
 def scale_by_kfac(
@@ -113,8 +115,8 @@ def scale_by_kfac(
     likelihood: the predictive distribution of a row of outputs, "categorical" (logits),
       "normal" (means; minus the log-likelihood is the sum of squares, without one half),
       "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
-      `Likelihood` of one's own; or, for outputs that are a mapping, a mapping of these or of
-      pairs (weight, likelihood).
+      `Likelihood` of one's own; a pair (weight, likelihood), whose loss is the weight times
+      minus the log-likelihood; or, for outputs that are a mapping, a mapping of these.
     estimation: "sampled", "exact" or "empirical" Fisher.
     token_averaging: "published" or "expand", see `curvature.py`.
     norms: "gradient" leaves normalisation parameters to the plain gradient, as
@@ -180,10 +182,10 @@ def scale_by_kfac(
     return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses, moments)
 
   def update_fn(updates, state, params=None, *, batch, rng=None, model_params=None, **extra):
-    del extra
     whole = whole_tree(params if model_params is None else model_params, curvature.names)
     axes.check(axis_name)
-    lam = damping(state.count) if callable(damping) else damping
+    lam = extra.get("damping", damping)
+    lam = lam(state.count) if callable(lam) else lam
     some = some_of(batch, factor_fraction, part)
     basis = state.inverses if eigenvalues == "examples" else None
 
@@ -238,13 +240,16 @@ def kfac(
   decay_from: Annotated[int | None, _DECAY_FROM] = None,
   norm_constraint: Annotated[float | None, Option("kl_clip; 0 allows no step", 0)] = 1e-2,
   factor_period: curvature_options.FactorPeriod = 10,
+  quadratic_model: Annotated[bool, Option(_BY_MODEL)] = False,
+  adaptive_damping: Annotated[bool, Option("damping by the Levenberg-Marquardt rule")] = False,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """The published K-FAC optimizer, complete: precondition, clip, decay, momentum, step.
 
   Args:
     learning_rate: a number or a schedule of the update count.
-    predict: see `scale_by_kfac`, as are all arguments that are not named here.
+    predict: see `scale_by_kfac`, as are all arguments that are not named here but those of
+      `quadratic.levenberg_marquardt`.
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     momentum: decay of the momentum buffer (no dampening, no Nesterov).
@@ -252,6 +257,12 @@ def kfac(
     decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
     decay_from: the first update that decays; None is 20 factor periods, as in
       the published code, which lets the curvature settle first.
+    quadratic_model: each update is the minimum of the exact quadratic model along the
+      preconditioned gradient and the update before (Martens and Grosse, Section 7), times the
+      learning rate, which should be 1. It takes the place of `momentum` and `norm_constraint`;
+      weight decay is part of the objective. The loss must be that of `likelihood`.
+    adaptive_damping: see `quadratic.levenberg_marquardt`; the update then needs the extra
+      argument `value_fn`, a function from parameters to the loss.
   """
   allowed = [name for name in inspect.signature(kfac).parameters if name not in _ARGUMENTS]
   if unknown := sorted(set(options) - set(allowed)):
@@ -260,16 +271,28 @@ def kfac(
     decay_from = 20 * factor_period
   decay = lambda count: weight_decay * (count >= decay_from)
   undecayed = isinstance(weight_decay, int | float) and not weight_decay
+  norm_constraint = None if quadratic_model else norm_constraint
   options |= dict(norm_constraint=norm_constraint, factor_period=factor_period)
-  return optax.chain(
-    scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options),
-    optax.identity() if undecayed else optax.add_decayed_weights(decay, decay_mask),
-    optax.trace(momentum),
-    optax.scale_by_learning_rate(learning_rate),
-  )
+  rule = {k: options.pop(k) for k in options_lib.of(quadratic.levenberg_marquardt) if k in options}
+  first = scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options)
+  given = {k: p.default for k, p in inspect.signature(kfac).parameters.items()} | options
+  model = functools.partial(quadratic.Model, predict, given["likelihood"], given["axis_name"])
+  if quadratic_model:
+    model = functools.partial(model, decay, decay_mask)
+    tx = quadratic.by_model(first, model(), given["damping"], learning_rate)
+  else:
+    tx = optax.chain(
+      first,
+      optax.identity() if undecayed else optax.add_decayed_weights(decay, decay_mask),
+      optax.trace(momentum),
+      optax.scale_by_learning_rate(learning_rate),
+    )
+  if adaptive_damping:
+    return quadratic.levenberg_marquardt(tx, model(), given["damping"], **rule)
+  return tx
 
 
-kfac.__signature__ = options_lib.signature(kfac, scale_by_kfac)
+kfac.__signature__ = options_lib.signature(kfac, scale_by_kfac, quadratic.levenberg_marquardt)
 
 
 def _check_options(damping, damping_type, factor_decay, factor_period, inverse_period):

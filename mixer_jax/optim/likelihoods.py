@@ -72,36 +72,44 @@ def _named(name: str) -> Likelihood:
 
 
 def likelihood_of(given: Any) -> Likelihood:
-  """A name, a `Likelihood`, or a mapping of them.
+  """A name, a `Likelihood`, a pair (weight, likelihood), or a mapping of them.
 
-  A mapping has the keys of the outputs; its values are likelihoods or pairs (weight, likelihood)
-  for a loss that is a weighted sum.
+  A mapping has the keys of the outputs. With weights the loss is a weighted sum of minus the
+  log-likelihoods.
   """
   if isinstance(given, Likelihood):
     return given
   if isinstance(given, Mapping):
-    pairs = {k: v if type(v) is tuple else (1.0, v) for k, v in given.items()}
-    return _several({k: (weight, likelihood_of(v)) for k, (weight, v) in pairs.items()})
+    return _several({k: likelihood_of(v) for k, v in given.items()})
+  if isinstance(given, tuple):
+    return _weighted(given[0], likelihood_of(given[1]))
   check_choice("likelihood", given)
   return _named(given)
 
 
-def _several(parts: Mapping[str, tuple[float, Likelihood]]) -> Likelihood:
-  """Independent outputs, the log-likelihoods of which are added up with weights."""
+def _weighted(weight: float, likelihood: Likelihood) -> Likelihood:
+  """A likelihood whose logarithm is multiplied; the gradients' squares are, as the Fisher is."""
+
+  def scaled(function):
+    return lambda y, x: jax.tree.map(lambda z: jnp.sqrt(weight) * z, function(y, x))
+
+  factor = likelihood.factor and scaled(likelihood.factor)
+  return likelihood._replace(gradient=scaled(likelihood.gradient), factor=factor)
+
+
+def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
+  """Independent outputs, the log-likelihoods of which are added up."""
 
   def sample(key, outputs):
     keys = dict(zip(parts, jax.random.split(key, len(parts))))
-    return {k: p.sample(keys[k], outputs[k]) for k, (_, p) in parts.items()}
-
-  def scaled(k, x):
-    return jax.tree.map(lambda y: jnp.sqrt(parts[k][0]) * y, x)
+    return {k: p.sample(keys[k], outputs[k]) for k, p in parts.items()}
 
   def gradient(outputs, targets):
-    return {k: scaled(k, p.gradient(outputs[k], targets[k])) for k, (_, p) in parts.items()}
+    return {k: p.gradient(outputs[k], targets[k]) for k, p in parts.items()}
 
   def factor(outputs, v):
-    return {k: scaled(k, p.factor(outputs[k], v[k])) for k, (_, p) in parts.items()}
+    return {k: p.factor(outputs[k], v[k]) for k, p in parts.items()}
 
-  exact = all(p.factor for _, p in parts.values())
-  count = sum(p.parts for _, p in parts.values())
+  exact = all(p.factor for p in parts.values())
+  count = sum(p.parts for p in parts.values())
   return Likelihood(sample, gradient, factor if exact else None, count)

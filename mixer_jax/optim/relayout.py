@@ -26,10 +26,12 @@ def relayout(
   def init_fn(params):
     return tx.init(layout.enter(params))
 
-  def update_fn(updates, state, params=None, *, model_params=None, **extra):
+  def update_fn(updates, state, params=None, *, model_params=None, value_fn=None, **extra):
     params, extra["model_params"] = (
       None if tree is None else layout.enter(tree) for tree in (params, model_params)
     )
+    if value_fn is not None:
+      extra["value_fn"] = lambda params: value_fn(layout.leave(params))
     updates, state = tx.update(layout.enter(updates), state, params, **extra)
     return layout.leave(updates), state
 

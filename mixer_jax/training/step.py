@@ -33,9 +33,12 @@ def update(
   """
   _, loss_key, target_key = step_keys(state)
   whole = mesh_lib.gathered(run.mesh, state.variables)
-  grads, metrics, changed = _gradients(run, whole, batch, loss_key)
+  loss = functools.partial(_loss, run, batch=batch, key=loss_key)
+  grads, metrics, changed = loss(whole, gradient=True)
   collections = {k: whole[k] for k in run.variable_shapes if k != "params"}
   extra = dict(batch=(batch, collections), rng=target_key, model_params=whole["params"])
+  # For optimizers that try a step out; it costs others nothing.
+  extra["value_fn"] = lambda params: loss({**whole, "params": params}, gradient=False)[0]
   optimizer = run.optimizer(numbers)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
   params = optax.apply_updates(state.params, updates)
@@ -58,8 +61,8 @@ def update(
   return state.replace(variables=variables, opt_state=opt_state), checks
 
 
-def _gradients(run: Experiment, variables: Any, batch: Any, key: jax.Array):
-  """Gradient of the mean loss, metrics, and changed collections; a part counts by its weights."""
+def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient: bool):
+  """Mean loss or its gradient, metrics, and changed collections; a part counts by its weights."""
   parts, params = run.config.accum_steps, variables["params"]
 
   def mean_loss(params, variables, batch, key):
@@ -67,26 +70,27 @@ def _gradients(run: Experiment, variables: Any, batch: Any, key: jax.Array):
     weight = jax.lax.stop_gradient(loss.weight)
     return (loss.total / weight if parts == 1 else loss.total), (weight, aux)
 
-  grad_fn = jax.grad(mean_loss, has_aux=True)
+  derived = jax.grad(mean_loss, has_aux=True) if gradient else mean_loss
   if parts == 1:
-    grads, (_, aux) = grad_fn(params, variables, batch, key)
-    return grads, dict(aux.metrics), dict(aux.collections)
+    value, (_, aux) = derived(params, variables, batch, key)
+    return value, dict(aux.metrics), dict(aux.collections)
 
   def add_part(carry, part):
     sums, weights, collections = carry
-    grads, (weight, aux) = grad_fn(params, {**variables, **collections}, *part)
-    sums = jax.tree.map(jnp.add, sums, grads)
+    value, (weight, aux) = derived(params, {**variables, **collections}, *part)
+    sums = jax.tree.map(jnp.add, sums, value)
     return (sums, weights + weight, {**collections, **aux.collections}), dict(aux.metrics)
 
   # Part i takes every parts-th example, so all devices share each part.
   split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
   own = {k: variables[k] for k in run.variable_shapes if k != "params"}
-  start = jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), own
+  zeros = jax.tree.map(jnp.zeros_like, params) if gradient else jnp.zeros(())
+  start = zeros, jnp.zeros(()), own
   keys = jax.random.split(key, parts)
   (sums, weight, changed), each = jax.lax.scan(add_part, start, (split, keys))
   of_parts = (jax.tree.map(lambda x, i=i: x[i], each) for i in range(parts))
   metrics = functools.reduce(metrics_lib.merge, of_parts)
-  return jax.tree.map(lambda g: g / weight, sums), metrics, changed
+  return jax.tree.map(lambda x: x / weight, sums), metrics, changed
 
 
 _shared: dict[str, dict[int, Callable]] = {}

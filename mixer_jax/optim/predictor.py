@@ -1,0 +1,94 @@
+"""A model's predictions, as curvature sees them: outputs, targets, and weights of rows."""
+
+import math
+from typing import Any, Callable, Mapping, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.optim.likelihoods import likelihood_of
+
+Params = Batch = Any
+
+
+class Answer(NamedTuple):
+  """The parts of a model's prediction."""
+
+  outputs: Any
+  targets: Any = None
+  weights: Any = None
+
+
+class Predictor:
+  """A model whose outputs are those of a distribution.
+
+  Args: see `kfac.scale_by_kfac`.
+  """
+
+  def __init__(self, predict: Callable[[Params, Batch], Any], likelihood: Any):
+    self._predict, self.likelihood = predict, likelihood_of(likelihood)
+
+  def answer(self, params: Params, batch: Batch) -> Answer:
+    answer = self._predict(params, batch)
+    if not isinstance(answer, tuple) or self.likelihood.is_output(answer):
+      answer = (answer,)
+    if len(answer) > 3 or any(isinstance(x, Mapping) for x in answer[1:]):
+      raise ValueError(
+        "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights);"
+        " an apply with `mutable` returns its collections too: leave them out"
+      )
+    return Answer(*answer)
+
+  def outputs(self, params: Params, batch: Batch) -> Any:
+    outputs = self.answer(params, batch).outputs
+    return jax.tree.map(lambda y: y.astype(jnp.float32), outputs)
+
+  def weights(self, params: Params, batch: Batch) -> tuple[Any, Any]:
+    """The weights of outputs, and whether examples (or, of tokens, rows) count; or None."""
+    weights = self.answer(params, batch).weights
+    if weights is None:
+      return None, None
+    outputs = jax.tree.leaves(jax.eval_shape(self.outputs, params, batch))[0]
+    weights = weights_like(weights, outputs)
+    rows = max(outputs.ndim - 1, 1)
+    counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
+    return weights, counts.astype(jnp.float32)
+
+
+def weights_like(weights: Any, outputs: Any) -> Any:
+  """Weights without trailing axes of 1, which must begin the shape of the outputs."""
+  shape = weights.shape
+  while len(shape) > 1 and shape[-1] == 1:
+    shape = shape[:-1]
+  if shape != outputs.shape[: len(shape)] or not shape:
+    raise ValueError(
+      f"weights have shape {tuple(weights.shape)}; allowed for outputs {tuple(outputs.shape)}:"
+      f" {', '.join(str(outputs.shape[:n]) for n in range(1, outputs.ndim + 1))}"
+    )
+  return weights.reshape(shape) if hasattr(weights, "reshape") else weights
+
+
+def root_weights(weights: jax.Array | None, outputs: Any, axis_name: Any = None) -> Any:
+  """The square roots of the weights that rows have in the mean, to multiply outputs by."""
+  rows = jax.tree.map(lambda y: _row_sum(weights, y), outputs)
+  if axis_name is not None:
+    rows = jax.lax.psum(rows, axis_name)
+  return jax.tree.map(lambda y, n: _row_scales(weights, y) * n**-0.5, outputs, rows)
+
+
+def _row_sum(weights: jax.Array | None, outputs: jax.Array) -> jax.Array:
+  """The sum of the weights of rows; a row of outputs with weights of their own has the largest."""
+  if weights is None:
+    return jnp.float32(math.prod(outputs.shape[:-1]))
+  if weights.ndim == outputs.ndim:
+    total = weights.max(axis=-1).sum()
+  else:
+    total = weights.sum() * math.prod(outputs.shape[weights.ndim : -1])
+  return jnp.maximum(total, 1e-30)  # a batch of padding alone
+
+
+def _row_scales(weights: jax.Array | None, y: jax.Array) -> jax.Array:
+  """The square roots of the weights, as outputs y are scaled by them."""
+  if weights is None:
+    return jnp.ones(())
+  return jnp.sqrt(weights).reshape(*weights.shape, *(1,) * (y.ndim - weights.ndim))

@@ -1,0 +1,245 @@
+"""Learning rate, momentum and damping from the exact quadratic model of the loss.
+
+Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Sections 6.4 to 7. With the gradient
+g and the Fisher matrix F of one batch, the model of h = loss + decay / 2 |theta|^2 is
+
+  q(d) = <g + decay theta, d> + 1/2 d^T (F + decay I) d.
+
+`by_model` steps to the minimum of q(d) + damping / 2 |d|^2 over d = alpha Delta + mu delta, with
+Delta the preconditioned gradient, negative, and delta the update before. `levenberg_marquardt`
+compares q(d) with the change of h. F is never formed: with J the derivative of the outputs and
+B B^T their Fisher matrix, v^T F w is the inner product of B^T J v and B^T J w.
+"""
+
+import functools
+from typing import Annotated, Any, Callable, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.optim import axes
+from mixer_jax.optim.block_trees import by_path, whole_tree
+from mixer_jax.optim.curvature_blocks import path_name
+from mixer_jax.optim.predictor import Predictor, root_weights
+from mixer_jax.options import COUNT, TINY, Option
+
+# Reduction ratios below and above which damping grows and shrinks.
+_LOW, _HIGH = 0.25, 0.75
+# Two vectors of which no more than this, squared, is independent are one in float32.
+_INDEPENDENT = 1e-6
+
+
+class ByModelState(NamedTuple):
+  """State of `by_model`.
+
+  Attributes:
+    count: number of updates so far, an int32 scalar.
+    inner: state of the preconditioner.
+    previous: the last update, like the parameters.
+    coefficients: alpha and mu of the last update, float32 [2], before the learning rate.
+  """
+
+  count: jax.Array
+  inner: Any
+  previous: Any
+  coefficients: jax.Array
+
+
+class LevenbergMarquardtState(NamedTuple):
+  """State of `levenberg_marquardt`.
+
+  Attributes:
+    count: number of updates so far, an int32 scalar.
+    inner: state of the optimizer.
+    damping: of the next update, a float32 scalar.
+    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
+  """
+
+  count: jax.Array
+  inner: Any
+  damping: jax.Array
+  ratio: jax.Array
+
+
+class Model:
+  """The quadratic model q of any step on a batch.
+
+  Args:
+    predict: see `kfac.scale_by_kfac`, as are `likelihood` and `axis_name`.
+    decay: maps the update count to the coefficient of the squared parameters.
+    mask: of the parameters that decay, as in `optax.add_decayed_weights`.
+
+  Raises:
+    ValueError: a likelihood without a factor.
+  """
+
+  def __init__(
+    self,
+    predict: Callable[[Any, Any], Any],
+    likelihood: Any,
+    axis_name: Any = None,
+    decay: Callable[[jax.Array], Any] = lambda count: 0.0,
+    mask: Any = None,
+  ):
+    self.decay, self._mask = decay, mask
+    self._predictor, self._axis_name = Predictor(predict, likelihood), axis_name
+    if self._predictor.likelihood.factor is None:
+      raise ValueError("the quadratic model needs a likelihood with a factor")
+
+  def decayed(self, tree: Any) -> Any:
+    """The tree, zero where no parameter decays."""
+    mask = self._mask(tree) if callable(self._mask) else self._mask
+    keep = lambda kept, part: jax.tree.map(lambda x: x if kept else jnp.zeros_like(x), part)
+    return tree if mask is None else jax.tree.map(keep, mask, tree)
+
+  def products(self, params: Any, batch: Any, vectors: Sequence[Any], decay: Any) -> jax.Array:
+    """v_i^T (F + decay I) v_j, float32 [k, k]; `params` are all, a vector may lack some."""
+    fisher = axes.automatic(self._fisher_products, (params, batch))(params, batch, vectors)
+    return fisher + decay * inner_products([self.decayed(v) for v in vectors])
+
+  def _fisher_products(self, params, batch, vectors):
+    weights, _ = self._predictor.weights(params, batch)
+    outputs, push = jax.linearize(lambda p: self._predictor.outputs(p, batch), params)
+    scales = root_weights(weights, outputs, self._axis_name)
+    factor = functools.partial(self._predictor.likelihood.factor, outputs)
+    pull = jax.linear_transpose(factor, outputs)
+    forward = lambda v: jax.tree.map(jnp.multiply, push(_tangent(params, v)), scales)
+    products = inner_products([pull(forward(v))[0] for v in vectors])
+    return products if self._axis_name is None else jax.lax.psum(products, self._axis_name)
+
+
+def by_model(
+  precondition: optax.GradientTransformationExtraArgs,
+  model: Model,
+  damping: Any,
+  learning_rate: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """Steps to the minimum of the damped model along the direction and the update before.
+
+  Args:
+    precondition: `scale_by_kfac`; it gets the gradient of h, and the decay on top of the damping.
+    model: of the loss.
+    damping: a number or a schedule; the extra argument `damping` takes precedence.
+    learning_rate: a number or a schedule, multiplies the step.
+  """
+
+  def init_fn(params):
+    zeros = optax.tree.zeros_like(params)
+    return ByModelState(jnp.zeros((), jnp.int32), precondition.init(params), zeros, jnp.zeros(2))
+
+  def update_fn(updates, state, params=None, *, batch, model_params=None, **extra):
+    whole = whole_tree(params if model_params is None else model_params, ())
+    given = extra.pop("damping", damping)
+    lam, rate = (x(state.count) if callable(x) else x for x in (given, learning_rate))
+    decay = model.decay(state.count)
+    gradient = jax.tree.map(lambda g, p: g + decay * p, updates, model.decayed(params))
+    extra |= dict(batch=batch, model_params=model_params, damping=lam + decay)
+    direction, inner = precondition.update(gradient, state.inner, params, **extra)
+    vectors = jax.tree.map(jnp.negative, direction), state.previous
+    products = model.products(whole, batch, vectors, decay) + lam * inner_products(vectors)
+    alpha, mu = best = minimum(products, slopes(gradient, vectors))
+    step = jax.tree.map(lambda x, y: (rate * (alpha * x + mu * y)).astype(x.dtype), *vectors)
+    return step, ByModelState(optax.safe_increment(state.count), inner, step, best)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def levenberg_marquardt(
+  tx: optax.GradientTransformationExtraArgs,
+  model: Model,
+  damping: Any,
+  *,
+  damping_period: Annotated[int, Option("updates between changes of the damping", 1, COUNT)] = 5,
+  damping_decay: Annotated[float, Option("change of adaptive damping per update", 0.01, 1)] = 0.95,
+  min_damping: Annotated[float, Option("least adaptive damping", TINY)] = 1e-8,
+  max_damping: Annotated[float, Option("largest adaptive damping", TINY)] = 1e8,
+) -> optax.GradientTransformationExtraArgs:
+  """Adapts the damping of an optimizer to how well the model predicts the change of the loss.
+
+  Every `damping_period` updates the damping is multiplied by w = damping_decay^damping_period if
+  the reduction ratio is above 3/4, and divided by w if it is below 1/4 or if the model expects no
+  reduction (Section 6.5). The model is taken without damping there.
+
+  The update needs the extra argument `value_fn`, which maps parameters to the loss on the same
+  batch; `value`, the loss before the step, saves an evaluation.
+
+  Args:
+    tx: gets the extra argument `damping`.
+    model: of the loss.
+    damping: the first one.
+
+  Raises:
+    ValueError: a damping that is no number between the bounds.
+  """
+  if callable(damping):
+    raise ValueError("adaptive_damping starts from a number, but damping is a schedule")
+  numbers = [x for x in (min_damping, damping, max_damping) if isinstance(x, int | float)]
+  if numbers != sorted(numbers):
+    raise ValueError(
+      f"damping is {damping}; it must be from min_damping, {min_damping}, to max_damping,"
+      f" {max_damping}"
+    )
+
+  def init_fn(params):
+    first = jnp.asarray(damping, jnp.float32)
+    return LevenbergMarquardtState(jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones(()))
+
+  def update_fn(updates, state, params=None, *, batch, value=None, value_fn=None, **extra):
+    if value_fn is None:
+      raise ValueError(
+        "adaptive_damping needs the loss as a function of the parameters:"
+        " tx.update(grads, state, params, batch=batch, value_fn=lambda params: loss)"
+      )
+    extra |= dict(batch=batch, damping=state.damping)
+    step, inner = tx.update(updates, state.inner, params, **extra)
+    whole = params if extra.get("model_params") is None else extra["model_params"]
+
+    def adapted():
+      decay = model.decay(state.count)
+      middle = jax.tree.map(lambda p, d: p + d / 2, model.decayed(params), step)
+      exact = decay * slopes(middle, [model.decayed(step)])[0]  # the change of the decay's part
+      curve = model.products(whole, batch, [step], 0.0)[0, 0] / 2
+      predicted = slopes(updates, [step])[0] + curve + exact
+      before = value_fn(whole) if value is None else value
+      after = value_fn(jax.tree.map(jnp.add, whole, _tangent(whole, step)))
+      ratio = jnp.where(predicted < 0, (after - before + exact) / predicted, -1.0)
+      ratio = jnp.nan_to_num(ratio.astype(jnp.float32), nan=-1.0)
+      change = jnp.float32(damping_decay) ** damping_period
+      factor = jnp.select([ratio > _HIGH, ratio < _LOW], [change, 1 / change], 1.0)
+      return jnp.clip(factor * state.damping, min_damping, max_damping), ratio
+
+    count = optax.safe_increment(state.count)
+    kept = lambda: (state.damping, state.ratio)
+    lam, ratio = jax.lax.cond(count % damping_period == 0, adapted, kept)
+    return step, LevenbergMarquardtState(count, inner, lam, ratio)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def minimum(products: jax.Array, slopes: jax.Array) -> jax.Array:
+  """The w [2] that minimises w^T products w / 2 + slopes^T w; 0 for a vector that adds nothing."""
+  over = lambda x, y: jnp.where(y > 0, x / jnp.where(y > 0, y, 1.0), 0.0)
+  (one, both), (_, two) = products
+  share = over(both, one)  # how much of the first is in the second
+  rest = two - share * both
+  rest = jnp.where(rest > _INDEPENDENT * two, rest, 0.0)
+  second = -over(slopes[1] - share * slopes[0], rest)
+  return jnp.stack([-over(slopes[0], one) - share * second, second])
+
+
+def inner_products(vectors: Sequence[Any]) -> jax.Array:
+  """All inner products of trees, [k, k]."""
+  return jnp.array([[optax.tree.vdot(v, w) for w in vectors] for v in vectors])
+
+
+def slopes(gradient: Any, vectors: Sequence[Any]) -> jax.Array:
+  """The derivatives along some vectors, [k]."""
+  return jnp.array([optax.tree.vdot(gradient, v) for v in vectors])
+
+
+def _tangent(params: Any, vector: Any) -> Any:
+  """A vector like all parameters, zero for those that it lacks."""
+  leaves = by_path(vector)
+  whole = lambda path, p: leaves.get(path_name(path), jnp.zeros_like(p)).astype(p.dtype)
+  return jax.tree_util.tree_map_with_path(whole, params)
