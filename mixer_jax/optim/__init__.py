@@ -66,7 +66,7 @@ class Problem(NamedTuple):
     predict: maps (params, batch) to (outputs, targets).
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
-    likelihood: "categorical" or "normal".
+    likelihood: see `scale_by_kfac`.
     layout: from the parameters that are trained to `params`; None: they are the same.
     mesh: the devices of the training step, or None.
     part: see `scale_by_kfac`.
@@ -144,8 +144,10 @@ def build(
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
   if config.get("clip_norm"):
-    if config.get("quadratic_model") or config.get("adaptive_damping"):
-      raise UserError(f"optimizer {config.name}: a quadratic model needs clip_norm=0")
+    squares = config.get("eigenvalues") == "batch"
+    if config.get("quadratic_model") or config.get("adaptive_damping") or squares:
+      use = "eigenvalues=batch" if squares else "a quadratic model"
+      raise UserError(f"optimizer {config.name}: {use} needs clip_norm=0")
     tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
   tx = optax.with_extra_args_support(tx)
   return relayout(tx, problem.layout) if by_tensor else tx

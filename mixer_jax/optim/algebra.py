@@ -46,21 +46,24 @@ def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
 
 
 def exact_inverses(
-  factors: dict[str, Kronecker], damping, mesh: Mesh | None = None
+  factors: dict[str, Kronecker],
+  damping,
+  mesh: Mesh | None = None,
+  floor: float = _EIGENVALUE_FLOOR,
 ) -> dict[str, tuple[Eigen, Eigen]]:
   """Eigendecompositions, computed as `_of_each_matrix` says; damping is added in their use."""
   del damping
 
   def decompose(factor):
     values, vectors = jnp.linalg.eigh(factor)
-    return Eigen(_floored(values), vectors)
+    return Eigen(_floored(values, floor), vectors)
 
-  diagonal = lambda values: Eigen(_floored(values), None)
+  diagonal = lambda values: Eigen(_floored(values, floor), None)
   return _of_each_matrix(decompose, factors, mesh, diagonal)
 
 
-def _floored(values: jax.Array) -> jax.Array:
-  return jnp.where(values > _EIGENVALUE_FLOOR, values, 0.0)
+def _floored(values: jax.Array, floor: float) -> jax.Array:
+  return jnp.where(values > floor, values, 0.0)
 
 
 def warm_started_bases(
@@ -93,11 +96,11 @@ def warm_started_bases(
       outside = jnp.sum(jnp.square(inside)) - jnp.sum(jnp.square(jnp.diag(inside)))
       stale = outside > tolerance**2 * jnp.sum(jnp.square(inside))
       new, ordered = jax.lax.cond(stale, turn, lambda _, v: (v, v), factor, vectors)
-    values = _floored(jnp.sum(new * (factor @ new), axis=0))
+    values = jnp.maximum(jnp.sum(new * (factor @ new), axis=0), 0.0)
     return Eigen(values, new), Eigen(values, ordered)
 
   def diagonal(values):
-    same = Eigen(_floored(values), None)
+    same = Eigen(values, None)
     return same, same
 
   found = _of_each_matrix(refresh, factors, mesh, diagonal, beside=old)

@@ -84,7 +84,7 @@ def calls(predict: Callable, params: Any, batch: Any) -> list[Call]:
     elif isinstance(view, layer_views.ScaleAndShift):
       rows = args[0].shape
     kind = "head" if getattr(view, "transposed", False) else "use"
-    mapped = type(args[0]).__name__ == "BatchTracer"
+    mapped = _is_mapped(args[0], stacked)
     found.append(Call(path, type(module).__name__, view, stacked, shapes, rows, mapped, kind))
     return y
 
@@ -119,6 +119,18 @@ def companion(shapes: Mapping[str, tuple[int, ...]], stacked: tuple[int, ...]) -
   """Zeros for one layer; `shapes` of "inputs" and "outputs" of a dense one, or "scale", "bias"."""
   shapes = dict(shapes, rows=())
   return {name: jnp.zeros((*stacked, *shape)) for name, shape in shapes.items()}
+
+
+def _is_mapped(x: Any, stacked: tuple[int, ...]) -> bool:
+  """Whether `jax.vmap` maps x over an axis other than those of the members of `nn.vmap`."""
+  sizes = []
+  while type(x).__name__ == "BatchTracer":
+    sizes.append(x.val.shape[x.batch_dim])
+    x = x.val
+  for n in stacked:
+    if n in sizes:
+      sizes.remove(n)
+  return bool(sizes)
 
 
 @contextlib.contextmanager

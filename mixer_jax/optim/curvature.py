@@ -159,7 +159,8 @@ class Curvature:
     batch = 1 if layer.shared else self._examples
     sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
     diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
-    rows = sum(math.prod(c.rows) for c in layer.calls) // batch
+    size = lambda c: math.prod(c.rows) * (self._examples if c.mapped else 1)
+    rows = sum(map(size, layer.calls)) // batch
     common |= dict(diagonal=diagonal, axes=layer.call.view.axes)
     return Block(name, "kronecker", layer.names, full, sizes, rows, **common)
 
@@ -215,11 +216,18 @@ class Curvature:
 
   def scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block."""
-    outputs = jax.eval_shape(self._outputs, params, batch)
-    examples = self._examples_of(outputs, self._weights(params, batch)[1])
+    first = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0].shape[:-1]
+    counts = self._weights(params, batch)[1]
+    if counts is None:
+      counts = jnp.ones(first)
+    counts = jnp.broadcast_to(
+      counts.reshape(*counts.shape, *(1,) * (len(first) - counts.ndim)), first
+    )
+    rows = counts.sum(dtype=jnp.float32)
+    rows = rows if self._axis_name is None else jax.lax.psum(rows, self._axis_name)
     published = {layer.block: layer for layer in self._layers.values() if self._published}
     tokens = lambda b: published[b.name].scale(b.tokens) if b.name in published else 1.0
-    return {b.name: examples * tokens(b) for b in self.blocks if b.kind == "kronecker"}
+    return {b.name: rows * tokens(b) for b in self.blocks if b.kind == "kronecker"}
 
   def _sums(self, outputs, targets, pullback, scales, rng) -> Any:
     """The sums over rows, with gradients of the labels that `estimation` says."""

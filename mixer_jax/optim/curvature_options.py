@@ -13,6 +13,7 @@ CHOICES = {
   "norms": ("gradient", "diagonal"),
   "eigenvalues": ("factors", "batch", "examples"),
   "precondition_dtype": ("float32", "bfloat16"),
+  "refresh": ("eigh", "qr"),
 }
 
 
@@ -27,6 +28,7 @@ Norms = _choice("norms", "curvature of normalisations: none, or a diagonal")
 Eigenvalues = _choice(
   "eigenvalues", "products of the factors' own, or second moments in their basis (EK-FAC)"
 )
+Refresh = _choice("refresh", "a basis by eigh, or by a warm-started QR step")
 PreconditionDtype = _choice("precondition_dtype", "operands of the products that precondition")
 
 Damping = Annotated[float, Option("added to the curvature", TINY)]
@@ -42,7 +44,7 @@ MaxFactor = Annotated[
 MAX_FACTOR = 8192  # None stands for it, since optax.inject_hyperparams traces numbers
 FactorFraction = Annotated[
   float | None,
-  Option("part of the batch that the factors are estimated from; None: all of it", 1e-6, 1),
+  Option("part of the batch, 1/n, that the factors are estimated from; None: all", 1e-6, 1),
 ]
 MomentDecay = Annotated[float, Option("decay of EK-FAC's second moments", 0, 1)]
 Plain = Annotated[str, Option("regular expression of parameter paths that take the plain gradient")]
@@ -52,3 +54,17 @@ def check_choice(option: str, value: str) -> None:
   """Raises a ValueError if an option of `CHOICES` is none of them."""
   if value not in CHOICES[option]:
     raise ValueError(f"{option} is {value!r}; allowed: {', '.join(CHOICES[option])}")
+
+
+def check_decay(name: str, value: Any, high: float = 1.0, end: bool = False) -> None:
+  """Raises a ValueError for a number outside of [0, high), or [0, high] with its end."""
+  known = isinstance(value, int | float)  # not traced
+  if known and not (0 <= value < high or (end and value == high)):
+    raise ValueError(f"{name} is {value}; it must be in [0, {high:g}{']' if end else ')'}")
+
+
+def check_periods(**periods: Any) -> None:
+  """Raises a ValueError for a period below 1."""
+  for name, period in periods.items():
+    if isinstance(period, int | float) and period < 1:
+      raise ValueError(f"{name} is {period}; it must be at least 1")

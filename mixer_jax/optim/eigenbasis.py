@@ -5,13 +5,14 @@ optax transform makes its step there, element by element, and the step is turned
 the basis of V V^T and V^T V is SOAP (Vyas et al., 2024, https://arxiv.org/abs/2409.11321).
 """
 
+import math
 from typing import Any, Callable, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import algebra
+from mixer_jax.optim import algebra, curvature_options
 from mixer_jax.optim.block_trees import by_path, covered_by, from_matrix, to_matrix, with_directions
 from mixer_jax.optim.curvature_blocks import Block, Diagonals, Kronecker
 from mixer_jax.optim.factors import averaged
@@ -86,7 +87,19 @@ def in_basis(
     tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this.
     precondition_dtype: of the operands of the products with the basis.
     mesh: the devices that share the renewals of bases, or None.
+
+  Returns:
+    A transform with an `InBasisState`.
+
+  Raises:
+    ValueError: an option out of range.
   """
+  curvature_options.check_choice("refresh", refresh)
+  curvature_options.check_choice("precondition_dtype", precondition_dtype)
+  curvature_options.check_decay("factor_decay", factor_decay)
+  curvature_options.check_periods(factor_period=factor_period, basis_period=basis_period)
+  if tolerance is not None and refresh == "eigh":
+    raise ValueError(f'tolerance is {tolerance}; it needs refresh="qr"')
   inner = optax.with_extra_args_support(inner)
   turn = lambda blocks, gradients, basis: {
     b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], precondition_dtype)
@@ -102,7 +115,7 @@ def in_basis(
       {b.name: algebra.initial_factors(b) for b in blocks},
       {b.name: algebra.initial_inverses(b, "exact") for b in blocks},
       inner.init(zeros),
-      others.init(_rest(blocks, leaves)),
+      others.init({path: jnp.zeros(x.shape) for path, x in _rest(blocks, leaves).items()}),
     )
 
   def renewed(state, fresh):
@@ -113,7 +126,7 @@ def in_basis(
     factors = jax.lax.cond(count % factor_period == 0, average, lambda: state.factors)
 
     def new_basis():
-      decomposed = lambda: (algebra.exact_inverses(factors, None, mesh),) * 2
+      decomposed = lambda: (algebra.exact_inverses(factors, None, mesh, floor=0.0),) * 2
       if refresh == "eigh":
         basis, places = decomposed()
       else:
@@ -132,7 +145,7 @@ def in_basis(
     for block in blocks:
       back = algebra.rotated_back(matrices[block.name], state.basis[block.name], precondition_dtype)
       rest |= dict(zip(block.paths, from_matrix(block, back)))
-    return rest, state._replace(inner=moments, others=other)
+    return rest, moments, other
 
   def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
     del extra
@@ -141,14 +154,16 @@ def in_basis(
     gradients = {path: g.astype(jnp.float32) for path, g in leaves.items()}
     whole = params if model_params is None else model_params
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
+    if not source.after:
+      state = renewed(state, fresh)
+    made = lambda: step(state, blocks, gradients)
     if source.after:
-      nothing = lambda: (jax.tree.map(jnp.zeros_like, gradients), state)
-      directions, moved = jax.lax.cond(
-        state.count > 0, lambda: step(state, blocks, gradients), nothing
-      )
-      state = renewed(moved, fresh)
+      zeros = lambda: (jax.tree.map(jnp.zeros_like, gradients), state.inner, state.others)
+      directions, moments, other = jax.lax.cond(state.count > 0, made, zeros)
+      state = renewed(state._replace(inner=moments, others=other), fresh)
     else:
-      directions, state = step(renewed(state, fresh), blocks, gradients)
+      directions, moments, other = made()
+      state = state._replace(inner=moments, others=other)
     count = optax.safe_increment(state.count)
     return with_directions(updates, directions), state._replace(count=count)
 
@@ -189,15 +204,19 @@ def _turn(old: algebra.Eigen, new: algebra.Eigen, power: int) -> jax.Array | Non
   return (jnp.swapaxes(new.vectors, -2, -1) @ old.vectors) ** power
 
 
-def gradient_source(max_factor: int) -> Source:
+def gradient_source(max_factor: int | None) -> Source:
   """Factors V V^T and V^T V of the gradient itself: no model is needed.
 
   An array of two or more axes is a matrix of all axes but the last by the last; a side above
   max_factor keeps its coordinates. Arrays of fewer axes have no basis.
   """
 
+  most = curvature_options.MAX_FACTOR if max_factor is None else max_factor
+
   def blocks(leaves):
-    return [_tensor(path, tuple(x.shape), max_factor) for path, x in leaves.items() if x.ndim > 1]
+    return [
+      _tensor(path, tuple(x.shape), most) for path, x in leaves.items() if x.ndim > 1 and x.size
+    ]
 
   def estimate(blocks, gradients, params, batch, rng):
     del params, batch, rng
@@ -207,16 +226,9 @@ def gradient_source(max_factor: int) -> Source:
 
 
 def _tensor(path: str, shape: tuple[int, ...], max_factor: int) -> Block:
-  sizes = (max(1, _product(shape[:-1])), shape[-1])
+  sizes = math.prod(shape[:-1]), shape[-1]
   diagonal = tuple(size > max_factor for size in sizes)
   return Block(path, "kronecker", (path,), (shape,), sizes, 1, "tensor", diagonal)
-
-
-def _product(numbers: tuple[int, ...]) -> int:
-  total = 1
-  for n in numbers:
-    total *= n
-  return total
 
 
 def _moments(block: Block, v: jax.Array) -> Kronecker:

@@ -5,11 +5,12 @@ of the Fisher matrix is the second moment of each element of an example's gradie
 of eigenvalues is that under K-FAC's independence. Whenever a basis is renewed, the second
 moments start from these products, as in the authors' code; then they are averaged
 
-  "batch"     in every update: s (U_A^T V U_G)^2 of the batch's gradient V, times the number of
-              examples, since a mean over examples has so much less variance;
+  "batch"     in every update: (U_A^T V U_G)^2 of the batch's gradient V, times the number of
+              rows of outputs (examples, or their tokens), since a mean over rows has so much
+              less variance; the gradient must be that of the batch, not clipped or accumulated;
   "examples"  in every renewal of the factors: the mean over examples of the squares of each one's
-              gradient, labels drawn as for the factors. Uses of a layer count apart, and the words
-              of an embedding.
+              gradient, labels drawn as for the factors. The rows of a layer must have the examples
+              in front. Uses of a layer count apart, and the words of an embedding.
 
 With token_averaging="published" both are multiplied by the number of tokens, as A (x) G is.
 """

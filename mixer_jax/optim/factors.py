@@ -9,6 +9,7 @@ from typing import Any, Callable
 import jax
 import jax.numpy as jnp
 
+from mixer_jax.optim.curvature_options import MAX_FACTOR
 from mixer_jax.runtime.imports import without
 
 
@@ -39,12 +40,22 @@ def every_nth(batch: Any, n: int) -> Any:
 
   A stride, not a slice, so that devices which share a batch keep equal parts.
   """
+  sizes = {getattr(x, "shape", ())[:1] for x in jax.tree.leaves(batch)}
+  if len(sizes) != 1 or () in sizes:
+    raise ValueError(
+      "factor_fraction needs a batch whose arrays all have the examples first; theirs have leading"
+      f" sizes {', '.join(sorted(str(s[0]) if s else 'none' for s in sizes))}: pass `part`"
+    )
   return jax.tree.map(lambda x: x[::n], batch)
 
 
 def some_of(batch: Any, fraction: float | None, part: Callable | None) -> Any:
   """The part of a batch that factors are estimated from; `part` is `every_nth` by default."""
-  return (part or every_nth)(batch, round(1 / fraction)) if fraction else batch
+  if fraction is None:
+    return batch
+  if not 0 < fraction <= 1:
+    raise ValueError(f"factor_fraction is {fraction}; allowed: above 0, at most 1")
+  return (part or every_nth)(batch, round(1 / fraction))
 
 
 def averaged(
@@ -59,17 +70,26 @@ def averaged(
     decay: weight of the old average.
     identity_start: False: the old average of no estimates has no weight.
   """
-  # The weight of the newest of n + 1 estimates, (1 - decay) / (1 - decay^(n + 1)), is 1
-  # exactly for the first: the identity would not vanish otherwise.
+  # The weight of the newest of n + 1 estimates is (1 - decay) / (1 - decay^(n + 1)). Of the first
+  # it must be 1 exactly, which the quotient is not: some of the identity would stay.
   log = jnp.log(jnp.float32(decay))
-  unbiased = jnp.expm1(log) / jnp.expm1((renewals + 1) * log)
+  quotient = jnp.expm1(log) / jnp.expm1((renewals + 1) * log)
+  unbiased = jnp.where(renewals == 0, 1.0, quotient)
   weight = jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
   mix = lambda old, new: (1.0 - weight) * old + weight * new
   return {name: jax.tree.map(mix, average, fresh[name]) for name, average in old.items()}
 
 
-def curvature_of(predict: Callable, params: Any, batch: Any, plain: Any = (), **options: Any):
+def curvature_of(
+  predict: Callable,
+  params: Any,
+  batch: Any,
+  plain: Any = (),
+  max_factor: Any = None,
+  **options: Any,
+):
   """The curvature of a model, traced once for all optimizers of the same model and batch."""
+  options["max_factor"] = MAX_FACTOR if max_factor is None else max_factor
   plain = plain if isinstance(plain, str) else tuple(plain)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
   leaves, structure = jax.tree.flatten(shapes)

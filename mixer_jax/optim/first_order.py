@@ -17,14 +17,14 @@ from mixer_jax.options import TINY, Option, OptionsOf
 Transform = optax.GradientTransformation
 
 _Momentum = Annotated[float, Option("decay of the momentum", 0, 0.99999)]
-_Decay = Annotated[float, Option("weight decay", 0)]
-_B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
-_B2 = Annotated[float, Option("decay of the second moments", 0, 0.99999999)]
-_Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
+Decay = Annotated[float, Option("weight decay", 0)]
+B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
+B2 = Annotated[float, Option("decay of the second moments", 0, 0.99999999)]
+Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
 
 
 def _decayed(
-  rule: Transform, learning_rate: Any, *, weight_decay: _Decay = 0.0, decay_mask: Any = None
+  rule: Transform, learning_rate: Any, *, weight_decay: Decay = 0.0, decay_mask: Any = None
 ) -> Transform:
   """A rule for gradients that weight decay is part of (L2)."""
   decay = optax.add_decayed_weights(weight_decay, decay_mask)
@@ -46,7 +46,7 @@ def sgd(
 
 
 def adam(
-  learning_rate: Any, *, b1: _B1 = 0.9, b2: _B2 = 0.999, eps: _Eps = 1e-8, **decay: _L2
+  learning_rate: Any, *, b1: B1 = 0.9, b2: B2 = 0.999, eps: Eps = 1e-8, **decay: _L2
 ) -> Transform:
   """Adam (Kingma and Ba, 2015) with weight decay inside the gradient (L2).
 
@@ -58,10 +58,10 @@ def adam(
 def adamw(
   learning_rate: Any,
   *,
-  b1: _B1 = 0.9,
-  b2: _B2 = 0.999,
-  eps: _Eps = 1e-8,
-  weight_decay: _Decay = 1e-2,
+  b1: B1 = 0.9,
+  b2: B2 = 0.999,
+  eps: Eps = 1e-8,
+  weight_decay: Decay = 1e-2,
   decay_mask: Any = None,
 ) -> Transform:
   """AdamW (Loshchilov and Hutter, 2019): the decay bypasses the moments."""
@@ -71,10 +71,10 @@ def adamw(
 def lamb(
   learning_rate: Any,
   *,
-  b1: _B1 = 0.9,
-  b2: _B2 = 0.999,
-  eps: _Eps = 1e-6,
-  weight_decay: _Decay = 0.0,
+  b1: B1 = 0.9,
+  b2: B2 = 0.999,
+  eps: Eps = 1e-6,
+  weight_decay: Decay = 0.0,
   decay_mask: Any = None,
 ) -> Transform:
   """LAMB (You et al., 2020), the optimizer of ResMLP's recipes."""
@@ -85,7 +85,7 @@ def adagrad(
   learning_rate: Any,
   *,
   initial_accumulator: Annotated[float, Option("sum of squares to start from", 0)] = 0.1,
-  eps: _Eps = 1e-7,
+  eps: Eps = 1e-7,
   **decay: _L2,
 ) -> Transform:
   """Adagrad (Duchi et al., 2011) with weight decay inside the gradient."""
@@ -98,13 +98,13 @@ def muon(
   momentum: _Momentum = 0.95,
   nesterov: Annotated[bool, Option("Nesterov's momentum")] = True,
   rms: Annotated[float, Option("root mean square of an update of a kernel", TINY)] = 0.2,
-  b1: _B1 = 0.9,
-  b2: _B2 = 0.999,
-  eps: _Eps = 1e-8,
+  b1: B1 = 0.9,
+  b2: B2 = 0.999,
+  eps: Eps = 1e-8,
   adam_paths: Annotated[
     str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
   ] = r"(^|/)(head|embedding)(/|$)",
-  weight_decay: _Decay = 1e-2,
+  weight_decay: Decay = 1e-2,
   decay_mask: Any = None,
 ) -> Transform:
   """Muon (Jordan, 2024) for kernels, Adam for the rest, one rate for both.

@@ -150,7 +150,12 @@ def scale_by_kfac(
       parameter that no block covers.
     ImportError: the installed kfac-jax does not work with the installed JAX.
   """
-  _check_options(damping, damping_type, factor_decay, factor_period, inverse_period)
+  if isinstance(damping, int | float) and not damping > 0:
+    raise ValueError(f"damping is {damping}; it must be above 0")
+  check_choice("damping_type", damping_type)
+  curvature_options.check_decay("factor_decay", factor_decay)
+  curvature_options.check_decay("moment_decay", moment_decay, end=True)
+  curvature_options.check_periods(factor_period=factor_period, inverse_period=inverse_period)
   check_choice("precondition_dtype", precondition_dtype)
   check_choice("eigenvalues", eigenvalues)
   if norm_constraint is not None and learning_rate is None:
@@ -164,12 +169,19 @@ def scale_by_kfac(
     token_averaging=token_averaging,
     norms=norms,
     plain=plain,
-    max_factor=max_factor or curvature_options.MAX_FACTOR,
+    max_factor=max_factor,
     axis_name=axis_name,
   )
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
   if corrected and not exact:
     raise ValueError(f'eigenvalues={eigenvalues!r} needs damping_type="exact"')
+  periods = factor_period, inverse_period
+  known = all(isinstance(period, int) for period in periods)
+  if eigenvalues == "examples" and known and factor_period % inverse_period == 0:
+    raise ValueError(
+      f"inverse_period is {inverse_period}; with eigenvalues='examples' it must not divide"
+      f" factor_period, {factor_period}: moments start anew with every basis"
+    )
   invert = algebra.exact_inverses if exact else algebra.factored_inverses
 
   def init_fn(params):
@@ -293,18 +305,6 @@ def kfac(
 
 
 kfac.__signature__ = options_lib.signature(kfac, scale_by_kfac, quadratic.levenberg_marquardt)
-
-
-def _check_options(damping, damping_type, factor_decay, factor_period, inverse_period):
-  known = lambda x: isinstance(x, int | float)  # not traced
-  if known(damping) and not damping > 0:
-    raise ValueError(f"damping is {damping}; it must be above 0")
-  check_choice("damping_type", damping_type)
-  if known(factor_decay) and not 0 <= factor_decay < 1:
-    raise ValueError(f"factor_decay is {factor_decay}; it must be in [0, 1)")
-  for name, period in (("factor_period", factor_period), ("inverse_period", inverse_period)):
-    if known(period) and period < 1:
-      raise ValueError(f"{name} is {period}; it must be at least 1")
 
 
 def _constrain(directions, gradients, rate, norm_constraint):

@@ -13,13 +13,13 @@ def second_moments(
 ) -> dict[str, Any]:
   """Sums over rows of a a^T, d d^T and 1; the bias is one more input, always 1."""
   a, d = view.inputs(x), view.outputs(dy)
-  d = d.reshape(-1, d.shape[-1])
+  lead, d = d.shape[0], d.reshape(-1, d.shape[-1])
   counts = _counts(d, own)
   if view.ids:
     # The second moment of one-hot rows is diagonal: how often each occurs.
     inputs = jnp.zeros_like(own["inputs"]).at[a.reshape(-1)].add(counts)
     _, outputs = kfac_jax_blocks.second_moments(d[:, :1], d, (1,), own["outputs"].shape)
-    squares = _squares(None, d, own, a.reshape(-1), counts)
+    squares = _squares(None, d, own, lead, a.reshape(-1), counts)
     return {"inputs": inputs, "outputs": outputs, "rows": _number(counts, own)} | squares
   a = a.reshape(-1, a.shape[-1])
   if "weights" in own:
@@ -30,11 +30,11 @@ def second_moments(
     a, d = d, a
   moments = kfac_jax_blocks.second_moments(a, d, own["inputs"].shape, own["outputs"].shape)
   sums = {"inputs": moments[0], "outputs": moments[1], "rows": _number(counts, own)}
-  return sums | _squares(a, d, own)
+  return sums | _squares(a, d, own, lead)
 
 
 def _squares(
-  a: Any, d: jax.Array, own: Any, ids: Any = None, counts: Any = None
+  a: Any, d: jax.Array, own: Any, lead: int, ids: Any = None, counts: Any = None
 ) -> dict[str, jax.Array]:
   """The squares of each example's gradient a^T d in the eigenbasis, added up over examples."""
   if "squares" not in own:
@@ -45,8 +45,11 @@ def _squares(
     return {"squares": jnp.zeros_like(own["squares"]).at[ids].add(counts[:, None] * d**2)}
   a = turn(a.astype(jnp.float32), "inputs")
   examples = own["examples"].shape[-2] or len(d)
-  if len(d) % examples:
-    raise ValueError(f"a layer has {len(d)} rows for {examples} examples, which come first")
+  if lead % examples:
+    raise ValueError(
+      f'eigenvalues="examples" needs the {examples} examples first in the rows of every layer;'
+      f" one has rows of leading size {lead}"
+    )
   if examples == len(d):
     return {"squares": (a**2).T @ d**2}
   by_example = [x.reshape(examples, -1, x.shape[-1]) for x in (a, d)]

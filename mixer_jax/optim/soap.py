@@ -19,19 +19,12 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax import options as options_lib
-from mixer_jax.optim import axes, curvature_options
+from mixer_jax.optim import axes, curvature_options, first_order
 from mixer_jax.optim.block_trees import whole_tree
 from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
 from mixer_jax.optim.factors import curvature_of, some_of
-from mixer_jax.options import TINY, Option
+from mixer_jax.options import Option
 
-_B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
-_B2 = Annotated[float, Option("decay of the second moments", 0, 0.99999999)]
-_Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
-_WeightDecay = Annotated[float, Option("weight decay", 0)]
-_Refresh = Annotated[
-  str, Option("a basis by eigh, or by a warm-started QR step", choices=("eigh", "qr"))
-]
 _Tolerance = Annotated[
   float | None, Option("qr leaves a basis whose relative off-diagonal part is at most this", 0, 1)
 ]
@@ -39,13 +32,13 @@ _Tolerance = Annotated[
 
 def scale_by_soap(
   *,
-  b1: _B1 = 0.95,
-  b2: _B2 = 0.95,
-  eps: _Eps = 1e-8,
+  b1: first_order.B1 = 0.95,
+  b2: first_order.B2 = 0.95,
+  eps: first_order.Eps = 1e-8,
   factor_decay: curvature_options.FactorDecay = 0.95,
   factor_period: curvature_options.FactorPeriod = 1,
   basis_period: curvature_options.BasisPeriod = 10,
-  refresh: _Refresh = "qr",
+  refresh: curvature_options.Refresh = "qr",
   tolerance: _Tolerance = None,
   max_factor: curvature_options.MaxFactor = None,
   precondition_dtype: curvature_options.PreconditionDtype = "float32",
@@ -54,13 +47,18 @@ def scale_by_soap(
   """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors'.
 
   The first update is zero and makes the first basis. A later one is made in the basis of the
-  gradients before it, as by the authors.
+  gradients before it, as by the authors. All arguments are as of `scale_by_kfac_adam`. An array
+  of more than two axes is a matrix of all axes but the last by the last (so is a stack of layers
+  under `nn.scan`, see `relayout`); a side of more than max_factor rows has no basis.
 
-  Args: see `scale_by_kfac_adam`; an array of more than two axes is a matrix of all axes but the
-    last by the last, a side of more than max_factor rows has no basis.
+  Returns:
+    A transform with an `InBasisState`.
+
+  Raises:
+    ValueError: an option out of range.
   """
   rule = optax.scale_by_adam(b1, b2, eps)
-  source = gradient_source(max_factor or curvature_options.MAX_FACTOR)
+  source = gradient_source(max_factor)
   return in_basis(
     rule,
     rule,
@@ -78,11 +76,14 @@ def scale_by_soap(
 def soap(
   learning_rate: Any,
   *,
-  weight_decay: _WeightDecay = 1e-2,
+  weight_decay: first_order.Decay = 1e-2,
   decay_mask: Any = None,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-  """SOAP with decoupled weight decay; for the options see `scale_by_soap`."""
+  """SOAP with decoupled weight decay; for the options see `scale_by_soap`.
+
+  The first update is weight decay alone.
+  """
   return _decayed(scale_by_soap(**options), learning_rate, weight_decay, decay_mask)
 
 
@@ -94,13 +95,13 @@ def scale_by_kfac_adam(
   params: Any,
   batch: Any,
   *,
-  b1: _B1 = 0.9,
-  b2: _B2 = 0.95,
-  eps: _Eps = 1e-8,
+  b1: first_order.B1 = 0.9,
+  b2: first_order.B2 = 0.95,
+  eps: first_order.Eps = 1e-8,
   factor_decay: curvature_options.FactorDecay = 0.8,
   factor_period: curvature_options.FactorPeriod = 10,
   basis_period: curvature_options.BasisPeriod = 20,
-  refresh: _Refresh = "eigh",
+  refresh: curvature_options.Refresh = "eigh",
   tolerance: _Tolerance = None,
   identity_start: curvature_options.IdentityStart = True,
   likelihood: Any = "categorical",
@@ -127,7 +128,15 @@ def scale_by_kfac_adam(
     eps: added to the root of the second moments.
     basis_period: updates between renewals of the basis.
     refresh: "eigh", or "qr" for one warm-started step of orthogonal iteration.
-    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this.
+    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this; it saves
+      time on a CPU.
+    plain: paths of parameters without a basis, which take Adam as norms and biases alone do.
+
+  Returns:
+    A transform with an `InBasisState`.
+
+  Raises:
+    ValueError: see `scale_by_kfac`.
   """
   curvature = curvature_of(
     predict,
@@ -137,7 +146,7 @@ def scale_by_kfac_adam(
     estimation=estimation,
     token_averaging=token_averaging,
     plain=plain,
-    max_factor=max_factor or curvature_options.MAX_FACTOR,
+    max_factor=max_factor,
     axis_name=axis_name,
   )
   rule = optax.scale_by_adam(b1, b2, eps)
@@ -163,7 +172,7 @@ def kfac_adam(
   params: Any,
   batch: Any,
   *,
-  weight_decay: _WeightDecay = 1e-4,
+  weight_decay: first_order.Decay = 1e-4,
   decay_mask: Any = None,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
@@ -185,6 +194,10 @@ def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]
 
   def estimate(blocks, gradients, params, batch, rng):
     del blocks, gradients
+    if batch is None:
+      raise ValueError(
+        "kfac_adam's update needs batch: tx.update(grads, state, params, batch=batch, rng=rng)"
+      )
     whole, some = whole_tree(params, curvature.names), part(batch)
     axes.check(axis_name)
     return axes.automatic(curvature.estimate, (whole, some))(whole, some, rng)
@@ -194,15 +207,15 @@ def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]
 
 def scale_by_shampoo(
   *,
-  b2: _B2 = 0.95,
-  eps: _Eps = 1e-8,
+  b2: first_order.B2 = 0.95,
+  eps: first_order.Eps = 1e-8,
   power: Annotated[float, Option("of the inverse of each factor", 0.01, 1)] = 0.25,
   ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6,
   corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
   factor_decay: curvature_options.FactorDecay = 0.95,
   factor_period: curvature_options.FactorPeriod = 1,
   basis_period: curvature_options.BasisPeriod = 10,
-  refresh: _Refresh = "eigh",
+  refresh: curvature_options.Refresh = "eigh",
   tolerance: _Tolerance = None,
   max_factor: curvature_options.MaxFactor = None,
   precondition_dtype: curvature_options.PreconditionDtype = "float32",
@@ -217,12 +230,18 @@ def scale_by_shampoo(
     ridge: eigenvalues get this part of the factor's largest one added.
     corrected: divides by roots of second moments in the eigenbasis, whatever `power` is.
     factor_decay: see `scale_by_kfac_adam`, as are all arguments that are not named here.
+
+  Returns:
+    A transform with an `InBasisState`; its first update is zero, as SOAP's.
+
+  Raises:
+    ValueError: an option out of range.
   """
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   return in_basis(
     rms if corrected else _by_eigenvalues(power, ridge),
     rms,
-    gradient_source(max_factor or curvature_options.MAX_FACTOR),
+    gradient_source(max_factor),
     factor_decay=factor_decay,
     factor_period=factor_period,
     basis_period=basis_period,
@@ -253,7 +272,7 @@ def shampoo(
   learning_rate: Any,
   *,
   momentum: Annotated[float, Option("decay of the momentum", 0, 0.99999)] = 0.9,
-  weight_decay: _WeightDecay = 1e-4,
+  weight_decay: first_order.Decay = 1e-4,
   decay_mask: Any = None,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:

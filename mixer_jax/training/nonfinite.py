@@ -74,7 +74,7 @@ def error(bad: Nonfinite, config: ConfigDict, rows: Sequence[dict], checkpoint: 
   losses = [f"{k} {v:.4f}" for k, v in last.items() if k.rpartition("/")[2] in wanted]
   said = f"the evaluation at step {last['step']} had {', '.join(losses)}" if losses else ""
   kept = f"that of step {checkpoint}" if checkpoint else "none"
-  damping = "a higher damping, " if optim.kfac_side(config.optimizer) else ""
+  damping = "a higher damping, " if any(name.endswith("damping") for name in flat) else ""
   others = [f"on_nonfinite={p}" for p in ("skip", "restore") if p != config.on_nonfinite]
   return Diverged(
     f"{bad}{bad.why} ({numbers}); {said or 'nothing was evaluated before'}; last good checkpoint:"

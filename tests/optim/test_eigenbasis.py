@@ -166,7 +166,7 @@ def test_ekfac(eigenvalues):
 
 def test_ekfac_is_kfac_where_the_second_moments_are_the_products_of_eigenvalues():
   params, batch, _ = sequence()[0]
-  options = dict(damping=0.1, factor_decay=0.7, factor_period=3, inverse_period=3)
+  options = dict(damping=0.1, factor_decay=0.7, factor_period=3, inverse_period=6)
   kfac = updates_of(optim.scale_by_kfac(predict, params, batch, **options))[0]
   for eigenvalues in ("batch", "examples"):
     options |= dict(eigenvalues=eigenvalues, moment_decay=1.0)
@@ -323,3 +323,78 @@ def test_devices_share_warm_started_steps():
     jax.jit(functools.partial(warm, mesh=mesh))(factor, vectors),
   )
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), shared, alone)
+
+
+def test_shampoo_knows_no_scale_of_the_loss():
+  """With p = 1/4 on both sides the step is of degree 0 in the gradient, however small that is."""
+  g = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+  tx, steps = optim.scale_by_shampoo(), []
+  for scale in (1.0, 1e-6):
+    state = tx.update(scale * g, tx.init(g))[1]
+    steps.append(tx.update(scale * g, state)[0])
+  assert np.abs(steps[0]).max() > 0.1
+  np.testing.assert_allclose(*steps, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [optim.scale_by_soap, optim.scale_by_shampoo])
+def test_types_and_empty_arrays(make):
+  params = {
+    "w": jnp.ones((4, 3), jnp.bfloat16),
+    "b": jnp.ones(3, jnp.bfloat16),
+    "none": jnp.ones((0, 5)),
+  }
+  tx = make()
+  state = tx.init(params)
+  step = jax.jit(lambda g, s: tx.update(g, s))
+  for _ in range(2):
+    update, after = step(params, state)
+    jax.tree.map(lambda x, y: (x.dtype, x.shape) == (y.dtype, y.shape) or 1 / 0, after, state)
+    state = after
+  assert update["w"].dtype == update["b"].dtype == jnp.bfloat16 and update["none"].shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+  "options, message",
+  [
+    (dict(refresh="QR"), "refresh is 'QR'; allowed: eigh, qr"),
+    (dict(precondition_dtype="float16"), "precondition_dtype is 'float16'"),
+    (dict(factor_decay=1.0), r"factor_decay is 1.0; it must be in \[0, 1\)"),
+    (dict(basis_period=0), "basis_period is 0; it must be at least 1"),
+    (dict(refresh="eigh", tolerance=0.1), 'tolerance is 0.1; it needs refresh="qr"'),
+  ],
+)
+def test_mistakes_are_named(options, message):
+  with pytest.raises(ValueError, match=message):
+    optim.scale_by_soap(**options)
+
+
+def test_mistakes_of_kfac_s_relatives_are_named():
+  params, batch, grads = sequence()[0]
+  make = functools.partial(optim.scale_by_kfac, predict, params, batch)
+  with pytest.raises(ValueError, match="must not divide factor_period, 10"):
+    make(eigenvalues="examples", inverse_period=5)
+  with pytest.raises(ValueError, match=r"moment_decay is 1.5; it must be in \[0, 1\]"):
+    make(eigenvalues="batch", moment_decay=1.5)
+  tx = make(factor_fraction=2.0)
+  with pytest.raises(ValueError, match="factor_fraction is 2.0; allowed: above 0, at most 1"):
+    tx.update(grads, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+  tx = optim.scale_by_kfac_adam(predict, params, batch)
+  with pytest.raises(ValueError, match="kfac_adam's update needs batch"):
+    tx.update(grads, tx.init(params), params)
+
+
+def test_each_optimizer_may_have_its_part_of_the_parameters():
+  params, batch, _ = sequence()[0]
+  parts = {"soap": optim.scale_by_soap(), "kfac": optim.scale_by_kfac_adam(predict, params, batch)}
+  labels = {"one": "soap", "two": "kfac"}
+  tx = optax.multi_transform(parts, labels)
+  state, both = tx.init(params), []
+  for params, batch, grads in sequence()[:3]:
+    extra = dict(batch=batch, rng=jax.random.key(0), model_params=params)
+    update, state = tx.update(grads, state, params, **extra)
+    both.append(update)
+  alone = updates_of(optim.scale_by_kfac_adam(predict, *sequence()[0][:2]))[0]
+  for update, whole in zip(both, alone):
+    np.testing.assert_allclose(
+      update["two"]["kernel"], whole["two"]["kernel"], rtol=1e-4, atol=1e-6
+    )

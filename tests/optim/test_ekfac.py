@@ -79,6 +79,45 @@ def test_second_moments_of_examples_are_those_of_their_gradients(model):
     np.testing.assert_allclose(found[b.name], squares, rtol=1e-4, atol=1e-7, err_msg=b.name)
 
 
+class Tagger(nn.Module):
+  """An output for every token."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(3, use_bias=False, name="head")(x)
+
+
+def test_both_second_moments_have_the_scale_of_the_loss_s_rows():
+  """The expected square of a batch's gradient, labels drawn for every token, in closed form."""
+  x = np.random.default_rng(0).normal(size=(4, 5, 2)).astype(np.float32)
+  params = Tagger().init(jax.random.key(0), x)["params"]
+  predict = lambda params, x: Tagger().apply({"params": params}, x)
+  p = np.float64(jax.nn.softmax(predict(params, x))).reshape(-1, 3)
+  squares = np.einsum("ry,ryo->ro", p, (p[:, None] - np.eye(3)) ** 2)  # E[d^2] of each row
+  of_gradient = np.float64(x).reshape(-1, 2).T ** 2 @ squares / len(p) ** 2
+  options = dict(estimation="exact", token_averaging="expand")
+  curvature = optim.factors.curvature_of(predict, params, x, **options)
+  same = tuple(algebra.Eigen(jnp.ones(d), jnp.eye(d)) for d in (2, 3))
+  _, found = curvature.estimate_in_basis(params, x, None, {"head": same})
+  scaled = curvature.scales(params, x)["head"] * of_gradient
+  np.testing.assert_allclose(found["head"], scaled, rtol=1e-5)
+
+
+def test_rows_without_the_examples_in_front_are_refused():
+  class TimeFirst(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.Dense(3, name="turned")(x.swapaxes(0, 1))
+      return nn.Dense(3, name="head")(x.mean(axis=0))
+
+  x = jnp.ones((4, 5, 2))
+  params = TimeFirst().init(jax.random.key(0), x)["params"]
+  predict = lambda params, x: TimeFirst().apply({"params": params}, x)
+  tx = optim.scale_by_kfac(predict, params, x, eigenvalues="examples")
+  with pytest.raises(ValueError, match="needs the 4 examples first .* leading size 5"):
+    tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
+
+
 def test_factors_of_a_part_of_the_batch():
   params, batch, grads = sequence()[0]
   options = dict(estimation="empirical", factor_decay=0.0)
