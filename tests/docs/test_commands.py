@@ -75,8 +75,8 @@ def wrong_tests(words):
 WRONG = {
   "mixer_jax.main --config=configs/none.py": "none.py",
   "mixer_jax.main --config=configs/quickstart.py --config.optimiser.damping=1": "optimiser",
-  "mixer_jax.main --config=configs/quickstart.py --config.optimizer.b1=0.5": "b1 is no option",
-  "mixer_jax.main --config=configs/quickstart.py --config.optimizer.damping=-1": "damping is -1",
+  "mixer_jax.main --config=configs/quickstart.py:kfac --config.optimizer.b1=0.5": "b1 is no option",
+  "mixer_jax.main --config=configs/quickstart.py:kfac --config.optimizer.damping=-1": "damping is -1",
   "mixer_jax.main --config=configs/quickstart.py --config.model.name=mixer": "'mixer'",
   "mixer_jax.main --config=configs/quickstart.py --config.model.pooling=average": "pooling",
   "mixer_jax.main --config=configs/quickstart.py --work=DIR": "work",
