@@ -3,11 +3,11 @@
   python -m mixer_jax.study --study=configs/studies/frontier.py --workdir=DIR \
       --set=cifar10:data.dir=FOLDER --set=cifar100:data.dir=FOLDER --max_minutes=60
 
-Each FOLDER (by default cifar10 and cifar100) holds FOLDER/{train,test}/CLASS/IMAGE.{jpg,png}. Twelve settings of each
-optimizer are drawn from quasi-random sequences and tried on nine tenths of the training set in the
-shortest budget; the best on the last tenth is trained on the whole set in every budget, with three
-seeds, and tested once. A budget is a time: of each optimizer as many steps as fit, by the relative
-cost of its step, and the schedule is stretched over them.
+Each FOLDER (by default cifar10 and cifar100) holds {train,test}/CLASS/IMAGE.{jpg,png}. Twelve
+settings of each optimizer are drawn from quasi-random sequences and tried on nine tenths of the
+training set in the shortest budget; the best on the last tenth is trained on the whole set in
+every budget, with three seeds, and tested once. A budget is a time: of each optimizer as many
+steps as fit, by the relative cost of its step, and the schedule is stretched over them.
 """
 
 import pathlib
@@ -20,9 +20,9 @@ from mixer_jax import study
 _HERE = pathlib.Path(__file__).parent
 _STEPS = 2400  # of AdamW in the budget 1x: three epochs of batches of 64
 _BUDGETS = {"1x": 1, "2x": 2, "4x": 4}
-# Seconds of a step over those of an SGD step, mini8 at batch 64 with the periods below: `python -m
-# benchmarks optimizers --config=configs/studies/frontier.py:1x-cifar10-mini8-sgd-seed0`. On another
-# device measure them again, and replace them.
+# Seconds of a step over those of an SGD step: rough, from the quickstart's epochs on two busy
+# cores. Before a run that counts measure them on its device and replace them: `python -m
+# benchmarks optimizers --config=configs/studies/frontier.py:1x-cifar10-mini8-sgd-seed0`.
 _COST = {
   "sgd": 1.0,
   "adamw": 1.04,
