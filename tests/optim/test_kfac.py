@@ -10,7 +10,7 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import algebra
-from tests.optim.small_net import close, first, loss, predict, problem
+from tests.optim.small_net import close, first, loss, needs_kfac_jax_s_tracer, predict, problem
 
 
 def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
@@ -138,6 +138,7 @@ def test_the_published_algorithm():
     assert np.linalg.norm(matrix(current[name]) - value) < 1e-4 * np.linalg.norm(value)
 
 
+@needs_kfac_jax_s_tracer
 def test_one_step_equals_kfac_jax():
   """kfac_jax.Optimizer with fixed rates; its factored damping, fresh factors."""
   params, batch = problem()

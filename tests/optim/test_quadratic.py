@@ -15,6 +15,7 @@ from mixer_jax import optim
 from mixer_jax.errors import UserError
 from mixer_jax.optim import quadratic
 from tests.conftest import waves
+from tests.optim.small_net import needs_kfac_jax_s_tracer
 from tests.optim.test_likelihoods import fisher_of_outputs
 from tests.training.test_step import advanced, assert_close
 
@@ -314,6 +315,7 @@ def steps_of_kfac_jax(params, batch, steps, damping, decay):
   return params, np.float64(rows)
 
 
+@needs_kfac_jax_s_tracer
 @pytest.mark.parametrize("damping, decay", [(0.1, 1e-3), (0.3, 0.0)])
 def test_fifty_steps_are_those_of_kfac_jax(damping, decay):
   """Rounding alone differs: 1e-7 of a step, amplified where two vectors are nearly parallel."""
