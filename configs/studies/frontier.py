@@ -20,8 +20,8 @@ from mixer_jax import study
 _HERE = pathlib.Path(__file__).parent
 _STEPS = 2400  # of AdamW in the budget 1x: three epochs of batches of 64
 _BUDGETS = {"1x": 1, "2x": 2, "4x": 4}
-# Seconds of a step over those of an SGD step: rough, from the quickstart's epochs on two busy
-# cores. Before a run that counts measure them on its device and replace them: `python -m
+# Seconds of a step over those of an SGD step: guesses, not measured. Before a run that counts
+# measure them on its device and replace them: `python -m
 # benchmarks optimizers --config=configs/studies/frontier.py:1x-cifar10-mini8-sgd-seed0`.
 _COST = {
   "sgd": 1.0,

@@ -77,7 +77,7 @@ def warm_started_bases(
   The vectors are ordered by descending Rayleigh quotients first, so that the iteration turns
   each towards the eigenvector of its place (Vyas et al., 2024, Algorithm 4). A basis stays as
   it is where the off-diagonal part of Q^T F Q is at most `tolerance` of it in the Frobenius
-  norm (Eschenhagen et al., 2025, Section 4.2).
+  norm (Eschenhagen et al., 2025).
 
   Returns:
     The new bases, and the old ones in the new order.

@@ -19,6 +19,7 @@ The loss is taken to be a mean over rows of outputs: over examples for outputs [
 examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mean.
 """
 
+import itertools
 import math
 import re
 from typing import Any, Callable, Sequence
@@ -245,7 +246,7 @@ class Curvature:
     sizes = [math.prod(y.shape[1:]) for y in leaves]
 
     def column(i):
-      parts = jnp.split(jnp.arange(sum(sizes)) == i, list(_partial_sums(sizes))[:-1])
+      parts = jnp.split(jnp.arange(sum(sizes)) == i, list(itertools.accumulate(sizes))[:-1])
       parts = [jnp.broadcast_to(p.reshape(y.shape[1:]), y.shape) for p, y in zip(parts, leaves)]
       v = structure.unflatten([p.astype(jnp.float32) for p in parts])
       return pull(self._likelihood.factor(outputs, v))
@@ -271,10 +272,3 @@ def _patterns(plain: str | Sequence[str], names: Sequence[str]) -> tuple[str, ..
         f"plain is {pattern!r}, which matches no parameter; they are {', '.join(names)}"
       )
   return patterns
-
-
-def _partial_sums(sizes: list[int]) -> Any:
-  total = 0
-  for size in sizes:
-    total += size
-    yield total

@@ -37,6 +37,9 @@ FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0,
 FactorPeriod = Annotated[int, Option("updates between renewals of the factors", 1, COUNT // 20)]
 InversePeriod = Annotated[int, Option("updates between renewals of the inverses", 1, COUNT)]
 BasisPeriod = Annotated[int, Option("updates between renewals of the eigenbasis", 1, COUNT)]
+Tolerance = Annotated[
+  float | None, Option("qr leaves a basis whose relative off-diagonal part is at most this", 0, 1)
+]
 IdentityStart = Annotated[bool, Option("start the averages of the factors at the identity")]
 MaxFactor = Annotated[
   int | None, Option("rows above which a factor is kept as its diagonal; None: 8,192", 1, COUNT)

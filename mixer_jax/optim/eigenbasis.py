@@ -6,7 +6,7 @@ the basis of V V^T and V^T V is SOAP (Vyas et al., 2024, https://arxiv.org/abs/2
 """
 
 import math
-from typing import Any, Callable, Literal, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,13 +56,13 @@ def in_basis(
   others: optax.GradientTransformation,
   source: Source,
   *,
-  factor_decay: float,
-  factor_period: int,
-  basis_period: int,
+  factor_decay: curvature_options.FactorDecay = 0.95,
+  factor_period: curvature_options.FactorPeriod = 1,
+  basis_period: curvature_options.BasisPeriod = 10,
   identity_start: bool = False,
-  refresh: Literal["eigh", "qr"] = "eigh",
-  tolerance: float | None = None,
-  precondition_dtype: str = "float32",
+  refresh: curvature_options.Refresh = "eigh",
+  tolerance: curvature_options.Tolerance = None,
+  precondition_dtype: curvature_options.PreconditionDtype = "float32",
   mesh: jax.sharding.Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Runs a transform of single elements in the eigenbasis of each layer's factors.
@@ -84,7 +84,8 @@ def in_basis(
     identity_start: see `scale_by_kfac`.
     refresh: "eigh" decomposes anew, "qr" makes one warm-started step of orthogonal iteration,
       after a first `eigh`.
-    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this.
+    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this, which saves
+      time on a CPU; None: it renews all.
     precondition_dtype: of the operands of the products with the basis.
     mesh: the devices that share the renewals of bases, or None.
 

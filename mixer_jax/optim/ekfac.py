@@ -12,7 +12,8 @@ moments start from these products, as in the authors' code; then they are averag
               gradient, labels drawn as for the factors. The rows of a layer must have the examples
               in front. Uses of a layer count apart, and the words of an embedding.
 
-With token_averaging="published" both are multiplied by the number of tokens, as A (x) G is.
+With token_averaging="published" both are multiplied by the number of tokens, as A (x) G is: by
+that of the example batch in "batch".
 """
 
 from typing import Any

@@ -14,7 +14,6 @@ under Shampoo Adam without momentum.
 
 from typing import Annotated, Any, Callable
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -25,29 +24,20 @@ from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
 from mixer_jax.optim.factors import curvature_of, some_of
 from mixer_jax.options import Option
 
-_Tolerance = Annotated[
-  float | None, Option("qr leaves a basis whose relative off-diagonal part is at most this", 0, 1)
-]
-
 
 def scale_by_soap(
   *,
   b1: first_order.B1 = 0.95,
   b2: first_order.B2 = 0.95,
   eps: first_order.Eps = 1e-8,
-  factor_decay: curvature_options.FactorDecay = 0.95,
-  factor_period: curvature_options.FactorPeriod = 1,
-  basis_period: curvature_options.BasisPeriod = 10,
-  refresh: curvature_options.Refresh = "qr",
-  tolerance: _Tolerance = None,
   max_factor: curvature_options.MaxFactor = None,
-  precondition_dtype: curvature_options.PreconditionDtype = "float32",
-  mesh: jax.sharding.Mesh | None = None,
+  refresh: curvature_options.Refresh = "qr",
+  **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors'.
 
   The first update is zero and makes the first basis. A later one is made in the basis of the
-  gradients before it, as by the authors. All arguments are as of `scale_by_kfac_adam`. An array
+  gradients before it, as by the authors. The options are those of `in_basis`. An array
   of more than two axes is a matrix of all axes but the last by the last (so is a stack of layers
   under `nn.scan`, see `relayout`); a side of more than max_factor rows has no basis.
 
@@ -58,19 +48,10 @@ def scale_by_soap(
     ValueError: an option out of range.
   """
   rule = optax.scale_by_adam(b1, b2, eps)
-  source = gradient_source(max_factor)
-  return in_basis(
-    rule,
-    rule,
-    source,
-    factor_decay=factor_decay,
-    factor_period=factor_period,
-    basis_period=basis_period,
-    refresh=refresh,
-    tolerance=tolerance,
-    precondition_dtype=precondition_dtype,
-    mesh=mesh,
-  )
+  return in_basis(rule, rule, gradient_source(max_factor), refresh=refresh, **options)
+
+
+scale_by_soap.__signature__ = options_lib.signature(scale_by_soap, in_basis)
 
 
 def soap(
@@ -101,8 +82,6 @@ def scale_by_kfac_adam(
   factor_decay: curvature_options.FactorDecay = 0.8,
   factor_period: curvature_options.FactorPeriod = 10,
   basis_period: curvature_options.BasisPeriod = 20,
-  refresh: curvature_options.Refresh = "eigh",
-  tolerance: _Tolerance = None,
   identity_start: curvature_options.IdentityStart = True,
   likelihood: Any = "categorical",
   estimation: curvature_options.Estimation = "sampled",
@@ -110,27 +89,24 @@ def scale_by_kfac_adam(
   plain: curvature_options.Plain = "",
   max_factor: curvature_options.MaxFactor = None,
   factor_fraction: curvature_options.FactorFraction = None,
-  precondition_dtype: curvature_options.PreconditionDtype = "float32",
-  mesh: jax.sharding.Mesh | None = None,
   axis_name: Any = None,
   part: Callable[[Any, int], Any] | None = None,
+  **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in the eigenbasis of K-FAC's factors.
 
   The update takes `batch`, `rng` and `model_params` as that of `scale_by_kfac`.
 
   Args:
-    predict: see `scale_by_kfac`, as are all arguments that are not named here.
+    predict: see `scale_by_kfac`, as are all arguments that are named neither here nor by `in_basis`.
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     b1: decay of the first moments.
     b2: decay of the second moments.
     eps: added to the root of the second moments.
     basis_period: updates between renewals of the basis.
-    refresh: "eigh", or "qr" for one warm-started step of orthogonal iteration.
-    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this; it saves
-      time on a CPU.
     plain: paths of parameters without a basis, which take Adam as norms and biases alone do.
+    options: keywords of `in_basis`.
 
   Returns:
     A transform with an `InBasisState`.
@@ -159,11 +135,11 @@ def scale_by_kfac_adam(
     factor_period=factor_period,
     basis_period=basis_period,
     identity_start=identity_start,
-    refresh=refresh,
-    tolerance=tolerance,
-    precondition_dtype=precondition_dtype,
-    mesh=mesh,
+    **options,
   )
+
+
+scale_by_kfac_adam.__signature__ = options_lib.signature(scale_by_kfac_adam, in_basis)
 
 
 def kfac_adam(
@@ -212,14 +188,8 @@ def scale_by_shampoo(
   power: Annotated[float, Option("of the inverse of each factor", 0.01, 1)] = 0.25,
   ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6,
   corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
-  factor_decay: curvature_options.FactorDecay = 0.95,
-  factor_period: curvature_options.FactorPeriod = 1,
-  basis_period: curvature_options.BasisPeriod = 10,
-  refresh: curvature_options.Refresh = "eigh",
-  tolerance: _Tolerance = None,
   max_factor: curvature_options.MaxFactor = None,
-  precondition_dtype: curvature_options.PreconditionDtype = "float32",
-  mesh: jax.sharding.Mesh | None = None,
+  **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Shampoo, with moving averages of its factors.
 
@@ -229,7 +199,8 @@ def scale_by_shampoo(
     power: p of L^-p V R^-p.
     ridge: eigenvalues get this part of the factor's largest one added.
     corrected: divides by roots of second moments in the eigenbasis, whatever `power` is.
-    factor_decay: see `scale_by_kfac_adam`, as are all arguments that are not named here.
+    max_factor: a side of more rows has no basis; None is 8,192.
+    options: keywords of `in_basis`.
 
   Returns:
     A transform with an `InBasisState`; its first update is zero, as SOAP's.
@@ -238,18 +209,11 @@ def scale_by_shampoo(
     ValueError: an option out of range.
   """
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
-  return in_basis(
-    rms if corrected else _by_eigenvalues(power, ridge),
-    rms,
-    gradient_source(max_factor),
-    factor_decay=factor_decay,
-    factor_period=factor_period,
-    basis_period=basis_period,
-    refresh=refresh,
-    tolerance=tolerance,
-    precondition_dtype=precondition_dtype,
-    mesh=mesh,
-  )
+  inner = rms if corrected else _by_eigenvalues(power, ridge)
+  return in_basis(inner, rms, gradient_source(max_factor), **options)
+
+
+scale_by_shampoo.__signature__ = options_lib.signature(scale_by_shampoo, in_basis)
 
 
 def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationExtraArgs:
