@@ -20,20 +20,21 @@ from mixer_jax import study
 _HERE = pathlib.Path(__file__).parent
 _STEPS = 2400  # of AdamW in the budget 1x: three epochs of batches of 64
 _BUDGETS = {"1x": 1, "2x": 2, "4x": 4}
-# Seconds of a step over those of an SGD step: guesses, not measured. Before a run that counts
-# measure them on its device and replace them: `python -m
+# Seconds of a step over those of an SGD step, this Mixer at batch 64 on two cores (docs/speed.md),
+# weighed by the periods below. Not measured but set beside their kin: "ekfac", "sgd_kfac", and the
+# steps of Shampoo and SOAP without factors. On another device measure them again: `python -m
 # benchmarks optimizers --config=configs/studies/frontier.py:1x-cifar10-mini8-sgd-seed0`.
 _COST = {
   "sgd": 1.0,
-  "adamw": 1.04,
-  "lamb": 1.05,
-  "muon": 1.25,
-  "shampoo": 1.7,
-  "soap": 1.7,
-  "kfac": 1.35,
-  "ekfac": 1.45,
-  "kfac_adam": 1.4,
-  "sgd_kfac": 1.4,
+  "adamw": 1.02,
+  "lamb": 1.0,
+  "muon": 1.27,
+  "shampoo": 1.36,
+  "soap": 1.39,
+  "kfac": 1.44,
+  "ekfac": 1.5,
+  "kfac_adam": 1.46,
+  "sgd_kfac": 1.47,
 }
 _PERIODS = {
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
