@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from mixer_jax.data import splits
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import decode, splits
+from mixer_jax.tasks.image_classification import base_split, decode
 from tests.tasks import loading
 from tests.tasks.loading import error, load
 
@@ -82,7 +83,7 @@ def test_bad_split_strings(tmp_path, root, spec, message):
 
 
 def test_percent_bounds_by_hand():
-  base = splits.Base(np.arange(7)[:, None], np.arange(7), shuffled=True)
+  base = base_split.Base(np.arange(7)[:, None], np.arange(7), shuffled=True)
   for spec, expected in (("a[:50%]", 4), ("a[50%:]", 3), ("a[-10%:]", 1), ("a[1:3]", 2), ("a", 7)):
     [(_, rows)] = splits.parts(spec, "f", lambda _: len(base))
     assert len(base.take(rows)[1]) == expected

@@ -6,7 +6,7 @@ import numpy as np
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, told
-from mixer_jax.tasks.image_classification import splits
+from mixer_jax.tasks.image_classification import base_split
 
 _ALLOWED = (
   "an .npz needs SPLIT_images uint8 [n, height, width, 3] and integer SPLIT_labels [n],"
@@ -34,7 +34,7 @@ class ArraysFile:
     else:
       self.class_names = tuple(map(str, range(self.read("train").labels.max() + 1)))
 
-  def read(self, base: str) -> splits.Base:
+  def read(self, base: str) -> base_split.Base:
     """The examples of a base split, in the file's order."""
     images, labels = self._array(f"{base}_images"), self._array(f"{base}_labels")
     why = ""
@@ -46,7 +46,7 @@ class ArraysFile:
       why = f"{base}_labels run from {labels.min()} to {labels.max()}, but count classes from 0"
     if why:
       raise UserError(f"{self._path}: {why}; {_ALLOWED}")
-    return splits.Base(images, labels.astype(np.int32))
+    return base_split.Base(images, labels.astype(np.int32))
 
   def _array(self, name: str) -> np.ndarray:
     names = self._file.names

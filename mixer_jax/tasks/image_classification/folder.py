@@ -8,9 +8,8 @@ from typing import Iterator
 
 import numpy as np
 
-from mixer_jax.data import cache
+from mixer_jax.data import cache, splits
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import splits
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _LAYOUT = "an image folder has the layout ROOT/{train,test}/CLASS/IMAGE"

@@ -6,9 +6,9 @@ from typing import Annotated
 import ml_collections
 
 from mixer_jax import options
+from mixer_jax.data import splits
 from mixer_jax.errors import UserError
 from mixer_jax.options import COUNT, Option, one_of
-from mixer_jax.tasks.image_classification import splits
 
 STREAMS = ("auto", "always", "never")
 _SIDE = 2**14  # pixels; larger images would take hours or all memory

@@ -12,11 +12,18 @@ from typing import Any, Mapping, NamedTuple, Protocol
 
 import numpy as np
 
-from mixer_jax.data import cache, tfds_source
+from mixer_jax.data import cache, splits, tfds_source
 from mixer_jax.data.dataset import Arrays, Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.runtime.imports import without
-from mixer_jax.tasks.image_classification import arrays_file, crops, decode, folder, splits, toronto
+from mixer_jax.tasks.image_classification import (
+  arrays_file,
+  base_split,
+  crops,
+  decode,
+  folder,
+  toronto,
+)
 from mixer_jax.tasks.image_classification.image_data import ImageData, field
 
 SAMPLE_NAME = "cifar10_sample"
@@ -32,7 +39,7 @@ class Source(Protocol):
 
   class_names: tuple[str, ...]
 
-  def read(self, base: str) -> splits.Base | decode.Records:
+  def read(self, base: str) -> base_split.Base | decode.Records:
     """A base split: arrays, or images that are still encoded."""
 
 
@@ -130,18 +137,18 @@ def _check_validation(specs: Mapping[str, str], parts: Mapping[str, Any]) -> Non
         )
 
 
-def _is_streamed(data: ImageData, bases: Mapping[str, splits.Base | decode.Records]) -> bool:
+def _is_streamed(data: ImageData, bases: Mapping[str, base_split.Base | decode.Records]) -> bool:
   first = next(iter(bases.values()))
-  if isinstance(first, splits.Base) or data.stream == "never":
+  if isinstance(first, base_split.Base) or data.stream == "never":
     return False
   if data.crop or data.stream == "always":
     return True
   return sum(map(len, bases.values())) * math.prod(_shape(data, first)) > CACHED_BYTES
 
 
-def _shape(data: ImageData, found: splits.Base | decode.Records) -> tuple[int, ...]:
+def _shape(data: ImageData, found: base_split.Base | decode.Records) -> tuple[int, ...]:
   """Height, width and channels of images as they are read."""
-  if isinstance(found, splits.Base):
+  if isinstance(found, base_split.Base):
     return found.images.shape[1:]
   if side := data.image_size if data.crop else data.stored_size:
     return side, side, 3
@@ -163,15 +170,17 @@ def _encoded(data: ImageData, parts: tuple, shape: tuple, train: bool, classes: 
   return decode.Encoded(parts, shape, fit, random, classes, workers, data.read_ahead)
 
 
-def _decoded(data: ImageData, base: str, found: splits.Base | decode.Records) -> splits.Base:
+def _decoded(
+  data: ImageData, base: str, found: base_split.Base | decode.Records
+) -> base_split.Base:
   """A base split as arrays, from the cache if they are encoded."""
-  if isinstance(found, splits.Base):
+  if isinstance(found, base_split.Base):
     return found
   default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mixer_jax")
   cache_dir = pathlib.Path(os.path.expanduser(data.cache_dir or default))
   key = cache.fingerprint((_FORMAT, data.stored_size), [(found.fingerprint(), 0, 0)])
   build = functools.partial(decode.decode_all, found, data.stored_size)
-  return splits.Base(**cache.read(cache_dir, f"{data.name}-{base}", key, build), shuffled=True)
+  return base_split.Base(**cache.read(cache_dir, f"{data.name}-{base}", key, build), shuffled=True)
 
 
 def _arrays(what: str, parts: tuple, classes: int) -> Arrays:

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from mixer_jax.errors import UserError, reason
-from mixer_jax.tasks.image_classification import splits
+from mixer_jax.tasks.image_classification import base_split
 
 _LARGEST = 1 << 28  # bytes that are unpacked of an archive: either takes 187 MB
 _PIXELS = 3 * 32 * 32
@@ -75,7 +75,7 @@ class Toronto:
     names = lambda found: [str(name, "latin-1") for name in found[self._known.names.encode()]]
     self.class_names = tuple(self._unpickled(self._known.meta, names))
 
-  def read(self, base: str) -> splits.Base:
+  def read(self, base: str) -> base_split.Base:
     """The examples of a base split, in the files' order; errors as for the class."""
     known = self._known
     if base not in known.files:
@@ -89,7 +89,7 @@ class Toronto:
         found = f"{list(pixels.shape)} pixels and {list(labels.shape)} labels"
         raise self._refused(f"{file} has {found}, not {[n, _PIXELS]} and {[n]}")
       parts.append((pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels))
-    return splits.Base(*map(np.concatenate, zip(*parts)))
+    return base_split.Base(*map(np.concatenate, zip(*parts)))
 
   def _unpickled(self, file: str, wanted: Callable[[Any], Any]) -> Any:
     content = self._files[file]

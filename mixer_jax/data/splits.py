@@ -5,7 +5,6 @@ class gives every slice all classes. Image folders are stored in such an order, 
 own (a slice is the one that TFDS gives), and files of arrays are shuffled when sliced.
 """
 
-import dataclasses
 import re
 from typing import Callable
 
@@ -16,28 +15,6 @@ from mixer_jax.errors import UserError
 # Names start with a letter, digit or "_": ".." is no split.
 _PART = re.compile(r"(?P<base>\w[\w.-]*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
 _ALLOWED = 'NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", and sums with "+"'
-
-
-@dataclasses.dataclass(frozen=True)
-class Base:
-  """All examples of a named split: images uint8 [n, height, width, 3] and integer labels [n].
-
-  `shuffled` says whether their order is random.
-  """
-
-  images: np.ndarray
-  labels: np.ndarray
-  shuffled: bool = False
-
-  def __len__(self) -> int:
-    return len(self.labels)
-
-  def take(self, rows: range) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a slice; views unless the order has to be shuffled."""
-    chosen = slice(rows.start, rows.stop)
-    if not self.shuffled and len(rows) < len(self):
-      chosen = shuffled_order(len(self))[chosen]
-    return self.images[chosen], self.labels[chosen]
 
 
 def shuffled_order(n: int) -> np.ndarray:
