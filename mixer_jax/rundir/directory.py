@@ -6,16 +6,18 @@ import errno
 import json
 import os
 import pathlib
-from typing import Any, Iterator
+import shutil
+from typing import Any, Iterator, Mapping
 
 from flax import traverse_util
 import jax
 import ml_collections
 
 from mixer_jax import config as config_lib
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, reason, told
 
 CONFIG = "config.json"
+_FILES = "files"  # copies of files that fields of the config name
 # Of a start that ended before its config was written, and of whoever started it.
 _NOT_FOREIGN = ("lock", "checkpoints", "lost+found")
 _LOGS = (".log", ".out", ".err", ".txt")
@@ -113,9 +115,28 @@ def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
   if not path.exists():
     raise UserError(f"{workdir} holds no run (no {CONFIG} in it)")
   try:
-    return config_lib.restored(read_json(path))
-  except UserError as e:
-    raise UserError(f"{path} is not the config of a run: {e}") from e
+    return with_files(workdir, config_lib.restored(read_json(path)))
+  except (UserError, KeyError) as e:
+    raise UserError(f"{path} is not the config of a run: {reason(e)}") from e
+
+
+def with_files(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """The config whose fields name the run's own copies of files, if it has kept any."""
+  copies = {copy.stem: str(copy) for copy in sorted((workdir / _FILES).glob("*"))}
+  config.update_from_flattened_dict(copies)
+  return config
+
+
+def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
+  """Copies files, by the fields of the config that name them; see `with_files`."""
+  for field, path in files.items():
+    (workdir / _FILES).mkdir(exist_ok=True)
+    copy = workdir / _FILES / f"{field}{pathlib.Path(path).suffix}"
+    if not copy.exists() or not copy.samefile(path):
+      with told(f"{field} is {path!r}, which cannot be copied", OSError):
+        shutil.copyfile(path, copy)
 
 
 def read_json(path: pathlib.Path) -> Any:

@@ -22,6 +22,8 @@ from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 # {"params": the trained parameters, other names: collections that are not trained}
 Variables = Mapping[str, Any]
 Batch = Any
+# Path of a run -> its config and the variables of its latest checkpoint; or a UserError.
+ReadRun = Callable[[str], tuple[ml_collections.ConfigDict, Variables]]
 
 
 class Aux(NamedTuple):
@@ -96,7 +98,15 @@ class BaseTask:
     """The config of a fresh run, filled in from its files; later starts take these fields."""
     return config
 
-  def initial(self, shapes: Variables) -> Variables | None:
+  @classmethod
+  def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
+    """Paths of files, by the field that names them, of which a run keeps copies.
+
+    From the first start on the run reads its copies: the fields then name them.
+    """
+    return {}
+
+  def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     """Variables to start from, of these shapes, on the host; None: those of `init`."""
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:

@@ -23,7 +23,7 @@ from mixer_jax.rundir.metrics_file import Row
 from mixer_jax.runtime import devices, processes
 from mixer_jax.runtime.processes import Request
 from mixer_jax.tasks import Metric
-from mixer_jax.training import nonfinite
+from mixer_jax.training import nonfinite, restore
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.evaluator import Evaluator, evaluators
 from mixer_jax.training.state import TrainState, evaluated, init_state, state_shapes
@@ -46,9 +46,12 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   devices.print_line()
   config_lib.check(config)
   stored = directory_lib.stored_config(path)
-  config = _resumed(config, stored) if stored else tasks.find(config.task).complete(config)
+  if stored:
+    config = directory_lib.with_files(directory_lib.existing(path), _resumed(config, stored))
+  else:
+    config = tasks.find(config.task).complete(config)
   run = experiment.build(config)
-  variables = None if stored else run.task.initial(run.variable_shapes)
+  variables = None if stored else run.task.initial(run.variable_shapes, restore.stored)
   run.optimizer()  # an unusable one is refused before the directory exists
   directory = processes.lead(lambda: directory_lib.create(path)) or directory_lib.existing(path)
   with contextlib.ExitStack() as stack:
@@ -58,6 +61,9 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     saved = stack.enter_context(contextlib.closing(Checkpoints(directory)))
     started = saved.latest() is not None
     processes.lead(lambda: directory_lib.store_config(directory, config, started))
+    if not started:
+      files = tasks.find(config.task).files(config)
+      processes.lead(lambda: directory_lib.keep_files(directory, files))
     again = "the same --config and overrides with this --workdir resume"
     print(f"workdir {directory}: {again}", flush=True)
     state, seconds = _start(run, saved, variables)
@@ -180,9 +186,11 @@ def _hold(directory: pathlib.Path) -> int:
 def _resumed(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
   """The config with the fields that it leaves open and that the run's files have fixed."""
   config = config.copy_and_resolve_references()
-  for name, value in stored.model.items() if "model" in config else ():
-    if name in config.model and config.model[name] is None:
-      config.model[name] = value
+  for name, value in stored.items():
+    if isinstance(value, ConfigDict) and isinstance(config.get(name), ConfigDict):
+      config[name] = _resumed(config[name], value)
+    elif name in config and config[name] is None:
+      config[name] = value
   return config
 
 

@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 
 from mixer_jax import experiment, tasks
 from mixer_jax.rundir import directory as directory_lib
@@ -45,10 +46,16 @@ def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Re
   return Restored(run, evaluated(variables), step)
 
 
-def without_data(path: str, which: str = "latest") -> tuple[tasks.Task, dict[str, Any]]:
-  """The task and variables of a checkpoint (see `restore`) on one device; data may be missing."""
+def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]]:
+  """The config and the variables of a checkpoint (see `restore`), on the host."""
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   _, variables = Checkpoints(directory, read_only=True).restore_variables(which, device)
-  return tasks.find(config.task)(config), evaluated(variables)
+  return config, jax.device_get(evaluated(variables))
+
+
+def without_data(path: str, which: str = "latest") -> tuple[tasks.Task, dict[str, Any]]:
+  """The task and variables of a checkpoint (see `restore`); data may be missing."""
+  config, variables = stored(path, which)
+  return tasks.find(config.task)(config), variables

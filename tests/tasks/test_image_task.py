@@ -110,7 +110,7 @@ def test_exported_weights_start_another_run(config, task, variables, tmp_path):
   assert completed.model.gelu == "tanh" or completed.model.gelu == task.model.gelu
   shapes = jax.eval_shape(task.init, jax.random.key(0))
   jax.tree.map(
-    np.testing.assert_array_equal, type(task)(completed).initial(shapes), dict(variables)
+    np.testing.assert_array_equal, type(task)(completed).initial(shapes, None), dict(variables)
   )
   other.data.mean = (0.5, 0.5, 0.5)
   with pytest.raises(UserError, match="any_normalization=True"):

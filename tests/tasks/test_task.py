@@ -77,7 +77,7 @@ def test_parts_that_are_left_out(tmp_path):
   task, config = Bare(), ml_collections.ConfigDict()
   variables = {"params": {"layer": {"kernel": np.ones((2, 3)), "bias": np.zeros(3)}}}
   assert task.check(config) is None and task.complete(config) is config
-  assert task.initial(variables) is None
+  assert task.initial(variables, None) is None
   assert task.host_metrics(variables, None) == task.pictures(variables, None) == {}
   assert task.representations(variables, None) == {}
   predict, layout = task.curvature_view()

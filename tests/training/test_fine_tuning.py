@@ -85,7 +85,7 @@ def test_a_larger_grid_takes_an_explicit_choice(config, weights, tmp_path):
   config.resize_tokens = "interpolate_bilinear"
   complete = experiment.tasks.find(config.task).complete
   run = experiment.build(complete(config))
-  assert run.task.initial(run.variable_shapes) is not None
+  assert run.task.initial(run.variable_shapes, None) is not None
   # Copies on a diagonal of blocks need a token mixing K^2 = 4 times as wide.
   config.resize_tokens = "block_diagonal"
   config.model.tokens_mlp_dim = None

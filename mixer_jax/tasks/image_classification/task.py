@@ -22,7 +22,7 @@ from mixer_jax.pretrained import RESIZES
 from mixer_jax.tasks.image_classification import augment, crops, decode, folder, pictures, sources
 from mixer_jax.tasks.image_classification.image_data import ImageData
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 
 _PICTURED = 10_000  # examples of a split that pictures are made of
 _ANSWERS = 5  # classes with the highest probabilities in an answer
@@ -126,7 +126,7 @@ class ImageClassification(BaseTask):
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
 
-  def initial(self, shapes: Variables) -> Variables | None:
+  def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     if not self._config.pretrained:
       return None
     weights = _weights(self._config.pretrained)
