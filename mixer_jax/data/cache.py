@@ -29,6 +29,12 @@ Allocate = Callable[[str, tuple[int, ...], Any], np.ndarray]
 Build = Callable[[Allocate], dict[str, np.ndarray]]
 
 
+def place(cache_dir: str) -> pathlib.Path:
+  """The directory of the cache; of "" the user's own, ~/.cache/mixer_jax."""
+  default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mixer_jax")
+  return pathlib.Path(os.path.expanduser(cache_dir or default))
+
+
 def fingerprint(identity: Any, files: Iterable[tuple[str, int, int]]) -> str:
   """A hash of `repr(identity)` and of files (relative path, size in bytes, mtime in ns)."""
   digest = hashlib.sha256(repr(identity).encode())

@@ -176,8 +176,7 @@ def _decoded(
   """A base split as arrays, from the cache if they are encoded."""
   if isinstance(found, base_split.Base):
     return found
-  default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mixer_jax")
-  cache_dir = pathlib.Path(os.path.expanduser(data.cache_dir or default))
+  cache_dir = cache.place(data.cache_dir)
   key = cache.fingerprint((_FORMAT, data.stored_size), [(found.fingerprint(), 0, 0)])
   build = functools.partial(decode.decode_all, found, data.stored_size)
   return base_split.Base(**cache.read(cache_dir, f"{data.name}-{base}", key, build), shuffled=True)
