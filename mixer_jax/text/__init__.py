@@ -1,0 +1,1 @@
+"""Text: the files that it is read from, WordPiece vocabularies, sequences of token ids."""

@@ -1,0 +1,147 @@
+"""Documents, as strings, of a file, of a folder that may be larger than memory, or of TFDS."""
+
+import functools
+import os
+import pathlib
+import re
+from typing import Any, Iterator, Protocol, Sequence
+
+from mixer_jax.data import cache, tfds_source
+from mixer_jax.errors import UserError, told
+from mixer_jax.runtime.imports import without
+from mixer_jax.text import tables
+
+_TFDS_NAME = re.compile(r"[a-z]\w*(/[\w.-]+)?(:[\w.*]+)?")
+
+
+class Documents(Protocol):
+  """Texts that are read anew, one after the other, each time they are iterated over."""
+
+  source: str  # for messages
+
+  def __iter__(self) -> Iterator[str]: ...
+
+  def fingerprint(self) -> str:
+    """A hash that changes with the files."""
+
+
+def documents(
+  path: str,
+  field: str = "text",
+  paragraphs: bool = False,
+  split: str = "train",
+  data_dir: str = "",
+  others: Sequence[str] = (),
+) -> Documents:
+  """Finds documents; a UserError if they are not there.
+
+  Args:
+    path: a file, a folder whose files are read in the order of their names, or a name of TFDS.
+      Files end as `tables.ENDINGS`; other files in a folder are left out.
+    field: the column of a table, or the feature of a TFDS set, that has the text.
+    paragraphs: blank lines separate the documents of a .txt; else each line is one.
+    split: of a TFDS set.
+    data_dir: of prepared TFDS sets; "" for TFDS's default.
+    others: further values that the caller allows, for messages.
+  """
+  if is_tfds(path):
+    return _Tfds(path, split, field, data_dir, others)
+  return _Files(path, field, paragraphs)
+
+
+def is_tfds(path: str) -> bool:
+  """Whether a path is a name of TFDS: no such file is here, and it does not look like one."""
+  if os.path.exists(os.path.expanduser(path)) or path.lower().endswith(tables.ENDINGS):
+    return False
+  return bool(_TFDS_NAME.fullmatch(path))
+
+
+class _Files:
+  def __init__(self, path: str, field: str, paragraphs: bool):
+    self.source, self._field, self._paragraphs = path, field, paragraphs
+    root = pathlib.Path(path).expanduser().absolute()
+    if not path or not root.exists():
+      raise UserError(f"{path!r}: no such file or folder of text")
+    self._paths = _listed(root) if root.is_dir() else [root]
+    for each in self._paths:
+      tables.kind(each)
+
+  def __iter__(self) -> Iterator[str]:
+    for path in self._paths:
+      empty = True
+      for text in self._read(path):
+        empty = False
+        yield text
+      if empty:
+        raise UserError(f"{path}: is empty; it needs at least one document")
+
+  def fingerprint(self) -> str:
+    with told(f"{self.source}: cannot be read", OSError):
+      stats = [(str(path), path.stat()) for path in self._paths]
+    files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    return cache.fingerprint(("text", self._field, self._paragraphs), files)
+
+  def _read(self, path: pathlib.Path) -> Iterator[str]:
+    if tables.kind(path) != ".txt":
+      for line, record in tables.records(path):
+        text = tables.text(path, line, record, self._field)
+        if text.strip():
+          yield text
+      return
+    together = []
+    for _, line in tables.lines(path):
+      if line := line.strip():
+        together.append(line)
+      if together and not (self._paragraphs and line):
+        yield " ".join(together)
+        together = []
+    if together:
+      yield " ".join(together)
+
+
+class _Tfds:
+  def __init__(self, name: str, split: str, field: str, data_dir: str, others: Sequence[str]):
+    check = functools.partial(check_text, name, (field,))
+    place, _ = tfds_source.find(name, data_dir, check, others)
+    self.source, self._field = f"{name}, {split!r}", field
+    self._examples = tfds_source.Examples(name, place, split)
+
+  def __iter__(self) -> Iterator[str]:
+    for i in range(len(self._examples)):
+      if (text := feature_text(self._examples, i, self._field)).strip():
+        yield text
+
+  def fingerprint(self) -> str:
+    return cache.fingerprint(("text", self._field), [(self._examples.fingerprint(), 0, 0)])
+
+
+def check_text(name: str, fields: Sequence[str], features: Any) -> dict[str, Any]:
+  """The features of a TFDS set by name; a UserError if one of some fields is missing or no text."""
+  with without("tensorflow"):
+    import tensorflow_datasets as tfds
+
+  features = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
+  for field in fields:
+    if not isinstance(features.get(field), tfds.features.Text):
+      found = ", ".join(f"{k}: {type(v).__name__}" for k, v in features.items()) or "none"
+      raise UserError(f"{name}: needs the feature {field}: Text, but has {found}")
+  return features
+
+
+def feature_text(examples: tfds_source.Examples, i: int, field: str) -> str:
+  """A text of example i; a UserError if it is not UTF-8."""
+  text = examples.read(i)[field]
+  with told(f"{examples.where(i)}: feature {field!r} is not UTF-8", UnicodeDecodeError):
+    return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def _listed(root: pathlib.Path) -> list[pathlib.Path]:
+  """The text files of a folder and of its folders, without hidden ones, in order."""
+  found = (path for path in root.rglob("*") if path.name.lower().endswith(tables.ENDINGS))
+  with told(f"{root}: cannot be read", OSError):
+    inside = [(path.relative_to(root).parts, path) for path in found if path.is_file()]
+  shown = sorted(each for each in inside if not any(part.startswith(".") for part in each[0]))
+  if not shown:
+    kinds = ", ".join(tables.KINDS)
+    raise UserError(f"{root}: no text files in this folder; they end in {kinds}, .gz or .xz")
+  return [path for _, path in shown]

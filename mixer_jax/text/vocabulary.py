@@ -1,0 +1,182 @@
+"""WordPiece vocabularies: BERT's own, or one that is trained on the user's text."""
+
+import collections
+import contextlib
+import functools
+import hashlib
+import os
+import pathlib
+from typing import Any, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from mixer_jax.errors import UserError, told
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_PIECE = 100_000  # characters; an Encoding takes 100 bytes and more for each token
+_ALPHABET = 1000  # characters of a trained vocabulary
+_VARIABLE = "TOKENIZERS_PARALLELISM"
+_ALLOWED = os.environ.get(_VARIABLE, "true")
+
+
+class Vocabulary:
+  """WordPiece (Schuster and Nakajima, 2012) after BERT's basic tokenisation (Devlin et al., 2019).
+
+  `words` has the entry of each id, `pad`, `unk`, `cls`, `sep` and `mask` are ids. An uncased
+  vocabulary, one that has no upper-case letter outside [..], is `lowercase`: texts lose capitals
+  and accents. A UserError, which names `source`, if entries are empty or double, or a special
+  one is missing.
+  """
+
+  def __init__(self, words: Sequence[str], source: str = "vocabulary"):
+    self.words, self._ids = list(words), {}
+    if not self.words:
+      raise UserError(f"{source}: is empty; a vocabulary has one entry a line")
+    for i, word in enumerate(self.words):
+      if not word.strip():
+        raise UserError(f"{source}: line {i + 1} is empty; a vocabulary has one entry a line")
+      if (first := self._ids.setdefault(word, i)) != i:
+        raise UserError(f"{source}: line {i + 1}: entry {word!r} stands in line {first + 1} too")
+    if missing := [word for word in SPECIAL if word not in self._ids]:
+      raise UserError(
+        f"{source}: has no entry {', '.join(missing)}; needed are {' '.join(SPECIAL)}"
+      )
+    self.pad, self.unk, self.cls, self.sep, self.mask = (self._ids[word] for word in SPECIAL)
+    plain = (word for word in self.words if not (word[0] == "[" and word[-1] == "]"))
+    self.lowercase = all(word == word.lower() for word in plain)
+
+  @classmethod
+  def read(cls, path: str | os.PathLike) -> "Vocabulary":
+    """Reads a file with one entry a line, such as BERT's vocab.txt; or a UserError."""
+    with told(f"{path}: vocabulary cannot be read", OSError):
+      content = pathlib.Path(path).expanduser().read_bytes()
+    try:
+      text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+      line = content.count(b"\n", 0, error.start) + 1
+      raise UserError(f"{path}: line {line} is not UTF-8; a vocabulary has to be") from error
+    lines = text.split("\n")  # not splitlines: separators of other kinds may be entries
+    return cls([x.removesuffix("\r") for x in (lines if lines[-1] else lines[:-1])], str(path))
+
+  @classmethod
+  def train(
+    cls, documents: Iterable[str], size: int, lowercase: bool = True, min_frequency: int = 2
+  ) -> "Vocabulary":
+    """Learns entries from texts, the same ones each time.
+
+    Args:
+      documents: can be iterated over twice.
+      size: entries at most, special ones and letters included; fewer if the texts have no more.
+      lowercase: leave out capitals and accents.
+      min_frequency: of pairs of entries that become one.
+
+    Raises:
+      UserError: `size` is too small for the letters, or there are none.
+    """
+    from tokenizers import Tokenizer, models, trainers
+
+    normalizer, splitter = _basic(lowercase)
+    counts = collections.Counter()
+    for text in documents:
+      counts.update(normalizer.normalize_str(_clean(text)))
+    ranked = sorted((-n, char) for char, n in counts.items() if not char.isspace())
+    letters = sorted(char for _, char in ranked[:_ALPHABET])
+    inside = [c for c in letters if len(_split(normalizer, splitter, "a" + c)) == 1]
+    # The library numbers the letters by hashes that differ from run to run, and ties between pairs
+    # by these numbers. Entries that are given keep their order.
+    given = [*SPECIAL, *letters, *(f"##{c}" for c in inside)]
+    if not letters:
+      raise UserError("the text for a vocabulary has no letters")
+    if size < len(given):
+      raise UserError(f"vocabulary size {size}: too small; the text's letters take {len(given)}")
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    trainer = trainers.WordPieceTrainer(
+      vocab_size=size,
+      min_frequency=min_frequency,
+      special_tokens=given,
+      limit_alphabet=len(letters),
+      initial_alphabet=letters,
+      show_progress=False,
+    )
+    with _threads(True):
+      tokenizer.train_from_iterator(map(_clean, documents), trainer)
+    ids = tokenizer.get_vocab()
+    return cls(sorted(ids, key=ids.get))
+
+  @property
+  def size(self) -> int:
+    return len(self.words)
+
+  def fingerprint(self) -> str:
+    """A hash of the entries."""
+    return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+
+  def encode(self, texts: Sequence[str], parallel: bool = False) -> list[np.ndarray]:
+    """The ids of each text, int32 [tokens], without [CLS] and [SEP].
+
+    Special entries that a text has, such as [MASK], are kept as they are. `parallel` takes a thread
+    for each CPU; the ids are the same.
+    """
+    pieces = [list(_pieces(_clean(text))) for text in texts]
+    flat = [piece for some in pieces for piece in some]
+    with _threads(parallel):
+      found = iter(self._tokenizer.encode_batch_fast(flat, add_special_tokens=False))
+    return [np.concatenate([np.array(next(found).ids, np.int32) for _ in some]) for some in pieces]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Words with a space between them, without [PAD], [CLS] and [SEP]."""
+    left_out = (self.pad, self.cls, self.sep)
+    return " ".join(self.words[i] for i in ids if i not in left_out).replace(" ##", "")
+
+  def save(self, path: str | os.PathLike) -> None:
+    """Writes one entry a line; a UserError if the file cannot be written."""
+    with told(f"{path}: vocabulary cannot be written", OSError):
+      pathlib.Path(path).expanduser().write_bytes("".join(f"{x}\n" for x in self.words).encode())
+
+  @functools.cached_property
+  def _tokenizer(self) -> Any:
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.WordPiece(dict(self._ids), unk_token=UNK))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _basic(self.lowercase)
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def _basic(lowercase: bool) -> tuple[Any, Any]:
+  """BERT's basic tokenisation: its normalizer and its splitter."""
+  from tokenizers import normalizers, pre_tokenizers
+
+  return normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+
+
+def _split(normalizer: Any, splitter: Any, text: str) -> list[tuple[str, tuple[int, int]]]:
+  return splitter.pre_tokenize_str(normalizer.normalize_str(text))
+
+
+def _clean(text: str) -> str:
+  """A text without lone surrogates, which JSON may have and the library refuses."""
+  return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _pieces(text: str) -> Iterator[str]:
+  """Cuts a very long text at spaces, which changes no token."""
+  start = 0
+  while (end := text.find(" ", start + _PIECE)) >= 0:
+    yield text[start:end]
+    start = end
+  yield text[start:]
+
+
+@contextlib.contextmanager
+def _threads(parallel: bool) -> Iterator[None]:
+  """Lets the library use threads, unless the user's environment says no.
+
+  Afterwards, it is told to use none: a process that is forked then would hang in them.
+  """
+  os.environ[_VARIABLE] = _ALLOWED if parallel else "false"
+  try:
+    yield
+  finally:
+    os.environ[_VARIABLE] = "false"
