@@ -108,7 +108,8 @@ class _Tfds:
 
   def __iter__(self) -> Iterator[str]:
     for i in range(len(self._examples)):
-      if (text := feature_text(self._examples, i, self._field)).strip():
+      text = decoded(self._examples, i, self._field, self._examples.read(i)[self._field])
+      if text.strip():
         yield text
 
   def fingerprint(self) -> str:
@@ -128,11 +129,12 @@ def check_text(name: str, fields: Sequence[str], features: Any) -> dict[str, Any
   return features
 
 
-def feature_text(examples: tfds_source.Examples, i: int, field: str) -> str:
-  """A text of example i; a UserError if it is not UTF-8."""
-  text = examples.read(i)[field]
-  with told(f"{examples.where(i)}: feature {field!r} is not UTF-8", UnicodeDecodeError):
+def decoded(examples: tfds_source.Examples, i: int, field: str, text: Any) -> str:
+  """A text of example i, bytes as a rule; a UserError if it is not UTF-8."""
+  try:
     return text.decode() if isinstance(text, bytes) else str(text)
+  except UnicodeDecodeError as error:
+    raise UserError(f"{examples.where(i)}: feature {field!r} is not UTF-8") from error
 
 
 def _listed(root: pathlib.Path) -> list[pathlib.Path]:

@@ -4,11 +4,12 @@ import functools
 import pathlib
 from typing import Any, NamedTuple, Sequence
 
+import numpy as np
+
 from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
-from mixer_jax.runtime.imports import without
 from mixer_jax.text import tables
-from mixer_jax.text.documents import check_text, feature_text, is_tfds
+from mixer_jax.text.documents import check_text, decoded, is_tfds
 
 
 class Rows(NamedTuple):
@@ -73,12 +74,13 @@ def _read_tfds(
   examples = tfds_source.Examples(name, place, split)
   found, labels = {column: [] for column in columns}, []
   for i in range(len(examples)):
+    example = examples.read(i)
     for column, values in found.items():
-      values.append(feature_text(examples, i, column).strip())
+      values.append(decoded(examples, i, column, example[column]).strip())
       if not values[-1]:
         raise UserError(f"{examples.where(i)}: feature {column!r} is empty")
     if label:
-      labels.append(_label(examples, i, label, features[label]))
+      labels.append(_label(examples, i, features[label], example[label]))
   if not found[text]:
     raise UserError(f"{name}: split {split!r} has no examples")
   source = f"{place}, {split!r}, record "
@@ -94,15 +96,11 @@ def _check(name: str, columns: Sequence[str], label: str, features: Any) -> dict
   return features
 
 
-def _label(examples: tfds_source.Examples, i: int, label: str, feature: Any) -> str:
-  with without("tensorflow"):
-    import tensorflow_datasets as tfds
-
-  if isinstance(feature, tfds.features.Text):
-    return feature_text(examples, i, label)
-  value = examples.read(i)[label].item()
-  if isinstance(feature, tfds.features.ClassLabel):
-    if value < 0:  # as in the test splits of GLUE
-      raise UserError(f"{examples.where(i)}: {label} is {value}: this split has no labels")
-    return feature.names[value] if feature.names else str(value)
-  return str(value)
+def _label(examples: tfds_source.Examples, i: int, feature: Any, value: Any) -> str:
+  """The name of a class, or a number, or a text."""
+  if isinstance(value, bytes):
+    return decoded(examples, i, "label", value)
+  value = np.asarray(value).item()
+  if (names := getattr(feature, "names", None)) and value < 0:  # as in test splits of GLUE
+    raise UserError(f"{examples.where(i)}: label is {value}: this split has no labels")
+  return names[value] if names else str(value)

@@ -108,7 +108,7 @@ def pairs(
     rows = range(start, min(start + _DOCUMENTS, n))
     firsts = vocabulary.encode(texts[start : rows.stop], parallel=True)
     others = vocabulary.encode(seconds[start : rows.stop], parallel=True) if seconds else firsts
-    for i, a, b in zip(rows, firsts, others):
+    for i, a, b in zip(rows, firsts, others, strict=True):
       before = len(a) + (len(b) if seconds else 0)
       if seconds:
         a, b = _shortened(a, b, max_length - 3)
