@@ -16,6 +16,8 @@ import pytest
 
 from mixer_jax import models, pretrained
 from mixer_jax.rundir import metrics_file
+from mixer_jax.text import sample
+from mixer_jax.text.rows import rows
 from tests.docs.commands import PAGES, ROOT, blocks, snippets
 
 pytestmark = pytest.mark.slow
@@ -37,7 +39,7 @@ os.execv({sys.executable!r}, [{sys.executable!r}, *words])
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-  """Runs commands in a place like the repository: DIR a finished run, FOLDER one of images."""
+  """Runs commands in a place like the repository: DIR a finished run, FOLDER of images, texts."""
   directory = tmp_path_factory.mktemp("repository")
   for path in ROOT.iterdir():
     if path.name not in ("runs", ".git"):
@@ -56,6 +58,9 @@ def shell(tmp_path_factory):
     )
 
   _write_folder(directory / "FOLDER")
+  (directory / "texts").mkdir()
+  texts = rows(str(sample.SPLITS["train"]), sample.TEXT).texts
+  (directory / "texts" / "train.txt").write_text("\n".join(texts))
   made = run("python -m mixer_jax.main --config=configs/quickstart.py --workdir=DIR")
   assert made.returncode == 0, made.stderr
   run.directory = directory
