@@ -7,7 +7,7 @@ import json
 import lzma
 import os
 import pathlib
-from typing import Any, BinaryIO, Iterator, Mapping
+from typing import Any, BinaryIO, Iterable, Iterator, Mapping
 import zlib
 
 from mixer_jax.errors import UserError, told
@@ -16,7 +16,7 @@ KINDS = (".txt", ".jsonl", ".tsv", ".csv")
 _PACKED = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 ENDINGS = tuple(kind + packed for kind in KINDS for packed in _PACKED)
 _LONGEST_FIELD = 2**31 - 1  # of a .csv; the default of the module is 128 KiB
-_SHOWN = 20  # columns of a file, in a message
+_SHOWN = 300  # characters of the names of columns, in a message
 
 
 def kind(path: pathlib.Path) -> str:
@@ -53,8 +53,7 @@ def records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def value(path: pathlib.Path, line: int, record: Mapping[str, Any], column: str) -> Any:
   """A field of a row; a UserError if there is no such column, or no text in it."""
   if column not in record:
-    names = ", ".join(map(repr, list(record)[:_SHOWN])) or "none"
-    raise UserError(f"{path}: line {line}: no column {column!r}; columns are {names}")
+    raise UserError(f"{path}: line {line}: no column {column!r}; columns are {_named(record)}")
   found = record[column]
   if found is None or isinstance(found, (list, dict)):
     type_ = "null" if found is None else type(found).__name__
@@ -124,12 +123,16 @@ def _jsonl(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _header(path: pathlib.Path, names: list[str]) -> list[str]:
   if double := sorted({name for name in names if names.count(name) > 1}):
-    raise UserError(f"{path}: line 1: column {double[0]!r} stands twice in the header")
+    raise UserError(f"{path}: line 1: column {_named(double[:1])} stands twice in the header")
   return names
 
 
 def _row(path: pathlib.Path, number: int, header: list[str], fields: list[str]) -> dict[str, str]:
   if len(fields) != len(header):
-    why = f"{len(fields)} fields, but the header has {len(header)}: {', '.join(header[:_SHOWN])}"
+    why = f"{len(fields)} fields, but the header has {len(header)}: {_named(header)}"
     raise UserError(f"{path}: line {number}: {why}")
   return dict(zip(header, fields))
+
+
+def _named(columns: Iterable[str]) -> str:
+  return ", ".join(map(repr, columns))[:_SHOWN] or "none"

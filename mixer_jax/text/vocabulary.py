@@ -36,7 +36,9 @@ class Vocabulary:
       if not word.strip():
         raise UserError(f"{source}: line {i + 1} is empty; a vocabulary has one entry a line")
       if (first := self._ids.setdefault(word, i)) != i:
-        raise UserError(f"{source}: line {i + 1}: entry {word!r} stands in line {first + 1} too")
+        raise UserError(
+          f"{source}: line {i + 1}: entry {word[:100]!r} stands in line {first + 1} too"
+        )
     if missing := [word for word in SPECIAL if word not in self._ids]:
       raise UserError(
         f"{source}: has no entry {', '.join(missing)}; needed are {' '.join(SPECIAL)}"

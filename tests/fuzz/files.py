@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import gzip
 import io
 import json
+import lzma
 import pathlib
 import pickle
 import shutil
@@ -24,6 +26,9 @@ from mixer_jax.errors import UserError
 from mixer_jax.models import mixer
 from mixer_jax.tasks.image_classification import decode, sources, toronto
 from mixer_jax.tasks.image_classification.image_data import ImageData
+from mixer_jax.text.documents import documents
+from mixer_jax.text.rows import rows
+from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 from tests.fuzz import mutations
 from tests.tasks import loading
 
@@ -134,6 +139,16 @@ def _with_exif() -> bytes:
   return _image("JPEG", exif=exif)
 
 
+def _table(separator: str) -> bytes:
+  lines = [("label", "sentence"), *((str(i), f'"crème {i}"') for i in range(8))]
+  return "".join(separator.join(line) + "\n" for line in lines).encode()
+
+
+def _jsonl() -> bytes:
+  parts = [json.dumps({"label": i, "sentence": f"\U0001f3ac film {i}"}) for i in range(8)]
+  return "\n".join(parts).encode()
+
+
 def read_weights(path: pathlib.Path, outer: bool) -> None:
   """Reads and fits weights, as fine-tuning does."""
   weights = pretrained.read(str(path))
@@ -201,6 +216,30 @@ def read_tfrecord(path: pathlib.Path, outer: bool) -> None:
     raise Fault("other records are read than were written")
 
 
+def read_vocabulary(path: pathlib.Path, outer: bool) -> None:
+  del outer
+  vocabulary = Vocabulary.read(path)
+  (ids,) = vocabulary.encode(["a film about [MASK] crème"])
+  if not (ids < vocabulary.size).all() or vocabulary.mask not in ids:
+    raise Fault("ids lie outside of the vocabulary")
+
+
+def read_text(path: pathlib.Path, outer: bool, ending: str) -> None:
+  """Documents, and the rows of a table; the ending says what kind of file it is."""
+  del outer
+  named = path.with_name(f"case{ending}")
+  try:
+    named.write_bytes(path.read_bytes())
+    found = [list(documents(str(named), "sentence"))]
+    if not ending.startswith(".txt"):
+      table = rows(str(named), "sentence")
+      found += [table.texts, table.labels]
+    if not all(isinstance(text, str) and text for texts in found for text in texts):
+      raise Fault("an empty text")
+  finally:
+    named.unlink()
+
+
 def _check_examples(examples, num_classes: int) -> None:
   images, labels = examples["image"], examples["label"]
   if images.dtype != np.uint8 or not 0 <= labels.min() <= labels.max() < num_classes:
@@ -220,6 +259,17 @@ class Seed:
   content: bytes
   read: Callable[[pathlib.Path, bool], None]
   inside: Callable[[np.random.Generator, bytes], bytes] | None = None
+
+
+def _texts() -> dict[str, Seed]:
+  contents = {
+    ".txt.xz": lzma.compress("crème\nbrûlée\n".encode()),
+    ".tsv": _table("\t"),
+    ".csv": _table(","),
+    ".jsonl": _jsonl(),
+    ".jsonl.gz": gzip.compress(_jsonl(), mtime=0),
+  }
+  return {k: Seed(v, functools.partial(read_text, ending=k)) for k, v in contents.items()}
 
 
 def seeds() -> dict[str, Seed]:
@@ -246,6 +296,8 @@ def seeds() -> dict[str, Seed]:
     "jpeg, progressive cmyk": Seed(_image("JPEG", "CMYK", progressive=True), read_image),
     "webp": Seed(_image("WEBP"), read_image),
     "bmp": Seed(_image("BMP"), read_image),
+    "vocabulary": Seed("\n".join([*SPECIAL, *"abcé", "##f"]).encode(), read_vocabulary),
+    **_texts(),
   }
   try:
     found["pth"] = Seed(_torch(), read_weights, mutations.inside_zip)

@@ -105,7 +105,7 @@ def test_pairs_and_quoting(tmp_path):
   "name, content, expected",
   [
     ("a.tsv", b"label\ttext\n0\tb\n", "line 2: no column 'sentence'; columns are 'label', 'text'"),
-    ("a.tsv", b"label\tsentence\n0\tb\n1\n", "line 3: 1 fields, but the header has 2: label, se"),
+    ("a.tsv", b"label\tsentence\n0\tb\n1\n", "line 3: 1 fields, but the header has 2: 'label', "),
     ("a.tsv", b"label\tsentence\n0\t \n", "line 2: column 'sentence' is empty"),
     ("a.tsv", b"label\tlabel\n0\t1\n", "line 1: column 'label' stands twice in the header"),
     ("a.tsv", b"", "is empty; it needs at least one row"),
