@@ -9,9 +9,14 @@ from where training starts. Run it where the peer can be imported:
   python tests/make_fixtures.py timm
   python tests/make_fixtures.py deit DIRECTORY_OF_facebookresearch_deit
   python tests/make_fixtures.py google DIRECTORY_OF_google-research_vision_transformer
+  python tests/make_fixtures.py bert
+
+hf_bert.npz is of text: `config`, the file beside the weights, `ids`, `mask` and
+`segments`, and `hidden` [layers + 1, batch, tokens, channels] of every layer.
 
 Made with timm 1.0.31, PyTorch 2.13.0 and safetensors; deit at commit 7e160fe;
-vision_transformer at commit c6de1e5 with JAX 0.9.1 and Flax 0.12.6.
+vision_transformer at commit c6de1e5 with JAX 0.9.1 and Flax 0.12.6;
+transformers 5.23.0 with PyTorch 2.15.0.
 """
 
 import functools
@@ -185,5 +190,43 @@ def make_google(directory: str) -> None:
   save("google_mixer", buffer.getvalue(), np.asarray(logits), np.asarray(seen["tokens"]))
 
 
+def make_bert() -> None:
+  from safetensors.torch import save as to_safetensors
+  import torch
+  import transformers
+
+  config = transformers.BertConfig(
+    vocab_size=50,
+    hidden_size=CHANNELS,
+    num_hidden_layers=BLOCKS,
+    num_attention_heads=2,
+    intermediate_size=40,
+    max_position_embeddings=12,
+    layer_norm_eps=0.01,  # large enough to be seen
+    attn_implementation="eager",
+  )
+  model = transformers.BertForPreTraining(config)
+  generator = torch.Generator().manual_seed(0)
+  with torch.no_grad():
+    for p in model.parameters():
+      p.copy_(0.1 + 0.3 * torch.randn(p.shape, generator=generator))
+  file = to_safetensors({key: value.clone() for key, value in model.state_dict().items()})
+  rng = np.random.default_rng(0)
+  ids, segments = rng.integers(0, 50, (3, 9)), rng.integers(0, 2, (3, 9))
+  mask = np.arange(9) < np.array([[9], [4], [7]])
+  model = model.bert.double().eval()
+  inputs = dict(input_ids=ids, attention_mask=mask.astype(int), token_type_ids=segments)
+  with torch.no_grad():
+    inputs = {key: torch.from_numpy(value) for key, value in inputs.items()}
+    hidden = model(**inputs, output_hidden_states=True).hidden_states
+  np.savez_compressed(
+    FIXTURES / "hf_bert.npz",
+    weights=np.frombuffer(file, np.uint8),
+    config=config.to_json_string(),
+    **dict(ids=ids, mask=mask, segments=segments, hidden=torch.stack(hidden).numpy()),
+  )
+
+
 if __name__ == "__main__":
-  {"timm": make_timm, "deit": make_deit, "google": make_google}[sys.argv[1]](*sys.argv[2:])
+  makers = {"timm": make_timm, "deit": make_deit, "google": make_google, "bert": make_bert}
+  makers[sys.argv[1]](*sys.argv[2:])

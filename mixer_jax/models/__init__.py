@@ -1,34 +1,39 @@
-"""Models by name: `build("mixer_b16", num_classes=10)`."""
+"""Models by name: `build("mixer_b16", num_classes=10)`, `encoder("bert_mini", ...)` of text."""
 
 import difflib
-from typing import Any
+from typing import Any, Callable, Mapping
 
 import flax.linen as nn
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.models import gmlp, mixer, resmlp
 from mixer_jax.models.absorb import absorb_affine
 from mixer_jax.models.blocks import stacked, unrolled
-from mixer_jax.models.family import COMMON, LAYER_KINDS, role
+from mixer_jax.models.family import LAYER_KINDS
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.resmlp import ResMlp
+from mixer_jax.models.roles import (
+  FAMILIES,
+  TEXT_FAMILIES,
+  is_decayed,
+  layer_kind,
+  reads_tokens,
+  token_axes,
+)
+from mixer_jax.models.shorten import shortened
+from mixer_jax.models.text import GmlpText, MixerText, ResMlpText, TextModel
+from mixer_jax.models.text_heads import MaskedLm, TextClassifier
+from mixer_jax.models.transformer import Bert
 
-_FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY)
-
-VARIANTS = {name: model for family in _FAMILIES for name, model in family.variants.items()}
-_LAYERS = COMMON | {path: layer for family in _FAMILIES for path, layer in family.layers.items()}
-_IMAGE_SIZES = {name: size for family in _FAMILIES for name, size in family.image_sizes.items()}
-_DECAYED = {leaf for family in _FAMILIES for leaf in family.decayed}
+VARIANTS = {name: model for family in FAMILIES for name, model in family.variants.items()}
+ENCODERS = {name: model for family in TEXT_FAMILIES for name, model in family.variants.items()}
+_IMAGE_SIZES = {name: size for family in FAMILIES for name, size in family.image_sizes.items()}
 
 
 def fields(name: str) -> dict[str, Any]:
   """All options of the named model with their values; raises a UserError for an unknown name."""
-  if name not in VARIANTS:
-    near = difflib.get_close_matches(name, VARIANTS, n=3) or list(VARIANTS)
-    raise UserError(f"model.name is {name!r}; known models: {', '.join(near)}")
-  return {field: option.default for field, option in options.of(VARIANTS[name]).items()}
+  return _fields(VARIANTS, name)
 
 
 def build(name: str, num_classes: int, **overrides: Any) -> nn.Module:
@@ -37,11 +42,26 @@ def build(name: str, num_classes: int, **overrides: Any) -> nn.Module:
   Raises:
     UserError: an unknown name, an unknown field, or a value that the field does not take.
   """
-  known = fields(name)
-  for field in overrides:
-    if field not in known:
-      raise UserError(f"model.{field} is no field of {name}; it has {', '.join(known)}")
+  _check(VARIANTS, name, overrides)
   return VARIANTS[name](num_classes=num_classes, **overrides)
+
+
+def encoder(
+  name: str,
+  *,
+  vocab_size: int,
+  max_length: int,
+  segments: int = 0,
+  features_dim: int = 0,
+  **overrides: Any,
+) -> TextModel:
+  """Builds the named encoder of text, one of `ENCODERS`; errors are those of `build`.
+
+  The first arguments are as in `TextModel`; `overrides` replace any option of the encoder.
+  """
+  _check(ENCODERS, name, overrides)
+  sizes = dict(vocab_size=vocab_size, max_length=max_length)
+  return ENCODERS[name](**sizes, segments=segments, features_dim=features_dim, **overrides)
 
 
 def image_size(name: str) -> int:
@@ -49,26 +69,15 @@ def image_size(name: str) -> int:
   return _IMAGE_SIZES.get(name, 224)
 
 
-def layer_kind(path: str) -> str:
-  """The kind of layer, one of `LAYER_KINDS`, of a parameter as "MixerBlock_0/LayerNorm_0/scale"."""
-  layer = role(_LAYERS, path)
-  return layer.kind if layer else "channel_mixing"
+def _fields(variants: Mapping[str, Callable], name: str) -> dict[str, Any]:
+  if name not in variants:
+    near = difflib.get_close_matches(name, variants, n=3) or list(variants)
+    raise UserError(f"model.name is {name!r}; known models: {', '.join(near)}")
+  return {field: option.default for field, option in options.of(variants[name]).items()}
 
 
-def token_axes(path: str) -> tuple[str, ...]:
-  """The meaning of each axis of an unrolled parameter over tokens: "in", "out", "hidden"; or ()."""
-  layer, leaf = role(_LAYERS, path), path.rpartition("/")[2]
-  if not layer or "Block_" not in path:
-    return ()
-  return {"kernel": layer.token_axes, "bias": layer.token_axes[1:]}.get(leaf, ())
-
-
-def reads_tokens(path: str) -> bool:
-  """Whether a parameter is the first matrix over tokens of its block, [tokens, units]."""
-  layer = role(_LAYERS, path)
-  return bool(layer) and path.endswith("/kernel") and layer.token_axes[:1] == ("in",)
-
-
-def is_decayed(path: str) -> bool:
-  """Whether weight decay of "kernels" acts on a parameter: not on biases, norms and scales."""
-  return path.rpartition("/")[2] in _DECAYED
+def _check(variants: Mapping[str, Callable], name: str, overrides: Mapping[str, Any]) -> None:
+  known = _fields(variants, name)
+  for field in overrides:
+    if field not in known:
+      raise UserError(f"model.{field} is no field of {name}; it has {', '.join(known)}")

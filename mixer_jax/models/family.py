@@ -37,15 +37,13 @@ def check(module: nn.Module) -> None:
     option.check(f"model.{name}", getattr(module, name))
 
 
-class Model(nn.Module):
-  """Image patches, blocks, a normalisation, the mean over tokens, a head.
+class Stack(nn.Module):
+  """Equal blocks and a normalisation: the part that models of images and of text share.
 
-  A family has its blocks in `mix`. `blocks.stacked` says how the parameters of scanned blocks are
-  laid out. A UserError if a field has a value that its option does not allow.
+  `blocks.stacked` says how the parameters of scanned blocks are laid out. A UserError if a field
+  has a value that its option does not allow.
   """
 
-  num_classes: int
-  patch_size: Annotated[int, Option("side of a square patch in pixels", 1, SIDE)]
   hidden_dim: width("channels of a token")
   num_blocks: Annotated[int, Option("number of blocks", 0, _DEPTH)]
   stochastic_depth: rate("drop rate of residual branches, for whole examples") = 0.0
@@ -54,11 +52,26 @@ class Model(nn.Module):
   remat: Annotated[bool, Option(_REMAT, free=True)] = False
   scan_blocks: Annotated[bool, Option("loop over one program of a block: compiles faster")] = False
   dtype: _Dtype = "float32"
-  last_norm = "norm"  # the name of the layer before the head
+  last_norm = "norm"  # the name of the layer after the blocks
 
   def __post_init__(self):
     check(self)
     super().__post_init__()
+
+  def pool(self, x: jax.Array) -> jax.Array:
+    """The normalised tokens [batch, any, channels] of which the head sees the mean."""
+    epsilon = self.layer_norm_epsilon
+    return nn.LayerNorm(epsilon=epsilon, dtype=self.dtype, name=self.last_norm)(x)
+
+
+class Model(Stack, kw_only=True):
+  """Image patches, blocks, a normalisation, the mean over tokens, a head.
+
+  A family has its blocks in `mix`.
+  """
+
+  num_classes: int
+  patch_size: Annotated[int, Option("side of a square patch in pixels", 1, SIDE)]
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
@@ -83,11 +96,6 @@ class Model(nn.Module):
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     """Applies the blocks to tokens [batch, tokens, channels], `grid` rows and columns of them."""
     raise NotImplementedError
-
-  def pool(self, x: jax.Array) -> jax.Array:
-    """The normalised tokens [batch, any, channels] of which the head sees the mean."""
-    epsilon = self.layer_norm_epsilon
-    return nn.LayerNorm(epsilon=epsilon, dtype=self.dtype, name=self.last_norm)(x)
 
 
 LAYER_KINDS = ("stem", "token_mixing", "channel_mixing", "norms", "head")
@@ -122,7 +130,8 @@ class Family:
   layers: Mapping[str, Layer]
   # Side in pixels of the images that a variant is meant for, where it is not 224.
   image_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  decayed: tuple[str, ...] = ("kernel",)  # parameters that weight decay of "kernels" acts on
+  # Ends of the paths of parameters that weight decay of "kernels" acts on.
+  decayed: tuple[str, ...] = ("kernel",)
 
 
 def variants(cls: type, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Callable[..., Any]]:
@@ -133,9 +142,9 @@ def variants(cls: type, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Ca
 def role(table: Mapping[str, Layer], path: str) -> Layer | None:
   """The role, by `Family.layers`, of a parameter as "MixerBlock_0/LayerNorm_0/scale"; or None.
 
-  Scanned blocks are "MixerBlocks".
+  Scanned blocks are "MixerBlocks"; the encoder of a model of text may stand below "encoder".
   """
-  path = re.sub(r"^(\w+Block)(s|_\d+)/", r"\1/", path)
+  path = re.sub(r"^(\w+Block)(s|_\d+)/", r"\1/", path.removeprefix("encoder/"))
   while "/" in path:
     path = path.rpartition("/")[0]
     if path in table:

@@ -25,6 +25,8 @@ SPATIALS = ("dense", "toeplitz")
 Gating = one_of("how the projection over tokens gates the channels", tuple(GATINGS))
 _SPATIAL = "projection over tokens; Toeplitz: constant along diagonals (tMLP)"
 Spatial = one_of(_SPATIAL, SPATIALS)
+FfnDim = family.width("channels inside a block")
+GateEpsilon = Annotated[float, Option("epsilon of LayerNorm in the gates", 0)]
 AttentionDim = family.width("width of the tiny attention (aMLP: 64); 0: none", 0)
 
 # Table 1 of the paper; the `small` nets, of the size of `mixer_small`, are to
@@ -119,16 +121,14 @@ class SpatialGatingUnit(nn.Module):
     """
     z, f = jnp.split(z, 2, axis=-1) if self.gating == "split" else (z, z)
     f = nn.LayerNorm(epsilon=self.epsilon, dtype=self.dtype, name="norm")(f)
-    if mask is not None:
-      f = jnp.where(mask[..., None], f, 0)
-    f = self._over_tokens(f)
+    f = self._over_tokens(f, mask)
     if attention is not None:
       f = f + attention
     return GATINGS[self.gating](z, f)
 
-  def _over_tokens(self, f: jax.Array) -> jax.Array:
+  def _over_tokens(self, f: jax.Array, mask: jax.Array | None) -> jax.Array:
     """W f + b along tokens."""
-    size, tokens = self.max_tokens, f.shape[1]
+    size = self.max_tokens
     scale = size**-0.5 if self.gating == "linear" else 1e-6
     bias = float(self.gating in ("multiplicative", "split"))
     layer = ToeplitzDense if self.spatial == "toeplitz" else functools.partial(layers.Dense, size)
@@ -137,10 +137,7 @@ class SpatialGatingUnit(nn.Module):
       bias_init=nn.initializers.constant(bias),
       dtype=self.dtype,
     )
-    # Zeros stand for missing tokens: an nn.Dense of full size does it, and
-    # second-order optimizers know that layer.
-    f = jnp.pad(f, ((0, 0), (0, size - tokens), (0, 0)))
-    return jnp.swapaxes(layer(jnp.swapaxes(f, 1, 2)), 1, 2)[:, :tokens]
+    return layers.over_tokens(layer, f, size, mask)
 
 
 class GmlpBlock(nn.Module):
@@ -176,9 +173,7 @@ class GmlpBlock(nn.Module):
     family.check(self)  # models of text are built of blocks
     if self.gating == "split" and self.ffn_dim % 2:
       raise ValueError(f"ffn_dim is {self.ffn_dim}; gating 'split' needs an even one")
-    tokens, dim = x.shape[1:]
-    if tokens > self.max_tokens:
-      raise ValueError(f"{tokens} tokens are more than max_tokens {self.max_tokens}")
+    dim = x.shape[-1]
     y = nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name="norm")(x)
     attention = None
     if self.attention_dim:  # from the block's normalised input, into the gate
@@ -199,11 +194,11 @@ class Gmlp(family.Model, kw_only=True):
   the paper gives but survival probabilities: Ti 1, S 0.95, B 0.8). The epsilons are timm's.
   """
 
-  ffn_dim: family.width("channels inside a block")
+  ffn_dim: FfnDim
   gating: Gating = "split"
   spatial: Spatial = "dense"
   attention_dim: AttentionDim = 0
-  gate_epsilon: Annotated[float, Option("epsilon of LayerNorm in the gates", 0)] = 1e-5
+  gate_epsilon: GateEpsilon = 1e-5
 
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     options = dict(drop_rates=[self.stochastic_depth] * self.num_blocks, train=train)

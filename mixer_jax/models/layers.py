@@ -6,10 +6,11 @@ attribute `curvature` their treatment by a second-order optimizer: "scale_and_sh
 """
 
 import functools
-from typing import Any, ClassVar
+from typing import Any, Callable, ClassVar
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 GELUS = ("tanh", "exact")
 
@@ -34,6 +35,25 @@ def flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: An
 
 # Over inputs of any number of axes.
 Dense = functools.partial(nn.Dense, dot_general=flat_product)
+
+
+def over_tokens(
+  layer: Callable[[jax.Array], jax.Array], x: jax.Array, size: int, mask: jax.Array | None = None
+) -> jax.Array:
+  """Applies a layer for the last axis to the tokens of x, [batch, at most size tokens, channels].
+
+  Zeros stand for missing tokens, and for those where `mask` [batch, tokens] is False: a layer of
+  full size, as second-order optimizers know it, then acts by the leading part of its matrix. A
+  ValueError if there are more tokens.
+  """
+  tokens = x.shape[1]
+  if tokens > size:
+    raise ValueError(f"{tokens} tokens are more than max_tokens {size}")
+  if mask is not None:
+    x = jnp.where(mask[..., None], x, 0)
+  if tokens < size:
+    x = jnp.pad(x, ((0, 0), (0, size - tokens), (0, 0)))
+  return jnp.swapaxes(layer(jnp.swapaxes(x, 1, 2)), 1, 2)[:, :tokens]
 
 
 class MlpBlock(nn.Module):

@@ -36,8 +36,11 @@ _VARIANTS = {
   ),
 }
 _MIXERS = "an MLP over tokens, or attention without softmax"
-_STOCHASTIC_DEPTH = "drop rate of the last block; grows linearly from 0 at the first"
+_DEPTH_RULE = "drop rate of the last block; grows linearly from 0 at the first"
+StochasticDepth = family.rate(_DEPTH_RULE)
 TokenMixer = one_of(_MIXERS, ("mlp", *attention.KINDS))
+TokensMlpDim = family.width("hidden width of the MLP over tokens; attention has none")
+NumHeads = family.width("heads of the attention; they divide hidden_dim")
 
 
 def patch_centres(rows: int, columns: int) -> jax.Array:
@@ -47,7 +50,11 @@ def patch_centres(rows: int, columns: int) -> jax.Array:
 
 
 class MixerBlock(nn.Module):
-  """Token mixing, then channel mixing, pre-normalised and residual; fields as in `Mixer`."""
+  """Token mixing, then channel mixing, pre-normalised and residual.
+
+  Fields are as in `Mixer`, and `max_tokens`: size of the matrices over tokens, if not that of x; of
+  fewer tokens the leading part is used.
+  """
 
   tokens_mlp_dim: int
   channels_mlp_dim: int
@@ -56,17 +63,25 @@ class MixerBlock(nn.Module):
   layer_norm_epsilon: float = 1e-6
   token_mixer: str = "mlp"
   num_heads: int = 8
+  max_tokens: int = 0
   dtype: Any = "float32"
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, positions: Any = None, *, drop_rate: Any = 0.0, train: bool = False
+    self,
+    x: jax.Array,
+    positions: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    drop_rate: Any = 0.0,
+    train: bool = False,
   ) -> jax.Array:
     """Maps x, [batch, tokens, channels], to the same shape.
 
-    `positions`, an array [1, tokens, 2], are for attention only. `drop_rate` of stochastic depth, a
-    number, and dropout act on each of the two branches, if `train`. A ValueError for an unknown
-    token_mixer, or heads that do not divide the channels.
+    `positions` [1, tokens, any] are for attention only. `mask` [batch, tokens] is True for a real
+    token; others influence no real one. `drop_rate` of stochastic depth, a number, and dropout act
+    on each of the two branches, if `train`. A ValueError for an unknown token_mixer, heads that do
+    not divide the channels, or too many tokens.
     """
     norm = lambda x: nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype)(x)
     fields = (self.dropout_rate, self.gelu, self.dtype)
@@ -74,15 +89,21 @@ class MixerBlock(nn.Module):
     # The released training code keeps dropped branches unscaled.
     depth = layers.StochasticDepth(rescale=False)
     if self.token_mixer == "mlp":
-      y = jnp.swapaxes(norm(x), 1, 2)  # [batch, channels, tokens]
-      y = jnp.swapaxes(mlp(y, self.tokens_mlp_dim, "token_mixing"), 1, 2)
+      mix = lambda y: mlp(y, self.tokens_mlp_dim, "token_mixing")
+      y = layers.over_tokens(mix, norm(x), self.max_tokens or x.shape[1], mask)
     else:
       y = attention.SoftmaxFreeAttention(
         self.token_mixer, self.num_heads, dtype=self.dtype, name="token_mixing"
-      )(norm(x), positions)
+      )(norm(x), positions, mask)
     x = x + depth(y, drop_rate, train=train)
     y = mlp(norm(x), self.channels_mlp_dim, "channel_mixing")
     return x + depth(y, drop_rate, train=train)
+
+
+def drop_rates(model: Any) -> list[float]:
+  """Rates of stochastic depth, one a block, from zero at the first."""
+  last = max(model.num_blocks - 1, 1)
+  return [model.stochastic_depth * i / last for i in range(model.num_blocks)]
 
 
 class Mixer(family.Model, kw_only=True):
@@ -94,20 +115,18 @@ class Mixer(family.Model, kw_only=True):
   paper.
   """
 
-  tokens_mlp_dim: family.width("hidden width of the MLP over tokens; attention has none")
+  tokens_mlp_dim: TokensMlpDim
   channels_mlp_dim: family.MlpDim
   dropout_rate: family.DropoutRate = 0.0
-  stochastic_depth: family.rate(_STOCHASTIC_DEPTH) = 0.0
+  stochastic_depth: StochasticDepth = 0.0
   gelu: family.Gelu = "tanh"
   token_mixer: TokenMixer = "mlp"
-  num_heads: family.width("heads of the attention; they divide hidden_dim") = 8
+  num_heads: NumHeads = 8
   last_norm = "pre_head_layer_norm"
 
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
-    last = max(self.num_blocks - 1, 1)
-    drop_rates = [self.stochastic_depth * i / last for i in range(self.num_blocks)]
-    positions = patch_centres(*grid)
-    return blocks.apply(self, MixerBlock, x, positions, drop_rates=drop_rates, train=train)
+    options = dict(drop_rates=drop_rates(self), train=train)
+    return blocks.apply(self, MixerBlock, x, patch_centres(*grid), **options)
 
 
 FAMILY = family.Family(

@@ -20,6 +20,7 @@ from mixer_jax.options import Option, one_of
 NORMALIZATIONS = ("affine", "layer_norm")
 POOLINGS = ("average", "class_mlp")
 COMMUNICATIONS = ("linear", "none", "mlp", "conv3x3", "depthwise", "separable")
+LayerScaleInit = Annotated[float, Option("start of LayerScale; smaller for deeper nets")]
 Normalization = one_of("Aff of the paper, or LayerNorm in its place", NORMALIZATIONS)
 Pooling = one_of("mean of the tokens, or a class token with two more layers", POOLINGS)
 Communication = one_of("how patches interact, see `ResMlpBlock`", COMMUNICATIONS)
@@ -49,7 +50,8 @@ class _DepthwiseConv(nn.Conv):
   curvature: ClassVar[str] = "gradient"
 
 
-def _normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
+def normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
+  """Aff or LayerNorm, as the field `normalization` of the calling module says."""
   if module.normalization == "affine":
     return layers.Affine(dtype=module.dtype, name=name)(x)
   return nn.LayerNorm(epsilon=module.layer_norm_epsilon, dtype=module.dtype, name=name)(x)
@@ -68,7 +70,7 @@ class _Block(nn.Module):
   use_bias: ClassVar[bool] = True  # of the layers over patches
 
   def _norm(self, x: jax.Array, name: str) -> jax.Array:
-    return _normalise(self, x, name)
+    return normalise(self, x, name)
 
   def _scaled(self, y: jax.Array, name: str) -> jax.Array:
     return layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
@@ -85,34 +87,47 @@ class _Block(nn.Module):
 class ResMlpBlock(_Block, kw_only=True):
   """Patch communication, then an MLP over channels, each residual (Equations 2 and 3).
 
-  The fields are as in `ResMlp`, and `grid`: rows and columns of patches. Patches communicate by
+  The fields are as in `ResMlp`, and `grid`: rows and columns of patches, for convolutions; and
+  `max_tokens`: size of the matrices over tokens, if not that of x, as for `MixerBlock`. Patches communicate by
   "linear", one matrix over the tokens shared by the channels; "mlp", two with GELU and four times
   the tokens in between (Appendix A); "conv3x3"; "depthwise", 3x3 per channel; or "separable", the
   same followed by the layer "cross_patch_pointwise" over channels, with nothing in between. With
   "none" the whole first branch is absent.
   """
 
-  grid: tuple[int, int]
+  grid: tuple[int, ...] = ()
+  max_tokens: int = 0
   patch_communication: str = "linear"
 
   @nn.compact
-  def __call__(self, x: jax.Array, *, drop_rate: Any = 0.0, train: bool = False) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape; drops each branch at drop_rate."""
+  def __call__(
+    self,
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    drop_rate: Any = 0.0,
+    train: bool = False,
+  ) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape; drops each branch at drop_rate.
+
+    `mask` [batch, tokens] is True for a real token; convolutions know none.
+    """
     keep = lambda y: layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
     if self.patch_communication != "none":
-      y = self._over_patches(self._norm(x, "norm1"), train)
+      y = self._over_patches(self._norm(x, "norm1"), mask, train)
       x = x + keep(self._scaled(y, "layer_scale_1"))
     return x + keep(self._over_channels(x, train))
 
-  def _over_patches(self, x: jax.Array, train: bool) -> jax.Array:
+  def _over_patches(self, x: jax.Array, mask: jax.Array | None, train: bool) -> jax.Array:
     kind, (batch, tokens, channels) = self.patch_communication, x.shape
+    size = self.max_tokens or tokens
     options = dict(use_bias=self.use_bias, dtype=self.dtype)
     dense = functools.partial(layers.Dense, kernel_init=_LINEAR_INIT, **options)
     if kind == "linear":
-      return jnp.swapaxes(dense(tokens, name="cross_patch")(jnp.swapaxes(x, 1, 2)), 1, 2)
+      return layers.over_tokens(dense(size, name="cross_patch"), x, size, mask)
     if kind == "mlp":
-      y = self._mlp(4 * tokens, "cross_patch")(jnp.swapaxes(x, 1, 2), train=train)
-      return jnp.swapaxes(y, 1, 2)
+      mlp = functools.partial(self._mlp(4 * size, "cross_patch"), train=train)
+      return layers.over_tokens(mlp, x, size, mask)
     if kind == "conv3x3":
       layer = nn.Conv
     else:
@@ -164,7 +179,7 @@ class ResMlp(family.Model, kw_only=True):
   """
 
   channels_mlp_dim: family.MlpDim
-  layer_scale_init: Annotated[float, Option("start of LayerScale; smaller for deeper nets")]
+  layer_scale_init: LayerScaleInit
   normalization: Normalization = "affine"
   pooling: Pooling = "average"
   patch_communication: Communication = "linear"
@@ -176,7 +191,7 @@ class ResMlp(family.Model, kw_only=True):
     return blocks.apply(self, self.block, x, drop_rates=drop_rates, train=train, grid=grid)
 
   def pool(self, x: jax.Array) -> jax.Array:
-    return _normalise(self, self._pooled(x), "norm")
+    return normalise(self, self._pooled(x), "norm")
 
   def _pooled(self, x: jax.Array) -> jax.Array:
     """The class token after its two layers, if the model has one, else the patches."""

@@ -7,9 +7,11 @@ The model has the GELU and the epsilons of the weights' code. `read` gives the f
 
 Files are `.npz` of google-research/vision_transformer and big_vision,
 `.safetensors` and PyTorch files of timm and facebookresearch/deit, and files that
-`save` wrote. The contents of a file tell its kind, not its name.
+`save` wrote. The contents of a file tell its kind, not its name. `load_bert` reads the encoder
+of a BERT of Hugging Face.
 """
 
+from mixer_jax.pretrained.bert import LoadedBert, load_bert
 from mixer_jax.pretrained.catalog import CATALOG, Entry, Normalization
 from mixer_jax.pretrained.fit import RESIZES
 from mixer_jax.pretrained.weights import Loaded, Weights, load, read, save

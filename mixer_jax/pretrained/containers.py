@@ -45,9 +45,10 @@ def kind(path: pathlib.Path) -> str:
   raise UserError(f"{path}: holds no weights: it begins with {head[:8]!r}; {_KINDS}")
 
 
-def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
+def read(path: pathlib.Path, left_out: Sequence[str] = ()) -> tuple[Arrays, dict[str, Any]]:
   """A file's arrays by name, float32, and the notes that `write` made (empty for other files).
 
+  Arrays of the names `left_out` are as if they were not there.
   A UserError if the file is damaged, or holds anything but finite floating-point arrays.
   """
   safe = lambda path: (safetensors.numpy.load_file(path), {})
@@ -55,7 +56,7 @@ def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
   # Damaged or hostile files make readers raise anything.
   with told(f"{path}: is damaged or no plain weights"):
     arrays, notes = reader(path)
-    arrays = {name: _float32(name, array) for name, array in arrays.items()}
+    arrays = {k: _float32(k, array) for k, array in arrays.items() if k not in left_out}
   if not arrays:
     raise UserError(f"{path}: holds no arrays")
   if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:

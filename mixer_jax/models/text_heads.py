@@ -1,0 +1,97 @@
+"""Heads on encoders of text: words behind masks, and classes of sequences.
+
+Their parameters are {"encoder": ..., "head": ...}, so that one hands the encoder's to the other.
+"""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.models import family
+from mixer_jax.models.text import EMBEDDING_INIT, TextModel
+from mixer_jax.options import one_of
+
+POOLINGS = ("first", "mean")
+_POOLING = "the first token, or the mean of the real ones"
+
+
+class Bias(nn.Module):
+  """y = x + bias over the last axis."""
+
+  curvature: ClassVar[str] = "scale_and_shift"
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [..., n] to the same shape; starts as the identity."""
+    return x + self.param("bias", nn.initializers.zeros, x.shape[-1:])
+
+
+class MaskedLm(nn.Module):
+  """Words of a vocabulary for chosen tokens of an encoder.
+
+  Tied, the embedding of words is the matrix of the head, beside a bias, as in BERT. BERT's dense
+  layer before it is left out, for the published all-MLP models of text print none.
+  """
+
+  encoder: TextModel
+  tied: bool = True
+
+  @nn.compact
+  def __call__(
+    self,
+    ids: jax.Array | None,
+    mask: jax.Array,
+    segments: jax.Array | None,
+    positions: jax.Array,
+    features: jax.Array | None = None,
+    *,
+    train: bool = False,
+  ) -> jax.Array:
+    """Float32 logits [batch, k, vocab_size] of the tokens at positions, [batch, k], int.
+
+    Other arguments, and errors, are those of the encoder; a ValueError, too, for a tied head on
+    features.
+    """
+    x = self.encoder(ids, mask, segments, features, train=train)
+    x = jnp.take_along_axis(x, positions[..., None], axis=1).astype(jnp.float32)
+    if self.tied:
+      return Bias(name="head")(self.encoder.attend(x))
+    return nn.Dense(self.encoder.vocab_size, kernel_init=EMBEDDING_INIT, name="head")(x)
+
+
+class TextClassifier(nn.Module):
+  """Classes of sequences, from a token or the mean of all; the head starts at zero.
+
+  A UserError if a field has a value that its option does not allow.
+  """
+
+  encoder: TextModel
+  num_classes: int
+  pooling: one_of(_POOLING, POOLINGS) = "first"
+  dropout_rate: family.rate("dropout before the head") = 0.0
+
+  def __post_init__(self):
+    family.check(self)
+    super().__post_init__()
+
+  @nn.compact
+  def __call__(
+    self,
+    ids: jax.Array | None,
+    mask: jax.Array,
+    segments: jax.Array | None = None,
+    features: jax.Array | None = None,
+    *,
+    train: bool = False,
+  ) -> jax.Array:
+    """Float32 logits [batch, num_classes]; arguments and errors are those of the encoder."""
+    x = self.encoder(ids, mask, segments, features, train=train).astype(jnp.float32)
+    if self.pooling == "first":
+      x = x[:, 0]
+    else:
+      real = mask.astype(bool)[..., None]
+      x = jnp.where(real, x, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)

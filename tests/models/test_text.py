@@ -1,0 +1,361 @@
+"""Encoders of text: padding, lengths, heads, published sizes and K-FAC's view of them."""
+
+import functools
+import re
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import models
+from mixer_jax.errors import UserError
+from mixer_jax.models import gmlp
+from mixer_jax.optim.curvature import Curvature
+from tests.models.test_gmlp import numpy_block
+
+TOKENS, VOCAB = 7, 11
+SIZES = dict(vocab_size=VOCAB, max_length=TOKENS, segments=2)
+SMALL = dict(hidden_dim=8, num_blocks=2)
+_WIDTHS = {
+  "gmlp": dict(ffn_dim=12),
+  "mixer": dict(channels_mlp_dim=12, tokens_mlp_dim=5, num_heads=2),
+  "resmlp": dict(channels_mlp_dim=12),
+  "bert": dict(ffn_dim=12, num_heads=2),
+}
+_NAMES = {"bert": "bert_tiny"}
+BACKBONES = {
+  **{f"gmlp {g}": dict(gating=g) for g in gmlp.GATINGS},
+  "gmlp toeplitz": dict(spatial="toeplitz"),
+  "gmlp attention": dict(attention_dim=4),
+  "mixer": {},
+  "mixer galerkin": dict(token_mixer="galerkin"),
+  "mixer fourier": dict(token_mixer="fourier"),
+  "resmlp": {},
+  "resmlp layer_norm": dict(normalization="layer_norm"),
+  "resmlp mlp": dict(patch_communication="mlp"),
+  "resmlp none": dict(patch_communication="none"),
+  "bert": {},
+}
+# One of each, for slower tests.
+FEW = ("gmlp split", "gmlp toeplitz", "gmlp attention", "mixer", "resmlp", "bert")
+
+
+def small(backbone, **overrides):
+  family = backbone.split()[0]
+  fields = SIZES | SMALL | _WIDTHS[family] | BACKBONES[backbone] | overrides
+  return models.encoder(_NAMES.get(family, f"{family}_text_small"), **fields)
+
+
+def flat(tree):
+  return traverse_util.flatten_dict(tree, sep="/")
+
+
+def randomised(model, *inputs, seed=1):
+  """Parameters of the model's tree, all non-trivial."""
+  tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32), tree)
+
+
+def sequences(lengths=(5, 3, 4), tokens=TOKENS, seed=0):
+  """Words, mask and segments of sequences of these lengths, padded to `tokens`."""
+  rng = np.random.default_rng(seed)
+  shape = (len(lengths), tokens)
+  mask = np.arange(tokens) < np.array(lengths)[:, None]
+  return rng.integers(0, VOCAB, shape), mask, rng.integers(0, 2, shape)
+
+
+def with_params(backbone, **overrides):
+  model = small(backbone, **overrides)
+  return model, {"params": randomised(model, *sequences())}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_padding_changes_neither_outputs_nor_gradients(backbone):
+  model, params = with_params(backbone)
+  ids, mask, segments = sequences()
+  weights = np.random.default_rng(2).normal(size=(3, TOKENS, 8)).astype(np.float32)
+
+  @jax.jit
+  def run(params, ids, mask, segments):
+    def loss(params):
+      y = model.apply(params, ids, mask, segments)
+      y = jnp.where(mask[..., None], y, 0)
+      return (y * weights[:, : y.shape[1]]).sum(), y
+
+    return jax.grad(loss, has_aux=True)(params)
+
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+  gradient, padded = run(params, ids, mask, segments)
+  assert np.abs(padded[mask]).max() > 0.1
+  short_gradient, short = run(params, *(x[:, :5] for x in (ids, mask, segments)))
+  np.testing.assert_allclose(padded[:, :5], short, rtol=1e-6, atol=1e-6)
+  jax.tree.map(close, gradient, short_gradient)
+  other = (ids + ~mask * 3) % VOCAB, mask, np.where(mask, segments, 1 - segments)
+  other_gradient, found = run(params, *other)
+  np.testing.assert_allclose(found, padded, rtol=1e-6, atol=1e-6)
+  jax.tree.map(close, other_gradient, gradient)
+  # A sequence of its own length, without any padding.
+  alone = model.apply(params, ids[1:2, :3], mask[1:2, :3], segments[1:2, :3])
+  np.testing.assert_allclose(alone[0], padded[1, :3], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", [b for b in BACKBONES if b != "resmlp none"])
+def test_tokens_reach_each_other(backbone):
+  model, params = with_params(backbone)
+  ids, mask, segments = sequences()
+  y = model.apply(params, ids, mask, segments)
+  ids[0, 4] = (ids[0, 4] + 1) % VOCAB
+  changed = np.abs(model.apply(params, ids, mask, segments) - y).max(axis=-1) > 1e-4
+  assert changed[0, :5].all() and not changed[1:].any()
+
+
+def test_gmlp_equals_numpy():
+  model, params = with_params("gmlp attention", layer_norm_epsilon=0.05, gate_epsilon=0.2)
+  ids, mask, segments = sequences()
+  p = jax.tree.map(np.float64, params["params"])
+  n = 5
+  x = p["words"]["embedding"][ids[0, :n]] + p["segment_types"]["embedding"][segments[0, :n]]
+  for i in range(2):
+    x = numpy_block(p[f"GmlpBlock_{i}"], x, "split", 0.05, 0.2)
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.05)
+  x = x * p["norm"]["scale"] + p["norm"]["bias"]
+  found = model.apply(params, ids, mask, segments)[0, :n]
+  np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_shortened_parameters_are_the_same_function(backbone):
+  model, params = with_params(backbone)
+  short = small(backbone, max_length=5)
+  ids, mask, segments = (x[:, :5] for x in sequences())
+  if backbone in ("mixer galerkin", "mixer fourier", "resmlp mlp"):
+    with pytest.raises(UserError, match="^.*/kernel: its layer changes with max_length; leave"):
+      models.shortened(params["params"], 5)
+    return
+  cut = models.shortened(params["params"], 5)
+  shapes = jax.eval_shape(short.init, jax.random.key(0), ids, mask, segments)["params"]
+  assert jax.tree.map(np.shape, cut) == jax.tree.map(np.shape, shapes)
+  found = short.apply({"params": cut}, ids, mask, segments)
+  expected = model.apply(params, ids, mask, segments)
+  np.testing.assert_allclose(found[mask], expected[mask], rtol=1e-5, atol=1e-5)
+  nested = models.shortened({"encoder": params["params"], "head": {"bias": np.ones(3)}}, 5)
+  jax.tree.map(np.testing.assert_array_equal, nested["encoder"], cut)
+  scanned = models.shortened(models.stacked(params["params"]), 5)
+  jax.tree.map(np.testing.assert_array_equal, scanned, models.stacked(cut))
+
+
+@pytest.mark.parametrize("backbone", FEW)
+def test_parameters_are_not_lengthened(backbone):
+  _, params = with_params(backbone)
+  for wrong in (8, 0):
+    with pytest.raises(UserError, match=rf"^max_length is {wrong}; allowed: 1 to 7, that of \w+"):
+      models.shortened(params["params"], wrong)
+
+
+@pytest.mark.parametrize("backbone", FEW)
+def test_scanned_and_rematerialised_blocks_are_the_same_function(backbone):
+  model, params = with_params(backbone)
+  expected = model.apply(params, *sequences())
+  scanned = small(backbone, scan_blocks=True, remat=True)
+  found = scanned.apply({"params": models.stacked(params["params"])}, *sequences())
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", FEW)
+def test_bfloat16_computes_low_and_stores_high(backbone):
+  model, params = with_params(backbone)
+  low = small(backbone, dtype="bfloat16")
+  y = low.apply(params, *sequences())
+  assert y.dtype == jnp.bfloat16
+  own = jax.eval_shape(low.init, jax.random.key(0), *sequences())
+  assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype("float32")}
+  mask = sequences()[1]
+  expected = model.apply(params, *sequences())[mask]
+  assert np.abs(y.astype(jnp.float32)[mask] - expected).mean() < 0.1 * np.abs(expected).mean()
+  head = models.MaskedLm(low)
+  positions = np.zeros((3, 1), int)
+  logits = jax.eval_shape(head.init_with_output, jax.random.key(0), *sequences(), positions)[0]
+  assert logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("backbone", ["mixer", "resmlp", "bert"])
+def test_dropout_acts_in_training_alone(backbone):
+  model, params = with_params(backbone, dropout_rate=0.5)
+  run = lambda seed, train: model.apply(
+    params, *sequences(), train=train, rngs={"dropout": jax.random.key(seed)}
+  )
+  np.testing.assert_array_equal(run(0, False), run(1, False))
+  assert np.abs(run(0, True) - run(1, True)).max() > 0.01
+
+
+def test_features_take_the_place_of_words():
+  model = small("gmlp split", features_dim=3)
+  ids, mask, segments = sequences()
+  features = np.random.default_rng(0).normal(size=(3, TOKENS, 3)).astype(np.float32)
+  params = {"params": randomised(model, None, mask, segments, features)}
+  assert {"project", "segment_types", "norm"} < set(params["params"])
+  assert "words" not in params["params"]
+  y = model.apply(params, None, mask, segments, features)
+  assert y.shape == (3, TOKENS, 8)
+  features[0, 5:] = 100  # padding
+  found = model.apply(params, None, mask, segments, features)
+  np.testing.assert_allclose(found[mask], y[mask], rtol=1e-6)
+  with pytest.raises(ValueError, match="there are no features, but features_dim is 3"):
+    model.init(jax.random.key(0), ids, mask)
+  with pytest.raises(ValueError, match="there are some features, but features_dim is 0"):
+    small("bert").init(jax.random.key(0), ids, mask, segments, features)
+  with pytest.raises(ValueError, match="no words to attend to"):
+    models.MaskedLm(model).init(jax.random.key(0), ids, mask, segments, ids[:, :1], features)
+  untied = models.MaskedLm(model, tied=False)
+  assert set(randomised(untied, None, mask, segments, ids[:, :1], features)) == {"encoder", "head"}
+
+
+def test_masked_lm_has_the_logits_of_its_positions():
+  ids, mask, segments = sequences()
+  positions = np.array([[0, 4], [2, 0], [3, 1]])
+  encoder = small("gmlp split")
+  tied, untied = models.MaskedLm(encoder), models.MaskedLm(encoder, tied=False)
+  params = randomised(tied, ids, mask, segments, positions)
+  x = encoder.apply({"params": params["encoder"]}, ids, mask, segments)
+  x = np.stack([y[p] for y, p in zip(np.float64(x), positions)])
+  assert {k: v.shape for k, v in flat(params["head"]).items()} == {"bias": (VOCAB,)}
+  expected = x @ params["encoder"]["words"]["embedding"].T + params["head"]["bias"]
+  found = tied.apply({"params": params}, ids, mask, segments, positions)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+  own = randomised(untied, ids, mask, segments, positions)
+  assert {k: v.shape for k, v in flat(own["head"]).items()} == dict(
+    kernel=(8, VOCAB), bias=(VOCAB,)
+  )
+  both = {"encoder": params["encoder"], "head": own["head"]}
+  found = untied.apply({"params": both}, ids, mask, segments, positions)
+  np.testing.assert_allclose(found, x @ own["head"]["kernel"] + own["head"]["bias"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_classifier_pools_real_tokens(pooling):
+  ids, mask, segments = sequences()
+  model = models.TextClassifier(small("mixer"), num_classes=3, pooling=pooling)
+  start, _ = model.init_with_output(jax.random.key(0), ids, mask, segments)
+  np.testing.assert_array_equal(start, np.zeros((3, 3)))
+  params = randomised(model, ids, mask, segments)
+  x = model.encoder.apply({"params": params["encoder"]}, ids, mask, segments)
+  x = [np.float64(y)[m] for y, m in zip(x, mask)]
+  x = np.stack([y[0] if pooling == "first" else y.mean(axis=0) for y in x])
+  expected = x @ params["head"]["kernel"] + params["head"]["bias"]
+  found = model.apply({"params": params}, ids, mask, segments)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+ROLES = {
+  "words/embedding": ("stem", (), True),
+  "segment_types/embedding": ("stem", (), True),
+  "positions/embedding": ("stem", (), True),
+  "project/kernel": ("stem", (), True),
+  "embeddings_norm/scale": ("norms", (), False),
+  "norm/scale": ("norms", (), False),
+  "GmlpBlock_0/spatial_gating/Dense_0/kernel": ("token_mixing", ("in", "out"), True),
+  "GmlpBlock_0/spatial_gating/Dense_0/bias": ("token_mixing", ("out",), False),
+  "GmlpBlock_0/spatial_gating/ToeplitzDense_0/diagonals": ("token_mixing", (), True),
+  "MixerBlock_1/token_mixing/Dense_0/kernel": ("token_mixing", ("in", "hidden"), True),
+  "ResMlpBlock_1/cross_patch/kernel": ("token_mixing", ("in", "out"), True),
+  "TransformerBlock_1/attention/query/kernel": ("token_mixing", (), True),
+  "TransformerBlock_1/attention_norm/bias": ("norms", (), False),
+  "TransformerBlock_1/Dense_1/kernel": ("channel_mixing", (), True),
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder/"])
+def test_roles_of_parameters(prefix):
+  found = {path for b in BACKBONES for path in flat(with_params(b)[1]["params"])}
+  for path, (kind, axes, decayed) in ROLES.items():
+    assert path in found | {"project/kernel"}
+    path = prefix + path
+    assert (models.layer_kind(path), models.token_axes(path)) == (kind, axes), path
+    assert models.is_decayed(path) == decayed, path
+    assert models.reads_tokens(path) == (axes[:1] == ("in",))
+  assert models.layer_kind("head/bias") == "head"
+  assert not models.is_decayed("class_token/embedding")
+
+
+@pytest.mark.parametrize("backbone", FEW)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_matrix_has_a_kronecker_block_and_padding_counts_in_none(backbone, tied):
+  """Tokens are weighed, as in the loss of a masked language model; the last position is empty."""
+  model = models.MaskedLm(small(backbone, segments=0, num_blocks=1), tied)
+  ids, mask, _ = sequences()
+  # With dense real tokens all positions of the shorter batch are asked for.
+  lengths = (5, 5, 5)
+  ids, mask, _ = sequences(lengths)
+  positions = np.tile(np.arange(6), (3, 1))
+  weights = (positions < 5).astype(np.float32)
+  targets = ids[:, :6]
+  padded = dict(ids=ids, mask=mask, positions=positions, targets=targets, weights=weights)
+  whole = {k: v[:, :5] for k, v in padded.items()}
+  params = randomised(model, ids, mask, None, positions)
+
+  def predict(params, b):
+    logits = model.apply({"params": params}, b["ids"], b["mask"], None, b["positions"])
+    return logits, b["targets"], b["weights"]
+
+  options = dict(estimation="empirical")
+  curvature = Curvature(predict, params, padded, **options)
+  kinds = {path: block.kind for block in curvature.blocks for path in block.paths}
+  assert kinds.keys() == flat(params).keys()
+  for path, kind in kinds.items():
+    matrix = re.search("(kernel|embedding)$", path) or path.endswith("Dense_0/bias")
+    if matrix and "Toeplitz" not in path:
+      assert kind == "kronecker", path
+    if "Toeplitz" in path or "norm" in path.split("/")[-2]:
+      assert kind == "gradient", path
+  found = curvature.estimate(params, padded)
+  expected = curvature.estimate(params, whole)
+  scale = lambda x: 1e-5 * np.abs(x).max() + 1e-7
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=scale(b))
+  jax.tree.map(compare, found, expected)
+
+
+def count(name, **fields):
+  model = models.encoder(name, **fields)
+  ids = jnp.zeros((1, 2), jnp.int32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), ids, ids)
+  return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+def test_published_sizes():
+  """Millions of parameters in the paper's specifications; BERT's counts are transformers'."""
+  paper = dict(gmlp_text_base=130, gmlp_text_large=365, amlp_text_base=109, amlp_text_large=316)
+  sizes = dict(vocab_size=32000, max_length=512, spatial="toeplitz", scan_blocks=True)
+  assert {name: round(count(name, **sizes) / 1e6) for name in paper} == paper
+  # BertModel(BertConfig()) without its pooler, 768 * 769: 109,482,240 - 590,592.
+  bert = dict(vocab_size=30522, max_length=512, segments=2, scan_blocks=True)
+  assert count("bert_base", **bert) == 109_482_240 - 590_592
+
+
+def test_every_encoder_is_built():
+  for name in models.ENCODERS:
+    if "large" not in name:
+      count(name, **SIZES, scan_blocks=True)
+
+
+def test_mistakes_are_named():
+  with pytest.raises(UserError, match="model.name is 'gmlp_text_smal'; known models: gmlp_text_sm"):
+    models.encoder("gmlp_text_smal", **SIZES)
+  with pytest.raises(
+    UserError, match="model.patch_size is no field of mixer_text_small; it has hid"
+  ):
+    models.encoder("mixer_text_small", **SIZES, patch_size=4)
+  with pytest.raises(
+    UserError, match="patch_communication is 'conv3x3'; allowed: linear, mlp, none"
+  ):
+    models.encoder("resmlp_text_small", **SIZES, patch_communication="conv3x3")
+  with pytest.raises(UserError, match="model.pooling is 'last'; allowed: first, mean"):
+    models.TextClassifier(small("mixer"), num_classes=2, pooling="last")
+  ids, mask, _ = sequences(tokens=8)
+  for backbone in FEW:
+    with pytest.raises(ValueError, match="8 tokens are more than max_length 7"):
+      small(backbone).init(jax.random.key(0), ids, mask)
+  with pytest.raises(ValueError, match="num_heads 3 does not divide the 8 channels"):
+    small("bert", num_heads=3).init(jax.random.key(0), ids[:, :7], mask[:, :7])

@@ -1,0 +1,167 @@
+"""BERT's encoder out of Hugging Face's files, against transformers layer by layer."""
+
+import json
+import re
+
+import flax.linen as nn
+import numpy as np
+import pytest
+
+from mixer_jax import models, pretrained
+from mixer_jax.errors import UserError
+from tests.pretrained.conftest import FIXTURES, safetensors
+
+KEY = "encoder.layer.1.intermediate.dense.weight"
+
+
+class Peer:
+  """A file of weights with its config beside it, and the outputs of transformers."""
+
+  def __init__(self, directory):
+    with np.load(FIXTURES / "hf_bert.npz") as fixture:
+      self.inputs = [fixture[name] for name in ("ids", "mask", "segments")]
+      self.hidden = fixture["hidden"]
+      content = fixture["weights"].tobytes()
+      self.config = json.loads(str(fixture["config"]))
+    self.path = directory / "model.safetensors"
+    self.path.write_bytes(content)
+    self.config_path = directory / "config.json"
+    self.write_config()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    self.arrays = {}
+    for name, spec in header.items():
+      begin, end = spec["data_offsets"]
+      array = np.frombuffer(content[start + begin : start + end], np.float32)
+      self.arrays[name] = array.reshape(spec["shape"])
+
+  def write_config(self, **changes):
+    self.config_path.write_text(json.dumps(self.config | changes))
+
+  def write(self, arrays):
+    kinds = {np.dtype("float32"): "F32", np.dtype("int64"): "I64"}
+    content = {k: (kinds[v.dtype], np.ascontiguousarray(v)) for k, v in arrays.items()}
+    self.path.write_bytes(safetensors(content))
+
+  def load(self):
+    return pretrained.load_bert(str(self.path))
+
+
+@pytest.fixture
+def peer(tmp_path):
+  return Peer(tmp_path)
+
+
+def hidden_states(loaded, inputs):
+  """Outputs of the embeddings and of each block."""
+  seen = []
+
+  def watch(call, args, kwargs, context):
+    y = call(*args, **kwargs)
+    name = context.module.name or ""
+    if name == "embeddings_norm" or name.startswith("TransformerBlock"):
+      seen.append(np.asarray(y))
+    return y
+
+  with nn.intercept_methods(watch):
+    y = loaded.model().apply({"params": loaded.params}, *inputs)
+  np.testing.assert_array_equal(y, seen[-1])
+  return np.stack(seen)
+
+
+def check(peer, loaded):
+  mask = peer.inputs[1]
+  found = hidden_states(loaded, peer.inputs)
+  assert found.shape == peer.hidden.shape
+  np.testing.assert_allclose(found[:, mask], peer.hidden[:, mask], rtol=1e-5, atol=1e-5)
+
+
+def test_every_layer_equals_that_of_transformers(peer):
+  loaded = peer.load()
+  sizes = dict(vocab_size=50, hidden_dim=16, max_length=12, segments=2, num_blocks=2, ffn_dim=40)
+  assert loaded.fields == sizes | dict(num_heads=2, gelu="exact", layer_norm_epsilon=0.01)
+  check(peer, loaded)
+
+
+def test_scanned_and_shortened(peer):
+  loaded = peer.load()
+  model = loaded.model(scan_blocks=True, max_length=9)
+  params = models.stacked(models.shortened(loaded.params, 9))
+  mask = peer.inputs[1]
+  found = model.apply({"params": params}, *peer.inputs)[mask]
+  np.testing.assert_allclose(found, peer.hidden[-1][mask], rtol=1e-5, atol=1e-5)
+
+
+def test_names_of_other_classes_and_times(peer):
+  """BertModel's names, norms as TensorFlow calls them, and indices beside the weights."""
+  old = {"weight": "gamma", "bias": "beta"}
+  rename = lambda k: re.sub(r"(?<=LayerNorm\.)(\w+)$", lambda m: old[m[1]], k.removeprefix("bert."))
+  arrays = {rename(k): v for k, v in peer.arrays.items() if k.startswith("bert.")}
+  assert "embeddings.LayerNorm.gamma" in arrays
+  peer.write(arrays | {"embeddings.position_ids": np.arange(12)[None]})
+  check(peer, peer.load())
+
+
+def test_without_a_config_the_rest_is_that_of_bert(peer):
+  peer.config_path.unlink()
+  loaded = peer.load()
+  assert loaded.fields["num_heads"] == 1  # of up to 64 channels
+  assert (loaded.fields["gelu"], loaded.fields["layer_norm_epsilon"]) == ("exact", 1e-12)
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (dict(hidden_act="relu"), "hidden_act is 'relu'; allowed: gelu, gelu_new, gelu_pytorch_tanh$"),
+    (dict(num_attention_heads=3), "num_attention_heads is 3; allowed: divisors of 16$"),
+    (dict(position_embedding_type="relative_key"), "is 'relative_key'; allowed: absolute$"),
+    (
+      dict(layer_norm_eps="small"),
+      "model.layer_norm_epsilon is 'small'; allowed: a finite number$",
+    ),
+  ],
+)
+def test_other_kinds_of_bert_are_refused(peer, change, message):
+  peer.write_config(**change)
+  with pytest.raises(UserError, match=message):
+    peer.load()
+
+
+def test_a_damaged_config_is_refused(peer):
+  peer.config_path.write_text("[")
+  with pytest.raises(UserError, match=r"config.json: is no config of BERT: "):
+    peer.load()
+
+
+def test_missing_arrays_are_named(peer):
+  own = [k for k in peer.arrays if k.startswith("bert.")]
+  for missing in own:
+    peer.write({k: v for k, v in peer.arrays.items() if k != missing})
+    name = re.escape(missing.removeprefix("bert."))
+    if "pooler" in missing:
+      peer.load()
+    elif "word_embeddings" in missing:
+      with pytest.raises(UserError, match=rf"holds no BERT: there is no {name} \[voc"):
+        peer.load()
+    else:
+      with pytest.raises(UserError, match=rf"missing are [\w/]+ \({name}(, transposed)?\)"):
+        peer.load()
+
+
+def test_extra_and_misshapen_arrays_are_named(peer):
+  peer.write(peer.arrays | {"bert.encoder.layer.0.adapter.weight": np.ones((2, 2), np.float32)})
+  with pytest.raises(UserError, match="model: left over are bert.encoder.layer.0.adapter.weight$"):
+    peer.load()
+  peer.write(peer.arrays | {f"bert.{KEY}": np.ones((40, 15), np.float32)})
+  expected = rf"\({KEY}, transposed\) of shape \[15, 40\] instead of \[16, 40\]$"
+  with pytest.raises(UserError, match=expected):
+    peer.load()
+  peer.write(peer.arrays | {KEY: peer.arrays[f"bert.{KEY}"]})
+  with pytest.raises(UserError, match="are two names of one parameter$"):
+    peer.load()
+
+
+def test_an_image_model_is_no_bert(peer):
+  peer.write({"stem.proj.weight": np.ones((2, 2), np.float32)})
+  with pytest.raises(UserError, match="holds no BERT"):
+    peer.load()
