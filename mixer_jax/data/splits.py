@@ -6,7 +6,7 @@ own (a slice is the one that TFDS gives), and files of arrays are shuffled when 
 """
 
 import re
-from typing import Callable
+from typing import Callable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from mixer_jax.errors import UserError
 
 # Names start with a letter, digit or "_": ".." is no split.
 _PART = re.compile(r"(?P<base>\w[\w.-]*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
+# Base splits and rows of them.
+Parts = Sequence[tuple[str, range]]
 _ALLOWED = 'NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", and sums with "+"'
 
 
@@ -41,6 +43,18 @@ def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tup
       raise UserError(f"{field}={spec!r}: selects none of the {n} examples of {part['base']!r}")
     chosen.append((part["base"], range(start, stop)))
   return chosen
+
+
+def check_apart(train: Parts, validation: Parts, train_spec: str, validation_spec: str) -> None:
+  """Refuses a validation split that shares examples with the training split."""
+  for base, rows in train:
+    for other, others in validation:
+      if base == other and max(rows.start, others.start) < min(rows.stop, others.stop):
+        raise UserError(
+          f"data.validation_split={validation_spec!r} shares examples of {base!r} with"
+          f" data.train_split={train_spec!r}; take them out there, as in train[:90%] and"
+          " train[90%:]"
+        )
 
 
 def _parse(spec: str, field: str) -> list[re.Match]:

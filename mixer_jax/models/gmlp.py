@@ -83,14 +83,19 @@ class TinyAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Maps [batch, tokens, channels] to [batch, tokens, out_dim]."""
+    """Maps [batch, tokens, channels] to [batch, tokens, out_dim].
+
+    The weights [batch, tokens, tokens] are sown as "attention" into "intermediates".
+    """
     qkv = layers.Dense(3 * self.attention_dim, dtype=self.dtype, name="qkv")(x)
     q, k, v = jnp.split(qkv, 3, axis=-1)
     scores = jnp.einsum("bnd,bmd->bnm", q, k, preferred_element_type=jnp.float32)
     scores = scores * self.attention_dim**-0.5
     if mask is not None:
       scores = jnp.where(mask[:, None, :], scores, jnp.finfo(scores.dtype).min)
-    y = jnp.einsum("bnm,bmd->bnd", nn.softmax(scores).astype(v.dtype), v)
+    weights = nn.softmax(scores)
+    self.sow("intermediates", "attention", weights)
+    y = jnp.einsum("bnm,bmd->bnd", weights.astype(v.dtype), v)
     return layers.Dense(self.out_dim, dtype=self.dtype, name="out")(y)
 
 

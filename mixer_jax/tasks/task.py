@@ -148,6 +148,8 @@ class BaseTask:
 TASKS = {
   "image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification",
   "autoencoding": "mixer_jax.tasks.autoencoding.task:Autoencoding",
+  "masked_lm": "mixer_jax.tasks.masked_lm.task:MaskedLm",
+  "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
 }
 
 

@@ -61,7 +61,8 @@ def load(data: ImageData) -> Loaded:
   read = functools.cache(source.read)  # several splits may be slices of one
   count = lambda base: len(read(base))
   parts = {name: splits.parts(spec, field(name), count) for name, spec in specs.items()}
-  _check_validation(specs, parts)
+  own = parts["train"], parts.get("validation", ())
+  splits.check_apart(*own, data.train_split, data.validation_split)
   bases = {base: read(base) for chosen in parts.values() for base, _ in chosen}
   if not (streamed := _is_streamed(data, bases)):
     bases = {base: _decoded(data, base, found) for base, found in bases.items()}
@@ -123,18 +124,6 @@ def _open(data: ImageData, train_base: str) -> Source:
   if data.name == "sample":
     return _Tfds(SAMPLE_NAME, str(SAMPLE_DIR))
   return _Tfds(data.name, data.dir)
-
-
-def _check_validation(specs: Mapping[str, str], parts: Mapping[str, Any]) -> None:
-  """Refuses a validation split that shares examples with the training split."""
-  for base, rows in parts["train"]:
-    for other, others in parts.get("validation", ()):
-      if base == other and max(rows.start, others.start) < min(rows.stop, others.stop):
-        raise UserError(
-          f"data.validation_split={specs['validation']!r} shares examples of {base!r} with"
-          f" data.train_split={specs['train']!r}; take them out there, as in train[:90%] and"
-          " train[90%:]"
-        )
 
 
 def _is_streamed(data: ImageData, bases: Mapping[str, base_split.Base | decode.Records]) -> bool:

@@ -1,0 +1,36 @@
+"""Masked language models of all-MLPs, on a text file or the bundled sample.
+
+  python -m mixer_jax.main --config=configs/mlm.py[:MODEL[,OPTIMIZER]] [--config.data.name=files \
+      --config.data.dir=DIR --config.data.train_split=train.txt --config.data.test_split=valid.txt \
+      --config.data.vocabulary=vocab.txt]
+
+MODEL is gmlp_text_small or any other encoder: gmlp_text_36 is that of Table 6 of "Pay Attention to
+MLPs" (Liu et al., 2021). The paper's settings for it are AdamW with a peak of 7e-4, 10% of the
+steps of warm-up, a linear decay, weight decay 0.01, batches of 2,048 and 125,000 steps:
+
+  configs/mlm.py:gmlp_text_36,adamw --config.num_steps=125000 --config.batch_size=2048 \
+      --config.data.name=c4/realnewslike --config.data.test_split=validation
+"""
+
+from mixer_jax import config as config_lib
+from mixer_jax.errors import UserError
+
+OPTIMIZERS = {
+  "adamw": dict(learning_rate=7e-4, weight_decay=0.01),
+  "kfac_adam": dict(learning_rate=2e-3, weight_decay=0.01),
+}
+
+
+def get_config(choice="gmlp_text_small,adamw"):
+  model, comma, optimizer = choice.partition(",")
+  optimizer = optimizer if comma else "adamw"
+  if optimizer not in OPTIMIZERS:
+    raise UserError(f"the config takes the optimizer {optimizer!r}; allowed: {list(OPTIMIZERS)}")
+  config = config_lib.default("masked_lm", model)
+  config.batch_size = 32
+  config.num_epochs = 20
+  config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
+  if model.endswith("_small"):
+    config.optimizer.learning_rate *= 3
+  config.schedule.update(name="linear", warmup_epochs=1.0)
+  return config

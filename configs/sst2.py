@@ -1,0 +1,36 @@
+"""Sentiment of sentences: SST-2, from scratch, from a language model, or on a frozen encoder.
+
+  python -m mixer_jax.main --config=configs/sst2.py[:MODEL[,OPTIMIZER]]     # bundled part of SST-2
+      [--config.data.name=files --config.data.dir=DIR --config.data.train_split=train.tsv \
+       --config.data.test_split=dev.tsv --config.data.vocabulary=vocab.txt]
+      [--config.data.name=glue/sst2 --config.data.test_split=validation]
+      [--config.pretrained=RUN_OR_BERT.safetensors]
+      [--config.frozen_from=RUN_OR_BERT.safetensors]
+
+Fine-tuning as published (Liu et al., 2021, and BERT): 5 epochs of batches of 32, AdamW at 2e-5 for
+the large models, with warm-up and linear decay. A model that was trained from scratch, or is small,
+wants a higher rate: 1e-3 here.
+"""
+
+from mixer_jax import config as config_lib
+from mixer_jax.errors import UserError
+
+OPTIMIZERS = {
+  "adamw": dict(learning_rate=1e-3, weight_decay=0.01),
+  "kfac_adam": dict(learning_rate=1e-3, weight_decay=0.01),
+}
+
+
+def get_config(choice="gmlp_text_small,adamw"):
+  model, comma, optimizer = choice.partition(",")
+  optimizer = optimizer if comma else "adamw"
+  if optimizer not in OPTIMIZERS:
+    raise UserError(f"the config takes the optimizer {optimizer!r}; allowed: {list(OPTIMIZERS)}")
+  config = config_lib.default("text_classification", model)
+  config.batch_size = 32
+  config.num_epochs = 5
+  config.data.max_length = 64
+  config.data.validation_split = "dev"
+  config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
+  config.schedule.update(name="linear", warmup_epochs=0.5)
+  return config

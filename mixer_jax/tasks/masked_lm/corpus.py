@@ -1,0 +1,44 @@
+"""Text as sequences of tokens."""
+
+import dataclasses
+import logging
+from typing import Annotated, Mapping
+
+from mixer_jax.data.dataset import Arrays
+from mixer_jax.options import Option, one_of
+from mixer_jax.tasks.text import text_data
+from mixer_jax.text import sample, sequences
+from mixer_jax.text.documents import documents
+from mixer_jax.text.vocabulary import Vocabulary
+
+_LOG = logging.getLogger(__name__)
+_PACKINGS = '"packed": documents one after the other; "cut": the beginning of each'
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus(text_data.TextData):
+  """The group `config.data` of a language model."""
+
+  field: Annotated[str, Option("column, key or feature that holds the text, if not plain")] = "text"
+  paragraphs: Annotated[bool, Option("documents end with an empty line, not with each line")] = (
+    False
+  )
+  packing: one_of(_PACKINGS, sequences.MODES) = "packed"
+
+
+def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
+  """Splits of {"ids": integers [tokens], "length": int32, "row": int32}; or a UserError.
+
+  A part of a split is contiguous: neighbours are often of one document.
+  """
+  field = sample.TEXT if data.name == "sample" else data.field
+
+  def read(base):
+    path, split = data.source(base)
+    found = documents(path, field, data.paragraphs, split, data.dir, text_data.OTHERS)
+    packed = sequences.pack(found, vocabulary, data.max_length, data.packing, data.cache_dir)
+    if line := packed.told(data.max_length):
+      _LOG.warning("%s: %s", path, line)
+    return packed.arrays
+
+  return text_data.load(data, read, shuffled=False)

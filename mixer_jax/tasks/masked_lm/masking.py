@@ -1,0 +1,66 @@
+"""Masking of tokens as BERT's, inside the compiled step.
+
+Devlin et al., "BERT", NAACL 2019, Section 3.1, https://arxiv.org/abs/1810.04805.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Shares of the chosen tokens that become [MASK] and a random entry; the rest stay as they are.
+_MASKED, _RANDOM = 0.8, 0.1
+
+
+class Masked(NamedTuple):
+  """A batch of sequences with chosen tokens, of which the first `count` of k are real.
+
+  Attributes:
+    ids: int32 [batch, tokens], chosen tokens replaced.
+    positions: of the chosen tokens, int32 [batch, k].
+    targets: their ids before, int32 [batch, k].
+    weights: 1 for a real choice, else 0, float32 [batch, k].
+  """
+
+  ids: jax.Array
+  positions: jax.Array
+  targets: jax.Array
+  weights: jax.Array
+
+
+def most(rate: float, tokens: int) -> int:
+  """The largest number of tokens that are chosen of a sequence."""
+  return max(1, math.floor(rate * tokens + 0.5))
+
+
+def mask(
+  keys: jax.Array, ids: jax.Array, real: jax.Array, rate: float, mask_id: int, size: int
+) -> Masked:
+  """Chooses and replaces tokens of each sequence; exactly the rounded share, at least one.
+
+  Args:
+    keys: random keys [batch], one of each sequence.
+    ids: [batch, tokens].
+    real: bool [batch, tokens], the tokens that may be chosen: neither padding nor [CLS] or [SEP].
+    rate: share that is chosen.
+    mask_id: of [MASK].
+    size: of the vocabulary, from which random entries are drawn.
+  """
+  return Masked(*jax.vmap(lambda *x: _mask(*x, rate, mask_id, size))(keys, ids, real))
+
+
+def _mask(key, ids, real, rate, mask_id, size):
+  order_key, fate_key, entry_key = jax.random.split(key, 3)
+  k = most(rate, len(ids))
+  number = jnp.sum(real)
+  count = jnp.minimum(jnp.clip(jnp.floor(rate * number + 0.5), 1, k), number)
+  scores = jnp.where(real, jax.random.uniform(order_key, ids.shape), -1.0)
+  positions = jax.lax.top_k(scores, k)[1].astype(jnp.int32)
+  chosen = jnp.arange(k) < count
+  targets = ids[positions].astype(jnp.int32)
+  fate = jax.random.uniform(fate_key, (k,))
+  entries = jax.random.randint(entry_key, (k,), 0, size)
+  new = jnp.where(fate < _MASKED, mask_id, jnp.where(fate < _MASKED + _RANDOM, entries, targets))
+  replaced = ids.astype(jnp.int32).at[positions].set(jnp.where(chosen, new, targets))
+  return replaced, positions, targets, chosen.astype(jnp.float32)

@@ -1,0 +1,173 @@
+"""Masked language models: the words that are hidden in a text."""
+
+import dataclasses
+import functools
+from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from mixer_jax import models
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError
+from mixer_jax.options import Option
+from mixer_jax.tasks.masked_lm import corpus, masking
+from mixer_jax.tasks.metrics import ExpMean, Metric, Sums, WeightedSum
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
+from mixer_jax.tasks.text import encoders, pictures, text_data
+
+_ANSWERS = 5  # words with the highest probabilities in an answer
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLmOptions:
+  """Fields of the config itself."""
+
+  mask_rate: Annotated[float, Option("share of tokens to be found", 1e-3, 0.9)] = 0.15
+  tied: Annotated[bool, Option("the word embedding is the output matrix, too")] = True
+  pretrained: encoders.Pretrained = ""
+
+
+class MaskedLm(BaseTask):
+  """Words from their context, as BERT learns them.
+
+  A batch has "ids" int32 [batch, tokens] with words replaced, "real" bool [batch, tokens], False
+  for padding, and "positions" and "targets" int32 and "weights" float32 [batch, k] of the words to
+  be found (`masking.mask`). Training draws words anew in every step. An evaluation draws them by
+  the number of the example, so that it is the same for any size of batch.
+  """
+
+  options = {"": MaskedLmOptions, "model": models.ENCODERS, "data": corpus.Corpus}
+  metrics = (
+    Metric("perplexity", higher_is_better=False),
+    Metric("loss", higher_is_better=False, unit="nats"),
+    Metric("accuracy", higher_is_better=True, percent=True),
+  )
+  likelihood = "categorical"
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    self._config, self._data = config, corpus.Corpus.of(config.data)
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    corpus.Corpus.of(config.data).check()
+
+  @classmethod
+  def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    return encoders.complete(config)
+
+  @classmethod
+  def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
+    return {"data.vocabulary": corpus.Corpus.of(config.data).vocabulary_path}
+
+  @functools.cached_property
+  def vocabulary(self) -> text_data.Vocabulary:
+    return text_data.vocabulary(self._data.vocabulary_path)
+
+  def datasets(self) -> Mapping[str, Dataset]:
+    return self._splits
+
+  @functools.cached_property
+  def _splits(self) -> Mapping[str, Dataset]:
+    encoders.traced(self._config, self.init)  # a mistake is told before text is read
+    return corpus.load(self._data, self.vocabulary)
+
+  @functools.cached_property
+  def model(self) -> nn.Module:
+    """From ids, real tokens and positions to logits [batch, k, entries of the vocabulary]."""
+    encoder = encoders.build(self._config.model, self.vocabulary.size, self._data.max_length)
+    return models.MaskedLm(encoder, self._config.tied)
+
+  def init(self, key: jax.Array) -> Variables:
+    ids = jnp.zeros((1, self._data.max_length), jnp.int32)
+    return self.model.init(key, ids, ids == 0, None, ids[:, :1])
+
+  def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
+    if not self._config.pretrained:
+      return None
+    fresh = jax.device_get(self.init(jax.random.key(self._config.seed)))
+    given = encoders.read(self._config.pretrained, read_run)
+    return {"params": encoders.started(fresh["params"], given, self._data.max_length)}
+
+  def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
+    ids, lengths, rows = (examples[name] for name in ("ids", "length", "row"))
+    if train:
+      keys = jax.random.split(key, len(ids))
+    else:
+      keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0)))(rows)
+    real = jnp.arange(ids.shape[1]) < lengths[:, None]
+    words = real & (ids != self.vocabulary.cls) & (ids != self.vocabulary.sep)
+    own = (self._config.mask_rate, self.vocabulary.mask, self.vocabulary.size)
+    return {"real": real, **masking.mask(keys, ids, words, *own)._asdict()}
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    inputs = (batch["ids"], batch["real"], None, batch["positions"])
+    logits = self.model.apply(variables, *inputs, train=True, rngs={"dropout": key})
+    losses, hits = _scores(logits, batch["targets"])
+    loss = WeightedSum.of(losses, batch["weights"])
+    return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits, batch["weights"])})
+
+  def predict(self, variables: Variables, batch: Batch) -> Prediction:
+    return _predict(self.model, variables, batch)
+
+  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    logits, targets, weights = self.predict(variables, batch)
+    losses, hits = _scores(logits, targets)
+    weights = weights * mask[:, None]
+    return {
+      "perplexity": ExpMean.of(losses, weights),
+      "loss": WeightedSum.of(losses, weights),
+      "accuracy": WeightedSum.of(hits, weights),
+    }
+
+  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
+    return encoders.curvature_view(self.model, _predict)
+
+  layer_kind = staticmethod(models.layer_kind)
+  decayed = staticmethod(models.is_decayed)
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """The likeliest words for each [MASK] of a sentence, and the sentence with the first ones."""
+    vocabulary, length = self.vocabulary, self._data.max_length
+    for sentence, ids in zip(inputs, vocabulary.encode(inputs)):
+      ids = np.concatenate([[vocabulary.cls], ids, [vocabulary.sep]]).astype(np.int32)
+      hidden = np.flatnonzero(ids == vocabulary.mask)
+      if not len(hidden) or len(ids) > length:
+        has = f"has {len(ids)} tokens" if len(hidden) else "has no [MASK]"
+        raise UserError(f"{sentence!r} {has}; allowed: a [MASK] or more, at most {length} tokens")
+      padded = np.full((1, length), vocabulary.pad, np.int32)
+      padded[0, : len(ids)] = ids
+      batch = {"ids": padded, "real": np.arange(length)[None] < len(ids)}
+      # As many positions for any sentence: the program is compiled once.
+      batch["positions"] = np.resize(hidden, (1, length)).astype(np.int32)
+      found = np.asarray(self._probabilities(variables, batch))[0, : len(hidden)]
+      best = np.argsort(-found, axis=1, kind="stable")[:, :_ANSWERS]
+      words = [{vocabulary.words[i]: float(row[i]) for i in own} for row, own in zip(found, best)]
+      ids[hidden] = best[:, 0]
+      yield {"text": sentence, "filled": vocabulary.decode(ids[1:-1]), "words": words}
+
+  @functools.cached_property
+  def _probabilities(self) -> Callable[[Variables, Batch], jax.Array]:
+    return jax.jit(lambda variables, batch: jax.nn.softmax(self.predict(variables, batch).outputs))
+
+  def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
+    batch = jax.tree.map(lambda x: x[:1], split.arrays())
+    real = np.arange(self._data.max_length) < batch["length"][:, None]
+    inputs = (batch["ids"].astype(np.int32), real, None, np.zeros((1, 1), np.int32))
+    tokens = [self.vocabulary.words[i] for i in batch["ids"][0][real[0]]]
+    return pictures.of_encoder(self.model, variables, inputs, tokens)
+
+
+def _predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
+  inputs = (batch["ids"], batch["real"], None, batch["positions"])
+  return Prediction(model.apply(variables, *inputs), batch.get("targets"), batch.get("weights"))
+
+
+def _scores(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Losses in nats and whether the likeliest word is the right one, each [batch, k]."""
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+  return losses, (jnp.argmax(logits, axis=-1) == targets) & jnp.isfinite(losses)

@@ -1,0 +1,1 @@
+"""The parts that the tasks on text share."""

@@ -1,0 +1,122 @@
+"""The options of text, and the splits that they name as arrays of tokens."""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Annotated, Any, Callable, Mapping
+
+import ml_collections
+import numpy as np
+
+from mixer_jax import options
+from mixer_jax.data import splits
+from mixer_jax.data.dataset import Arrays
+from mixer_jax.errors import UserError
+from mixer_jax.options import Option
+from mixer_jax.text import sample, sequences
+from mixer_jax.text.vocabulary import Vocabulary
+
+OTHERS = ("sample", "files")  # names of data beside those of TFDS
+_VOCABULARY = "WordPiece file such as BERT's vocab.txt; \"\": the sample's or that of `pretrained`"
+_NEEDED = (
+  "data.vocabulary is ''; name a WordPiece file, or make one of your text:"
+  " python -m mixer_jax.text --out=vocab.txt --size=8000 FILE"
+)
+_SPLIT = 'file or folder below dir, or TFDS split; maybe a part: "train.tsv[:90%]"'
+
+
+@dataclasses.dataclass(frozen=True)
+class TextData:
+  """The fields of `config.data` that all tasks on text have."""
+
+  name: Annotated[str, Option('"sample", "files" or a TFDS name')] = "sample"
+  dir: Annotated[str, Option("of the files, or TFDS's data_dir", free=True)] = ""
+  cache_dir: Annotated[str, Option('of encoded text; "": ~/.cache/mixer_jax', free=True)] = ""
+  train_split: Annotated[str, Option(_SPLIT)] = "train"
+  test_split: Annotated[str, Option("likewise")] = "test"
+  validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
+  extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
+  vocabulary: Annotated[str, Option(_VOCABULARY, free=True)] = ""
+  max_length: Annotated[
+    int, Option("tokens of a sequence, [CLS] and [SEP] included", sequences.SHORTEST, 2**14)
+  ] = 128
+
+  @classmethod
+  def of(cls, group: ml_collections.ConfigDict) -> Any:
+    return cls(**options.given(group) | {"name": group.name})
+
+  @property
+  def splits(self) -> dict[str, str]:
+    """The split strings by the name of the split."""
+    own = {"train": self.train_split, "test": self.test_split, "validation": self.validation_split}
+    extra = {spec.strip(): spec.strip() for spec in self.extra_test_splits.split(",")}
+    return {name: spec for name, spec in (own | extra).items() if spec}
+
+  @property
+  def vocabulary_path(self) -> str:
+    """The file of the vocabulary; a UserError if none is named."""
+    if not self.vocabulary and self.name != "sample":
+      raise UserError(_NEEDED)
+    return self.vocabulary or str(sample.VOCABULARY)
+
+  def check(self) -> None:
+    """Raises a UserError for a split string that is none."""
+    for name, spec in self.splits.items():
+      splits.base_names(spec, _field(name))
+
+  def source(self, base: str) -> tuple[str, str]:
+    """The path and "", or the TFDS name and the split, that a base split is read from."""
+    if self.name == "files":
+      return str(pathlib.Path(self.dir).expanduser().absolute() / base), ""
+    if self.name != "sample":
+      return self.name, base
+    if base not in sample.SPLITS:
+      raise UserError(f"the sample has no split {base!r}; allowed: {', '.join(sample.SPLITS)}")
+    return str(sample.SPLITS[base]), ""
+
+
+@functools.lru_cache(maxsize=2)
+def vocabulary(path: str) -> Vocabulary:
+  """The vocabulary in a file; a UserError if it is none."""
+  return Vocabulary.read(path)
+
+
+def load(
+  data: TextData, read: Callable[[str], Mapping[str, np.ndarray]], shuffled: bool
+) -> dict[str, Arrays]:
+  """The splits as arrays [n, ...], with the number "row" of each example within its split.
+
+  A UserError if a split string selects nothing, or validation examples are trained on.
+
+  Args:
+    read: from a base split to its arrays.
+    shuffled: whether a part of a base split is drawn from all over it.
+  """
+  read = functools.cache(read)
+  number = lambda base: len(next(iter(read(base).values())))
+  parts = {name: splits.parts(spec, _field(name), number) for name, spec in data.splits.items()}
+  own = parts["train"], parts.get("validation", ())
+  splits.check_apart(*own, data.train_split, data.validation_split)
+  found = {}
+  for name, chosen in parts.items():
+    taken = [_rows(read(base), rows, shuffled) for base, rows in chosen]
+    arrays = taken[0] if len(taken) == 1 else _joined(taken)
+    row = np.arange(len(next(iter(arrays.values()))), dtype=np.int32)
+    found[name] = Arrays({**arrays, "row": row})
+  return found
+
+
+def _rows(arrays: Mapping[str, np.ndarray], rows: range, shuffled: bool) -> dict[str, np.ndarray]:
+  number, chosen = len(next(iter(arrays.values()))), slice(rows.start, rows.stop)
+  if shuffled and len(rows) < number:
+    chosen = splits.shuffled_order(number)[chosen]
+  return {name: array[chosen] for name, array in arrays.items()}
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+  return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _field(split: str) -> str:
+  own = ("train", "test", "validation")
+  return f"data.{split}_split" if split in own else "data.extra_test_splits"

@@ -1,0 +1,1 @@
+"""Classification of sentences and of pairs of them."""

@@ -1,0 +1,236 @@
+"""Classification of sentences and pairs of them, from scratch or from a trained encoder."""
+
+import dataclasses
+import functools
+import json
+from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from mixer_jax import models
+from mixer_jax.data import order
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError
+from mixer_jax.models import text_heads
+from mixer_jax.options import Option, one_of
+from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
+from mixer_jax.tasks.text import encoders, pictures, text_data
+from mixer_jax.tasks.text_classification import labelled, scores
+from mixer_jax.text import sequences
+
+_FROZEN = 'run or BERT\'s weights whose outputs are the input of the model, not trained; "": none'
+_FILLED_IN = "description of that encoder: filled in"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationOptions:
+  """Fields of the config itself."""
+
+  pooling: one_of(
+    "what the head sees: the first token, [CLS], or the mean", text_heads.POOLINGS
+  ) = "mean"
+  head_dropout: Annotated[float, Option("dropout before the head", 0, 0.999)] = 0.0
+  pretrained: encoders.Pretrained = ""
+  frozen_from: Annotated[str, Option(_FROZEN)] = ""
+  frozen: Annotated[str | None, Option(_FILLED_IN)] = None
+
+
+class TextClassification(BaseTask):
+  """Softmax classification of text.
+
+  A batch has "ids" and "segments" int32 [batch, tokens], "real" bool [batch, tokens] and "label"
+  int32 [batch]. GLUE's scores beside accuracy: F1 of the second class and Matthews' correlation,
+  where there are two classes.
+  """
+
+  options = {"": ClassificationOptions, "model": models.ENCODERS, "data": labelled.LabelledText}
+  metrics = (
+    Metric("accuracy", higher_is_better=True, percent=True),
+    Metric("loss", higher_is_better=False, unit="nats"),
+    Metric("f1", higher_is_better=True, percent=True),
+    Metric("matthews", higher_is_better=True, percent=True),
+  )
+  likelihood = "categorical"
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    self._config, self._data = config, labelled.LabelledText.of(config.data)
+    self._segments = 2 if self._data.pair else 0
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    labelled.LabelledText.of(config.data).check()
+    if config.pretrained and config.frozen_from:
+      why = "the model that reads a frozen encoder's outputs has no words of its own"
+      raise UserError(f"pretrained is {config.pretrained!r} and frozen_from is set, but {why}")
+
+  @classmethod
+  def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    config = encoders.complete(config).copy_and_resolve_references()
+    if config.frozen_from:
+      given = encoders.describe(config.frozen_from)
+      config = encoders.with_vocabulary(config, given, config.frozen_from)
+      config.frozen = json.dumps(given._replace(vocabulary=""))
+    return config
+
+  @classmethod
+  def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
+    return {"data.vocabulary": labelled.LabelledText.of(config.data).vocabulary_path}
+
+  @functools.cached_property
+  def vocabulary(self) -> text_data.Vocabulary:
+    return text_data.vocabulary(self._data.vocabulary_path)
+
+  def datasets(self) -> Mapping[str, Dataset]:
+    return self._loaded.splits
+
+  @functools.cached_property
+  def _loaded(self) -> labelled.Loaded:
+    encoders.traced(self._config, lambda key: self._fresh(self._build(2), key))
+    return labelled.load(self._data, self.vocabulary)
+
+  @property
+  def class_names(self) -> tuple[str, ...]:
+    return self._loaded.class_names
+
+  @functools.cached_property
+  def model(self) -> nn.Module:
+    """From ids, real tokens, segments and maybe features to logits [batch, classes]."""
+    return self._build(len(self.class_names))
+
+  def _build(self, num_classes: int) -> nn.Module:
+    size, length = self.vocabulary.size, self._data.max_length
+    width = self._frozen.hidden_dim if self._frozen else 0
+    own = (self._config.model, size, length, self._segments)
+    encoder = encoders.build(*own, features_dim=width)
+    config = self._config
+    return models.TextClassifier(encoder, num_classes, config.pooling, config.head_dropout)
+
+  @functools.cached_property
+  def _frozen(self) -> nn.Module | None:
+    """The encoder that is not trained; its parameters are the collection "frozen"."""
+    if not self._config.frozen:
+      return None
+    described = encoders.Described(*json.loads(self._config.frozen))
+    if (length := self._data.max_length) > described.max_length:
+      most = f"at most {described.max_length} of {self._config.frozen_from!r}"
+      raise UserError(f"data.max_length is {length}; allowed: {most}")
+    fields = dict(vocab_size=self.vocabulary.size, max_length=length, segments=described.segments)
+    return models.encoder(described.name, **fields, **described.fields)
+
+  def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
+    ids = jnp.zeros((1, self._data.max_length), jnp.int32)
+    batch, frozen = {"ids": ids, "real": ids == 0, "segments": ids}, {}
+    if self._frozen:
+      frozen = {"frozen": self._frozen.init(key, ids, ids == 0, self._seen(ids))["params"]}
+    return {**model.init(key, *self._inputs(frozen, batch)), **frozen}
+
+  def _seen(self, segments: jax.Array) -> jax.Array | None:
+    """The segments, where the frozen encoder knows them."""
+    return segments if self._frozen.segments else None
+
+  def _inputs(self, variables: Variables, batch: Batch) -> tuple[Any, ...]:
+    features, segments = None, batch["segments"]
+    if self._frozen:
+      inputs = (batch["ids"], batch["real"], self._seen(segments))
+      features = jax.lax.stop_gradient(self._frozen.apply({"params": variables["frozen"]}, *inputs))
+    return batch["ids"], batch["real"], segments if self._segments else None, features
+
+  def init(self, key: jax.Array) -> Variables:
+    return self._fresh(self.model, key)
+
+  def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
+    config, length = self._config, self._data.max_length
+    if not (config.pretrained or config.frozen_from):
+      return None
+    fresh = jax.device_get(self.init(jax.random.key(config.seed)))
+    if config.pretrained:
+      given = encoders.read(config.pretrained, read_run)
+      return {**fresh, "params": encoders.started(fresh["params"], given, length)}
+    given = encoders.read(config.frozen_from, read_run)
+    frozen = encoders.started({"encoder": fresh["frozen"]}, given, length)["encoder"]
+    return {**fresh, "frozen": frozen}
+
+  def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
+    ids = examples["ids"].astype(jnp.int32)
+    real = jnp.arange(ids.shape[1]) < examples["length"][:, None]
+    segments = jnp.arange(ids.shape[1]) >= examples["segment_start"][:, None]
+    parts = {"ids": ids, "real": real, "segments": segments.astype(jnp.int32)}
+    return {**parts, "label": examples["label"]}
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    inputs, params = self._inputs(variables, batch), {"params": variables["params"]}
+    logits = self.model.apply(params, *inputs, train=True, rngs={"dropout": key})
+    losses, hits = _scores(logits, batch["label"])
+    loss = WeightedSum.of(losses)
+    return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits)})
+
+  def predict(self, variables: Variables, batch: Batch) -> Prediction:
+    return self._predict(self.model, variables, batch)
+
+  def _predict(self, model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
+    inputs = self._inputs(variables, batch)
+    return Prediction(model.apply({"params": variables["params"]}, *inputs), batch.get("label"))
+
+  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    logits, labels, _ = self.predict(variables, batch)
+    losses, hits = _scores(logits, labels)
+    sums = {"accuracy": WeightedSum.of(hits, mask), "loss": WeightedSum.of(losses, mask)}
+    if logits.shape[1] > 2:
+      return sums
+    return sums | scores.of_two(jnp.argmax(logits, axis=1) == 1, labels == 1, mask)
+
+  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
+    return encoders.curvature_view(self.model, self._predict)
+
+  layer_kind = staticmethod(models.layer_kind)
+  decayed = staticmethod(models.is_decayed)
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """The class of each sentence; of a pair the two sentences are apart by a tab."""
+    pairs = [sentence.split("\t") for sentence in inputs]
+    for sentence, parts in zip(inputs, pairs):
+      if len(parts) != (2 if self._segments else 1) or not all(part.strip() for part in parts):
+        allowed = "two sentences with a tab between" if self._segments else "one sentence"
+        raise UserError(f"{sentence!r} is {len(parts)} sentences; allowed: {allowed}")
+    texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]
+    seconds = seconds if self._segments else None
+    tokens, _ = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)
+    for sentence, row in zip(inputs, self._probabilities(variables, tokens)):
+      top = {self.class_names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:5]}
+      name, probability = next(iter(top.items()))
+      yield {"text": sentence, "class": name, "probability": probability, "top": top}
+
+  def _probabilities(self, variables: Variables, tokens: Mapping[str, np.ndarray]) -> np.ndarray:
+    number = len(tokens["ids"])
+    ids, _ = order.test_indices(number, min(self._config.eval_batch_size, number))
+    examples = lambda row: {name: array[row] for name, array in tokens.items()}
+    found = [np.asarray(self._softmax(variables, examples(row))) for row in ids]
+    return np.concatenate(found)[:number]
+
+  @functools.cached_property
+  def _softmax(self) -> Callable[[Variables, Any], jax.Array]:
+    def softmax(variables, examples):
+      examples = {**examples, "label": jnp.zeros(len(examples["ids"]), jnp.int32)}
+      batch = self.prepare(None, examples, train=False)
+      return jax.nn.softmax(self.predict(variables, batch).outputs)
+
+    return jax.jit(softmax)
+
+  def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
+    examples = jax.tree.map(lambda x: x[:1], split.arrays())
+    batch = self.prepare(None, examples, train=False)
+    tokens = [self.vocabulary.words[i] for i in examples["ids"][0][: examples["length"][0]]]
+    params = {"params": variables["params"]}
+    return pictures.of_encoder(self.model, params, self._inputs(variables, batch), tokens)
+
+
+def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Losses in nats, and whether the likeliest class is the right one, each [batch]."""
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  return losses, (jnp.argmax(logits, axis=1) == labels) & jnp.isfinite(losses)

@@ -1,0 +1,166 @@
+"""Masked language models: exact perplexity, padding, K-FAC, and runs through the commands."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import experiment, tasks
+from mixer_jax.errors import UserError
+from mixer_jax.rundir import metrics_file
+from mixer_jax.tasks.text import pictures
+from mixer_jax.training import restore
+from mixer_jax.training.evaluator import Evaluator
+from tests import children
+
+MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny")
+
+
+@pytest.fixture
+def config(config_of):
+  return config_of("masked_lm", field="sentence")
+
+
+def shaken(variables, seed=0):
+  """Variables of which nothing is zero."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), variables)
+
+
+def test_perplexity_is_that_of_numpy_for_any_batch_and_devices(config):
+  config.data.packing = "cut"
+  found = {}
+  for batch, devices in ((8, 1), (32, 1), (100, 1), (1, 1), (32, 2), (100, 8)):
+    config.update(eval_batch_size=batch)
+    config.mesh.data = devices
+    run = experiment.build(config)
+    variables = shaken(run.task.init(jax.random.key(0)))
+    found[batch, devices] = Evaluator(run)(variables)
+  split = run.datasets["test"].arrays()
+  batch = run.task.prepare(None, jax.tree.map(jnp.asarray, split), train=False)
+  logits = np.asarray(run.task.predict(variables, batch).outputs, np.float64)
+  logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+  losses = -np.take_along_axis(logits, np.asarray(batch["targets"])[..., None], -1)[..., 0]
+  weights = np.asarray(batch["weights"])
+  expected = np.exp((losses * weights).sum() / weights.sum())
+  hits = ((logits.argmax(-1) == np.asarray(batch["targets"])) * weights).sum() / weights.sum()
+  for metrics in found.values():
+    np.testing.assert_allclose(metrics["perplexity"], expected, rtol=1e-6)
+    np.testing.assert_allclose(metrics["accuracy"], hits, rtol=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_padding_changes_neither_loss_nor_gradient(config_of, model):
+  """A batch of 9 tokens at most, padded to 16 and to 9, by other rubbish in the padding."""
+  config = config_of("masked_lm", model, field="sentence")
+  if model == "bert_tiny":
+    config.model.dropout_rate = 0.0  # it would drop others of a longer batch
+  long = tasks.find("masked_lm")(config)
+  params = shaken(long.init(jax.random.key(0)))
+  rng = np.random.default_rng(0)
+  ids, lengths = rng.integers(5, 20, (6, 16)).astype(np.int32), np.array([9, 4, 7, 9, 3, 5])
+  batch = dict(
+    real=np.arange(16) < lengths[:, None],
+    positions=np.array([[1, 2]] * 6, np.int32),
+    targets=rng.integers(5, 20, (6, 2)).astype(np.int32),
+    weights=np.array([[1, 1], [1, 0], [1, 1], [0, 1], [1, 0], [1, 1]], np.float32),
+  )
+
+  def loss(params, ids, tokens):
+    cut = batch | {"ids": ids[:, :tokens], "real": batch["real"][:, :tokens]}
+    return long.loss(params, cut, jax.random.key(0))[0].value()
+
+  whole = jax.value_and_grad(loss)(params, ids, 16)
+  rubbish = np.where(batch["real"], ids, rng.integers(5, 20, ids.shape))
+  for other in (
+    jax.value_and_grad(loss)(params, rubbish, 16),
+    jax.value_and_grad(loss)(params, ids, 9),
+  ):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole, other)
+
+
+def test_a_run_learns_and_fills_masks(config, tmp_path):
+  config.num_epochs = 8
+  children.trained(config, tmp_path / "whole")
+  rows = metrics_file.read(tmp_path / "whole")
+  assert rows[-1]["test/perplexity"] < 0.9 * rows[0]["test/perplexity"]
+  answers = children.command(
+    tmp_path / "log", "predict", f"--workdir={tmp_path / 'whole'}", "the film is very [MASK]"
+  )
+  assert answers.code == 0, answers.err
+  answer = json.loads(answers.out.splitlines()[-1])
+  [words] = answer["words"]
+  assert answer["filled"].startswith("the film is very ") and len(words) == 5
+  wrong = children.command(tmp_path / "log", "predict", f"--workdir={tmp_path / 'whole'}", "a film")
+  assert "'a film' has no [MASK]" in wrong.error
+
+
+def test_a_vocabulary_that_is_gone_is_not_missed(config, folder, tmp_path):
+  own = tmp_path / "own.txt"
+  shutil.copy(folder / "vocab.txt", own)
+  config.data.vocabulary, config.num_epochs = str(own), 1
+  children.trained(config, tmp_path / "run")
+  own.unlink()
+  stored, variables = restore.stored(str(tmp_path / "run"))
+  assert stored.data.vocabulary == str(tmp_path / "run/files/data.vocabulary.txt")
+  config.num_epochs = 2
+  config.data.vocabulary = str(folder / "vocab.txt")
+  refused = children.Child(config, tmp_path / "run")
+  assert refused.wait() == 2 and "num_epochs was 1, is 2" in refused.error
+
+
+@pytest.mark.parametrize("optimizer", ["kfac", "kfac_adam"])
+def test_second_order_optimizers_train_it(config, optimizer, tmp_path):
+  values = dict(factor_period=2, factor_decay=0.5)
+  values |= {"inverse_period": 4} if optimizer == "kfac" else {"basis_period": 4}
+  config.optimizer = config_lib.optimizer(optimizer, 0.02, **values)
+  config.num_epochs = 6
+  config.model.scan_blocks = True
+  config.model.num_blocks = 2
+  children.trained(config, tmp_path / "run")
+  rows = metrics_file.read(tmp_path / "run")
+  assert rows[-1]["test/perplexity"] < 0.9 * rows[0]["test/perplexity"]
+
+
+def test_pictures_show_matrices_and_attention(config_of):
+  config = config_of("masked_lm", "amlp_text_small", field="sentence")
+  config.model.update(num_blocks=2)
+  task = tasks.find("masked_lm")(config)
+  variables = task.init(jax.random.key(0))
+  drawn = task.pictures(variables, task.datasets()["test"])
+  assert set(drawn) == {"spatial", "filters", "attention"}
+  kernel = variables["params"]["encoder"]["GmlpBlock_1"]["spatial_gating"]["Dense_0"]["kernel"]
+  np.testing.assert_array_equal(pictures.matrices(variables["params"])["GmlpBlock_1"], kernel.T)
+
+
+def test_the_share_of_a_toeplitz_matrix():
+  rng = np.random.default_rng(0)
+  diagonals = rng.normal(size=13)
+  toeplitz = np.array([[diagonals[i - j + 6] for j in range(7)] for i in range(7)])
+  np.testing.assert_allclose(pictures.toeplitz_share(toeplitz), 1)
+  matrix = rng.normal(size=(7, 7))
+  basis = np.stack([np.eye(7, k=k).ravel() for k in range(-6, 7)], 1)
+  nearest = basis @ np.linalg.lstsq(basis, matrix.ravel(), rcond=None)[0]
+  expected = np.sum(nearest**2) / np.sum(matrix**2)
+  np.testing.assert_allclose(pictures.toeplitz_share(matrix), expected)
+
+
+def test_mistakes_are_one_line(config, folder, tmp_path):
+  def refused(match, **fields):
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict(fields)
+    with pytest.raises(UserError, match=match):
+      experiment.build(other)
+
+  refused("data.vocabulary is ''; name a WordPiece file", **{"data.vocabulary": ""})
+  words = (folder / "vocab.txt").read_text().replace("[MASK]\n", "")
+  (tmp_path / "no_mask.txt").write_text(words)
+  refused(r"no_mask.txt.*\[MASK\]", **{"data.vocabulary": str(tmp_path / "no_mask.txt")})
+  refused("sentenc", **{"data.field": "text"})
+  refused("no such file", **{"data.train_split": "absent.txt"})
+  refused("shares examples", **{"data.validation_split": "train.tsv[:10%]"})
+  refused("ffn_dim is 17; gating 'split' needs an even one", **{"model.ffn_dim": 17})

@@ -1,0 +1,144 @@
+"""Classification of text: GLUE's scores, pairs, encoders from other runs, frozen ones."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import experiment, tasks
+from mixer_jax.errors import UserError
+from mixer_jax.rundir import metrics_file
+from mixer_jax.tasks.text_classification import scores
+from mixer_jax.training import restore
+from tests import children
+
+
+@pytest.fixture
+def config(config_of):
+  return config_of("text_classification")
+
+
+def test_scores_of_two_classes():
+  rng = np.random.default_rng(0)
+  true, found, mask = rng.uniform(size=(3, 60)) < np.array([0.3, 0.4, 0.8])[:, None]
+  halves = [scores.of_two(found[i::2], true[i::2], mask[i::2]) for i in range(2)]
+  total = {k: float(halves[0][k].merge(halves[1][k]).value()) for k in halves[0]}
+  true, found = true[mask], found[mask]
+  precision, recall = np.mean(true[found]), np.mean(found[true])
+  np.testing.assert_allclose(total["f1"], 2 * precision * recall / (precision + recall), rtol=1e-6)
+  np.testing.assert_allclose(total["matthews"], np.corrcoef(true, found)[0, 1], rtol=1e-5)
+  nothing = scores.of_two(np.zeros(4, bool), np.zeros(4, bool), np.ones(4, bool))
+  assert [float(x.value()) for x in nothing.values()] == [0.0, 0.0]
+
+
+def test_a_run_learns_and_answers(config, tmp_path):
+  config.num_epochs = config.eval_epochs = 10
+  config.data.extra_test_splits = "more.tsv"
+  children.trained(config, tmp_path / "run")
+  row = metrics_file.read(tmp_path / "run")[-1]
+  assert row["test/accuracy"] > 0.95 and row["more.tsv/f1"] > 0.9
+  found = children.command(
+    tmp_path / "log", "predict", f"--workdir={tmp_path / 'run'}", "the plot was good", "so flat"
+  )
+  answers = [json.loads(line) for line in found.out.splitlines() if line.startswith("{")]
+  assert [answer["class"] for answer in answers] == ["positive", "negative"]
+  wrong = children.command(tmp_path / "log", "predict", f"--workdir={tmp_path / 'run'}", "a\tb")
+  assert "allowed: one sentence" in wrong.error
+
+
+def test_it_starts_from_a_language_model(config_of, tmp_path):
+  """Whose sequences are longer, and which is gone when the run is resumed."""
+  donor = config_of("masked_lm", field="sentence", max_length=24)
+  donor.num_epochs = 1
+  children.trained(donor, tmp_path / "donor")
+  config = config_of("text_classification")
+  config.pretrained = str(tmp_path / "donor")
+  config.data.vocabulary = ""
+  config.model.update(num_blocks=None, hidden_dim=None, ffn_dim=None)
+  config.num_epochs = 1
+  children.trained(config, tmp_path / "run")
+  stored, _ = restore.stored(str(tmp_path / "run"))
+  assert (stored.model.hidden_dim, stored.model.ffn_dim) == (16, 16)
+  task = tasks.find("text_classification")(stored)
+  shapes = jax.eval_shape(task.init, jax.random.key(0))
+  start = task.initial(shapes, restore.stored)["params"]["encoder"]
+  given = restore.stored(str(tmp_path / "donor"))[1]["params"]["encoder"]
+  np.testing.assert_array_equal(start["words"]["embedding"], given["words"]["embedding"])
+  kernel = lambda tree: tree["GmlpBlock_0"]["spatial_gating"]["Dense_0"]["kernel"]
+  np.testing.assert_array_equal(kernel(start), kernel(given)[:16, :16])
+  shutil.rmtree(tmp_path / "donor")
+  again = children.Child(config, tmp_path / "run")
+  assert again.wait() == 0, again.err
+
+
+def test_a_frozen_encoder_stays_and_is_kept_with_the_run(config_of, tmp_path):
+  donor = config_of("masked_lm", "bert_tiny", field="sentence")
+  donor.num_epochs = 1
+  children.trained(donor, tmp_path / "donor")
+  given = restore.stored(str(tmp_path / "donor"))[1]["params"]["encoder"]
+  config = config_of("text_classification")
+  config.frozen_from = str(tmp_path / "donor")
+  config.optimizer.name = "kfac_adam"
+  config.num_epochs = 4
+  children.trained(config, tmp_path / "run")
+  shutil.rmtree(tmp_path / "donor")
+  stored, variables = restore.stored(str(tmp_path / "run"))
+  jax.tree.map(np.testing.assert_array_equal, dict(variables["frozen"]), dict(given))
+  assert "words" not in variables["params"]["encoder"]
+  found = children.command(tmp_path / "log", "evaluate", f"--workdir={tmp_path / 'run'}")
+  assert found.code == 0, found.err
+  row = metrics_file.read(tmp_path / "run")[-1]
+  assert f"accuracy {row['test/accuracy']:.6g}" in found.out
+
+
+def test_pairs_are_told_apart_by_segments(config_of):
+  config = config_of("text_classification", text="one", pair="other")
+  config.data.update(train_split="train_pairs.tsv", test_split="test_pairs.tsv", max_length=32)
+  run = experiment.build(config)
+  examples = jax.tree.map(lambda x: x[:4], run.datasets["train"].arrays())
+  batch = run.task.prepare(None, examples, train=False)
+  vocabulary = run.task.vocabulary
+  for ids, segments, real in zip(*(np.asarray(batch[k]) for k in ("ids", "segments", "real"))):
+    first, second = np.flatnonzero(ids == vocabulary.sep)
+    assert second == real.sum() - 1
+    np.testing.assert_array_equal(segments[real], np.arange(second + 1) > first)
+  logits = lambda batch: np.asarray(run.task.predict(variables, batch).outputs)
+  variables = run.task.init(jax.random.key(0))
+  kernel = variables["params"]["head"]["kernel"]
+  variables["params"]["head"]["kernel"] = jax.random.normal(jax.random.key(1), kernel.shape)
+  variables["params"]["encoder"]["segment_types"]["embedding"] *= 50.0
+  assert np.abs(logits(batch) - logits(batch | {"segments": 0 * batch["segments"]})).max() > 1e-3
+  [answer] = run.task.answer(variables, ["the film\tso good"])
+  assert answer["class"] in ("negative", "positive")
+
+
+def test_mistakes_are_one_line(config, folder, tmp_path):
+  def refused(match, **fields):
+    other = config.copy_and_resolve_references()
+    other.update_from_flattened_dict(fields)
+    with pytest.raises(UserError, match=match):
+      experiment.build(tasks.find(other.task).complete(other))
+
+  for name in ("train", "test", "more"):
+    shutil.copy(folder / f"{name}.tsv", tmp_path)
+  lines = (folder / "test.tsv").read_text().replace("positive", "mixed", 1)
+  (tmp_path / "odd.tsv").write_text(lines)
+  here = {"data.dir": str(tmp_path)}
+  refused(
+    "odd.tsv: line 3: label 'mixed' is not one of training: negative, positive",
+    **here | {"data.test_split": "odd.tsv"},
+  )
+  refused("sentenc", **{"data.text": "review"})
+  only = [line for line in lines.splitlines() if not line.startswith("positive")]
+  (tmp_path / "one.tsv").write_text("\n".join(only).replace("mixed", "negative") + "\n")
+  refused("has only the label 'negative'", **here | {"data.train_split": "one.tsv"})
+  refused("is no run on text", pretrained=str(tmp_path))
+  refused("is no run on text", frozen_from=str(tmp_path))
+
+
+def test_cut_sentences_are_counted_and_said(config, caplog):
+  config.data.max_length = 6
+  experiment.build(config)
+  assert "of 75 examples are longer than data.max_length, 6 tokens" in caplog.text
