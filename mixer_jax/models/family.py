@@ -26,6 +26,7 @@ rate = lambda text: Annotated[float, Option(text, 0, _HIGHEST_RATE)]
 # Fields that not all families have, or with other defaults.
 MlpDim = width("hidden width of the MLP over channels")
 DropoutRate = rate("dropout in the MLPs")
+Epsilon = Annotated[float, Option("epsilon of LayerNorm", 0)]
 Gelu = one_of('"tanh" as in Google\'s code, "exact" as in timm', layers.GELUS)
 _REMAT = "compute each block again in the backward pass: saves memory (on a CPU if scanned)"
 _Dtype = one_of("of the computation; parameters are float32", ("float32", "bfloat16"))
@@ -48,7 +49,7 @@ class Stack(nn.Module):
   num_blocks: Annotated[int, Option("number of blocks", 0, _DEPTH)]
   stochastic_depth: rate("drop rate of residual branches, for whole examples") = 0.0
   gelu: Gelu = "exact"
-  layer_norm_epsilon: Annotated[float, Option("epsilon of LayerNorm", 0)] = 1e-6
+  layer_norm_epsilon: Epsilon = 1e-6
   remat: Annotated[bool, Option(_REMAT, free=True)] = False
   scan_blocks: Annotated[bool, Option("loop over one program of a block: compiles faster")] = False
   dtype: _Dtype = "float32"

@@ -7,14 +7,12 @@ matrices over tokens, as gMLP for text has none. Padding is without influence: a
 same output in a batch of its own length. Embeddings start at the normal distribution of BERT, 0.02.
 """
 
-from typing import Annotated
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import blocks, family, gmlp, mixer, resmlp
-from mixer_jax.options import Option, one_of
+from mixer_jax.options import one_of
 
 EMBEDDING_INIT = nn.initializers.normal(0.02)
 
@@ -129,7 +127,7 @@ class GmlpText(TextModel, kw_only=True):
   spatial: gmlp.Spatial = "dense"
   attention_dim: gmlp.AttentionDim = 0
   gate_epsilon: gmlp.GateEpsilon = 1e-5
-  layer_norm_epsilon: Annotated[float, Option("epsilon of LayerNorm", 0)] = 1e-5
+  layer_norm_epsilon: family.Epsilon = 1e-5
 
   def mix(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:
     options = dict(drop_rates=[self.stochastic_depth] * self.num_blocks, train=train)

@@ -4,7 +4,7 @@ Devlin et al., "BERT: Pre-training of deep bidirectional Transformers", NAACL 20
 https://arxiv.org/abs/1810.04805.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from mixer_jax.models import blocks, family, layers
 from mixer_jax.models.text import EMBEDDING_INIT, TextModel
-from mixer_jax.options import Option
 
 # Base and large of the paper; the small ones of Turc et al., 2019,
 # https://arxiv.org/abs/1908.08962. All have heads of 64 and ffn_dim 4 times hidden_dim.
@@ -96,7 +95,7 @@ class Bert(TextModel, kw_only=True):
   ffn_dim: family.width("hidden width of the MLP over channels")
   num_heads: family.width("heads of the attention; they divide hidden_dim")
   dropout_rate: family.DropoutRate = 0.1
-  layer_norm_epsilon: Annotated[float, Option("epsilon of LayerNorm", 0)] = 1e-12
+  layer_norm_epsilon: family.Epsilon = 1e-12
   last_norm = "embeddings_norm"  # that of the embeddings: blocks end with their own
 
   def setup(self):
