@@ -83,7 +83,7 @@ class Derivative(tasks.BaseTask):
     return tasks.Prediction(outputs, batch["y"], batch["mask"])
 
   def evaluate(self, variables, batch, mask):
-    outputs, targets, weights = self.predict(variables, batch)
+    outputs, targets, weights, _ = self.predict(variables, batch)
     weights = weights * mask[:, None]
     return {"error": tasks.RootMeanSquare.of(jnp.square(outputs - targets), weights)}
 

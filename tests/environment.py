@@ -23,6 +23,8 @@ def prepare() -> None:
   os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in _FLAGS if flag not in given)])
   os.environ["JAX_PLATFORMS"] = "cpu"
   os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands do
+  # Huge pages for the workers and their children: a tenth of the time here.
+  os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # XLA takes its own options for features of a processor
   os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -64,7 +64,8 @@ class Curvature:
     check_choice("norms", norms)
     predictor = Predictor(predict, likelihood)
     self._predict, self._outputs = predictor.answer, predictor.outputs
-    self._weights, self._likelihood = predictor.weights, predictor.likelihood
+    self._weights, self._rows = predictor.weights, predictor.rows
+    self._likelihood = predictor.likelihood
     self._estimation, self._axis_name = estimation, axis_name
     self._published = token_averaging == "published"
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
@@ -184,8 +185,9 @@ class Curvature:
     weights, counts = self._weights(params, batch)
     size = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0].shape[0]
     vectors = lambda layer: (basis or {}).get(layer.block)  # those of Kronecker blocks
+    rows = self._rows(params, batch)
     companions = {
-      path: layer.companions(counts, vectors(layer), size) for path, layer in self._layers.items()
+      path: layer.companions(rows, vectors(layer), size) for path, layer in self._layers.items()
     }
     companions = axes.varying(companions, self._axis_name)
     outputs, targets, pullback = capture.sums(self._answer, params, companions, batch)

@@ -91,7 +91,8 @@ def scale_by_kfac(
       [batch, tokens, n], to (outputs, targets) or to (outputs, targets, weights).
       `estimation="empirical"` needs targets: int labels, or floats like the outputs.
       Weights [batch] or [batch, tokens] (or like "normal" outputs) are those of the
-      loss; rows of weight 0 count in no factor.
+      loss; rows of weight 0 count in no factor. A fourth part, tokens, bool
+      [batch, tokens], marks the padding of sequences with one answer each.
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes; later batches may have any size.
     damping: added to the curvature, which has the units of loss / parameter^2;

@@ -17,6 +17,7 @@ class Answer(NamedTuple):
   outputs: Any
   targets: Any = None
   weights: Any = None
+  tokens: Any = None
 
 
 class Predictor:
@@ -32,10 +33,10 @@ class Predictor:
     answer = self._predict(params, batch)
     if not isinstance(answer, tuple) or self.likelihood.is_output(answer):
       answer = (answer,)
-    if len(answer) > 3 or any(isinstance(x, Mapping) for x in answer[1:]):
+    if len(answer) > 4 or any(isinstance(x, Mapping) for x in answer[1:]):
       raise ValueError(
-        "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights);"
-        " an apply with `mutable` returns its collections too: leave them out"
+        "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights),"
+        " maybe with tokens; an apply with `mutable` returns its collections too: leave them out"
       )
     return Answer(*answer)
 
@@ -53,6 +54,14 @@ class Predictor:
     rows = max(outputs.ndim - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)
+
+  def rows(self, params: Params, batch: Batch) -> Any:
+    """The weights that say which hidden rows count, [batch] or [batch, tokens]; or None."""
+    tokens, counts = self.answer(params, batch).tokens, self.weights(params, batch)[1]
+    if tokens is None:
+      return counts
+    tokens = tokens.astype(jnp.float32)
+    return tokens if counts is None else tokens * counts.reshape(len(tokens), -1)[:, :1]
 
 
 def weights_like(weights: Any, outputs: Any) -> Any:

@@ -41,6 +41,8 @@ class Prediction(NamedTuple):
   targets: Any  # int labels [batch(, tokens)], or float targets like the outputs
   # Those of the loss, [batch] or [batch, tokens], of "normal" outputs also like them; 0 is padding.
   weights: Any = None
+  # Of sequences with one answer each: bool [batch, tokens], False for padding.
+  tokens: Any = None
 
 
 class Task(Protocol):

@@ -47,7 +47,7 @@ def test_the_parts_of_the_contract_fit_together(waves):
   variables = waves.init(key)
   batch = waves.prepare(key, examples(waves, 16), train=True)
   loss, aux = waves.loss(variables, batch, key)
-  outputs, targets, weights = waves.predict(variables, batch)
+  outputs, targets, weights, _ = waves.predict(variables, batch)
   assert outputs.shape == targets.shape == weights.shape == (16, 8)
   squares = np.square(np.float64(outputs) - targets)
   expected = np.sum(squares * weights) / np.sum(weights)

@@ -98,7 +98,7 @@ def test_a_run_without_a_directory_makes_the_same_steps(tmp_path):
   run, variables, step = restore.restore(str(path))
   assert step == 16
   jax.tree.map(np.testing.assert_array_equal, variables["params"], states[-1].params)
-  outputs, targets, weights = predict.predict(run, variables)
+  outputs, targets, weights, _ = predict.predict(run, variables)
   split = run.datasets["test"].tree
   np.testing.assert_array_equal(weights, split["mask"])
   np.testing.assert_array_equal(targets, split["y"])

@@ -76,7 +76,7 @@ class Autoencoding(BaseTask):
     return examples
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
-    outputs, images, _ = self.predict(variables, batch)
+    outputs, images, *_ = self.predict(variables, batch)
     loss = WeightedSum.of(self._losses(outputs, images))
     return loss, Aux({"loss": loss})
 
@@ -86,7 +86,7 @@ class Autoencoding(BaseTask):
     return Prediction(outputs, batch["image"])
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    outputs, images, _ = self.predict(variables, batch)
+    outputs, images, *_ = self.predict(variables, batch)
     squares = jnp.sum(jnp.square(self._means(outputs) - images), axis=1)
     spread = jnp.sum(jnp.square(images - self._mean), axis=1)
     error = WeightedSum.of(squares, mask)

@@ -148,7 +148,7 @@ class ImageClassification(BaseTask):
     return _predict(self.model, variables, batch)
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    outputs, labels, _ = self.predict(variables, batch)
+    outputs, labels, *_ = self.predict(variables, batch)
     # Of five classes or fewer every answer is among the first five.
     names = ("loss", "top1", "top5")[: 3 if outputs.shape[1] > 5 else 2]
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, _scores(outputs, labels))}

@@ -115,7 +115,7 @@ class MaskedLm(BaseTask):
     return _predict(self.model, variables, batch)
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    logits, targets, weights = self.predict(variables, batch)
+    logits, targets, weights, _ = self.predict(variables, batch)
     losses, hits = _scores(logits, targets)
     weights = weights * mask[:, None]
     return {

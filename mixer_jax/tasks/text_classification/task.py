@@ -175,10 +175,11 @@ class TextClassification(BaseTask):
 
   def _predict(self, model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
     inputs = self._inputs(variables, batch)
-    return Prediction(model.apply({"params": variables["params"]}, *inputs), batch.get("label"))
+    logits = model.apply({"params": variables["params"]}, *inputs)
+    return Prediction(logits, batch.get("label"), tokens=batch["real"])
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    logits, labels, _ = self.predict(variables, batch)
+    logits, labels, *_ = self.predict(variables, batch)
     losses, hits = _scores(logits, labels)
     sums = {"accuracy": WeightedSum.of(hits, mask), "loss": WeightedSum.of(losses, mask)}
     if logits.shape[1] > 2:

@@ -34,7 +34,7 @@ def shaken(variables, seed=0):
 def test_perplexity_is_that_of_numpy_for_any_batch_and_devices(config):
   config.data.packing = "cut"
   found = {}
-  for batch, devices in ((8, 1), (32, 1), (100, 1), (1, 1), (32, 2), (100, 8)):
+  for batch, devices in ((1, 1), (8, 2), (32, 1), (100, 8)):
     config.update(eval_batch_size=batch)
     config.mesh.data = devices
     run = experiment.build(config)
@@ -84,10 +84,10 @@ def test_padding_changes_neither_loss_nor_gradient(config_of, model):
 
 
 def test_a_run_learns_and_fills_masks(config, tmp_path):
-  config.num_epochs = 8
+  config.num_epochs = 4
   children.trained(config, tmp_path / "whole")
   rows = metrics_file.read(tmp_path / "whole")
-  assert rows[-1]["test/perplexity"] < 0.9 * rows[0]["test/perplexity"]
+  assert rows[-1]["test/perplexity"] < rows[0]["test/perplexity"]
   answers = children.command(
     tmp_path / "log", "predict", f"--workdir={tmp_path / 'whole'}", "the film is very [MASK]"
   )
@@ -113,17 +113,19 @@ def test_a_vocabulary_that_is_gone_is_not_missed(config, folder, tmp_path):
   assert refused.wait() == 2 and "num_epochs was 1, is 2" in refused.error
 
 
-@pytest.mark.parametrize("optimizer", ["kfac", "kfac_adam"])
-def test_second_order_optimizers_train_it(config, optimizer, tmp_path):
-  values = dict(factor_period=2, factor_decay=0.5)
-  values |= {"inverse_period": 4} if optimizer == "kfac" else {"basis_period": 4}
-  config.optimizer = config_lib.optimizer(optimizer, 0.02, **values)
-  config.num_epochs = 6
+def test_kfac_trains_it(config, tmp_path):
+  """Words are drawn independently: the best perplexity is near that of their frequencies."""
+  values = dict(factor_period=2, factor_decay=0.5, inverse_period=4)
+  config.optimizer = config_lib.optimizer("kfac", 0.02, **values)
+  config.num_epochs = 3
   config.model.scan_blocks = True
   config.model.num_blocks = 2
   children.trained(config, tmp_path / "run")
-  rows = metrics_file.read(tmp_path / "run")
-  assert rows[-1]["test/perplexity"] < 0.9 * rows[0]["test/perplexity"]
+  split = experiment.build(config).datasets["test"].arrays()
+  words = split["ids"][split["ids"] > 4]
+  shares = np.unique_counts(words).counts / len(words)
+  best = np.exp(-np.sum(shares * np.log(shares)))
+  assert metrics_file.read(tmp_path / "run")[-1]["test/perplexity"] < 1.1 * best
 
 
 def test_pictures_show_matrices_and_attention(config_of):

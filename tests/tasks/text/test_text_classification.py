@@ -9,6 +9,7 @@ import pytest
 
 from mixer_jax import experiment, tasks
 from mixer_jax.errors import UserError
+from mixer_jax.optim.curvature import Curvature
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.text_classification import scores
 from mixer_jax.training import restore
@@ -112,6 +113,24 @@ def test_pairs_are_told_apart_by_segments(config_of):
   assert np.abs(logits(batch) - logits(batch | {"segments": 0 * batch["segments"]})).max() > 1e-3
   [answer] = run.task.answer(variables, ["the film\tso good"])
   assert answer["class"] in ("negative", "positive")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_padding_counts_in_no_factor(config, pooling):
+  config.pooling = pooling
+  task = tasks.find("text_classification")(config)
+  examples = jax.tree.map(lambda x: x[:8], task.datasets()["train"].arrays())
+  examples["length"] = np.full(8, 6, np.int32)
+  padded = task.prepare(None, examples, train=False)
+  whole = {k: x[:, :6] if x.ndim == 2 else x for k, x in padded.items()}
+  rng = np.random.default_rng(0)
+  shake = lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32)
+  params = jax.tree.map(shake, task.init(jax.random.key(0))["params"])
+  predict = lambda params, batch: task.predict({"params": params}, batch)
+  curvature = Curvature(predict, params, padded, estimation="empirical")
+  found, expected = (jax.jit(curvature.estimate)(params, b) for b in (padded, whole))
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
+  jax.tree.map(compare, found, expected)
 
 
 def test_mistakes_are_one_line(config, folder, tmp_path):
