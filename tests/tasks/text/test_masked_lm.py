@@ -117,7 +117,7 @@ def test_kfac_trains_it(config, tmp_path):
   """Words are drawn independently: the best perplexity is near that of their frequencies."""
   values = dict(factor_period=2, factor_decay=0.5, inverse_period=4)
   config.optimizer = config_lib.optimizer("kfac", 0.02, **values)
-  config.num_epochs = 3
+  config.num_epochs = config.eval_epochs = 8
   config.model.scan_blocks = True
   config.model.num_blocks = 2
   children.trained(config, tmp_path / "run")
