@@ -62,6 +62,11 @@ class Curvature:
     check_choice("estimation", estimation)
     check_choice("token_averaging", token_averaging)
     check_choice("norms", norms)
+    if type(params).__module__.startswith("flax.nnx"):
+      raise ValueError(
+        "params are a State of flax.nnx; K-FAC sees layers of Linen alone: write the model in Linen,"
+        " or train it by another optimizer"
+      )
     predictor = Predictor(predict, likelihood)
     self._predict, self._outputs = predictor.answer, predictor.outputs
     self._weights, self._rows = predictor.weights, predictor.rows

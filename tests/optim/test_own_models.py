@@ -3,6 +3,7 @@
 import functools
 
 import flax
+from flax import nnx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -342,6 +343,41 @@ def test_diagonals_of_normalisations_equal_brute_force(kind):
   names = [name for name in ("scale", "bias") if name in grads]
   for name, values in zip(names, found.values, strict=True):
     close(values, np.einsum("iy,iyc->c", weights, np.square(grads[name])) / 5, rtol=1e-4)
+
+
+class Recurrent(nn.Module):
+  """The last state of a recurrent cell, by `nn.RNN` or in a loop of Python."""
+
+  lifted: bool
+
+  @nn.compact
+  def __call__(self, x):
+    cell = nn.SimpleCell(4, name="cell")
+    if self.lifted:
+      return nn.Dense(3)(nn.RNN(cell)(x)[:, -1])
+    carry = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
+    for t in range(x.shape[1]):
+      carry, y = cell(carry, x[:, t])
+    return nn.Dense(3)(y)
+
+
+def test_a_recurrent_cell_has_the_factors_of_a_loop_over_time():
+  x = jax.random.normal(jax.random.key(0), (6, 5, 3))
+  params = Recurrent(True).init(jax.random.key(1), x)["params"]
+  found = []
+  for lifted in (True, False):
+    predict = lambda p, b: Recurrent(lifted).apply({"params": p}, b)
+    found.append(optim.kfac_factors(predict, params, x, jax.random.key(2)))
+  assert {"cell/h", "cell/i"} <= found[0].keys()
+  jax.tree.map(close, *found)
+
+
+def test_states_of_nnx_are_refused_by_name():
+  model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+  graph, params = nnx.split(model)
+  predict = lambda params, x: nnx.merge(graph, params)(x)
+  with pytest.raises(ValueError, match="State of flax.nnx; K-FAC sees layers of Linen alone"):
+    optim.kfac(0.1, predict, params, jnp.zeros((2, 3)))
 
 
 def test_parameters_cast_inside_predict_are_refused():
