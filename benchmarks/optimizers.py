@@ -128,7 +128,7 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
 
   def loss(params, batch):
     with nn.intercept_methods(_register):
-      logits, labels, _ = problem.predict(params, batch)
+      logits, labels, *_ = problem.predict(params, batch)
     kfac_jax.register_softmax_cross_entropy_loss(logits, labels)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 

@@ -16,14 +16,15 @@ SOURCES = {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in PACKAGE.rgl
 
 # Each room may import the rooms before it.
 ORDER = (
-  "errors npz options models runtime pretrained data text optim tasks config experiment rundir training"
-  " study report commands"
+  "errors npz options models runtime pretrained data images text optim tasks config experiment"
+  " rundir training study report commands"
 ).split()
 COMMANDS = ("main.py", "evaluate.py", "predict.py", "export.py")
 # Rooms that know less than the order allows.
 ALONE = {
   "models": {"errors", "options"},
   "data": {"errors", "options", "runtime"},
+  "images": {"errors", "npz", "options", "data", "runtime"},
   "text": {"errors", "data", "runtime"},
   "optim": {"errors", "options", "runtime"},
   "pretrained": {"errors", "npz", "options", "models", "runtime"},

@@ -15,10 +15,10 @@ import pytest
 
 from mixer_jax.data import order, stream
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import sources
+from mixer_jax.images import sources
 from mixer_jax.tasks.image_classification.task import first
-from tests.tasks import loading
-from tests.tasks.loading import load
+from tests.images import loading
+from tests.images.loading import load
 
 SIZES = {"train": 40, "test": 13}
 

@@ -12,8 +12,8 @@ import pytest
 from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
 from tests import make_sample
-from tests.tasks import loading
-from tests.tasks.loading import error, load
+from tests.images import loading
+from tests.images.loading import error, load
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ def test_tensorflow_is_not_imported_even_if_installed(tmp_path):
   (tmp_path / "tensorflow").mkdir()
   (tmp_path / "tensorflow" / "__init__.py").write_text("import os; os._exit(77)")
   program = (
-    "from tests.tasks import loading;"
+    "from tests.images import loading;"
     f"loading.load(loading.config(name='sample', cache_dir={str(tmp_path)!r}))"
   )
   subprocess.run(

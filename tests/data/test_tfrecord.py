@@ -11,9 +11,9 @@ from tensorboardX.record_writer import RecordWriter, masked_crc32c
 from tensorflow_datasets.proto import tf_example_pb2
 
 from mixer_jax.data import tfrecord
-from mixer_jax.tasks.image_classification.sources import SAMPLE_DIR, SAMPLE_NAME
-from tests.tasks import loading
-from tests.tasks.loading import error, load
+from mixer_jax.images.sources import SAMPLE_DIR, SAMPLE_NAME
+from tests.images import loading
+from tests.images.loading import error, load
 
 RECORDS = [b"", b"a", bytes(range(256)) * 50, b"\x00" * 4096, b"end"]
 

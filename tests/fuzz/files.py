@@ -23,14 +23,14 @@ from PIL import Image
 from mixer_jax import pretrained
 from mixer_jax.data import tfrecord
 from mixer_jax.errors import UserError
+from mixer_jax.images import decode, sources, toronto
+from mixer_jax.images.image_data import ImageData
 from mixer_jax.models import mixer
-from mixer_jax.tasks.image_classification import decode, sources, toronto
-from mixer_jax.tasks.image_classification.image_data import ImageData
 from mixer_jax.text.documents import documents
 from mixer_jax.text.rows import rows
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 from tests.fuzz import mutations
-from tests.tasks import loading
+from tests.images import loading
 
 
 class Fault(BaseException):

@@ -12,8 +12,8 @@ from mixer_jax import config as config_lib
 from mixer_jax import pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.tasks.image_classification import pictures
-from tests.tasks import loading
-from tests.tasks.loading import error, load
+from tests.images import loading
+from tests.images.loading import error, load
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def variables(task):
 def test_metrics_are_those_of_numpy(task, variables):
   arrays = task.datasets()["test"].arrays()
   batch = task.prepare(None, arrays, train=False)
-  outputs, labels, _ = task.predict(variables, batch)
+  outputs, labels, *_ = task.predict(variables, batch)
   logits, mask = np.asarray(outputs, float), np.arange(9) != 4
   np.testing.assert_array_equal(labels, arrays["label"])
   losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(9), labels]

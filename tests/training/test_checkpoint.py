@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_model_or_optimizer_or_format_is_refused(copied,
 def answers(path, data):
   """In a process: everything that is asked of a run that has ended."""
   restored = restore.restore(path)
-  outputs, targets, _ = predict.predict(restored.run, restored.variables)
+  outputs, targets, *_ = predict.predict(restored.run, restored.variables)
   weights = dict(np.load(export.export(path, "latest", f"{data}.npz")))
   return evaluate.evaluate(path), outputs, targets, weights
 

@@ -9,10 +9,10 @@ import numpy as np
 from mixer_jax import options
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
+from mixer_jax.images import sources
+from mixer_jax.images.augment import bilinear_matrix
+from mixer_jax.images.image_data import ImageData
 from mixer_jax.options import Option
-from mixer_jax.tasks.image_classification import sources
-from mixer_jax.tasks.image_classification.augment import bilinear_matrix
-from mixer_jax.tasks.image_classification.image_data import ImageData
 
 _SAME = options.of(ImageData)  # options that both tasks have
 _CHUNK = 1000  # images that are float32 at their stored size at once

@@ -13,11 +13,11 @@ import optax
 
 from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
+from mixer_jax.images import crops, decode, folder
 from mixer_jax.options import one_of
 from mixer_jax.tasks.autoencoding import pictures, pixels
 from mixer_jax.tasks.autoencoding.autoencoder import VARIANTS
 from mixer_jax.tasks.autoencoding.pixels import PixelData
-from mixer_jax.tasks.image_classification import crops, decode, folder
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
 

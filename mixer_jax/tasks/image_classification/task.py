@@ -17,10 +17,11 @@ from mixer_jax import models, options, pretrained
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, told
+from mixer_jax.images import augment, crops, decode, folder, sources
+from mixer_jax.images.image_data import ImageData
 from mixer_jax.options import Option, one_of
 from mixer_jax.pretrained import RESIZES
-from mixer_jax.tasks.image_classification import augment, crops, decode, folder, pictures, sources
-from mixer_jax.tasks.image_classification.image_data import ImageData
+from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 

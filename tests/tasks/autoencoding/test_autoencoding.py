@@ -106,7 +106,7 @@ def test_losses_and_metrics_are_those_of_numpy(task, variables, config):
 def test_the_loss_is_the_one_that_kfac_takes(task, variables):
   """The gradient of each image's loss is that of minus the log-likelihood."""
   images = jnp.asarray(task.datasets()["test"].arrays()["image"])
-  outputs, targets, _ = task.predict(variables, {"image": images})
+  outputs, targets, *_ = task.predict(variables, {"image": images})
   mean = lambda y: jnp.sum(task._losses(y, images))
   of_kfac = optim.likelihoods.likelihood_of(task.likelihood).gradient(outputs, targets)
   np.testing.assert_allclose(jax.grad(mean)(outputs), of_kfac, atol=1e-5)

@@ -5,7 +5,7 @@ from PIL import Image
 import pytest
 
 from mixer_jax.data import order
-from mixer_jax.tasks.image_classification import crops
+from mixer_jax.images import crops
 
 
 def coordinates(width, height):

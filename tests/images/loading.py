@@ -7,8 +7,8 @@ from typing import Callable
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import sources
-from mixer_jax.tasks.image_classification.image_data import ImageData
+from mixer_jax.images import sources
+from mixer_jax.images.image_data import ImageData
 
 
 def config(**fields) -> ImageData:

@@ -12,9 +12,9 @@ import pytest
 
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import base_split, decode
-from tests.tasks import loading
-from tests.tasks.loading import error, load
+from mixer_jax.images import base_split, decode
+from tests.images import loading
+from tests.images.loading import error, load
 
 
 def _config(tmp_path, **fields):

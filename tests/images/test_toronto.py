@@ -9,9 +9,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from mixer_jax.tasks.image_classification import toronto
-from tests.tasks import loading
-from tests.tasks.loading import error, load
+from mixer_jax.images import toronto
+from tests.images import loading
+from tests.images.loading import error, load
 
 
 def text(value: bytes) -> bytes:

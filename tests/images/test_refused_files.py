@@ -12,9 +12,9 @@ from PIL import Image
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import decode
-from tests.tasks import loading
-from tests.tasks.loading import error, load
+from mixer_jax.images import decode
+from tests.images import loading
+from tests.images.loading import error, load
 
 
 def config(root, **fields):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification.image_data import ImageData
+from mixer_jax.images.image_data import ImageData
 
 
 def train_input(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:

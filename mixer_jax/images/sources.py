@@ -15,16 +15,9 @@ import numpy as np
 from mixer_jax.data import cache, splits, tfds_source
 from mixer_jax.data.dataset import Arrays, Dataset
 from mixer_jax.errors import UserError
+from mixer_jax.images import arrays_file, base_split, crops, decode, folder, toronto
+from mixer_jax.images.image_data import ImageData, field
 from mixer_jax.runtime.imports import without
-from mixer_jax.tasks.image_classification import (
-  arrays_file,
-  base_split,
-  crops,
-  decode,
-  folder,
-  toronto,
-)
-from mixer_jax.tasks.image_classification.image_data import ImageData, field
 
 SAMPLE_NAME = "cifar10_sample"
 SAMPLE_DIR = pathlib.Path(__file__).parent / "bundled"

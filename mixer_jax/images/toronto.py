@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from mixer_jax.errors import UserError, reason
-from mixer_jax.tasks.image_classification import base_split
+from mixer_jax.images import base_split
 
 _LARGEST = 1 << 28  # bytes that are unpacked of an archive: either takes 187 MB
 _PIXELS = 3 * 32 * 32

@@ -6,7 +6,7 @@ import numpy as np
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, told
-from mixer_jax.tasks.image_classification import base_split
+from mixer_jax.images import base_split
 
 _ALLOWED = (
   "an .npz needs SPLIT_images uint8 [n, height, width, 3] and integer SPLIT_labels [n],"

@@ -18,7 +18,7 @@ import tqdm
 
 from mixer_jax.data import cache
 from mixer_jax.errors import UserError, reason
-from mixer_jax.tasks.image_classification import crops
+from mixer_jax.images import crops
 
 Fit = Callable[[Image.Image], Image.Image]
 

@@ -5,8 +5,8 @@ from PIL import Image
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.image_classification import augment
-from mixer_jax.tasks.image_classification.image_data import ImageData
+from mixer_jax.images import augment
+from mixer_jax.images.image_data import ImageData
 
 
 def augmentation(size, **fields):
