@@ -2,8 +2,10 @@
 
   python -m mixer_jax.main --config=configs/sst2.py[:MODEL[,OPTIMIZER]]     # bundled part of SST-2
       [--config.data.name=files --config.data.dir=DIR --config.data.train_split=train.tsv \
-       --config.data.test_split=dev.tsv --config.data.vocabulary=vocab.txt]
-      [--config.data.name=glue/sst2 --config.data.test_split=validation]
+       --config.data.test_split=dev.tsv --config.data.validation_split="" \
+       --config.data.vocabulary=vocab.txt]
+      [--config.data.name=glue/sst2 --config.data.test_split=validation \
+       --config.data.validation_split="" --config.data.vocabulary=vocab.txt]
       [--config.pretrained=RUN_OR_BERT.safetensors]
       [--config.frozen_from=RUN_OR_BERT.safetensors]
 

@@ -1,4 +1,4 @@
-"""Table 6 of "Pay Attention to MLPs" in small: four gates, by the perplexity of masked words.
+"""Table 3 of "Pay Attention to MLPs" in small: four gates, by the perplexity of masked words.
 
   python -m mixer_jax.study --study=configs/studies/gates.py --workdir=DIR --set=data.dir=TEXT \
       --set=data.vocabulary=VOCABULARY

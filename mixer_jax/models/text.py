@@ -16,7 +16,7 @@ from mixer_jax.options import one_of
 
 EMBEDDING_INIT = nn.initializers.normal(0.02)
 
-# Liu et al.: 18 blocks of Tables 8 and 9, 36 of Table 6; base and large as in the
+# Liu et al.: 36 blocks of Table 3, and 18 of Kurtsev's classifiers; base and large as in the
 # specifications of the models for pretraining, whose printed sizes (gMLP 130 and 365
 # million, aMLP 109 and 316) are met by 32,000 words and Toeplitz matrices for 512
 # tokens. `small` is for two cores.
@@ -39,7 +39,7 @@ _GMLP = {
 _MIXER = {"mixer_text_small": dict(tokens_mlp_dim=64, channels_mlp_dim=512, **_SMALL)}
 _RESMLP = {"resmlp_text_small": dict(channels_mlp_dim=512, layer_scale_init=0.1, **_SMALL)}
 
-# Convolutions know no sequences.
+# Convolutions are for images.
 _COMMUNICATIONS = ("linear", "mlp", "none")
 _Communication = one_of("how tokens interact, see `ResMlpBlock`", _COMMUNICATIONS)
 

@@ -124,7 +124,8 @@ def with_files(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
   """The config whose fields name the run's own copies of files, if it has kept any."""
-  copies = {copy.stem: str(copy) for copy in sorted((workdir / _FILES).glob("*"))}
+  fields = (directory for directory in (workdir / _FILES).glob("*") if directory.is_dir())
+  copies = {field.name: str(min(field.iterdir())) for field in fields}
   config.update_from_flattened_dict(copies)
   return config
 
@@ -132,11 +133,11 @@ def with_files(
 def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
   """Copies files, by the fields of the config that name them; see `with_files`."""
   for field, path in files.items():
-    (workdir / _FILES).mkdir(exist_ok=True)
-    copy = workdir / _FILES / f"{field}{pathlib.Path(path).suffix}"
+    copy = workdir / _FILES / field / pathlib.Path(path).name
+    copy.parent.mkdir(parents=True, exist_ok=True)
     if not copy.exists() or not copy.samefile(path):
       with told(f"{field} is {path!r}, which cannot be copied", OSError):
-        shutil.copyfile(path, copy)
+        shutil.copyfile(pathlib.Path(path).expanduser(), copy)
 
 
 def read_json(path: pathlib.Path) -> Any:

@@ -1,17 +1,13 @@
 """Documents, as strings, of a file, of a folder that may be larger than memory, or of TFDS."""
 
 import functools
-import os
 import pathlib
-import re
 from typing import Any, Iterator, Protocol, Sequence
 
 from mixer_jax.data import cache, tfds_source
 from mixer_jax.errors import UserError, told
 from mixer_jax.runtime.imports import without
 from mixer_jax.text import tables
-
-_TFDS_NAME = re.compile(r"[a-z]\w*(/[\w.-]+)?(:[\w.*]+)?")
 
 
 class Documents(Protocol):
@@ -29,7 +25,7 @@ def documents(
   path: str,
   field: str = "text",
   paragraphs: bool = False,
-  split: str = "train",
+  split: str = "",
   data_dir: str = "",
   others: Sequence[str] = (),
 ) -> Documents:
@@ -40,20 +36,13 @@ def documents(
       Files end as `tables.ENDINGS`; other files in a folder are left out.
     field: the column of a table, or the feature of a TFDS set, that has the text.
     paragraphs: blank lines separate the documents of a .txt; else each line is one.
-    split: of a TFDS set.
+    split: of the TFDS set that `path` names; "" if it is a file or a folder.
     data_dir: of prepared TFDS sets; "" for TFDS's default.
     others: further values that the caller allows, for messages.
   """
-  if is_tfds(path):
+  if split:
     return _Tfds(path, split, field, data_dir, others)
   return _Files(path, field, paragraphs)
-
-
-def is_tfds(path: str) -> bool:
-  """Whether a path is a name of TFDS: no such file is here, and it does not look like one."""
-  if os.path.exists(os.path.expanduser(path)) or path.lower().endswith(tables.ENDINGS):
-    return False
-  return bool(_TFDS_NAME.fullmatch(path))
 
 
 class _Files:

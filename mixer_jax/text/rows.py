@@ -9,7 +9,7 @@ import numpy as np
 from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
 from mixer_jax.text import tables
-from mixer_jax.text.documents import check_text, decoded, is_tfds
+from mixer_jax.text.documents import check_text, decoded
 
 
 class Rows(NamedTuple):
@@ -20,6 +20,7 @@ class Rows(NamedTuple):
   pairs: list[str] | None
   labels: list[str] | None
   places: Sequence[int]  # line numbers; of TFDS, records
+  names: tuple[str, ...] = ()  # the classes of a TFDS ClassLabel, in its order
 
   def where(self, i: int) -> str:
     """The file and line of a row, or its record, for messages."""
@@ -31,7 +32,7 @@ def rows(
   text: str,
   pair: str = "",
   label: str = "label",
-  split: str = "train",
+  split: str = "",
   data_dir: str = "",
   others: Sequence[str] = (),
 ) -> Rows:
@@ -42,11 +43,11 @@ def rows(
     text: the column, or feature, of the first text.
     pair: likewise of the second; "" for none.
     label: likewise of the label; "" for none. Of a TFDS ClassLabel the name of the class is given.
-    split: of a TFDS set.
+    split: of the TFDS set that `path` names; "" if it is a file.
     data_dir: of prepared TFDS sets; "" for TFDS's default.
     others: further values that the caller allows, for messages.
   """
-  if is_tfds(path):
+  if split:
     return _read_tfds(path, text, pair, label, split, data_dir, others)
   return _read_table(pathlib.Path(path).expanduser().absolute(), text, pair, label)
 
@@ -84,9 +85,9 @@ def _read_tfds(
   if not found[text]:
     raise UserError(f"{name}: split {split!r} has no examples")
   source = f"{place}, {split!r}, record "
-  return Rows(
-    source, found[text], found.get(pair), labels if label else None, range(len(found[text]))
-  )
+  names = tuple(getattr(features[label], "names", None) or ()) if label else ()
+  places = range(len(found[text]))
+  return Rows(source, found[text], found.get(pair), labels if label else None, places, names)
 
 
 def _check(name: str, columns: Sequence[str], label: str, features: Any) -> dict[str, Any]:

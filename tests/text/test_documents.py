@@ -61,7 +61,7 @@ def test_a_folder_equals_one_file(tmp_path):
     (root / f"b{i}").mkdir(parents=True)
     for j in (1, 0):
       part = "\n\n".join(texts[10 * i + 5 * j : 10 * i + 5 * j + 5])
-      (root / f"b{i}" / f"{j}.txt.gz").write_bytes(gzip.compress(part.encode()))
+      (root / f"b{i}" / f"{j}.txt.gz").write_bytes(gzip.compress(part.encode(), mtime=0))
   (root / ".hidden.txt").write_text("no")
   (root / "notes.md").write_text("no")
   assert list(documents(str(root))) == list(documents(str(tmp_path / "one.txt"))) == texts
@@ -118,7 +118,11 @@ def test_pairs_and_quoting(tmp_path):
     ("a.jsonl", b'{"sentence": 3, "label": 0}\n', "line 1: column 'sentence' is int"),
     ("a.jsonl", b'{"sentence": "a", "label": null}\n', "line 1: column 'label' is null"),
     ("a.jsonl", b'{"label": 0}\n', "line 1: no column 'sentence'; columns are 'label'"),
-    ("a.tsv.gz", gzip.compress(TSV.encode())[:-9], "cannot be read: Compressed file ended"),
+    (
+      "a.tsv.gz",
+      gzip.compress(TSV.encode(), mtime=0)[:-9],
+      "cannot be read: Compressed file ended",
+    ),
     ("a.tsv.gz", TSV.encode(), "cannot be read: Not a gzipped file"),
     ("a.tsv.xz", TSV.encode(), "cannot be read: Input format not supported"),
     ("a.txt", b"text", "has no columns; allowed: .tsv, .csv, .jsonl"),
@@ -180,25 +184,29 @@ def _prepare(tmp_path):
 
 def test_tfds_by_name(tmp_path):
   _prepare(tmp_path)
-  where = dict(data_dir=str(tmp_path))
+  where = dict(data_dir=str(tmp_path), split="train")
+  test = where | dict(split="test")
   found = documents("text_pairs", "premise", **where)
   assert sorted(found) == [f"crème {i}" for i in range(6)]
   assert found.fingerprint() == documents("text_pairs", "premise", **where).fingerprint()
   assert found.fingerprint() != documents("text_pairs", "other", **where).fingerprint()
   table = rows("text_pairs:1.0.0", "premise", "other", **where)
+  assert table.names == ("entailment", "neutral")
   assert list(found) == table.texts
   for text, other, label in zip(table.texts, table.pairs, table.labels, strict=True):
     i = int(text[-1])
     assert (other, label) == (f"other {i}", ["entailment", "neutral"][i % 2])
-  assert rows("text_pairs", "premise", label="", split="test", **where).labels is None
-  line = _error(rows, "text_pairs", "premise", split="test", **where)
+  assert rows("text_pairs", "premise", label="", **test).labels is None
+  line = _error(rows, "text_pairs", "premise", **test)
   assert "record 0 of 'test': label is -1: this split has no labels" in line
   line = _error(rows, "text_pairs", "text", **where)
   assert "needs the feature text: Text, but has" in line and "premise: Text" in line
   assert "needs the feature label: Text" in _error(documents, "text_pairs", "label", **where)
   line = _error(rows, "text_pairs", "premise", label="y", **where)
   assert "has no feature 'y'; features are" in line
-  assert "Unknown split 'dev'" in _error(documents, "text_pairs", "premise", split="dev", **where)
+  assert "Unknown split 'dev'" in _error(
+    documents, "text_pairs", "premise", **where | dict(split="dev")
+  )
   line = _error(documents, "text_pair", others=("sample",), **where)
   assert "no such dataset in TFDS" in line and "sample, TFDS names" in line
 

@@ -20,9 +20,7 @@ class Corpus(text_data.TextData):
   """The group `config.data` of a language model."""
 
   field: Annotated[str, Option("column, key or feature that holds the text, if not plain")] = "text"
-  paragraphs: Annotated[bool, Option("documents end with an empty line, not with each line")] = (
-    False
-  )
+  paragraphs: Annotated[bool, Option("an empty line ends a document, not each line")] = False
   packing: one_of(_PACKINGS, sequences.MODES) = "packed"
 
 

@@ -90,8 +90,13 @@ class MaskedLm(BaseTask):
     if not self._config.pretrained:
       return None
     fresh = jax.device_get(self.init(jax.random.key(self._config.seed)))
-    given = encoders.read(self._config.pretrained, read_run)
-    return {"params": encoders.started(fresh["params"], given, self._data.max_length)}
+    path, length = self._config.pretrained, self._data.max_length
+    given = encoders.read(path, read_run)
+    params = encoders.started(fresh["params"], given, encoders.shorter(path, length), path)
+    same = "head" in given and jax.tree.map(np.shape, (given["head"], params["head"]))
+    if same and same[0] == same[1]:
+      params["head"] = given["head"]
+    return {"params": params}
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     ids, lengths, rows = (examples[name] for name in ("ids", "length", "row"))

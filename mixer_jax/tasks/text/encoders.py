@@ -5,6 +5,7 @@ import json
 import pathlib
 from typing import Annotated, Any, Callable, Mapping, NamedTuple
 
+from flax import traverse_util
 import flax.linen as nn
 import jax
 import ml_collections
@@ -12,11 +13,13 @@ import ml_collections
 from mixer_jax import models, options
 from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option
-from mixer_jax.pretrained import bert
+from mixer_jax.pretrained import bert, fit
 from mixer_jax.tasks.task import Batch, Prediction, ReadRun, Variables
 
 _START = 'run on text, or BERT\'s weights (.safetensors), to start from; "": none'
 Pretrained = Annotated[str, Option(_START)]
+_SEGMENTS, _WORDS = "segment_types/embedding", "words/embedding"
+_LAYOUT = ("scan_blocks", "remat", "dtype")  # no properties of weights
 
 
 # Describing an encoder and starting from it are two calls: the file is read once.
@@ -51,8 +54,9 @@ def describe(path: str) -> Described:
   with told(f"{path!r} is no run on text and no .safetensors file", OSError, ValueError, KeyError):
     config = json.loads((where / "config.json").read_text())
     model, data = dict(config["model"]), config["data"]
-    fields = {k: v for k, v in model.items() if v is not None and k != "name"}
-    copies = [str(p.absolute()) for p in (where / "files").glob("data.vocabulary*")]
+    own = {k: v for k, v in model.items() if v is not None and k != "name"}
+    fields = {k: x.default for k, x in options.of(models.ENCODERS[model["name"]]).items()} | own
+    copies = [str(p.absolute()) for p in (where / "files" / "data.vocabulary").glob("*")]
     segments = int(bool(data.get("pair"))) * 2
     return Described(model["name"], fields, data["max_length"], segments, *copies[:1])
 
@@ -67,6 +71,11 @@ def read(path: str, read_run: ReadRun) -> Mapping[str, Any]:
   return variables["params"]
 
 
+def shorter(path: str, max_length: int) -> int | None:
+  """The length of a model's sequences, if it is not that of a trained encoder; see `started`."""
+  return None if describe(path).max_length == max_length else max_length
+
+
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """The config with the fields of the model and the vocabulary that `pretrained` fixes."""
   if not config.pretrained:
@@ -77,7 +86,7 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     what = f"pretrained {config.pretrained!r} is a {given.name}"
     raise UserError(f"model.name is {config.model.name!r}, but {what}; set it so")
   for name, value in given.fields.items():
-    if name in config.model and config.model[name] is None:
+    if name not in _LAYOUT and name in config.model and config.model[name] is None:
       config.model[name] = value
   return with_vocabulary(config, given, config.pretrained)
 
@@ -96,35 +105,33 @@ def with_vocabulary(
   return config
 
 
-def started(fresh: Mapping[str, Any], given: Mapping[str, Any], max_length: int) -> dict[str, Any]:
-  """Fresh parameters, the encoder's (and where it fits the head's) replaced by trained ones.
+def started(
+  fresh: Mapping[str, Any], given: Mapping[str, Any], shorten: int | None, source: str
+) -> dict[str, Any]:
+  """Fresh parameters with a trained encoder in the place of theirs.
 
-  Segments that the trained encoder does not know stay fresh. A UserError if another parameter is
-  missing, or has another shape.
+  Segments that only one of both knows are fresh, or the first of them is added to all words. A
+  UserError names all parameters that are missing, left over, or of another shape.
+
+  Args:
+    shorten: length of the sequences of the model, if it is not that of the trained encoder.
+    source: the trained encoder's path, for messages.
   """
-  encoder = models.shortened(given["encoder"], max_length)
-  own = dict(fresh["encoder"])
-  for name, value in own.items():
-    if name in encoder:
-      own[name] = _fitting(value, encoder[name], name)
-    elif name != "segment_types":
-      raise UserError(f"pretrained has no parameter encoder/{name}")
-  heads = {k: given[k] for k in fresh if k in given and k != "encoder"}
-  same = lambda a, b: jax.tree.map(lambda x: x.shape, a) == jax.tree.map(lambda x: x.shape, b)
-  heads = {k: head for k, head in heads.items() if same(head, fresh[k])}
-  return {**fresh, "encoder": own, **heads}
-
-
-def _fitting(fresh: Any, given: Any, name: str) -> Any:
-  if not isinstance(fresh, Mapping) or not isinstance(given, Mapping):
-    shapes = getattr(given, "shape", None), getattr(fresh, "shape", None)
-    if shapes[0] != shapes[1]:
-      raise UserError(f"pretrained encoder/{name} is {shapes[0]}, the model wants {shapes[1]}")
-    return given
-  if fresh.keys() != given.keys():
-    found, wanted = ", ".join(sorted(given)), ", ".join(sorted(fresh))
-    raise UserError(f"pretrained encoder/{name} has {found}; the model wants {wanted}")
-  return {k: _fitting(x, given[k], f"{name}/{k}") for k, x in fresh.items()}
+  flat = lambda tree: traverse_util.flatten_dict(models.unrolled(dict(tree)), sep="/")
+  encoder = given["encoder"]
+  trained, wanted = (
+    flat(models.shortened(encoder, shorten) if shorten else encoder),
+    flat(fresh["encoder"]),
+  )
+  if _SEGMENTS not in trained and _SEGMENTS in wanted:
+    trained[_SEGMENTS] = wanted[_SEGMENTS]
+  elif _SEGMENTS in trained and _SEGMENTS not in wanted:
+    first = trained.pop(_SEGMENTS)[0]  # that of every token of a single sentence
+    trained[_WORDS] = trained[_WORDS] + first
+  fit.compare(source, trained, {path: x.shape for path, x in wanted.items()}, lambda path: "")
+  own = traverse_util.unflatten_dict(trained, sep="/")
+  scanned = jax.tree.structure(own) != jax.tree.structure(dict(fresh["encoder"]))
+  return {**fresh, "encoder": models.stacked(own) if scanned else own}
 
 
 def traced(config: ml_collections.ConfigDict, init: Callable[[jax.Array], Any]) -> None:

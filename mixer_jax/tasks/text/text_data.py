@@ -16,6 +16,7 @@ from mixer_jax.options import Option
 from mixer_jax.text import sample, sequences
 from mixer_jax.text.vocabulary import Vocabulary
 
+OWN = ("train", "test", "validation")  # splits that have their own fields
 OTHERS = ("sample", "files")  # names of data beside those of TFDS
 _VOCABULARY = "WordPiece file such as BERT's vocab.txt; \"\": the sample's or that of `pretrained`"
 _NEEDED = (
@@ -33,7 +34,7 @@ class TextData:
   dir: Annotated[str, Option("of the files, or TFDS's data_dir", free=True)] = ""
   cache_dir: Annotated[str, Option('of encoded text; "": ~/.cache/mixer_jax', free=True)] = ""
   train_split: Annotated[str, Option(_SPLIT)] = "train"
-  test_split: Annotated[str, Option("likewise")] = "test"
+  test_split: Annotated[str, Option("of the test set, written as train_split")] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
   vocabulary: Annotated[str, Option(_VOCABULARY, free=True)] = ""
@@ -60,9 +61,14 @@ class TextData:
     return self.vocabulary or str(sample.VOCABULARY)
 
   def check(self) -> None:
-    """Raises a UserError for a split string that is none."""
+    """Raises a UserError for a split string that is none, or stands twice."""
     for name, spec in self.splits.items():
       splits.base_names(spec, _field(name))
+    extra = [spec.strip() for spec in self.extra_test_splits.split(",") if spec.strip()]
+    for spec in extra:
+      if spec in OWN or extra.count(spec) > 1:
+        why = "the name of a split with its own field" if spec in OWN else "twice"
+        raise UserError(f"data.extra_test_splits has {spec!r}, {why}; allowed: {spec}[:]")
 
   def source(self, base: str) -> tuple[str, str]:
     """The path and "", or the TFDS name and the split, that a base split is read from."""
@@ -99,7 +105,8 @@ def load(
   splits.check_apart(*own, data.train_split, data.validation_split)
   found = {}
   for name, chosen in parts.items():
-    taken = [_rows(read(base), rows, shuffled) for base, rows in chosen]
+    drawn = shuffled and data.name in OTHERS  # TFDS sets keep their own order
+    taken = [_rows(read(base), rows, drawn) for base, rows in chosen]
     arrays = taken[0] if len(taken) == 1 else _joined(taken)
     row = np.arange(len(next(iter(arrays.values()))), dtype=np.int32)
     found[name] = Arrays({**arrays, "row": row})
@@ -108,7 +115,7 @@ def load(
 
 def _rows(arrays: Mapping[str, np.ndarray], rows: range, shuffled: bool) -> dict[str, np.ndarray]:
   number, chosen = len(next(iter(arrays.values()))), slice(rows.start, rows.stop)
-  if shuffled and len(rows) < number:
+  if shuffled and len(rows) < number:  # as in `data/splits.py`
     chosen = splits.shuffled_order(number)[chosen]
   return {name: array[chosen] for name, array in arrays.items()}
 
@@ -118,5 +125,4 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def _field(split: str) -> str:
-  own = ("train", "test", "validation")
-  return f"data.{split}_split" if split in own else "data.extra_test_splits"
+  return f"data.{split}_split" if split in OWN else "data.extra_test_splits"

@@ -47,18 +47,23 @@ def load(data: LabelledText, vocabulary: Vocabulary) -> Loaded:
       columns = (sample.TEXT, "", sample.LABEL)
     found = rows_lib.rows(path, *columns, split, data.dir, text_data.OTHERS)
     if not classes:
-      classes.extend(sorted(set(found.labels), key=_natural))
+      classes.extend(found.names or sorted(set(found.labels), key=_natural))
       if len(classes) < 2:
         raise UserError(f"{path}: has only the label {classes[0]!r}; allowed: two or more")
     tokens, cut = sequences.pairs(found.texts, found.pairs, vocabulary, data.max_length)
-    if cut:
-      longer = f"{cut:,} of {len(found.texts):,} examples are longer than data.max_length"
-      _LOG.warning("%s: %s, %d tokens, and were cut", path, longer, data.max_length)
+    tell_cut(cut, len(found.texts), path, data.max_length)
     return {**tokens, "label": _numbers(found, classes)}
 
   splits = text_data.load(data, read, shuffled=True)
   names = sample.CLASS_NAMES if data.name == "sample" else tuple(classes)
   return Loaded(splits, names)
+
+
+def tell_cut(cut: int, number: int, where: str, length: int) -> None:
+  """Says how many of some examples were too long."""
+  if cut:
+    longer = f"{cut:,} of {number:,} examples are longer than data.max_length"
+    _LOG.warning("%s: %s, %d tokens, and were cut", where, longer, length)
 
 
 def _natural(label: str) -> tuple[bool, int, str]:

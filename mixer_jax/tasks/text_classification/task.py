@@ -64,7 +64,13 @@ class TextClassification(BaseTask):
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    labelled.LabelledText.of(config.data).check()
+    data = labelled.LabelledText.of(config.data)
+    data.check()
+    if not (data.text and data.label) or data.text == data.pair:
+      named = (
+        f"data.text, data.pair and data.label are {data.text!r}, {data.pair!r}, {data.label!r}"
+      )
+      raise UserError(f"{named}; allowed: different columns, of which pair may be ''")
     if config.pretrained and config.frozen_from:
       why = "the model that reads a frozen encoder's outputs has no words of its own"
       raise UserError(f"pretrained is {config.pretrained!r} and frozen_from is set, but {why}")
@@ -146,15 +152,13 @@ class TextClassification(BaseTask):
 
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     config, length = self._config, self._data.max_length
-    if not (config.pretrained or config.frozen_from):
+    if not (path := config.pretrained or config.frozen_from):
       return None
     fresh = jax.device_get(self.init(jax.random.key(config.seed)))
+    given = (encoders.read(path, read_run), encoders.shorter(path, length), path)
     if config.pretrained:
-      given = encoders.read(config.pretrained, read_run)
-      return {**fresh, "params": encoders.started(fresh["params"], given, length)}
-    given = encoders.read(config.frozen_from, read_run)
-    frozen = encoders.started({"encoder": fresh["frozen"]}, given, length)["encoder"]
-    return {**fresh, "frozen": frozen}
+      return {**fresh, "params": encoders.started(fresh["params"], *given)}
+    return {**fresh, "frozen": encoders.started({"encoder": fresh["frozen"]}, *given)["encoder"]}
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     ids = examples["ids"].astype(jnp.int32)
@@ -201,7 +205,8 @@ class TextClassification(BaseTask):
         raise UserError(f"{sentence!r} is {len(parts)} sentences; allowed: {allowed}")
     texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]
     seconds = seconds if self._segments else None
-    tokens, _ = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)
+    tokens, cut = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)
+    labelled.tell_cut(cut, len(inputs), "inputs", self._data.max_length)
     for sentence, row in zip(inputs, self._probabilities(variables, tokens)):
       top = {self.class_names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:5]}
       name, probability = next(iter(top.items()))

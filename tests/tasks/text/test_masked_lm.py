@@ -100,13 +100,13 @@ def test_a_run_learns_and_fills_masks(config, tmp_path):
 
 
 def test_a_vocabulary_that_is_gone_is_not_missed(config, folder, tmp_path):
-  own = tmp_path / "own.txt"
+  own = tmp_path / "own"
   shutil.copy(folder / "vocab.txt", own)
   config.data.vocabulary, config.num_epochs = str(own), 1
   children.trained(config, tmp_path / "run")
   own.unlink()
   stored, variables = restore.stored(str(tmp_path / "run"))
-  assert stored.data.vocabulary == str(tmp_path / "run/files/data.vocabulary.txt")
+  assert stored.data.vocabulary == str(tmp_path / "run/files/data.vocabulary/own")
   config.num_epochs = 2
   config.data.vocabulary = str(folder / "vocab.txt")
   refused = children.Child(config, tmp_path / "run")
@@ -164,5 +164,6 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   refused(r"no_mask.txt.*\[MASK\]", **{"data.vocabulary": str(tmp_path / "no_mask.txt")})
   refused("sentenc", **{"data.field": "text"})
   refused("no such file", **{"data.train_split": "absent.txt"})
+  refused("'test', the name of a split", **{"data.extra_test_splits": "more.tsv, test"})
   refused("shares examples", **{"data.validation_split": "train.tsv[:10%]"})
   refused("ffn_dim is 17; gating 'split' needs an even one", **{"model.ffn_dim": 17})

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from mixer_jax import experiment, tasks
+from mixer_jax import experiment, models, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.optim.curvature import Curvature
 from mixer_jax.rundir import metrics_file
+from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text_classification import scores
 from mixer_jax.training import restore
 from tests import children
@@ -94,6 +95,28 @@ def test_a_frozen_encoder_stays_and_is_kept_with_the_run(config_of, tmp_path):
   assert f"accuracy {row['test/accuracy']:.6g}" in found.out
 
 
+def test_other_forms_of_a_trained_encoder(config_of):
+  """Scanned blocks, a segment that only the donor knows; attention; more blocks are refused."""
+
+  def built(**fields):
+    make = dict(vocab_size=20, max_length=16, hidden_dim=8, ffn_dim=16, num_blocks=2)
+    return models.encoder("gmlp_text_small", **make | fields)
+
+  ids = np.random.default_rng(0).integers(0, 20, (3, 16)).astype(np.int32)
+  real = ids > 1
+  donor = built(segments=2)
+  params = donor.init(jax.random.key(0), ids, real)["params"]
+  expected = donor.apply({"params": params}, ids, real)
+  own = built(scan_blocks=True)
+  fresh = {"encoder": own.init(jax.random.key(1), ids, real)["params"], "head": {}}
+  start = encoders.started(fresh, {"encoder": params}, None, "donor")
+  found = own.apply({"params": start["encoder"]}, ids, real)
+  np.testing.assert_allclose(found[real], expected[real], rtol=1e-4, atol=1e-5)
+  shallow = {"encoder": built(num_blocks=1).init(jax.random.key(1), ids, real)["params"]}
+  with pytest.raises(UserError, match="donor does not fit the model: left over are GmlpBlock_1"):
+    encoders.started(shallow, {"encoder": params}, None, "donor")
+
+
 def test_pairs_are_told_apart_by_segments(config_of):
   config = config_of("text_classification", text="one", pair="other")
   config.data.update(train_split="train_pairs.tsv", test_split="test_pairs.tsv", max_length=32)
@@ -153,6 +176,7 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   only = [line for line in lines.splitlines() if not line.startswith("positive")]
   (tmp_path / "one.tsv").write_text("\n".join(only).replace("mixed", "negative") + "\n")
   refused("has only the label 'negative'", **here | {"data.train_split": "one.tsv"})
+  refused("allowed: different columns", **{"data.label": ""})
   refused("is no run on text", pretrained=str(tmp_path))
   refused("is no run on text", frozen_from=str(tmp_path))
 
