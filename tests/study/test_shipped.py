@@ -22,6 +22,8 @@ SIZES = {
   "tuned": 3 * 8 + 3 * 3,
   "frontier": 2 * 2 * 10 * 12 + 3 * 2 * 2 * 10 * 3,
   "autoencoder": 4 * 8 + 4 * 3,
+  "gates": 4 * 3,
+  "sst2": 7 * 3,
 }
 
 

@@ -76,14 +76,14 @@ def test_it_starts_from_a_language_model(config_of, tmp_path):
 
 
 def test_a_frozen_encoder_stays_and_is_kept_with_the_run(config_of, tmp_path):
-  donor = config_of("masked_lm", "bert_tiny", field="sentence")
+  donor = config_of("masked_lm", field="sentence")
   donor.num_epochs = 1
   children.trained(donor, tmp_path / "donor")
   given = restore.stored(str(tmp_path / "donor"))[1]["params"]["encoder"]
   config = config_of("text_classification")
   config.frozen_from = str(tmp_path / "donor")
   config.optimizer.name = "kfac_adam"
-  config.num_epochs = 4
+  config.num_epochs = 1
   children.trained(config, tmp_path / "run")
   shutil.rmtree(tmp_path / "donor")
   stored, variables = restore.stored(str(tmp_path / "run"))
