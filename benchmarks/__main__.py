@@ -6,7 +6,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from benchmarks import compile as compile_benchmark
-from benchmarks import dispatch, inference, optimizers, peers, scaling, train
+from benchmarks import dispatch, inference, optimizers, peers, scaling, text_peers, train
 from benchmarks import input as input_benchmark
 from mixer_jax.runtime import cli
 
@@ -19,13 +19,15 @@ _COMMANDS = {
   "inference": inference.main,
   "zoo": inference.zoo,
   "peers": peers.main,
+  "text_peers": text_peers.main,
   "scaling": scaling.main,
 }
 
 
 def _run(command, argv: list[str]) -> None:
   del argv
-  train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
+  if command is not text_peers.main:  # its models are encoders of text
+    train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
   command(flags.FLAGS)
 
 
@@ -41,6 +43,7 @@ if __name__ == "__main__":
     lower_bound=1,
   )
   flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation of --models.")
+  flags.DEFINE_integer("max_length", 128, "Tokens of a sequence of text_peers.", lower_bound=4)
   flags.DEFINE_multi_integer(
     "workers", [1, 2], "Numbers of worker processes of streamed input.", lower_bound=0
   )
@@ -48,5 +51,5 @@ if __name__ == "__main__":
   flags.DEFINE_integer(
     "profile", 0, "Kinds of operations of a step that peers lists.", lower_bound=0
   )
-  flags.DEFINE_string("torch_python", None, "Python with PyTorch and timm, for peers.")
+  flags.DEFINE_string("torch_python", None, "Python with PyTorch, and for peers timm.")
   cli.run_commands({name: functools.partial(_run, main) for name, main in _COMMANDS.items()})

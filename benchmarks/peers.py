@@ -181,9 +181,9 @@ def timm(options: Any) -> Calls:
 CANDIDATES = {"ours": ours, "linen": linen, "timm": timm}
 
 
-def work(name: str, options: Any) -> None:
+def work(candidates: dict[str, Callable[[Any], Calls]], name: str, options: Any) -> None:
   """Answers each line, the name of a call of a candidate, with seconds: in all, or by part."""
-  calls = CANDIDATES[name](options)
+  calls = candidates[name](options)
   for line in sys.stdin:
     start = time.perf_counter()
     result = calls[line.strip()]()
@@ -192,10 +192,10 @@ def work(name: str, options: Any) -> None:
 
 
 class Worker:
-  """A process with one candidate."""
+  """A process with one candidate, of a module that is run by `work`."""
 
-  def __init__(self, name: str, python: str, options: dict[str, Any]):
-    command = [python, "-m", "benchmarks.peers", name, json.dumps(options)]
+  def __init__(self, name: str, python: str, options: dict[str, Any], module: str):
+    command = [python, "-m", module, name, json.dumps(options)]
     self._process = subprocess.Popen(
       command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -212,18 +212,18 @@ class Worker:
     self._process.wait()
 
 
-def _has_timm(python: str) -> bool:
-  """Whether PyTorch and timm are installed there."""
+def has(python: str, *modules: str) -> bool:
+  """Whether modules are installed there."""
   if python == sys.executable:
-    return all(map(importlib.util.find_spec, ("torch", "timm")))
-  look = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('torch', 'timm'))))"
+    return all(map(importlib.util.find_spec, modules))
+  look = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {modules})))"
   return not subprocess.run([python, "-c", look]).returncode
 
 
 def main(options: Any) -> None:
   torch_python = options.torch_python or sys.executable
   pythons = dict.fromkeys(CANDIDATES, sys.executable) | {"timm": torch_python}
-  if not _has_timm(torch_python):
+  if not has(torch_python, "torch", "timm"):
     print("timm is left out: PyTorch and timm are not installed")
     del pythons["timm"]
   for model in options.models or ["mixer_s16"]:
@@ -240,7 +240,9 @@ def _compare(model: str, pythons: dict[str, str], options: Any) -> None:
   sizes["image_size"] = models.image_size(model)
   batch_size = options.batch_size or 16
   shared = dict(model=model, batch_size=batch_size, dtype=options.dtype, sizes=sizes)
-  workers = {name: Worker(name, python, shared) for name, python in pythons.items()}
+  workers = {
+    name: Worker(name, python, shared, "benchmarks.peers") for name, python in pythons.items()
+  }
   print(f"{model}, batch {batch_size}, {options.dtype}, SGD with momentum\n")
 
   def rows():
@@ -272,4 +274,4 @@ def _compare(model: str, pythons: dict[str, str], options: Any) -> None:
 
 
 if __name__ == "__main__":
-  work(sys.argv[1], types.SimpleNamespace(**json.loads(sys.argv[2])))
+  work(CANDIDATES, sys.argv[1], types.SimpleNamespace(**json.loads(sys.argv[2])))

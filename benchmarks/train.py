@@ -95,7 +95,7 @@ def measure(run: Experiment, rounds: int) -> Row:
   first_step = real.compile_seconds + time.perf_counter() - start
   fixed()  # the same updates as those with real data, from here on
   model_flops = real.length * step_flops(run)
-  product, product_flops = _square_product(config.model.dtype or "float32", model_flops)
+  product, product_flops = square_product(config.model.dtype or "float32", model_flops)
   candidates = {"product": product, "real": real, "fixed": fixed}
   shares = optimizers.kinds(config.optimizer)
   if len(shares) > 1:
@@ -117,8 +117,12 @@ def step_flops(run: Experiment) -> int:
   return 3 * 2 * flops.multiply_adds(predict, problem.params, problem.batch)
 
 
-def _square_product(dtype: str, operations: int) -> tuple[Callable[[], Any], int]:
-  """A chain of products of large square matrices, and its operations: about as many."""
+def square_product(dtype: str, operations: int) -> tuple[Callable[[], Any], int]:
+  """A chain of products of large square matrices of a dtype, and its operations.
+
+  They are about as many as asked for, and those of one product at least. The call waits for the
+  device.
+  """
   size = _PRODUCT_SIZE_ON_CPU if jax.default_backend() == "cpu" else _PRODUCT_SIZE
   each = 2 * size**3
   repeats = max(1, round(operations / each))

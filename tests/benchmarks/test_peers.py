@@ -47,9 +47,8 @@ def test_the_plain_mixer_computes_what_ours_does():
 def test_a_candidate_answers_with_its_seconds_or_with_those_of_its_parts(monkeypatch, capsys):
   parts = {"dot": 0.5, "add": 0.25}
   calls = {"forward": lambda: np.ones(2), "profile": lambda: parts}
-  monkeypatch.setitem(peers.CANDIDATES, "ours", lambda options: calls)
   monkeypatch.setattr(sys, "stdin", io.StringIO("forward\nprofile\n"))
-  peers.work("ours", types.SimpleNamespace())
+  peers.work({"ours": lambda options: calls}, "ours", types.SimpleNamespace())
   seconds, answered = map(json.loads, capsys.readouterr().out.splitlines())
   assert 0.0 < seconds < 60.0 and answered == parts
 
