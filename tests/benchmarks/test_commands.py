@@ -86,6 +86,13 @@ def test_peers_take_turns_in_processes_of_their_own():
 
 
 @pytest.mark.slow
+def test_text_peers_run_in_processes_of_their_own():
+  printed = run("text_peers", "--max_length=16", f"--torch_python={sys.executable}")
+  assert "batch 2 of 16 tokens, 2 of them masked, float32, AdamW" in printed
+  assert "\n| ours | " in printed
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "compile", "inference", "zoo"])
 def test_a_table_of_models(command):
   printed = run(command, "--models=mixer_small", "--optimizers=sgd")

@@ -20,10 +20,7 @@ def to_torch(params):
   found["words.weight"] = encoder["words"]["embedding"]
 
   def put(name, layer):
-    if "kernel" in layer:
-      found[f"{name}.weight"] = layer["kernel"].T
-    else:
-      found[f"{name}.weight"] = layer["scale"]
+    found[f"{name}.weight"] = layer["kernel"].T if "kernel" in layer else layer["scale"]
     found[f"{name}.bias"] = layer["bias"]
 
   for i in range(SIZES["num_blocks"]):
@@ -33,8 +30,7 @@ def to_torch(params):
     put(f"blocks.{i}.gate_norm", gate["norm"])
     put(f"blocks.{i}.spatial", gate["Dense_0"])
     put(f"blocks.{i}.outer", block["Dense_1"])
-  [norm] = (encoder[name] for name in encoder if name not in ("words",) and "Block" not in name)
-  put("norm", norm)
+  put("norm", encoder["norm"])
   return found
 
 
