@@ -11,7 +11,7 @@ import pytest
 
 from tests.colabs import NOTEBOOKS, ROOT, execute, read
 
-NAMES = ("finetune_b16", "inside_mlps", "kfac_and_grafting", "mixer_jax")
+NAMES = ("finetune_b16", "inside_mlps", "kfac_and_grafting", "mixer_jax", "text")
 
 
 def address():
@@ -203,3 +203,35 @@ def test_finetune_b16_s_results(tmp_path):
   assert found["full"] is False and found["same"]
   assert not set(found["classes"][0]) & set(found["classes"][1])
   assert max(found["tuned"]) > max(max(rows) for rows in found["scratch"]) + 0.05
+
+
+@pytest.mark.slow
+def test_text_s_results(tmp_path):
+  """Words are found, matrices are nearer to Toeplitz ones than chance, both starts beat guessing."""
+  found = execute(
+    "text",
+    tmp_path,
+    {
+      "same": "vocabulary.decode(ids)",
+      "perplexity": "[row['test/perplexity'] for row in history['AdamW']]",
+      "losses": "{name: rows[-1]['test/loss'] for name, rows in history.items()}",
+      "steps": "{name: rows[-1]['step'] for name, rows in history.items()}",
+      "words": "[[sum(w.values()) for w in answer['words']] for answer in filled]",
+      "toeplitz": "toeplitz",
+      "random": "random_share",
+      "accuracy": "{name: rows[-1]['test/accuracy'] for name, rows in classifiers.items()}",
+      "classes": "[answer['class'] for answer in answers]",
+    },
+  )
+  assert found["same"] == "an unforgettable film , gorgeously photographed !"
+  assert found["perplexity"][-1] < found["perplexity"][0] / 2 and found["perplexity"][-1] < 300
+  assert len(set(found["steps"].values())) == 1 and len(found["losses"]) == 2
+  assert all(loss < 5.7 for loss in found["losses"].values())
+  assert [len(words) for words in found["words"]] == [2, 1]
+  assert all(0.0 < p <= 1.0 for words in found["words"] for p in words)
+  # The 127 means of diagonals of 4,096 random entries have 127 / 4,096 of their squares.
+  assert found["random"] == pytest.approx(127 / 4096, rel=0.2)
+  assert max(found["toeplitz"].values()) > 0.4
+  # One standard error over 872 sentences is 1.7 points at most; 50.9% are positive.
+  assert all(accuracy > 0.7 for accuracy in found["accuracy"].values())
+  assert found["classes"][:2] == ["negative", "positive"]
