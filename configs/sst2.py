@@ -19,7 +19,8 @@ from mixer_jax.errors import UserError
 
 OPTIMIZERS = {
   "adamw": dict(learning_rate=1e-3, weight_decay=0.01),
-  "kfac_adam": dict(learning_rate=1e-3, weight_decay=0.01),
+  # A factor over all words would take longer than the rest of the step.
+  "kfac_adam": dict(learning_rate=1e-3, weight_decay=0.01, max_factor=2048),
 }
 
 
