@@ -1,7 +1,9 @@
 """Options that K-FAC and its relatives share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Callable
 
+from mixer_jax import options
+from mixer_jax.errors import UserError
 from mixer_jax.options import COUNT, TINY, Option
 
 # Values of the options of K-FAC that take names.
@@ -67,7 +69,27 @@ def check_decay(name: str, value: Any, high: float = 1.0, end: bool = False) -> 
 
 
 def check_periods(**periods: Any) -> None:
-  """Raises a ValueError for a period below 1."""
+  """Raises a ValueError for a period that is no whole number of 1 or more."""
   for name, period in periods.items():
-    if isinstance(period, int | float) and period < 1:
-      raise ValueError(f"{name} is {period}; it must be at least 1")
+    if isinstance(period, int | float) and (period < 1 or period != round(period)):
+      raise ValueError(f"{name} is {period}; it must be a whole number, at least 1")
+
+
+def check_ranges(function: Callable, **values: Any) -> None:
+  """Raises a ValueError for a number or text that an annotated option of a function does not take.
+
+  Schedules, and arrays that may be traced, are not looked at.
+  """
+  for name, value in values.items():
+    if isinstance(value, bool | int | float | str):
+      try:
+        options.of(function)[name].check(name, value)
+      except UserError as e:
+        raise ValueError(str(e)) from None
+
+
+def check_mask(mask: Any) -> None:
+  """Raises a ValueError for a mask of decay that is a text, such as a pattern."""
+  if isinstance(mask, str):
+    allowed = "None, a tree of bools like the parameters, or a function from parameters to it"
+    raise ValueError(f"decay_mask is {mask!r}; allowed: {allowed}")

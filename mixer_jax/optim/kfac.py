@@ -23,7 +23,6 @@ from mixer_jax.options import COUNT, Option
 
 Schedule = Callable[[jax.Array], jax.Array]
 
-
 # Options for runs of hundreds of steps; the defaults are made for tens of thousands.
 SHORT_RUN = {"damping": 1e-2, "factor_decay": 0.8, "factor_period": 5, "inverse_period": 20}
 
@@ -157,6 +156,8 @@ def scale_by_kfac(
   curvature_options.check_decay("factor_decay", factor_decay)
   curvature_options.check_decay("moment_decay", moment_decay, end=True)
   curvature_options.check_periods(factor_period=factor_period, inverse_period=inverse_period)
+  own = dict(damping=damping, max_factor=max_factor, factor_fraction=factor_fraction)
+  curvature_options.check_ranges(scale_by_kfac, **own)
   check_choice("precondition_dtype", precondition_dtype)
   check_choice("eigenvalues", eigenvalues)
   if norm_constraint is not None and learning_rate is None:
@@ -280,10 +281,13 @@ def kfac(
   allowed = [name for name in inspect.signature(kfac).parameters if name not in _ARGUMENTS]
   if unknown := sorted(set(options) - set(allowed)):
     raise TypeError(f"K-FAC has no option {unknown[0]!r}; allowed: {', '.join(allowed)}")
+  own = dict(momentum=momentum, decay_from=decay_from, norm_constraint=norm_constraint)
+  curvature_options.check_ranges(kfac, **own, weight_decay=weight_decay)
+  curvature_options.check_mask(decay_mask)
   if decay_from is None:
     decay_from = 20 * factor_period
   decay = lambda count: weight_decay * (count >= decay_from)
-  undecayed = isinstance(weight_decay, int | float) and not weight_decay
+  decays = not (isinstance(weight_decay, int | float) and weight_decay == 0)
   norm_constraint = None if quadratic_model else norm_constraint
   options |= dict(norm_constraint=norm_constraint, factor_period=factor_period)
   rule = {k: options.pop(k) for k in options_lib.of(quadratic.levenberg_marquardt) if k in options}
@@ -296,7 +300,7 @@ def kfac(
   else:
     tx = optax.chain(
       first,
-      optax.identity() if undecayed else optax.add_decayed_weights(decay, decay_mask),
+      optax.add_decayed_weights(decay, decay_mask) if decays else optax.identity(),
       optax.trace(momentum),
       optax.scale_by_learning_rate(learning_rate),
     )

@@ -44,11 +44,16 @@ class Likelihood(NamedTuple):
         )
 
 
-def _of_loss(loss: Callable, **about: Any) -> Likelihood:
-  """A likelihood of kfac-jax; `loss` makes it from outputs and targets."""
+def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
+  """A likelihood of kfac-jax; `loss` makes it from outputs and targets, maybe int labels."""
   like = lambda outputs, parts: tuple(parts) if isinstance(outputs, tuple) else parts[0]
 
   def gradient(outputs, targets):
+    shape = jax.tree.leaves(outputs)[0].shape
+    wanted = shape[:-1] if labels else shape
+    if targets.shape != wanted:
+      given = f"{tuple(targets.shape)} for outputs {tuple(shape)}"
+      raise ValueError(f"targets have shape {given}; allowed: {tuple(wanted)}")
     return like(outputs, loss(outputs, targets).grad_of_evaluate(targets, "off"))
 
   def factor(outputs, v):
@@ -62,7 +67,7 @@ def _named(name: str) -> Likelihood:
   import kfac_jax  # on demand: it is imported by K-FAC alone
 
   if name == "categorical":
-    return _of_loss(kfac_jax.CategoricalLogitsNegativeLogProbLoss, width=2)
+    return _of_loss(kfac_jax.CategoricalLogitsNegativeLogProbLoss, labels=True, width=2)
   if name == "normal":  # of variance 1/2: minus the log-likelihood is the sum of squares
     return _of_loss(kfac_jax.NormalMeanNegativeLogProbLoss)
   if name == "bernoulli":

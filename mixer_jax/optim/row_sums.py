@@ -81,7 +81,13 @@ def _counts(d: jax.Array, own: Any) -> jax.Array:
   if weights.ndim == 1:
     return counts
   reached = (d != 0).any(axis=-1)
-  return counts * jnp.where(reached.any(), reached, True)
+  # Below a head of zeros no row is reached: then tokens count as such, and rows over other axes
+  # as their examples. One row an example is a step of a loop over tokens, maybe of padding alone.
+  if len(d) == weights.size:
+    otherwise = weights.reshape(-1) != 0
+  else:
+    otherwise = jnp.full(len(d), len(d) > examples)
+  return counts * jnp.where(reached.any(), reached, otherwise)
 
 
 def squares_of_sums(x: jax.Array, dy: jax.Array, own: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """K-FAC as a stranger would use it: own models, own transformations, mistakes."""
 
 import functools
+import re
 
 import flax
 from flax import nnx
@@ -154,6 +155,61 @@ def test_mistakes_of_update_are_one_line():
     optim.kfac(0.1, predict, params, batch, dampng=1)
   with pytest.raises(ValueError, match="plain is 'layers_2', which matches no parameter"):
     optim.kfac(0.1, predict, params, batch, plain="layers_2")
+
+
+@pytest.mark.parametrize(
+  "option, told",
+  [
+    (dict(factor_period=2.5), "factor_period is 2.5; it must be a whole number, at least 1"),
+    (dict(momentum=-0.5), "momentum is -0.5; allowed: 0 to 0.99999"),
+    (dict(norm_constraint=-1.0), "norm_constraint is -1.0; allowed: 0 or more"),
+    (dict(max_factor=-1), "max_factor is -1; allowed: 1 or more"),
+    (dict(factor_fraction=2.0), "factor_fraction is 2.0; allowed: 1e-06 to 1"),
+    (dict(damping="0.1"), "damping is '0.1'; allowed: a finite number"),
+    (dict(decay_mask="kernel"), "decay_mask is 'kernel'; allowed: None, a tree of bools"),
+  ],
+)
+def test_options_out_of_range_are_refused_when_made(option, told):
+  with pytest.raises(ValueError, match=re.escape(told)):
+    optim.kfac(0.1, predict, *problem(), **option)
+
+
+@pytest.mark.parametrize("likelihood", ["normal", "bernoulli"])
+def test_targets_that_would_broadcast_are_refused(likelihood):
+  model, x, t = nn.Dense(1), jnp.ones((8, 3)), jnp.ones(8)
+  params = model.init(jax.random.key(0), x)["params"]
+  both = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  options = dict(likelihood=likelihood, estimation="empirical")
+  with pytest.raises(ValueError, match=r"targets have shape \(8,\) for outputs \(8, 1\)"):
+    optim.kfac_factors(both, params, (x, t), jax.random.key(0), **options)
+
+
+def test_padded_steps_of_a_recurrent_net_count_in_no_factor():
+  """Also those of which every example is padding."""
+
+  class Tagger(nn.Module):
+    @nn.compact
+    def __call__(self, x, lengths):
+      return nn.Dense(3)(nn.RNN(nn.SimpleCell(4, name="cell"))(x, seq_lengths=lengths))
+
+  rng = np.random.default_rng(0)
+  x, lengths = rng.normal(size=(3, 6, 2)).astype(np.float32), np.array([3, 2, 2])
+  real = (np.arange(6) < lengths[:, None]).astype(np.float32)
+  params = Tagger().init(jax.random.key(0), x, lengths)["params"]
+
+  def tagged(p, b):
+    return Tagger().apply({"params": p}, b["x"], lengths), b["labels"], b["real"]
+
+  batch = dict(x=x, labels=rng.integers(0, 3, (3, 6)), real=real)
+  short = {k: v[:, :3] for k, v in batch.items()}
+  options = dict(estimation="empirical")
+  found, expected = (
+    optim.kfac_factors(tagged, params, b, jax.random.key(0), **options) for b in (batch, short)
+  )
+  jax.tree.map(close, found, expected)
+  rows = x[real > 0]
+  inputs = np.concatenate([rows, np.ones((len(rows), 1))], 1)
+  np.testing.assert_allclose(found["cell/i"][0], inputs.T @ inputs / len(rows), rtol=1e-5)
 
 
 def test_plain_is_one_pattern_or_several():
