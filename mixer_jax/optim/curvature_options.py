@@ -1,5 +1,6 @@
 """Options that K-FAC and its relatives share."""
 
+import functools
 from typing import Annotated, Any, Callable
 
 from mixer_jax import options
@@ -93,3 +94,29 @@ def check_mask(mask: Any) -> None:
   if isinstance(mask, str):
     allowed = "None, a tree of bools like the parameters, or a function from parameters to it"
     raise ValueError(f"decay_mask is {mask!r}; allowed: {allowed}")
+
+
+def checked(*inner: Callable) -> Callable:
+  """Decorates a function whose **options are keywords of others: it has their signature.
+
+  It refuses a keyword that none of them has, by a TypeError, and a value out of range, by a
+  ValueError.
+  """
+
+  def decorate(function):
+    signature = options.signature(function, *inner)
+
+    @functools.wraps(function)
+    def call(*args, **keywords):
+      if unknown := sorted(keywords.keys() - signature.parameters.keys()):
+        optional = [p.name for p in signature.parameters.values() if p.default is not p.empty]
+        allowed = f"{unknown[0]!r}; allowed: {', '.join(optional)}"
+        raise TypeError(f"{function.__name__} has no option {allowed}")
+      known = options.of(call)
+      check_ranges(call, **{name: x for name, x in keywords.items() if name in known})
+      return function(*args, **keywords)
+
+    call.__signature__ = signature
+    return call
+
+  return decorate

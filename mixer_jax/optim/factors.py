@@ -21,7 +21,8 @@ def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
 def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
   """Estimates the factors of one batch, without any average over steps.
 
-  Arguments are as of `scale_by_kfac`, and `rng`, a key for sampled targets.
+  `rng` is a key for sampled targets; options are those of `scale_by_kfac` that concern the
+  curvature: likelihood, estimation, token_averaging, norms, plain, max_factor, axis_name.
 
   Returns:
     By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Callable
 import jax.numpy as jnp
 import optax
 
-from mixer_jax import options as options_lib
 from mixer_jax.optim import axes, curvature_options, first_order
 from mixer_jax.optim.block_trees import whole_tree
 from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
@@ -25,6 +24,7 @@ from mixer_jax.optim.factors import curvature_of, some_of
 from mixer_jax.options import Option
 
 
+@curvature_options.checked(in_basis)
 def scale_by_soap(
   *,
   b1: first_order.B1 = 0.95,
@@ -51,9 +51,7 @@ def scale_by_soap(
   return in_basis(rule, rule, gradient_source(max_factor), refresh=refresh, **options)
 
 
-scale_by_soap.__signature__ = options_lib.signature(scale_by_soap, in_basis)
-
-
+@curvature_options.checked(scale_by_soap)
 def soap(
   learning_rate: Any,
   *,
@@ -68,9 +66,7 @@ def soap(
   return _decayed(scale_by_soap(**options), learning_rate, weight_decay, decay_mask)
 
 
-soap.__signature__ = options_lib.signature(soap, scale_by_soap)
-
-
+@curvature_options.checked(in_basis)
 def scale_by_kfac_adam(
   predict: Callable[[Any, Any], Any],
   params: Any,
@@ -139,9 +135,7 @@ def scale_by_kfac_adam(
   )
 
 
-scale_by_kfac_adam.__signature__ = options_lib.signature(scale_by_kfac_adam, in_basis)
-
-
+@curvature_options.checked(scale_by_kfac_adam)
 def kfac_adam(
   learning_rate: Any,
   predict: Callable[[Any, Any], Any],
@@ -155,9 +149,6 @@ def kfac_adam(
   """Adam in K-FAC's eigenbasis with decoupled weight decay; see `scale_by_kfac_adam`."""
   rule = scale_by_kfac_adam(predict, params, batch, **options)
   return _decayed(rule, learning_rate, weight_decay, decay_mask)
-
-
-kfac_adam.__signature__ = options_lib.signature(kfac_adam, scale_by_kfac_adam)
 
 
 def _decayed(rule, learning_rate, weight_decay, decay_mask):
@@ -181,6 +172,7 @@ def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]
   return Source(lambda leaves: kronecker, estimate, after=False)
 
 
+@curvature_options.checked(in_basis)
 def scale_by_shampoo(
   *,
   b2: first_order.B2 = 0.95,
@@ -213,9 +205,6 @@ def scale_by_shampoo(
   return in_basis(inner, rms, gradient_source(max_factor), **options)
 
 
-scale_by_shampoo.__signature__ = options_lib.signature(scale_by_shampoo, in_basis)
-
-
 def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationExtraArgs:
   def root(values):
     shifted = values + ridge * values.max(axis=-1, keepdims=True)
@@ -232,6 +221,7 @@ def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationE
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
+@curvature_options.checked(scale_by_shampoo)
 def shampoo(
   learning_rate: Any,
   *,
@@ -247,6 +237,3 @@ def shampoo(
   """
   rule = optax.chain(scale_by_shampoo(**options), optax.ema(momentum))
   return _decayed(rule, learning_rate, weight_decay, decay_mask)
-
-
-shampoo.__signature__ = options_lib.signature(shampoo, scale_by_shampoo)

@@ -358,14 +358,25 @@ def test_types_and_empty_arrays(make):
   [
     (dict(refresh="QR"), "refresh is 'QR'; allowed: eigh, qr"),
     (dict(precondition_dtype="float16"), "precondition_dtype is 'float16'"),
-    (dict(factor_decay=1.0), r"factor_decay is 1.0; it must be in \[0, 1\)"),
-    (dict(basis_period=0), "basis_period is 0; it must be a whole number, at least 1"),
+    (dict(factor_decay=1.0), "factor_decay is 1.0; allowed: 0 to 0.99999999"),
+    (dict(basis_period=0), "basis_period is 0; allowed: 1 or more"),
+    (dict(basis_period=2.5), "basis_period is 2.5; allowed: an integer"),
+    (dict(b1=1.5), "b1 is 1.5; allowed: 0 to"),
     (dict(refresh="eigh", tolerance=0.1), 'tolerance is 0.1; it needs refresh="qr"'),
   ],
 )
 def test_mistakes_are_named(options, message):
   with pytest.raises(ValueError, match=message):
     optim.scale_by_soap(**options)
+
+
+def test_unknown_options_are_told_with_those_that_there_are():
+  with pytest.raises(
+    TypeError, match="scale_by_soap has no option 'basis_periods'; allowed: b1, b2"
+  ):
+    optim.scale_by_soap(basis_periods=2)
+  with pytest.raises(TypeError, match="kfac_adam has no option 'inverse_period'; .*basis_period"):
+    optim.kfac_adam(1e-3, predict, *sequence()[0][:2], inverse_period=2)
 
 
 def test_mistakes_of_kfac_s_relatives_are_named():
