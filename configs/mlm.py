@@ -15,7 +15,6 @@ steps, a linear decay, weight decay 0.01, 125,000 batches of 2,048 sequences of 
 """
 
 from mixer_jax import config as config_lib
-from mixer_jax.errors import UserError
 
 OPTIMIZERS = {
   "adamw": dict(learning_rate=7e-4, weight_decay=0.01),
@@ -24,15 +23,12 @@ OPTIMIZERS = {
 }
 
 
-def get_config(choice="gmlp_text_small,adamw"):
-  model, comma, optimizer = choice.partition(",")
-  optimizer = optimizer if comma else "adamw"
-  if optimizer not in OPTIMIZERS:
-    raise UserError(f"the config takes the optimizer {optimizer!r}; allowed: {list(OPTIMIZERS)}")
+def get_config(choice="gmlp_text_small"):
+  model, optimizer = config_lib.model_and_optimizer(choice, OPTIMIZERS)
   config = config_lib.default("masked_lm", model)
   config.batch_size = 32
   config.num_epochs = 20
-  config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
+  config.optimizer = optimizer
   if model.endswith("_small"):
     config.optimizer.learning_rate *= 3
   config.schedule.update(name="linear", warmup_epochs=1.0)

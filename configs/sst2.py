@@ -15,7 +15,6 @@ wants a higher rate: 1e-3 here.
 """
 
 from mixer_jax import config as config_lib
-from mixer_jax.errors import UserError
 
 OPTIMIZERS = {
   "adamw": dict(learning_rate=1e-3, weight_decay=0.01),
@@ -24,16 +23,13 @@ OPTIMIZERS = {
 }
 
 
-def get_config(choice="gmlp_text_small,adamw"):
-  model, comma, optimizer = choice.partition(",")
-  optimizer = optimizer if comma else "adamw"
-  if optimizer not in OPTIMIZERS:
-    raise UserError(f"the config takes the optimizer {optimizer!r}; allowed: {list(OPTIMIZERS)}")
+def get_config(choice="gmlp_text_small"):
+  model, optimizer = config_lib.model_and_optimizer(choice, OPTIMIZERS)
   config = config_lib.default("text_classification", model)
   config.batch_size = 32
   config.num_epochs = 5
   config.data.max_length = 64
   config.data.validation_split = "dev"
-  config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
+  config.optimizer = optimizer
   config.schedule.update(name="linear", warmup_epochs=0.5)
   return config

@@ -72,6 +72,20 @@ def model(name: str, task: str = "image_classification", **overrides: Any) -> Co
 optimizer = optim.group
 
 
+def model_and_optimizer(
+  choice: str, optimizers: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, ConfigDict]:
+  """The model's name and the optimizer part that "MODEL[,OPTIMIZER]" names.
+
+  `optimizers` are settings by name, of which the first is the default; another is a UserError.
+  """
+  model, _, name = choice.partition(",")
+  name = name or next(iter(optimizers))
+  if name not in optimizers:
+    raise UserError(f"the config takes the optimizer {name!r}; allowed: {', '.join(optimizers)}")
+  return model, optimizer(name, **optimizers[name])
+
+
 def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:
   """The optimizer part for `graft`: two complete optimizers."""
   config = options.group(optim.graft)

@@ -88,8 +88,8 @@ class ResMlpBlock(_Block, kw_only=True):
   """Patch communication, then an MLP over channels, each residual (Equations 2 and 3).
 
   The fields are as in `ResMlp`, and `grid`: rows and columns of patches, for convolutions; and
-  `max_tokens`: size of the matrices over tokens, if not that of x, as for `MixerBlock`. Patches communicate by
-  "linear", one matrix over the tokens shared by the channels; "mlp", two with GELU and four times
+  `max_tokens`: size of the matrices over tokens, if not that of x, as for `MixerBlock`. Patches
+  communicate by "linear", one matrix over the tokens shared by the channels; "mlp", two with GELU and four times
   the tokens in between (Appendix A); "conv3x3"; "depthwise", 3x3 per channel; or "separable", the
   same followed by the layer "cross_patch_pointwise" over channels, with nothing in between. With
   "none" the whole first branch is absent.

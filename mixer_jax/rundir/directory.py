@@ -135,6 +135,8 @@ def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
   for field, path in files.items():
     copy = workdir / _FILES / field / pathlib.Path(path).name
     copy.parent.mkdir(parents=True, exist_ok=True)
+    for other in set(copy.parent.iterdir()) - {copy}:  # of a start that ended before its first step
+      other.unlink()
     if not copy.exists() or not copy.samefile(path):
       with told(f"{field} is {path!r}, which cannot be copied", OSError):
         shutil.copyfile(pathlib.Path(path).expanduser(), copy)

@@ -32,7 +32,7 @@ class Matthews:
 
 
 def of_two(found: jax.Array, true: jax.Array, mask: Any) -> dict[str, Sums]:
-  """F1 = 2 tp / (2 tp + fp + fn) of the second class, and Matthews' correlation, of bool [batch]."""
+  """F1 = 2 tp / (2 tp + fp + fn) of the second class and Matthews' correlation; bool [batch]."""
   mask = jnp.broadcast_to(mask, true.shape).astype(jnp.float32)
   count = lambda a, b: jnp.sum(mask * (true == a) * (found == b))
   counts = jnp.stack([jnp.stack([count(a, b) for b in (False, True)]) for a in (False, True)])

@@ -1,6 +1,7 @@
 """Masked language models: exact perplexity, padding, K-FAC, and runs through the commands."""
 
 import json
+import pathlib
 import shutil
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
 from mixer_jax.errors import UserError
-from mixer_jax.rundir import metrics_file
+from mixer_jax.rundir import directory, metrics_file
 from mixer_jax.tasks.text import pictures
 from mixer_jax.training import restore
 from mixer_jax.training.evaluator import Evaluator
@@ -126,6 +127,16 @@ def test_kfac_trains_it(config, tmp_path):
   shares = np.unique_counts(words).counts / len(words)
   best = np.exp(-np.sum(shares * np.log(shares)))
   assert metrics_file.read(tmp_path / "run")[-1]["test/perplexity"] < 1.1 * best
+
+
+def test_the_last_of_two_starts_decides_on_a_kept_file(tmp_path):
+  """The first one ended before its first checkpoint."""
+  for name, text in (("a.txt", "old"), ("b.txt", "new")):
+    (tmp_path / name).write_text(text)
+    directory.keep_files(tmp_path, {"data.vocabulary": str(tmp_path / name)})
+  config = config_lib.default("masked_lm", "gmlp_text_small")
+  kept = directory.with_files(tmp_path, config).data.vocabulary
+  assert pathlib.Path(kept).read_text() == "new"
 
 
 def test_pictures_show_matrices_and_attention(config_of):
