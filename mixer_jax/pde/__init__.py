@@ -1,0 +1,1 @@
+"""Functions on grids: random fields, solvers of differential equations, files, a cache. No JAX."""

@@ -1,0 +1,52 @@
+"""Pairs of functions on a grid, the examples of an operator."""
+
+import dataclasses
+
+import numpy as np
+
+from mixer_jax.errors import UserError
+
+_NAMED = 12  # divisors, in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+  """Inputs and outputs of an operator, on one grid.
+
+  inputs and outputs are float32 or float64 [functions, *grid]; they may be maps of files. A
+  periodic grid has the points 0, 1 / n, ... without 1 on each axis, any other includes 0 and 1.
+  """
+
+  inputs: np.ndarray
+  outputs: np.ndarray
+  periodic: bool
+
+  def __len__(self) -> int:
+    return len(self.inputs)
+
+  @property
+  def grid(self) -> tuple[int, ...]:
+    """Points on each axis."""
+    return self.inputs.shape[1:]
+
+  @property
+  def coordinates(self) -> tuple[np.ndarray, ...]:
+    """The points of each axis, float64."""
+    return tuple(np.linspace(0, 1, n, endpoint=not self.periodic) for n in self.grid)
+
+
+def subsampled(functions: Functions, step: int) -> Functions:
+  """Every `step`-th point of each axis, without a copy.
+
+  A UserError if the points left are no such grid: the step has to divide the number of points of a
+  periodic axis, and the number of intervals of another one.
+  """
+  for points in functions.grid:
+    cells = points if functions.periodic else points - 1
+    if step < 1 or cells % step or cells == step:
+      divisors = [d for d in range(1, cells) if cells % d == 0]
+      some = ", ".join(map(str, divisors[:_NAMED])) + (", ..." if divisors[_NAMED:] else "")
+      raise UserError(f"every {step}. point of {points} is no grid; allowed steps: {some}")
+  each = (slice(None), *[slice(None, None, step)] * len(functions.grid))
+  inputs, outputs = functions.inputs[each], functions.outputs[each]
+  return dataclasses.replace(functions, inputs=inputs, outputs=outputs)

@@ -1,0 +1,128 @@
+"""Sets of functions made from a seed, and their cache."""
+
+import shutil
+from typing import Annotated, Any, Callable, Mapping, Sequence
+import zlib
+
+import numpy as np
+import tqdm
+
+from mixer_jax import options
+from mixer_jax.data import cache
+from mixer_jax.errors import UserError
+from mixer_jax.options import Option
+from mixer_jax.pde import burgers, darcy, fields
+from mixer_jax.pde.functions import Functions
+
+_VERSION = 1  # of the cached sets: another number makes them anew
+_CHUNK = 32  # functions that are made together
+_BAR = dict(desc="Solving equations (once)", unit=" functions")
+
+Generators = Sequence[np.random.Generator]
+
+
+def burgers_pairs(
+  generators: Generators,
+  points: int,
+  *,
+  viscosity: Annotated[float, Option("viscosity of Burgers' equation", 1e-4, 1e3)] = 0.1,
+  time: Annotated[float, Option("time of the solution that is to be found", 1e-6, 100)] = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Initial values, `fields.periodic`, and the solutions of Burgers' equation at a time."""
+  initial = fields.periodic(generators, points)
+  return initial, burgers.solve(initial, viscosity, time)
+
+
+def darcy_pairs(
+  generators: Generators,
+  side: int,
+  *,
+  low: Annotated[float, Option("coefficient where the field is negative", 1e-3, 1e3)] = 3.0,
+  high: Annotated[float, Option("coefficient where the field is positive", 1e-3, 1e3)] = 12.0,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Coefficients of two values, by the sign of `fields.neumann`, and Darcy's pressures."""
+  coefficient = np.where(fields.neumann(generators, side) >= 0, high, low)
+  return coefficient, darcy.solve(coefficient)
+
+
+# Kind of equation -> the maker of pairs, its dimensions, and whether its grid is periodic.
+KINDS: Mapping[str, tuple[Callable, int, bool]] = {
+  "burgers": (burgers_pairs, 1, True),
+  "darcy": (darcy_pairs, 2, False),
+}
+GRIDS = {
+  "burgers": Option("points of the grid", 16, 2**16, name="points", type=int),
+  "darcy": Option("points on a side of the grid", 5, 2049, name="points", type=int),
+}
+COUNT = Option("number of functions", 1, 10**6, name="functions", type=int)
+SEED = Option("seed of the functions", 0, 2**63 - 1, name="seed", type=int)
+
+
+def load(
+  kind: str, split: str, count: int, seed: int, points: int, cache_dir: str = "", **physics: float
+) -> Functions:
+  """The first `count` functions of a split of made data, float32, from the cache if they are in it.
+
+  Function i depends on the seed, the split's name and i, and on nothing else but the equation and
+  the grid; a larger set begins with the smaller one. A finer grid has the same random fields, with
+  more modes. Sets are made in chunks, which are in the cache until the set is whole: after a kill
+  the next call goes on from them.
+
+  Args:
+    kind: "burgers" or "darcy", see `burgers_pairs` and `darcy_pairs` for `physics`.
+    points: on each axis of the grid; with Darcy the boundary's are counted.
+    cache_dir: "" is the user's own.
+
+  A UserError names a value that is not allowed.
+  """
+  physics = checked(kind, count, seed, points, physics)
+  make, dimensions, is_periodic = KINDS[kind]
+  identity = (_VERSION, kind, split, seed, points, sorted(physics.items()))
+  place = cache.place(cache_dir) / "pde"
+  shape = (points,) * dimensions
+
+  def made(start, stop, allocate):
+    generators = [
+      np.random.default_rng([seed, zlib.crc32(split.encode()), i]) for i in range(start, stop)
+    ]
+    arrays = {name: allocate(name, (stop - start, *shape), np.float32) for name in _NAMES}
+    for array, values in zip(arrays.values(), make(generators, points, **physics)):
+      array[:] = values
+    return arrays
+
+  def build(allocate):
+    arrays = {name: allocate(name, (count, *shape), np.float32) for name in _NAMES}
+    with tqdm.tqdm(total=count, disable=None, **_BAR) as bar:
+      for start in range(0, count, _CHUNK):
+        stop = min(start + _CHUNK, count)
+        key = cache.fingerprint((identity, start, stop), [])
+        chunk = cache.read(chunks, f"{start}", key, lambda a: made(start, stop, a))
+        for name, array in arrays.items():
+          array[start:stop] = chunk[name]
+        bar.update(stop - start)
+    return arrays
+
+  key = cache.fingerprint((identity, count), [])
+  chunks = place / f".chunks-{key[:20]}"
+  arrays = cache.read(place, f"{kind}_{split}_{count}x{points}", key, build)
+  shutil.rmtree(chunks, ignore_errors=True)
+  return Functions(**arrays, periodic=is_periodic)
+
+
+_NAMES = ("inputs", "outputs")
+
+
+def checked(
+  kind: str, count: int, seed: int, points: int, physics: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The parameters of an equation with its defaults; a UserError if a value is not allowed."""
+  if kind not in KINDS:
+    raise UserError(f"the equation is {kind!r}; allowed: {', '.join(KINDS)}")
+  for option, value in ((COUNT, count), (SEED, seed), (GRIDS[kind], points)):
+    option.check(option.name, value)
+  known = options.of(KINDS[kind][0])
+  for name, value in physics.items():
+    if name not in known:
+      raise UserError(f"{name} is no parameter of {kind}; allowed: {', '.join(known)}")
+    known[name].check(name, value)
+  return {name: float(physics.get(name, option.default)) for name, option in known.items()}
