@@ -7,7 +7,7 @@ from scipy import fft
 
 _FEWEST_MODES = 128
 _DECAY = 24  # the spectrum of the steepest front falls to exp(-24) of it
-_STEP = 0.25  # of the time in which a front crosses its own width
+_STEP = 1.0  # of the time in which a front crosses its own width
 _FEWEST_STEPS = 200
 _CONTOUR = 32  # points
 
