@@ -1,0 +1,59 @@
+"""Makes pairs of functions for operator learning.
+
+python -m mixer_jax.pde burgers [--out=burgers.npz] [--functions=1124] [--points=8192]
+    [--viscosity=0.1] [--time=1] [--seed=0] [--split=train]
+python -m mixer_jax.pde darcy [--out=darcy.npz] [--functions=1124] [--points=421] [--low=3]
+    [--high=12] [--seed=0] [--split=train]
+
+Without --out the functions are left in the cache, where training finds them.
+"""
+
+import functools
+import pathlib
+import time
+
+from absl import flags
+
+from mixer_jax import options
+from mixer_jax.errors import UserError
+from mixer_jax.pde import files, generate
+from mixer_jax.runtime import cli
+
+_POINTS = {"burgers": 8192, "darcy": 421}
+
+
+def _physics():
+  """The parameters of all equations, by name."""
+  return options.any_of({kind: make for kind, (make, *_) in generate.KINDS.items()})
+
+
+def make(kind: str, argv: list[str]) -> None:
+  """Makes the functions of an equation and writes them, or leaves them in the cache."""
+  del argv
+  given = flags.FLAGS
+  if given.out:
+    out = pathlib.Path(given.out).expanduser().absolute()
+    if out.suffix != ".npz" or not out.parent.is_dir():
+      raise UserError(f"--out={given.out}: allowed: a file .npz in a folder that exists")
+  physics = {k: v for k in _physics() if (v := getattr(given, k)) is not None}
+  points = _POINTS[kind] if given.points is None else given.points
+  start = time.monotonic()
+  made = generate.load(
+    kind, given.split, given.functions, given.seed, points, given.cache_dir, **physics
+  )
+  if given.out:
+    files.write(given.out, made)
+  grid, seconds = " x ".join(map(str, made.grid)), time.monotonic() - start
+  print(f"{given.out or 'the cache'}: {len(made):,} functions on {grid} points, {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("out", None, "File .npz to write; without it, the cache keeps them alone.")
+  flags.DEFINE_integer("functions", 1124, generate.COUNT.help)
+  flags.DEFINE_integer("points", None, "Points on each axis; default: 8192, with darcy 421.")
+  flags.DEFINE_integer("seed", 0, generate.SEED.help)
+  flags.DEFINE_string("split", "train", "Name of the split; another one has other functions.")
+  flags.DEFINE_string("cache_dir", "", "Folder of the cache; default: the user's own.")
+  for name, option in _physics().items():
+    flags.DEFINE_float(name, None, f"The {option.help}; default: {option.default:g}.")
+  cli.run_commands({kind: functools.partial(make, kind) for kind in generate.KINDS})

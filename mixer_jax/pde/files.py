@@ -1,0 +1,93 @@
+"""Files of functions: .npz, and MATLAB's .mat up to version 7.2."""
+
+import os
+import pathlib
+import tempfile
+from typing import Callable
+
+import numpy as np
+from scipy import io
+
+from mixer_jax import npz
+from mixer_jax.errors import UserError, told
+from mixer_jax.pde.functions import Functions
+
+# Arrays of inputs and outputs as Li et al. name them, by the dimensions of the grid.
+NAMES = {1: ("a", "u"), 2: ("coeff", "sol")}
+_NAMED = 10  # arrays of the file, in a message
+_FUNCTIONS = "inputs and outputs are [functions, points] or [functions, side, side]"
+
+
+def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
+  """Reads pairs of functions; `inputs` and `outputs` name the arrays if Li et al. do not.
+
+  Without names they are `a` and `u` [functions, points], taken for periodic, or `coeff` and `sol`
+  [functions, side, side], taken for a grid with its boundary. Other numbers than float32 and
+  float64 become float32. A UserError if the file is missing or damaged, or an array is missing, has
+  another shape or numbers that are not finite.
+  """
+  names, load = _open(path)
+  if bool(inputs) != bool(outputs):
+    raise UserError(f"{path}: inputs are {inputs!r}, outputs {outputs!r}; both names or none")
+  pairs = [(inputs, outputs)] if inputs else list(NAMES.values())
+  wanted = next((pair for pair in pairs if set(pair) <= set(names)), None)
+  if wanted is None:
+    needed = " or ".join(" and ".join(map(repr, pair)) for pair in pairs)
+    some = ", ".join(map(repr, names[:_NAMED])) or "none"
+    raise UserError(f"{path}: has no arrays {needed}, only {some}")
+  arrays = []
+  for name in wanted:
+    with told(f"{path}: array {name!r} cannot be read"):
+      arrays.append(load(name))
+    _check_numbers(f"{path}: array {name!r}", arrays[-1])
+  a, u = (x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for x in arrays)
+  square = a.ndim == 2 or (a.ndim == 3 and a.shape[1] == a.shape[2])
+  if a.shape != u.shape or not square or not len(a) or a.shape[1] < 2:
+    shapes = " and ".join(f"{n!r} {list(x.shape)}" for n, x in zip(wanted, (a, u)))
+    raise UserError(f"{path}: has {shapes}; {_FUNCTIONS}, both of one shape")
+  return Functions(a, u, periodic=a.ndim == 2)
+
+
+def write(path: str, functions: Functions) -> None:
+  """Writes an .npz that `read` reads, all of it or nothing; a UserError if that is impossible."""
+  names = NAMES[len(functions.grid)]
+  target = pathlib.Path(path).expanduser()
+  with (
+    told(f"{path}: cannot be written", OSError),
+    tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as folder,
+  ):
+    made = pathlib.Path(folder, "made.npz")
+    np.savez(made, **dict(zip(names, (functions.inputs, functions.outputs))))
+    os.replace(made, target)
+
+
+def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
+  """The names of a file's arrays, and the reader of one."""
+  file = pathlib.Path(path).expanduser()
+  if file.suffix not in (".npz", ".mat"):
+    raise UserError(f"{path}: files of functions end in .npz or .mat")
+  if not file.is_file():
+    command = f"python -m mixer_jax.pde burgers --out={file.with_suffix('.npz')}"
+    raise UserError(f"{path}: no such file; `{command}`, or darcy, makes one")
+  if file.suffix == ".npz":
+    with told(f"{path}: cannot be read", ValueError, OSError):
+      archive = npz.Npz(file)
+      return archive.names, archive.read
+  try:
+    with told(f"{path}: cannot be read", OSError, ValueError, TypeError, KeyError, IndexError):
+      names = tuple(name for name, *_ in io.whosmat(file, appendmat=False))
+  except NotImplementedError as e:
+    why = "a .mat of version 7.3 is HDF5, which is not read; save it with -v7, or as .npz"
+    raise UserError(f"{path}: {why}") from e
+  return names, lambda name: io.loadmat(file, appendmat=False, variable_names=[name])[name]
+
+
+def _check_numbers(what: str, array: np.ndarray) -> None:
+  """Raises a UserError if an array has anything but finite numbers."""
+  if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+    raise UserError(f"{what} has no real numbers but {getattr(array, 'dtype', type(array))}")
+  bad = [i for i, row in enumerate(np.atleast_1d(array)) if not np.isfinite(row).all()]
+  if bad:
+    count = np.size(array[bad[0]]) - np.isfinite(array[bad[0]]).sum()
+    where = f"in {len(bad):,} functions, the first of them {bad[0]}, which has {count:,}"
+    raise UserError(f"{what} has numbers that are not finite {where}")
