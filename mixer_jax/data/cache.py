@@ -43,17 +43,20 @@ def fingerprint(identity: Any, files: Iterable[tuple[str, int, int]]) -> str:
   return digest.hexdigest()
 
 
-def read(cache_dir: pathlib.Path, name: str, key: str, build: Build) -> dict[str, np.ndarray]:
+def read(
+  cache_dir: pathlib.Path, name: str, key: str, build: Build, level: int = logging.INFO
+) -> dict[str, np.ndarray]:
   """Arrays by name, as a rule read-only memory maps, from the cache if they are in it.
 
   `name` begins the name of the entry, whose key is a `fingerprint`. If `cache_dir` cannot be made
-  or written, the arrays are built in memory, with a warning.
+  or written, the arrays are built in memory, with a warning. `level` is that of the line in the log
+  that says where a new entry is.
   """
   entry = cache_dir / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}-{key[:20]}"
   arrays = _open(entry)
   if arrays is None:
     try:
-      _build(entry, build)
+      _build(entry, build, level)
       arrays = _open(entry)
     except OSError as error:
       why = f"cannot be used ({error.strerror or error}): examples are decoded at every start"
@@ -80,7 +83,7 @@ def _open(entry: pathlib.Path) -> dict[str, np.ndarray] | None:
   return None
 
 
-def _build(entry: pathlib.Path, build: Build) -> None:
+def _build(entry: pathlib.Path, build: Build, level: int) -> None:
   """Builds an entry; OSError: the directory cannot be written or the disk is too small."""
   entry.parent.mkdir(parents=True, exist_ok=True)
   options = dict(prefix=".building-", dir=entry.parent, ignore_cleanup_errors=True)
@@ -95,7 +98,7 @@ def _build(entry: pathlib.Path, build: Build) -> None:
       entry.rename(made.with_name("damaged"))
     try:
       made.rename(entry)
-      _LOG.info("Cached %s", entry)
+      _LOG.log(level, "Cached %s", entry)
     except OSError:
       if not entry.exists():  # else another process was quicker; its entry is as good
         raise

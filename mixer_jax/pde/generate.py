@@ -1,5 +1,6 @@
 """Sets of functions made from a seed, and their cache."""
 
+import logging
 import shutil
 from typing import Annotated, Any, Callable, Mapping, Sequence
 import zlib
@@ -16,6 +17,7 @@ from mixer_jax.pde.functions import Functions
 
 _VERSION = 1  # of the cached sets: another number makes them anew
 _CHUNK = 32  # functions that are made together
+_NAMES = ("inputs", "outputs")
 _BAR = dict(desc="Solving equations (once)", unit=" functions")
 
 Generators = Sequence[np.random.Generator]
@@ -25,7 +27,7 @@ def burgers_pairs(
   generators: Generators,
   points: int,
   *,
-  viscosity: Annotated[float, Option("viscosity of Burgers' equation", 1e-4, 1e3)] = 0.1,
+  viscosity: Annotated[float, Option("viscosity of Burgers' equation", 1e-3, 100)] = 0.1,
   time: Annotated[float, Option("time of the solution that is to be found", 1e-6, 100)] = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Initial values, `fields.periodic`, and the solutions of Burgers' equation at a time."""
@@ -37,8 +39,8 @@ def darcy_pairs(
   generators: Generators,
   side: int,
   *,
-  low: Annotated[float, Option("coefficient where the field is negative", 1e-3, 1e3)] = 3.0,
-  high: Annotated[float, Option("coefficient where the field is positive", 1e-3, 1e3)] = 12.0,
+  low: Annotated[float, Option("coefficient where the field is negative", 1e-2, 100)] = 3.0,
+  high: Annotated[float, Option("coefficient where the field is positive", 1e-2, 100)] = 12.0,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Coefficients of two values, by the sign of `fields.neumann`, and Darcy's pressures."""
   coefficient = np.where(fields.neumann(generators, side) >= 0, high, low)
@@ -79,9 +81,10 @@ def load(
   make, dimensions, is_periodic = KINDS[kind]
   identity = (_VERSION, kind, split, seed, points, sorted(physics.items()))
   place = cache.place(cache_dir) / "pde"
+  chunks = place / f".chunks-{cache.fingerprint(identity, [])[:20]}"
   shape = (points,) * dimensions
 
-  def made(start, stop, allocate):
+  def make_chunk(start, stop, allocate):
     generators = [
       np.random.default_rng([seed, zlib.crc32(split.encode()), i]) for i in range(start, stop)
     ]
@@ -95,21 +98,18 @@ def load(
     with tqdm.tqdm(total=count, disable=None, **_BAR) as bar:
       for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
-        key = cache.fingerprint((identity, start, stop), [])
-        chunk = cache.read(chunks, f"{start}", key, lambda a: made(start, stop, a))
+        of_chunk = cache.fingerprint((identity, start, stop), [])
+        some = lambda a: make_chunk(start, stop, a)
+        chunk = cache.read(chunks, f"{start}", of_chunk, some, logging.DEBUG)
         for name, array in arrays.items():
           array[start:stop] = chunk[name]
         bar.update(stop - start)
     return arrays
 
   key = cache.fingerprint((identity, count), [])
-  chunks = place / f".chunks-{key[:20]}"
   arrays = cache.read(place, f"{kind}_{split}_{count}x{points}", key, build)
   shutil.rmtree(chunks, ignore_errors=True)
   return Functions(**arrays, periodic=is_periodic)
-
-
-_NAMES = ("inputs", "outputs")
 
 
 def checked(
