@@ -1,4 +1,4 @@
-"""Attention without softmax, of Galerkin and Fourier type.
+"""Attention over the points of a function: Galerkin and Fourier type, and two with a softmax.
 
 Cao, "Choose a Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.14995.
 """
@@ -14,18 +14,24 @@ from mixer_jax.models import layers
 
 # The inputs of the two LayerNorms of each kind.
 KINDS = {"galerkin": ("k", "v"), "fourier": ("q", "k")}
+KINDS |= {"softmax": ("q", "k"), "linear": ("k", "v")}
+SOFTMAX_FREE = ("galerkin", "fourier")
 
 
-class SoftmaxFreeAttention(nn.Module):
-  """Multi-head self-attention without softmax, for any number of tokens.
+class OperatorAttention(nn.Module):
+  """Multi-head self-attention of operator transformers, for any number of tokens.
 
   With Q, K, V [n, d] of one head and LN a LayerNorm of that head's own:
 
     galerkin: Q (LN(K)^T LN(V)) / n, linear in n,
-    fourier: (LN(Q) LN(K)^T) V / (n sqrt(d)), quadratic in n.
+    fourier: (LN(Q) LN(K)^T) V / (n sqrt(d)), quadratic in n,
+    softmax: softmax(LN(Q) LN(K)^T / sqrt(d)) V, quadratic in n,
+    linear: softmax_d(Q) (softmax_n(LN(K))^T LN(V)) / n, linear in n; the softmax of Q is over the
+      channels, that of K over the tokens (Shen et al., 2021, with the scale of the published code).
 
-  The scale 1 / n makes the products quadratures over the domain, so that a trained layer carries
-  over to other resolutions. The published code divides the Fourier scores by sqrt(d) as well, with
+  The scale 1 / n makes the first two quadratures over the domain, so that a trained layer carries
+  over to other resolutions. So does "softmax"; "linear" does not, since its softmax over the tokens
+  is a mean already. The published code divides the Fourier scores by sqrt(d) as well, with
   positions counted in d; no LayerNorm absorbs that factor, since positions are not normalised.
 
   Two differences from the published code: attention weights are not dropped (there, half of them
@@ -37,6 +43,7 @@ class SoftmaxFreeAttention(nn.Module):
     init_diagonal: delta of the same.
     norm_epsilon: of the LayerNorms. With the small start their inputs have a variance near
       init_diagonal^2 = 1e-4 times that of x; the published Darcy models take 1e-7.
+    uniform_out: whether the layer "out" starts as PyTorch's do (`layers.uniform_start`).
   """
 
   kind: str
@@ -44,6 +51,7 @@ class SoftmaxFreeAttention(nn.Module):
   init_gain: float = 1e-2
   init_diagonal: float = 1e-2
   norm_epsilon: float = 1e-5
+  uniform_out: bool = False
   dtype: Any = "float32"
 
   @nn.compact
@@ -79,18 +87,38 @@ class SoftmaxFreeAttention(nn.Module):
       return jnp.concatenate([coordinates, y], axis=-1)
 
     q, k, v = (project(name) for name in ("q", "k", "v"))
-    n = x.shape[1]
-    if mask is not None:  # both kinds are linear in the keys: none, no influence
-      k = jnp.where(mask[:, :, None, None], k, 0)
+    y = self._attend(q, k, v, mask).reshape(*x.shape[:2], -1)
+    start = layers.uniform_start(y.shape[-1]) if self.uniform_out else {}
+    return layers.Dense(dim, dtype=self.dtype, name="out", **start)(y)
+
+  def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The new values [batch, tokens, heads, d] of such queries, keys and values."""
+    n, real = k.shape[1], None if mask is None else mask[:, :, None, None]
+    if mask is not None:
       n = jnp.maximum(jnp.sum(mask, axis=1), 1).astype(k.dtype)[:, None, None, None]
+    if self.kind == "softmax":
+      scores = jnp.einsum("bnhd,bmhd->bhnm", q, k / math.sqrt(k.shape[-1]))
+      weights = _softmax(scores, -1, None if mask is None else mask[:, None, None])
+      return jnp.einsum("bhnm,bmhe->bnhe", weights, v)
+    if self.kind == "linear":
+      q, k = _softmax(q, -1), _softmax(k, 1, real)
+    elif mask is not None:  # these kinds are linear in the keys: none, no influence
+      k = jnp.where(real, k, 0)
     k = k / n
-    if self.kind == "galerkin":
-      y = jnp.einsum("bnhd,bhde->bnhe", q, jnp.einsum("bnhd,bnhe->bhde", k, v))
-    else:
+    if self.kind == "fourier":
       k = k / math.sqrt(k.shape[-1])
-      y = jnp.einsum("bhnm,bmhe->bnhe", jnp.einsum("bnhd,bmhd->bhnm", q, k), v)
-    return layers.Dense(dim, dtype=self.dtype, name="out")(y.reshape(*x.shape[:2], -1))
+      return jnp.einsum("bhnm,bmhe->bnhe", jnp.einsum("bnhd,bmhd->bhnm", q, k), v)
+    return jnp.einsum("bnhd,bhde->bnhe", q, jnp.einsum("bnhd,bnhe->bhde", k, v))
 
   def _kernel_init(self, key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
     kernel = nn.initializers.xavier_uniform()(key, shape, dtype)
     return self.init_gain * kernel + self.init_diagonal * jnp.eye(*shape, dtype=dtype)
+
+
+def _softmax(x: jax.Array, axis: int, real: jax.Array | None = None) -> jax.Array:
+  """A softmax in float32; entries that are not `real` get nothing, even where none is."""
+  weights = x.astype(jnp.float32)
+  if real is None:
+    return nn.softmax(weights, axis).astype(x.dtype)
+  weights = nn.softmax(jnp.where(real, weights, jnp.finfo(jnp.float32).min), axis)
+  return jnp.where(real, weights, 0).astype(x.dtype)

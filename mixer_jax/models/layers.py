@@ -37,6 +37,15 @@ def flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: An
 Dense = functools.partial(nn.Dense, dot_general=flat_product)
 
 
+def uniform_start(inputs: int) -> dict[str, Any]:
+  """Initializers of a layer with so many inputs as PyTorch's: uniform within 1 / sqrt(inputs)."""
+
+  def start(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
+
+  return dict(kernel_init=start, bias_init=start)
+
+
 def over_tokens(
   layer: Callable[[jax.Array], jax.Array], x: jax.Array, size: int, mask: jax.Array | None = None
 ) -> jax.Array:

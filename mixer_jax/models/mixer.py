@@ -38,7 +38,7 @@ _VARIANTS = {
 _MIXERS = "an MLP over tokens, or attention without softmax"
 _DEPTH_RULE = "drop rate of the last block; grows linearly from 0 at the first"
 StochasticDepth = family.rate(_DEPTH_RULE)
-TokenMixer = one_of(_MIXERS, ("mlp", *attention.KINDS))
+TokenMixer = one_of(_MIXERS, ("mlp", *attention.SOFTMAX_FREE))
 TokensMlpDim = family.width("hidden width of the MLP over tokens; attention has none")
 NumHeads = family.width("heads of the attention; they divide hidden_dim")
 
@@ -92,7 +92,7 @@ class MixerBlock(nn.Module):
       mix = lambda y: mlp(y, self.tokens_mlp_dim, "token_mixing")
       y = layers.over_tokens(mix, norm(x), self.max_tokens or x.shape[1], mask)
     else:
-      y = attention.SoftmaxFreeAttention(
+      y = attention.OperatorAttention(
         self.token_mixer, self.num_heads, dtype=self.dtype, name="token_mixing"
       )(norm(x), positions, mask)
     x = x + depth(y, drop_rate, train=train)

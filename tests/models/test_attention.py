@@ -11,7 +11,7 @@ CASES = [(kind, p) for kind in attention.KINDS for p in (0, 2)]
 
 
 def build(kind, **overrides):
-  return attention.SoftmaxFreeAttention(**dict(kind=kind, num_heads=3) | overrides)
+  return attention.OperatorAttention(**dict(kind=kind, num_heads=3) | overrides)
 
 
 def inputs(tokens=7, p=2, seed=0):
