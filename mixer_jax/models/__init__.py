@@ -1,4 +1,8 @@
-"""Models by name: `build("mixer_b16", num_classes=10)`, `encoder("bert_mini", ...)` of text."""
+"""Models by name: `build("mixer_b16", num_classes=10)`, encoders of text, operators.
+
+encoder("bert_mini", vocab_size=30522, max_length=128)
+operator("galerkin_1d", grid=(512,))
+"""
 
 import difflib
 from typing import Any, Callable, Mapping
@@ -12,9 +16,11 @@ from mixer_jax.models.blocks import stacked, unrolled
 from mixer_jax.models.family import LAYER_KINDS
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
+from mixer_jax.models.operator_model import Operator
 from mixer_jax.models.resmlp import ResMlp
 from mixer_jax.models.roles import (
   FAMILIES,
+  OPERATOR_FAMILIES,
   TEXT_FAMILIES,
   is_decayed,
   layer_kind,
@@ -28,6 +34,7 @@ from mixer_jax.models.transformer import Bert
 
 VARIANTS = {name: model for family in FAMILIES for name, model in family.variants.items()}
 ENCODERS = {name: model for family in TEXT_FAMILIES for name, model in family.variants.items()}
+OPERATORS = {k: model for family in OPERATOR_FAMILIES for k, model in family.variants.items()}
 _IMAGE_SIZES = {name: size for family in FAMILIES for name, size in family.image_sizes.items()}
 
 
@@ -62,6 +69,17 @@ def encoder(
   _check(ENCODERS, name, overrides)
   sizes = dict(vocab_size=vocab_size, max_length=max_length)
   return ENCODERS[name](**sizes, segments=segments, features_dim=features_dim, **overrides)
+
+
+def operator(
+  name: str, *, grid: tuple[int, ...], inputs: int = 1, outputs: int = 1, **overrides: Any
+) -> Operator:
+  """Builds the named model of an operator, one of `OPERATORS`; errors are those of `build`.
+
+  The first arguments are as in `Operator`; `overrides` replace any option of the model.
+  """
+  _check(OPERATORS, name, overrides)
+  return OPERATORS[name](grid=tuple(grid), inputs=inputs, outputs=outputs, **overrides)
 
 
 def image_size(name: str) -> int:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 # Blocks that a model has many of, all equal: they can be scanned.
-SCANNABLE = ("MixerBlock", "ResMlpBlock", "GmlpBlock", "TransformerBlock")
+SCANNABLE = ("MixerBlock", "ResMlpBlock", "GmlpBlock", "TransformerBlock", "GalerkinBlock")
 
 _ONE = re.compile(rf"({'|'.join(SCANNABLE)})_(\d+)")
 _ALL = re.compile(rf"({'|'.join(SCANNABLE)})s")

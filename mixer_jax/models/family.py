@@ -29,7 +29,11 @@ DropoutRate = rate("dropout in the MLPs")
 Epsilon = Annotated[float, Option("epsilon of LayerNorm", 0)]
 Gelu = one_of('"tanh" as in Google\'s code, "exact" as in timm', layers.GELUS)
 _REMAT = "compute each block again in the backward pass: saves memory (on a CPU if scanned)"
-_Dtype = one_of("of the computation; parameters are float32", ("float32", "bfloat16"))
+NumBlocks = Annotated[int, Option("number of blocks", 0, _DEPTH)]
+Remat = Annotated[bool, Option(_REMAT, free=True)]
+ScanBlocks = Annotated[bool, Option("loop over one program of a block: compiles faster")]
+StochasticDepth = rate("drop rate of residual branches, for whole examples")
+Dtype = one_of("of the computation; parameters are float32", ("float32", "bfloat16"))
 
 
 def check(module: nn.Module) -> None:
@@ -46,13 +50,13 @@ class Stack(nn.Module):
   """
 
   hidden_dim: width("channels of a token")
-  num_blocks: Annotated[int, Option("number of blocks", 0, _DEPTH)]
-  stochastic_depth: rate("drop rate of residual branches, for whole examples") = 0.0
+  num_blocks: NumBlocks
+  stochastic_depth: StochasticDepth = 0.0
   gelu: Gelu = "exact"
   layer_norm_epsilon: Epsilon = 1e-6
-  remat: Annotated[bool, Option(_REMAT, free=True)] = False
-  scan_blocks: Annotated[bool, Option("loop over one program of a block: compiles faster")] = False
-  dtype: _Dtype = "float32"
+  remat: Remat = False
+  scan_blocks: ScanBlocks = False
+  dtype: Dtype = "float32"
   last_norm = "norm"  # the name of the layer after the blocks
 
   def __post_init__(self):

@@ -41,7 +41,7 @@ _RESMLP = {"resmlp_text_small": dict(channels_mlp_dim=512, layer_scale_init=0.1,
 
 # Convolutions are for images.
 _COMMUNICATIONS = ("linear", "mlp", "none")
-_Communication = one_of("how tokens interact, see `ResMlpBlock`", _COMMUNICATIONS)
+Communication = one_of("how tokens interact, see `ResMlpBlock`", _COMMUNICATIONS)
 
 
 class TextModel(family.Stack, kw_only=True):
@@ -162,7 +162,7 @@ class ResMlpText(TextModel, kw_only=True):
   channels_mlp_dim: family.MlpDim
   layer_scale_init: resmlp.LayerScaleInit
   normalization: resmlp.Normalization = "affine"
-  patch_communication: _Communication = "linear"
+  patch_communication: Communication = "linear"
   dropout_rate: family.DropoutRate = 0.0
 
   def mix(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:

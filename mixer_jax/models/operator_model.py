@@ -1,0 +1,160 @@
+"""Models of operators: from values of a function on a grid to those of another on the same grid."""
+
+from typing import Annotated
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.errors import UserError
+from mixer_jax.models import family, interpolate, layers, spectral
+from mixer_jax.options import Option, one_of
+
+_MODES = "lowest Fourier modes of spectral convolutions, along each axis"
+_DIRICHLET = "outputs at the boundary of the grid are zero"
+_POSITIONS = "positions are features of the decoder too, and of a linear extractor"
+_DROPOUT = "dropout outside the blocks: before them, in a refinement, in the decoder"
+Modes = Annotated[int, Option(_MODES, 1, family.WIDTH)]
+Dirichlet = Annotated[bool, Option(_DIRICHLET)]
+
+
+class Operator(nn.Module, kw_only=True):
+  """A grid's values and positions to values; a family has its layers in `features`.
+
+  A UserError if a field has a value that its option does not allow, or does not fit the grid.
+
+  Attributes:
+    grid: points along each of the one or two axes of the training grid.
+    inputs: values at a point.
+    outputs: values that a point gets.
+  """
+
+  grid: tuple[int, ...]
+  inputs: int = 1
+  outputs: int = 1
+  dirichlet: Dirichlet = False
+  dtype: family.Dtype = "float32"
+
+  def __post_init__(self):
+    family.check(self)
+    if len(self.grid) not in (1, 2):
+      raise UserError(f"a grid has {len(self.grid)} axes; allowed: 1 or 2")
+    super().__post_init__()
+
+  @nn.compact
+  def __call__(self, values: jax.Array, positions: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps values to float32 [batch, *grid, outputs].
+
+    Args:
+      values: [batch, *grid, inputs].
+      positions: [*grid, axes], coordinates of the points.
+      train: whether to drop, which needs the rng "dropout".
+
+    Raises:
+      ValueError: other shapes, or a grid that the model cannot take.
+    """
+    grid, rank = values.shape[1:-1], len(self.grid)
+    if values.ndim != rank + 2 or values.shape[-1] != self.inputs:
+      raise ValueError(
+        f"values are {values.shape}; allowed: a batch, {rank} axes, {self.inputs} channels"
+      )
+    if positions.shape != (*grid, rank):
+      raise ValueError(f"positions are {positions.shape}; allowed: {(*grid, rank)}")
+    positions = positions.astype(jnp.float32)
+    x = self.features(values.astype(self.dtype), positions, train).astype(jnp.float32)
+    y = nn.Dense(self.outputs, name="head", **layers.uniform_start(x.shape[-1]))(x)
+    y = interpolate.resize(y, grid)
+    if not self.dirichlet:
+      return y
+    inside = (slice(None), *[slice(1, -1)] * rank)
+    return jnp.pad(y[inside], [(0, 0), *[(1, 1)] * rank, (0, 0)])
+
+  def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
+    """Features [batch, *grid, any] of which the head makes the outputs.
+
+    On a coarser grid with the same ends the outputs are interpolated.
+    """
+    raise NotImplementedError
+
+  def dense(self, features: int, x: jax.Array, name: str) -> jax.Array:
+    """A layer over channels, with PyTorch's start."""
+    start = layers.uniform_start(x.shape[-1])
+    return layers.Dense(features, dtype=self.dtype, name=name, **start)(x)
+
+  def check_modes(self, modes: int, more: int = 0) -> None:
+    """Raises a UserError if the training grid, and `more` points, has too few for the modes."""
+    least = spectral.fewest_points(modes, len(self.grid)) - more
+    if min(self.grid) < least:
+      raise UserError(
+        f"model.modes is {modes}, which needs {least} points along each axis;"
+        f" the grid has {points(self.grid)}"
+      )
+
+
+def points(grid: tuple[int, ...]) -> str:
+  """A grid for a message: "64x32"."""
+  return "x".join(map(str, grid))
+
+
+def with_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
+  """Positions [*grid, axes] as further channels of [batch, *grid, channels]."""
+  positions = jnp.broadcast_to(positions.astype(x.dtype), (*x.shape[:-1], positions.shape[-1]))
+  return jnp.concatenate([x, positions], axis=-1)
+
+
+class Decoded(Operator, kw_only=True):
+  """An operator whose values are decoded as in Cao's code, after `encode`.
+
+  The decoder "spectral" has `SpectralBlock`s with SiLU, for smooth outputs; "pointwise" has dense
+  layers with SiLU. Both may read positions first.
+  """
+
+  decoder: one_of("spectral convolutions, or dense layers at each point", ("spectral", "pointwise"))
+  decoder_dim: family.width("channels of the decoder")
+  decoder_layers: Annotated[int, Option("spectral convolutions, or dense layers", 1, 1000)]
+  decoder_mlp_dim: family.width("hidden width after spectral convolutions") = 128
+  modes: Modes = 12
+  position_features: Annotated[bool, Option(_POSITIONS)] = True
+  decoder_dropout: family.rate(_DROPOUT) = 0.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.decoder == "spectral":
+      self.check_modes(self.modes)
+
+  def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
+    x = self.encode(values, positions, train)
+    return self.decode(x, interpolate.resize(positions[None], x.shape[1:-1])[0], train)
+
+  def encode(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
+    """Features [batch, *grid, any] for the decoder; the grid may be coarser."""
+    raise NotImplementedError
+
+  def decode(self, x: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
+    """Features [batch, *grid, any] for the head."""
+    if self.position_features:
+      x = self.dense(self.decoder_dim, with_positions(x, positions), "decoder_in")
+    for i in range(self.decoder_layers):
+      if self.decoder == "spectral":
+        x = self._spectral(x, f"SpectralBlock_{i}", train)
+      else:
+        x = self.drop(nn.silu(self.dense(self.decoder_dim, x, f"decoder_{i}")), train)
+    if self.decoder == "spectral":
+      x = nn.silu(self.dense(self.decoder_mlp_dim, x, "decoder_out"))
+    return x
+
+  def drop(self, x: jax.Array, train: bool) -> jax.Array:
+    return nn.Dropout(self.decoder_dropout, deterministic=not train)(x)
+
+  def _spectral(self, x: jax.Array, name: str, train: bool) -> jax.Array:
+    # The published start: Xavier's normal law as PyTorch counts the axes [in, out, modes, 2], or
+    # [in, out, modes, modes, 2], with gain 1 / (in out), in two dimensions times sqrt(in + out).
+    wide, rank = x.shape[-1] + self.decoder_dim, len(self.grid)
+    gain = (wide**0.5 if rank == 2 else 1.0) / (x.shape[-1] * self.decoder_dim)
+    start = nn.initializers.normal(gain * (wide * self.modes**rank) ** -0.5)
+    fields = dict(dropout_rate=self.decoder_dropout, dtype=self.dtype, name=name)
+    block = spectral.SpectralBlock(self.decoder_dim, self.modes, start, **fields)
+    return block(x, train=train)
+
+
+LAYERS = {"SpectralBlock/conv": family.TOKENS, "SpectralBlock/skip": family.CHANNELS}
