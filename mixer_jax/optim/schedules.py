@@ -23,11 +23,14 @@ class Multiplier:
   """A warm-up and one of optax's schedules; raises a UserError for epochs that do not rise."""
 
   name: Annotated[
-    str, Option("form of the schedule", choices=("constant", "step", "cosine", "linear"))
+    str,
+    Option("form of the schedule", choices=("constant", "step", "cosine", "linear", "onecycle")),
   ] = "constant"
   warmup_epochs: Annotated[float, Option("length of a linear rise from 0", 0)] = 0.0
   warmup_steps: Annotated[int, Option("the same in steps; 0: warmup_epochs", 0, COUNT)] = 0
-  end: Annotated[float, Option("last multiplier of cosine and linear", 0, 1)] = 0.0
+  end: Annotated[float, Option("last multiplier of cosine, linear and onecycle", 0, 1)] = 0.0
+  rise: Annotated[float, Option("of onecycle: share of the run before its peak", 1e-6, 0.999)] = 0.3
+  start: Annotated[float, Option("of onecycle: first multiplier", 0, 1)] = 1e-4
   epochs: Annotated[
     tuple, Option("of step: epochs at which the rate falls, rising", 1e-9, COUNT)
   ] = ()
@@ -36,6 +39,8 @@ class Multiplier:
   def __post_init__(self):
     if list(self.epochs) != sorted(set(self.epochs)):
       raise UserError(f"schedule.epochs is {tuple(self.epochs)}; it must rise")
+    if self.name == "onecycle" and (self.warmup_epochs or self.warmup_steps):
+      raise UserError("schedule.name is onecycle, which has its own warm-up: set schedule.rise")
 
   def check(self, num_steps: float, steps_per_epoch: float) -> None:
     """Raises a UserError for a warm-up that is no shorter than the run."""
@@ -56,6 +61,8 @@ class Multiplier:
       base = optax.cosine_decay_schedule(1.0, length, self.end)
     elif self.name == "linear":
       base = optax.linear_schedule(1.0, self.end, length)
+    elif self.name == "onecycle":
+      base = self._onecycle(num_steps)
     else:
       base = optax.constant_schedule(1.0)
     # Cosine and linear begin to fall when the warm-up ends; steps fall at their epochs.
@@ -67,3 +74,21 @@ class Multiplier:
       return value * jnp.minimum((count + 1) / warmup, 1.0) if warmup else value
 
     return multiplier
+
+  def _onecycle(self, num_steps: int) -> Schedule:
+    """Half a cosine up from `start`, another one down to `end`, as PyTorch's OneCycleLR.
+
+    Smith and Topin, "Super-Convergence", 2018, https://arxiv.org/abs/1708.07120. Momentum stays as
+    it is, where OneCycleLR has it fall and rise. The first and the last update have the end values.
+    """
+    peak, last = self.rise * num_steps - 1, num_steps - 1
+
+    def between(count, first, final, low, high):
+      share = jnp.clip((count - first) / max(final - first, 1e-9), 0, 1)
+      return low + (high - low) * (1 - jnp.cos(jnp.pi * share)) / 2
+
+    def base(count):
+      rising = between(count, 0.0, peak, self.start, 1.0)
+      return jnp.where(count <= peak, rising, between(count, peak, last, 1.0, self.end))
+
+    return base

@@ -152,6 +152,7 @@ TASKS = {
   "autoencoding": "mixer_jax.tasks.autoencoding.task:Autoencoding",
   "masked_lm": "mixer_jax.tasks.masked_lm.task:MaskedLm",
   "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
+  "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
 }
 
 

@@ -75,3 +75,17 @@ def test_times_that_contradict_each_other_are_refused(fields, message):
     Multiplier(**fields).check(STEPS, EPOCH)
   Multiplier(warmup_epochs=9.9).check(STEPS, EPOCH)
   Multiplier(warmup_steps=99, warmup_epochs=50.0).check(STEPS, EPOCH)
+
+
+def test_onecycle_is_pytorchs():
+  """The values of PyTorch 2.15, OneCycleLR(max_lr=1, 10 epochs of 10 steps, pct_start=0.25)."""
+  expected = {0: 1e-4, 5: 0.10341300, 20: 0.93301940, 24: 1.0, 25: 0.99956142, 50: 0.73164802}
+  expected |= {75: 0.23208661, 98: 4.3859495e-4, 99: 1e-8}
+  schedule = Multiplier("onecycle", rise=0.25, start=1e-4, end=1e-8).build(STEPS, EPOCH)
+  found = [schedule(t) for t in expected]
+  np.testing.assert_allclose(found, list(expected.values()), rtol=1e-4, atol=2e-8)
+
+
+def test_onecycle_has_no_other_warm_up():
+  with pytest.raises(UserError, match="onecycle, which has its own"):
+    Multiplier("onecycle", warmup_epochs=1.0)

@@ -1,0 +1,29 @@
+"""The solution operator of Burgers' equation, from the function at time 0 to that at time 1.
+
+  python -m mixer_jax.main --config=configs/burgers.py[:MODEL[,OPTIMIZER]]
+
+MODEL is galerkin_1d, fno_1d, mixer_operator or another one of `models.OPERATORS`. The 1,024
+training and 100 test functions are generated at the first start, on 8,192 points, and every 16th
+is taken: `--config.data.step=4` trains on 2,048. Cao (NeurIPS 2021) trains with `adam`; 1cycle,
+100 epochs, batches of 8.
+"""
+
+from mixer_jax import config as config_lib
+
+OPTIMIZERS = {
+  "kfac_adam": dict(learning_rate=1e-3, factor_decay=0.8, clip_norm=0.0),
+  "adam": dict(learning_rate=1e-3, clip_norm=0.999),
+}
+
+
+def get_config(choice="galerkin_1d"):
+  model, optimizer = config_lib.model_and_optimizer(choice, OPTIMIZERS)
+  config = config_lib.default("operator_learning", model)
+  config.batch_size, config.eval_batch_size = 8, 20
+  config.num_epochs = 100
+  config.eval_epochs = 5.0
+  config.h1 = 0.1
+  config.data.update(name="burgers", step=16, extra_test_steps="4")
+  config.optimizer = optimizer
+  config.schedule.update(name="onecycle", rise=0.2, start=1e-4, end=1e-8)
+  return config

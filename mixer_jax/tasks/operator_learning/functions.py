@@ -1,0 +1,164 @@
+"""The group `config.data` of operator learning, and the splits of functions that it names."""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Annotated, Callable
+
+import ml_collections
+import numpy as np
+
+from mixer_jax import options
+from mixer_jax.data import splits
+from mixer_jax.data.dataset import Arrays
+from mixer_jax.errors import UserError
+from mixer_jax.options import COUNT, Option, one_of
+from mixer_jax.pde import function_files, generate
+from mixer_jax.pde.functions import Functions, subsampled
+
+_POINTS = {"burgers": 2**13, "darcy": 421}  # as the published sets
+_NAMES = (*_POINTS, "files")
+_SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:90%]"'
+_EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
+_OUTPUT_STEP = "of the inverse problem: step of the outputs, means over cells; 0: as `step`"
+_MOST = 10**6
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionData:
+  """Functions that are generated, or read from files."""
+
+  name: one_of('an equation, or "files"', _NAMES) = "burgers"
+  dir: Annotated[str, Option("of the files", free=True)] = ""
+  cache_dir: Annotated[str, Option('of generated functions; "": ~/.cache/mixer_jax', free=True)] = (
+    ""
+  )
+  train_split: Annotated[str, Option(_SPLIT)] = "train"
+  test_split: Annotated[str, Option("of the test set, written as train_split")] = "test"
+  validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
+  train_functions: Annotated[int, Option('generated as "train"', 1, _MOST)] = 1024
+  test_functions: Annotated[int, Option('generated as "test"', 1, _MOST)] = 100
+  points: Annotated[
+    int, Option("generated points a side; 0: 8,192 (Burgers), 421 (Darcy)", 0, 2**16)
+  ] = 0
+  viscosity: Annotated[float, Option("of Burgers' equation", 1e-4, 10)] = 0.1
+  time: Annotated[float, Option("at which Burgers' solution is wanted", 1e-3, 100)] = 1.0
+  seed: Annotated[int, Option("of the generated functions", 0, COUNT)] = 0
+  step: Annotated[int, Option("every step-th point of a side is taken", 1, 2**16)] = 1
+  output_step: Annotated[int, Option(_OUTPUT_STEP, 0, 2**16)] = 0
+  extra_test_steps: Annotated[str, Option(_EXTRA)] = ""
+  inverse: Annotated[bool, Option("from the solution to the coefficient")] = False
+  noise: Annotated[
+    float, Option("of the inputs, a share of their standard deviation at each point", 0, 10)
+  ] = 0.0
+  inputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
+  outputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
+
+  @classmethod
+  def of(cls, group: ml_collections.ConfigDict) -> "FunctionData":
+    return cls(**options.given(group) | {"name": group.name})
+
+  @property
+  def split_specs(self) -> dict[str, str]:
+    """The split strings by the name of the split."""
+    own = {"train": self.train_split, "test": self.test_split, "validation": self.validation_split}
+    return {name: spec for name, spec in own.items() if spec}
+
+  @property
+  def extra_steps(self) -> list[int]:
+    """Steps of the further test grids; a UserError if they are no numbers, or twice there."""
+    given = [step.strip() for step in self.extra_test_steps.split(",") if step.strip()]
+    if not all(step.isdecimal() and int(step) for step in given) or len({*given}) < len(given):
+      raise UserError(
+        f"data.extra_test_steps is {self.extra_test_steps!r}; allowed: different steps of 1 or"
+        " more, separated by commas"
+      )
+    return [int(step) for step in given]
+
+  def check(self) -> None:
+    """Raises a UserError for fields that contradict each other."""
+    for name, spec in self.split_specs.items():
+      for base in splits.base_names(spec, f"data.{name}_split"):
+        if self.name != "files" and base not in ("train", "test"):
+          known = f"no split {base!r}; allowed: train, test"
+          raise UserError(f"data.{name}_split: {self.name} has {known}")
+    if self.output_step % self.step:
+      raise UserError(
+        f"data.output_step is {self.output_step}; allowed: a multiple of data.step, {self.step}"
+      )
+    if self.output_step and (self.extra_steps or not self.inverse):
+      raise UserError("data.output_step needs data.inverse=True and no data.extra_test_steps")
+
+
+def load(data: FunctionData) -> dict[str, Arrays]:
+  """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": int32, of its own}.
+
+  Beside "train", "test" and maybe "validation" there is a "test_POINTS" for each further grid. A
+  UserError if files do not fit, a step does not divide a grid, or validation functions are trained
+  on.
+  """
+  read = functools.cache(functools.partial(_read, data))
+  parts = {
+    name: splits.parts(spec, f"data.{name}_split", lambda base: len(read(base).inputs))
+    for name, spec in data.split_specs.items()
+  }
+  own = parts["train"], parts.get("validation", ())
+  splits.check_apart(*own, data.train_split, data.validation_split)
+  found = {name: _taken(data, read, part, data.step) for name, part in parts.items()}
+  for step in data.extra_steps:
+    arrays = _taken(data, read, parts["test"], step)
+    points = arrays["inputs"].shape[1]
+    found[f"test_{points}"] = arrays
+  first, rank = 0, found["train"]["inputs"].ndim
+  for name, arrays in found.items():
+    number = len(arrays["inputs"])
+    if arrays["inputs"].ndim != rank:
+      axes = arrays["inputs"].ndim - 1
+      raise UserError(f"functions of {name} have {axes} axes, those of train {rank - 1}")
+    arrays["id"] = np.arange(first, first + number, dtype=np.int32)
+    first += number
+  return {name: Arrays(arrays) for name, arrays in found.items()}
+
+
+def _read(data: FunctionData, base: str) -> Functions:
+  """All functions of a base split, on their own grid."""
+  if data.name == "files":
+    path = str(pathlib.Path(data.dir) / base)
+    return function_files.read(path, data.inputs_name, data.outputs_name)
+  physics = dict(viscosity=data.viscosity, time=data.time) if data.name == "burgers" else {}
+  count = data.train_functions if base == "train" else data.test_functions
+  points = data.points or _POINTS[data.name]
+  return generate.load(data.name, base, count, data.seed, points, data.cache_dir, **physics)
+
+
+def _taken(
+  data: FunctionData, read: Callable[[str], Functions], parts: splits.Parts, step: int
+) -> dict[str, np.ndarray]:
+  """Inputs and outputs of some rows on a coarser grid, in the order of the problem."""
+  taken = {"inputs": [], "outputs": []}
+  for base, rows in parts:
+    whole = read(base)
+    some = slice(rows.start, rows.stop)
+    fine = Functions(whole.inputs[some], whole.outputs[some], whole.periodic)
+    coarse = subsampled(fine, step)
+    pair = coarse.inputs, coarse.outputs
+    if data.inverse:
+      wide = data.output_step
+      pair = pair[1], averaged(fine.inputs, wide, fine.periodic) if wide else pair[0]
+    for name, array in zip(taken, pair):
+      taken[name].append(np.asarray(array, np.float32))
+  return {name: np.concatenate(arrays) for name, arrays in taken.items()}
+
+
+def averaged(functions: np.ndarray, step: int, periodic: bool) -> np.ndarray:
+  """Functions [n, *grid] at every step-th point, each the mean over its cell, `step` wide.
+
+  Points on the edge of a cell count half, and cells are cut where the domain ends.
+  """
+  for axis, points in enumerate(functions.shape[1:], 1):
+    distance = np.abs(np.arange(points)[None] - np.arange(0, points, step)[:, None])
+    distance = np.minimum(distance, points - distance) if periodic else distance
+    weights = np.clip((step + 1 - 2 * distance) / 2, 0, 1)
+    weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    functions = np.moveaxis(np.tensordot(functions, weights, (axis, 1)), -1, axis)
+  return functions

@@ -1,0 +1,45 @@
+"""Relative errors of functions on uniform grids."""
+
+import jax
+import jax.numpy as jnp
+
+# Squared norms below it are of functions that are 0; the published code has 1e-10 for Darcy.
+_LEAST = 1e-10
+
+
+def relative_l2(errors: jax.Array, targets: jax.Array) -> jax.Array:
+  """|e| / |u| of each function, [batch], by root mean squares; e and u are [batch, *grid]."""
+  return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets)))
+
+
+def relative_h1(errors: jax.Array, targets: jax.Array, periodic: bool) -> jax.Array:
+  """|grad e| / |grad u| of each function, [batch], by central differences."""
+  squares = [sum(map(_mean_square, slopes(x, periodic))) for x in (errors, targets)]
+  return jnp.sqrt(_ratio(*squares))
+
+
+def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
+  """Central differences along each axis of [batch, *grid], of a cell that is 1 long.
+
+  Without a period each is [batch, *grid - 2], at inner points alone.
+  """
+  found, axes = [], range(1, functions.ndim)
+  inner = (slice(None), *(slice(1, -1) for _ in axes))
+  for axis in axes:
+    difference = (jnp.roll(functions, -1, axis) - jnp.roll(functions, 1, axis)) / 2
+    found.append(difference if periodic else difference[inner])
+  return found
+
+
+def scales(targets: jax.Array) -> jax.Array:
+  """1 / |u| of each function, [batch], which makes its error relative."""
+  return jax.lax.rsqrt(_mean_square(targets) + _LEAST)
+
+
+def _mean_square(x: jax.Array) -> jax.Array:
+  return jnp.mean(jnp.square(x), axis=tuple(range(1, x.ndim)))
+
+
+def _ratio(squares: jax.Array, of: jax.Array) -> jax.Array:
+  """A quotient whose root has a finite gradient at 0, too."""
+  return squares / (of + _LEAST) + 1e-20

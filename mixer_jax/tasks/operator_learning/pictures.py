@@ -1,0 +1,79 @@
+"""Pictures of learned operators: functions, their errors, and the errors of all functions."""
+
+from typing import Any, Mapping
+
+import numpy as np
+
+_SHOWN = 4  # functions
+
+
+def errors(outputs: np.ndarray, found: np.ndarray) -> np.ndarray:
+  """Relative L2 errors of functions [n, *grid], [n]."""
+  norm = lambda x: np.sqrt(np.square(np.float64(x)).reshape(len(x), -1).sum(1))
+  return norm(found - outputs) / np.maximum(norm(outputs), 1e-300)
+
+
+def draw(
+  inputs: np.ndarray, outputs: np.ndarray, found: np.ndarray, periodic: bool
+) -> Mapping[str, Any]:
+  """Figures by name of functions [n, *grid] and the operator's answers.
+
+  "functions" has the one with the least error, two in between and the one with the largest.
+  """
+  by_error = errors(outputs, found)
+  order = np.argsort(by_error, kind="stable")
+  chosen = order[np.linspace(0, len(order) - 1, min(_SHOWN, len(order))).round().astype(int)]
+  rows = (inputs[chosen], outputs[chosen], found[chosen], by_error[chosen])
+  drawn = _curves(*rows, periodic) if inputs.ndim == 2 else _maps(*rows)
+  return {"functions": drawn, "errors": _sorted(by_error)}
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+  from matplotlib.figure import Figure  # late: most commands draw nothing
+
+  figure = Figure(figsize=size, layout="constrained")
+  return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _curves(inputs, outputs, found, by_error, periodic):
+  """Input, output and answer of each function above the error."""
+  figure, axes = _figure(2, len(inputs), (3 * len(inputs), 4.4), height_ratios=(2, 1), sharex=True)
+  grid = lambda x: np.linspace(0, 1, x.shape[-1], endpoint=not periodic)
+  for above, below, a, u, answer, error in zip(*axes, inputs, outputs, found, by_error):
+    above.plot(grid(a), a, color="0.7", label="input")
+    above.plot(grid(u), u, label="output")
+    above.plot(grid(u), answer, "--", label="learned")
+    above.set_title(f"relative L2 error {error:.1e}", size=9)
+    below.plot(grid(u), answer - u, color="C3")
+    below.set(xlabel="x")
+  axes[0][0].legend(fontsize=8)
+  axes[1][0].set_ylabel("error")
+  return figure
+
+
+def _maps(inputs, outputs, found, by_error):
+  """A row of maps for each function: input, output, answer, error."""
+  figure, axes = _figure(len(inputs), 4, (10, 2.3 * len(inputs)))
+  for row, a, u, answer, error in zip(axes, inputs, outputs, found, by_error):
+    low, high = u.min(), u.max()
+    limit = max(np.abs(answer - u).max(), 1e-30)
+    shades = (dict(cmap="viridis", vmin=low, vmax=high),) * 2
+    looks = ({"cmap": "viridis"}, *shades, dict(cmap="RdBu_r", vmin=-limit, vmax=limit))
+    for axis, array, look in zip(row, (a, u, answer, answer - u), looks):
+      image = axis.imshow(array.T, origin="lower", extent=(0, 1, 0, 1), **look)
+      figure.colorbar(image, shrink=0.8)
+      axis.set(xticks=[], yticks=[])
+    row[2].set_xlabel(f"relative L2 error {error:.1e}", size=9)
+  for axis, title in zip(axes[0], ("input", "output", "learned", "error")):
+    axis.set_title(title)
+  return figure
+
+
+def _sorted(by_error: np.ndarray) -> Any:
+  """The errors of all functions, the least first."""
+  figure, [[axis]] = _figure(1, 1, (5, 3.4))
+  axis.semilogy(np.sort(by_error), ".", markersize=4)
+  axis.axhline(by_error.mean(), color="0.6", linewidth=1, label=f"mean {by_error.mean():.1e}")
+  axis.set(xlabel="functions, by error", ylabel="relative L2 error")
+  axis.legend()
+  return figure

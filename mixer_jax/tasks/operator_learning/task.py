@@ -1,0 +1,204 @@
+"""Operators between spaces of functions, learned from pairs of functions on grids.
+
+Li et al., "Fourier Neural Operator", ICLR 2021, https://arxiv.org/abs/2010.08895; Cao, "Choose a
+Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.14995.
+"""
+
+import dataclasses
+import functools
+from typing import Annotated, Any, Iterable, Mapping, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from mixer_jax import models, options
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import told
+from mixer_jax.options import Option, one_of
+from mixer_jax.pde import function_files
+from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
+from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pictures
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+
+_LOSSES = 'mean of the relative L2 errors, "norm", or of their squares, "square"'
+_H1 = "gamma of the H1 term: sqrt(gamma / points of a side) times the relative error of the slopes"
+# Errors below it count as this large in K-FAC's weights.
+_LEAST = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorOptions:
+  """Fields of the config itself."""
+
+  loss: one_of(_LOSSES, ("norm", "square")) = "norm"
+  h1: Annotated[float, Option(_H1, 0, 1e6)] = 0.0
+  normalise: normaliser.Kind = "none"
+
+
+class OperatorLearning(BaseTask):
+  """Functions [batch, *grid] from functions [batch, *grid], on one or two axes.
+
+  A batch is {"inputs", "outputs"}, float32. Inputs get their noise, the same in every epoch, and
+  are normalised; the model's answer is brought back to the scale of the outputs, in which all
+  errors are. The statistics are a collection "normaliser" of the variables. `relative_l2` is the
+  mean over functions of |e| / |u|, `worst` the largest.
+  """
+
+  options = {"": OperatorOptions, "model": models.OPERATORS, "data": functions.FunctionData}
+  metrics = (
+    Metric("relative_l2", higher_is_better=False),
+    Metric("worst", higher_is_better=False),
+    Metric("loss", higher_is_better=False),
+  )
+  likelihood = "normal"
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    self._config, self._data = config, functions.FunctionData.of(config.data)
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    functions.FunctionData.of(config.data).check()
+
+  def datasets(self) -> Mapping[str, Dataset]:
+    return self._splits
+
+  @functools.cached_property
+  def _splits(self) -> Mapping[str, Dataset]:
+    return functions.load(self._data)
+
+  @functools.cached_property
+  def _grids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the training functions, inputs and outputs."""
+    spec = self._splits["train"].spec
+    return spec["inputs"].shape, spec["outputs"].shape
+
+  @property
+  def _periodic(self) -> bool:
+    """Whether grids leave out the end point, which equals the first: those of one axis do."""
+    return len(self._grids[0]) == 1
+
+  @functools.cached_property
+  def model(self) -> nn.Module:
+    """From values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
+    return models.operator(
+      self._config.model.name, grid=self._grids[0], **options.given(self._config.model)
+    )
+
+  def init(self, key: jax.Array) -> Variables:
+    inputs = self._grids[0]
+    with told(f"model {self._config.model.name}", ValueError):
+      variables = self.model.init(key, jnp.zeros((1, *inputs, 1)), self._positions(inputs))
+    collections = {} if self._config.normalise == "none" else {"normaliser": self._statistics}
+    return {**variables, **collections}
+
+  @functools.cached_property
+  def _statistics(self) -> Mapping[str, normaliser.Statistics]:
+    arrays = self._splits["train"].arrays()
+    fit = functools.partial(normaliser.fit, kind=self._config.normalise)
+    return {name: fit(arrays[name]) for name in ("inputs", "outputs")}
+
+  def _positions(self, grid: tuple[int, ...]) -> jax.Array:
+    """Coordinates in [0, 1] of the points of a grid, [*grid, axes]."""
+    axes = [np.arange(n) / (n if self._periodic else n - 1) for n in grid]
+    return jnp.asarray(np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1), jnp.float32)
+
+  def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
+    """Adds the noise of each function, by its number in `data.seed`'s sequence."""
+    inputs, outputs = examples["inputs"], examples["outputs"]
+    if self._data.noise:
+      first = jax.random.key(self._data.seed)
+      keys = jax.vmap(functools.partial(jax.random.fold_in, first))(examples["id"])
+      drawn = jax.vmap(lambda key: jax.random.normal(key, inputs.shape[1:]))(keys)
+      inputs = inputs + self._data.noise * self._spread(inputs.shape[1:]) * drawn
+    return {"inputs": inputs, "outputs": outputs}
+
+  def _spread(self, grid: tuple[int, ...]) -> jax.Array:
+    """The standard deviation of the training inputs at the points of a grid."""
+    return normaliser.at(self._deviation, grid, self._periodic)
+
+  @functools.cached_property
+  def _deviation(self) -> np.ndarray:
+    return normaliser.fit(self._splits["train"].arrays()["inputs"], "pointwise")["std"]
+
+  def _answer(self, variables: Variables, inputs: jax.Array, **options: Any) -> jax.Array:
+    """The operator's values [batch, *grid] for inputs, at the points of the outputs."""
+    statistics = variables.get("normaliser", {})
+    values = normaliser.normalised(inputs, statistics.get("inputs"), self._periodic)
+    positions = self._positions(inputs.shape[1:])
+    params = {"params": variables["params"]}
+    found = self.model.apply(params, values[..., None], positions, **options)[..., 0]
+    if every := self._data.output_step // self._data.step:
+      found = found[(slice(None), *[slice(None, None, every)] * (found.ndim - 1))]
+    return normaliser.denormalised(found, statistics.get("outputs"), self._periodic)
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    found = self._answer(variables, batch["inputs"], train=True, rngs={"dropout": key})
+    sums = self._sums(found, batch["outputs"])
+    return sums["loss"], Aux(sums)
+
+  def predict(self, variables: Variables, batch: Batch) -> Prediction:
+    """Functions [batch, *grid] and the true ones."""
+    return Prediction(self._answer(variables, batch["inputs"]), batch["outputs"])
+
+  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    return self._sums(self._answer(variables, batch["inputs"]), batch["outputs"], mask)
+
+  def _sums(self, found: jax.Array, wanted: jax.Array, mask: Any = None) -> dict[str, Sums]:
+    """Metrics of functions [batch, *grid], where a mask [batch] holds."""
+    errors = found - wanted
+    relative = losses.relative_l2(errors, wanted)
+    power = 2 if self._config.loss == "square" else 1
+    loss = relative**power
+    if self._config.h1:
+      weight = (self._config.h1 / wanted.shape[1]) ** (power / 2)
+      loss += weight * losses.relative_h1(errors, wanted, self._periodic) ** power
+    worst = Largest.of(relative, True if mask is None else mask)
+    of = functools.partial(WeightedSum.of, weights=mask)
+    return {"relative_l2": of(relative), "worst": worst, "loss": of(loss)}
+
+  def curvature_view(self) -> tuple[Any, None]:
+    """Outputs [batch, points, 1] by the functions' norms: their squares are relative errors.
+
+    The loss of a function is |e| / |u|, of which |e|^2 / (2 |u| |e0|) is the quadratic model at
+    e0 = e; its weight is that of the rows. The H1 term, a small one, is left out.
+    """
+
+    def predict(variables, batch):
+      found, wanted = self.predict(variables, batch)[:2]
+      scale = losses.scales(wanted)
+      if self._config.loss == "norm":
+        relative = jax.lax.stop_gradient(losses.relative_l2(found - wanted, wanted))
+        scale *= jax.lax.rsqrt(2 * jnp.maximum(relative, _LEAST))
+      rows = lambda x: x.reshape(len(x), -1, 1) * scale[:, None, None]
+      return Prediction(rows(found), rows(wanted))
+
+    return predict, None
+
+  def decayed(self, path: str) -> bool:
+    return models.is_decayed(path)
+
+  def layer_kind(self, path: str) -> str:
+    return models.layer_kind(path)
+
+  def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
+    arrays, size = split.arrays(), self._config.eval_batch_size
+    answer = jax.jit(lambda batch: self.predict(variables, self.prepare(None, batch, train=False)))
+    parts = []
+    for start in range(0, len(split), size):
+      batch = {name: array[start : start + size] for name, array in arrays.items()}
+      parts.append(jax.device_get(answer(batch).outputs))
+    found = np.concatenate(parts)
+    return pictures.draw(arrays["inputs"], arrays["outputs"], found, self._periodic)
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """The output function of each input function [points] or [n, points] of .npy or .npz files."""
+    answer = jax.jit(lambda x: self._answer(variables, x))
+    for path in inputs:
+      read = function_files.read_inputs(path, self._data.inputs_name)
+      for i, function in enumerate(read):
+        with told(path, ValueError):
+          found = answer(jnp.float32(function)[None])[0]
+        yield {"path": path, "function": i, "output": np.asarray(found).tolist()}

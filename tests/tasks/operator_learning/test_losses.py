@@ -1,0 +1,76 @@
+"""Relative errors and statistics of functions against NumPy in float64 and closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax.tasks.operator_learning import losses, normaliser
+
+
+def functions(seed, *shape):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("grid", [(9,), (6, 7)])
+def test_relative_l2_is_numpys(grid):
+  errors, targets = functions(0, 5, *grid), functions(1, 5, *grid)
+  norm = lambda x: np.linalg.norm(x.astype(np.float64).reshape(5, -1), axis=1)
+  found = losses.relative_l2(errors, targets)
+  np.testing.assert_allclose(found, norm(errors) / norm(targets), rtol=1e-6)
+  np.testing.assert_allclose(losses.scales(targets), np.sqrt(np.prod(grid)) / norm(targets), 1e-6)
+
+
+def test_relative_h1_of_sines_is_the_ratio_of_their_slopes():
+  x = np.arange(64) / 64
+  targets, errors = np.sin(2 * np.pi * x)[None], 0.1 * np.sin(6 * np.pi * x)[None]
+  # Central differences damp wave k by sin(2 pi k h) / (2 pi k h).
+  expected = 0.1 * np.sin(6 * np.pi / 64) / np.sin(2 * np.pi / 64)
+  found = losses.relative_h1(jnp.float32(errors), jnp.float32(targets), periodic=True)
+  np.testing.assert_allclose(found, [expected], rtol=1e-5)
+
+
+def test_slopes_of_a_plane_are_constant_at_inner_points():
+  x, y = np.meshgrid(np.arange(5.0), np.arange(6.0), indexing="ij")
+  found = losses.slopes(jnp.asarray(3 * x - 2 * y)[None], periodic=False)
+  np.testing.assert_allclose(found[0], np.full((1, 3, 4), 3))
+  np.testing.assert_allclose(found[1], np.full((1, 3, 4), -2))
+
+
+def test_no_error_has_a_finite_gradient():
+  targets = functions(0, 2, 8)
+  total = lambda e: (
+    losses.relative_l2(e, targets).sum() + losses.relative_h1(e, targets, True).sum()
+  )
+  value, gradient = jax.value_and_grad(total)(jnp.zeros((2, 8)))
+  assert value < 1e-8 and np.all(np.isfinite(gradient))
+
+
+@pytest.mark.parametrize("kind, axis", [("pointwise", 0), ("global", None)])
+def test_normalised_training_functions_have_mean_0_and_deviation_1(kind, axis):
+  given = 5 + 3 * functions(0, 200, 4, 3)
+  statistics = normaliser.fit(given, kind)
+  found = np.asarray(normaliser.normalised(given, statistics, periodic=False))
+  np.testing.assert_allclose(found.mean(axis), 0, atol=1e-5)
+  np.testing.assert_allclose(found.std(axis), 1, rtol=1e-4)
+  back = normaliser.denormalised(found, statistics, periodic=False)
+  np.testing.assert_allclose(back, given, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("points", [5, 9, 12, 17])
+def test_statistics_of_another_grid_are_linear_in_between(points):
+  own = np.linspace(0, 1, 9)
+  values = np.abs(own - 0.5)[:, None] + 2 * own[None, :]  # on [0, 1]^2, with a kink at a point
+  grid = np.linspace(0, 1, points)
+  expected = np.interp(grid, own, np.abs(own - 0.5))[:, None] + 2 * grid[None, :]
+  found = normaliser.at(np.float32(values), (points, points), periodic=False)
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("points", [4, 8, 12, 32])
+def test_statistics_of_another_periodic_grid_go_round(points):
+  values = functions(0, 8)
+  grid, own = np.arange(points) / points, np.arange(8) / 8
+  expected = np.interp(grid, own, values, period=1)
+  found = normaliser.at(values, (points,), periodic=True)
+  np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -1,0 +1,194 @@
+"""Operators learned from files: exact metrics, noise, grids, K-FAC's view, the commands."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import experiment
+from mixer_jax.errors import UserError
+from mixer_jax.optim import kfac_blocks
+from mixer_jax.rundir import metrics_file
+from mixer_jax.tasks.operator_learning import functions, pictures
+from mixer_jax.training import restore
+from mixer_jax.training.evaluator import Evaluator
+from tests import children
+
+
+def waves(seed, number, points):
+  """Random waves on the circle and the same, shifted by a quarter and doubled."""
+  rng = np.random.default_rng(seed)
+  x, k = np.arange(points) / points, np.arange(1, 4)
+  size, shift = rng.normal(size=(2, number, 3, 1))
+  wave = lambda x: (size * np.sin(2 * np.pi * k[:, None] * x + shift)).sum(1)
+  return wave(x).astype(np.float32), 2 * wave(x + 0.25).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp("functions")
+  for name, seed, number in (("train", 0, 64), ("test", 1, 21)):
+    a, u = waves(seed, number, 64)
+    np.savez(path / f"{name}.npz", a=a, u=u)
+    coeff = np.broadcast_to(np.where(a > 0, 12, 3)[:, :17, None], (number, 17, 17))
+    sol = np.broadcast_to(u[:, None, :17], (number, 17, 17))
+    np.savez(path / f"{name}_2d.npz", coeff=np.float32(coeff), sol=np.float32(sol))
+  return path
+
+
+@pytest.fixture
+def config(folder):
+  config = config_lib.default("operator_learning", "fno_1d")
+  config.update(batch_size=8, eval_batch_size=8, num_epochs=2, h1=0.1)
+  config.mesh.data = 1
+  config.model.update(hidden_dim=8, modes=4, num_blocks=2, mlp_dim=8)
+  config.data.update(name="files", dir=str(folder), train_split="train.npz", step=2)
+  config.data.update(test_split="test.npz")
+  config.optimizer = config_lib.optimizer("adam", 1e-2)
+  return config
+
+
+def test_metrics_are_numpys_for_any_batch_devices_and_grid(config):
+  config.data.extra_test_steps = "1"
+  config.normalise = "pointwise"
+  found = {}
+  for batch, devices in ((1, 1), (8, 2), (21, 8)):
+    config.eval_batch_size, config.mesh.data = batch, devices
+    run = experiment.build(config)
+    variables = run.task.init(jax.random.key(0))
+    found[batch] = {s: Evaluator(run, s)(variables) for s in ("test", "test_64")}
+  for split in found[1]:
+    arrays = run.datasets[split].arrays()
+    answer = np.float64(run.task.predict(variables, arrays).outputs)
+    wanted = np.float64(arrays["outputs"])
+    of = lambda x: np.sqrt(np.square(x).mean(1))
+    relative = of(answer - wanted) / of(wanted)
+    np.testing.assert_allclose(pictures.errors(wanted, answer), relative)
+    slope = lambda x: np.roll(x, -1, 1) - np.roll(x, 1, 1)
+    slopes = of(slope(answer - wanted)) / of(slope(wanted))
+    loss = relative + np.sqrt(0.1 / wanted.shape[1]) * slopes
+    expected = dict(relative_l2=relative.mean(), worst=relative.max(), loss=loss.mean())
+    for metrics in found.values():
+      for name, value in expected.items():
+        np.testing.assert_allclose(metrics[split][name], value, rtol=2e-5)
+
+
+def test_squares_are_the_squares_of_the_relative_errors(config):
+  config.update(loss="square", h1=0.0)
+  run = experiment.build(config)
+  variables = run.task.init(jax.random.key(0))
+  arrays = {name: x[:8] for name, x in run.datasets["train"].arrays().items()}
+  loss = run.task.loss(variables, arrays, jax.random.key(0))[0].value()
+  errors = pictures.errors(arrays["outputs"], run.task.predict(variables, arrays).outputs)
+  np.testing.assert_allclose(loss, np.mean(errors**2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["norm", "square"])
+def test_kfac_sees_the_gradient_of_the_loss(config, form):
+  """Squares of its outputs, as a mean over rows, have half or all the gradient of the loss."""
+  config.update(loss=form, h1=0.0)
+  run = experiment.build(config)
+  variables = run.task.init(jax.random.key(0))
+  batch = {name: jnp.asarray(x[:8]) for name, x in run.datasets["train"].arrays().items()}
+  predict, _ = run.task.curvature_view()
+
+  def seen(params):
+    outputs, targets, *_ = predict({"params": params}, batch)
+    return jnp.mean(jnp.square(outputs - jax.lax.stop_gradient(targets)))
+
+  def loss(params):
+    return run.task.loss({"params": params}, batch, jax.random.key(0))[0].value()
+
+  own, others = (jax.jit(jax.grad(f))(variables["params"]) for f in (loss, seen))
+  for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(others)):
+    np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(a).max() + 1e-7)
+  kinds = {b.kind for b in kfac_blocks(predict, variables, batch, likelihood="normal")}
+  assert kinds == {"kronecker"}
+
+
+def test_noise_is_the_same_in_every_epoch_and_batch(config):
+  config.data.noise = 0.1
+  run = experiment.build(config)
+  arrays = run.datasets["train"].arrays()
+  prepare = lambda key, ids, train: run.task.prepare(
+    jax.random.key(key), {name: jnp.asarray(x[ids]) for name, x in arrays.items()}, train=train
+  )
+  first = prepare(0, np.arange(64), True)["inputs"]
+  again = prepare(1, np.array([5, 3, 60]), False)["inputs"]
+  np.testing.assert_array_equal(again, first[np.array([5, 3, 60])])
+  noise = (first - arrays["inputs"]) / arrays["inputs"].std(0)
+  assert abs(noise.std() - 0.1) < 0.005 and abs(noise.mean()) < 0.01
+  test = run.task.prepare(None, run.datasets["test"].arrays(), train=False)["inputs"]
+  assert not np.allclose(
+    test - run.datasets["test"].arrays()["inputs"], (first - arrays["inputs"])[:21]
+  )
+
+
+def test_the_inverse_problem_has_means_over_cells(folder):
+  data = functions.FunctionData(name="files", dir=str(folder), step=2, output_step=4, inverse=True)
+  data = dataclasses.replace(data, train_split="train_2d.npz", test_split="test_2d.npz")
+  data.check()
+  arrays = functions.load(data)["test"].arrays()
+  with np.load(folder / "test_2d.npz") as whole:
+    np.testing.assert_array_equal(arrays["inputs"], whole["sol"][:, ::2, ::2])
+    coefficient = np.float64(whole["coeff"])
+  assert arrays["outputs"].shape == (21, 5, 5)
+  weights = np.array([0.5, 1, 1, 1, 0.5]) / 4
+  inner = np.einsum("i,nij,j->n", weights, coefficient[:, 2:7, 6:11], weights)
+  np.testing.assert_allclose(arrays["outputs"][:, 1, 2], inner, rtol=1e-6)
+  corner = np.array([1, 1, 0.5]) / 2.5
+  cut = np.einsum("i,nij,j->n", corner, coefficient[:, :3, :3], corner)
+  np.testing.assert_allclose(arrays["outputs"][:, 0, 0], cut, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "fields, told",
+  [
+    (dict(step=3), "every 3. point of 64 is no grid; allowed steps: 1, 2, 4"),
+    (dict(output_step=4), "data.output_step needs data.inverse=True"),
+    (dict(step=4, output_step=6, inverse=True), "data.output_step is 6; allowed: a multiple of"),
+    (dict(extra_test_steps="4,x"), "data.extra_test_steps is '4,x'"),
+    (dict(name="burgers", train_split="valid"), "burgers has no split 'valid'; allowed: train"),
+    (dict(train_split="absent.npz"), "absent.npz: no such file"),
+    (dict(validation_split="train.npz[:8]"), "shares examples of 'train.npz'"),
+    (dict(test_split="test_2d.npz"), "functions of test have 2 axes, those of train 1"),
+  ],
+)
+def test_mistakes_in_the_data_are_one_line(config, fields, told):
+  config.data.update(fields)
+  with pytest.raises(UserError) as e:
+    experiment.build(config)
+  assert told in str(e.value) and "\n" not in str(e.value)
+
+
+def test_too_many_modes_are_one_line(config):
+  config.model.modes = 40
+  with pytest.raises(UserError, match="model.modes is 40, which needs 78 points"):
+    _ = experiment.build(config).variable_shapes
+
+
+def test_a_run_through_the_commands(config, folder, tmp_path):
+  """Trained with K-FAC's eigenbasis, evaluated on two grids, asked for a function, drawn."""
+  config.data.extra_test_steps = "1"
+  config.optimizer = config_lib.optimizer("kfac_adam", 1e-2, factor_period=2)
+  config.schedule.update(name="onecycle")
+  config.num_epochs = 8
+  children.trained(config, tmp_path / "run")
+  found = restore.restore(str(tmp_path / "run"))
+  last = metrics_file.read(tmp_path / "run")[-1]
+  assert last["test/relative_l2"] < 0.5 and last["test_64/relative_l2"] < 0.5
+  a, u = waves(1, 21, 64)
+  np.savez(tmp_path / "mine.npz", a=a[:2, ::2])
+  asked = children.command(
+    tmp_path / "log", "predict", f"--workdir={tmp_path / 'run'}", str(tmp_path / "mine.npz")
+  )
+  answers = [json.loads(line) for line in asked.out.splitlines() if line.startswith("{")]
+  run, variables, _ = found
+  direct = run.task.predict(variables, {"inputs": a[:2, ::2], "outputs": u[:2, ::2]}).outputs
+  np.testing.assert_allclose([x["output"] for x in answers], direct, atol=1e-5)
+  drawn = run.task.pictures(variables, run.datasets["test_64"])
+  assert set(drawn) == {"functions", "errors"}
