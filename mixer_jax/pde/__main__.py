@@ -16,7 +16,7 @@ from absl import flags
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.pde import files, generate
+from mixer_jax.pde import function_files, generate
 from mixer_jax.runtime import cli
 
 _POINTS = {"burgers": 8192, "darcy": 421}
@@ -42,7 +42,7 @@ def make(kind: str, argv: list[str]) -> None:
     kind, given.split, given.functions, given.seed, points, given.cache_dir, **physics
   )
   if given.out:
-    files.write(given.out, made)
+    function_files.write(given.out, made)
   grid, seconds = " x ".join(map(str, made.grid)), time.monotonic() - start
   print(f"{given.out or 'the cache'}: {len(made):,} functions on {grid} points, {seconds:.1f} s")
 

@@ -19,6 +19,7 @@ import jax
 import ml_dtypes
 import numpy as np
 from PIL import Image
+from scipy import io as scipy_io
 
 from mixer_jax import pretrained
 from mixer_jax.data import tfrecord
@@ -26,6 +27,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.images import decode, sources, toronto
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.models import mixer
+from mixer_jax.pde import function_files
 from mixer_jax.text.documents import documents
 from mixer_jax.text.rows import rows
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
@@ -97,6 +99,12 @@ def _data() -> bytes:
   labels = np.arange(4) % 2
   np.savez(file, train_images=images, train_labels=labels, test_images=images,
            test_labels=labels, class_names=np.array(["cat", "dog"]))  # fmt: skip
+  return file.getvalue()
+
+
+def _functions(save) -> bytes:
+  file, rng = io.BytesIO(), np.random.default_rng(0)
+  save(file, {"a": rng.normal(size=(3, 8)), "u": rng.normal(size=(3, 8)).astype(np.float32)})
   return file.getvalue()
 
 
@@ -185,6 +193,20 @@ def read_data(path: pathlib.Path, outer: bool) -> None:
   del outer
   loaded = sources.load(ImageData(name="npz", dir=str(path), test_split="test[:50%]"))
   _check_examples(loaded.splits["train"].arrays(), len(loaded.class_names))
+
+
+def read_functions(path: pathlib.Path, outer: bool, ending: str) -> None:
+  """Pairs of functions; the ending says what kind of file it is."""
+  del outer
+  named = path.with_name(f"case{ending}")
+  try:
+    named.write_bytes(path.read_bytes())
+    found = function_files.read(str(named))
+  finally:
+    named.unlink()
+  for array in (found.inputs, found.outputs):
+    if array.dtype not in (np.float32, np.float64) or not np.isfinite(array).all():
+      raise Fault(f"functions are read as {array.dtype}, or not finite")
 
 
 def read_toronto(path: pathlib.Path, outer: bool) -> None:
@@ -286,6 +308,18 @@ def seeds() -> dict[str, Seed]:
       _safetensors(ml_dtypes.bfloat16, "BF16"), read_weights, mutations.inside_safetensors
     ),
     "data npz": Seed(_data(), read_data, mutations.inside_zip),
+    "functions npz": Seed(
+      _functions(lambda file, arrays: np.savez(file, **arrays)),
+      functools.partial(read_functions, ending=".npz"),
+      mutations.inside_zip,
+    ),
+    "functions mat": Seed(
+      _functions(scipy_io.savemat), functools.partial(read_functions, ending=".mat")
+    ),
+    "functions mat, compressed": Seed(
+      _functions(functools.partial(scipy_io.savemat, do_compression=True)),
+      functools.partial(read_functions, ending=".mat"),
+    ),
     "Toronto's pickle": Seed(_toronto(), read_toronto),
     "TFRecord": Seed(_tfrecord(), read_tfrecord),
     "png": Seed(_image("PNG"), read_image, mutations.inside_png),

@@ -15,6 +15,7 @@ from mixer_jax.pde.functions import Functions
 # Arrays of inputs and outputs as Li et al. name them, by the dimensions of the grid.
 NAMES = {1: ("a", "u"), 2: ("coeff", "sol")}
 _NAMED = 10  # arrays of the file, in a message
+_HDF5 = "a .mat of version 7.3 is HDF5, which is not read; save it with -v7, or as .npz"
 _FUNCTIONS = "inputs and outputs are [functions, points] or [functions, side, side]"
 
 
@@ -73,12 +74,10 @@ def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
     with told(f"{path}: cannot be read", ValueError, OSError):
       archive = npz.Npz(file)
       return archive.names, archive.read
-  try:
-    with told(f"{path}: cannot be read", OSError, ValueError, TypeError, KeyError, IndexError):
-      names = tuple(name for name, *_ in io.whosmat(file, appendmat=False))
-  except NotImplementedError as e:
-    why = "a .mat of version 7.3 is HDF5, which is not read; save it with -v7, or as .npz"
-    raise UserError(f"{path}: {why}") from e
+  with told(f"{path}: cannot be read"):  # SciPy raises nearly anything of damaged files
+    if io.matlab.matfile_version(file, appendmat=False)[0] == 2:
+      raise UserError(f"{path}: {_HDF5}")
+    names = tuple(name for name, *_ in io.whosmat(file, appendmat=False))
   return names, lambda name: io.loadmat(file, appendmat=False, variable_names=[name])[name]
 
 

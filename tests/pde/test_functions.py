@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.pde.functions import Functions, subsampled
+
+
+def functions(shape, periodic):
+  values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+  return Functions(values, -values, periodic)
+
+
+def test_points_of_a_periodic_grid():
+  full = functions((2, 12), True)
+  coarse = subsampled(full, 3)
+  np.testing.assert_array_equal(coarse.inputs, full.inputs[:, [0, 3, 6, 9]])
+  np.testing.assert_array_equal(coarse.outputs, -coarse.inputs)
+  np.testing.assert_allclose(coarse.coordinates[0], [0, 0.25, 0.5, 0.75])
+
+
+def test_points_of_a_grid_with_a_boundary():
+  full = functions((2, 7, 7), False)
+  coarse = subsampled(full, 3)
+  assert coarse.grid == (3, 3) and len(coarse) == 2
+  np.testing.assert_array_equal(coarse.outputs[1], full.outputs[1][np.ix_([0, 3, 6], [0, 3, 6])])
+  for axis in coarse.coordinates:
+    np.testing.assert_allclose(axis, [0, 0.5, 1])
+
+
+@pytest.mark.parametrize(
+  "shape, periodic, step, allowed",
+  [
+    ((1, 12), True, 5, "every 5. point of 12 is no grid; allowed steps: 1, 2, 3, 4, 6$"),
+    ((1, 12), True, 12, "every 12. point of 12 is no grid"),
+    ((1, 9, 9), False, 3, "every 3. point of 9 is no grid; allowed steps: 1, 2, 4$"),
+    ((1, 9, 9), False, 0, "every 0. point of 9"),
+  ],
+)
+def test_steps_that_leave_no_grid(shape, periodic, step, allowed):
+  with pytest.raises(UserError, match=allowed):
+    subsampled(functions(shape, periodic), step)
