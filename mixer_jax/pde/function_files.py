@@ -6,16 +6,15 @@ import tempfile
 from typing import Callable
 
 import numpy as np
-from scipy import io
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, told
+from mixer_jax.pde import mat
 from mixer_jax.pde.functions import Functions
 
 # Arrays of inputs and outputs as Li et al. name them, by the dimensions of the grid.
 NAMES = {1: ("a", "u"), 2: ("coeff", "sol")}
 _NAMED = 10  # arrays of the file, in a message
-_HDF5 = "a .mat of version 7.3 is HDF5, which is not read; save it with -v7, or as .npz"
 _FUNCTIONS = "inputs and outputs are [functions, points] or [functions, side, side]"
 
 
@@ -70,15 +69,9 @@ def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   if not file.is_file():
     command = f"python -m mixer_jax.pde burgers --out={file.with_suffix('.npz')}"
     raise UserError(f"{path}: no such file; `{command}`, or darcy, makes one")
-  if file.suffix == ".npz":
-    with told(f"{path}: cannot be read", ValueError, OSError):
-      archive = npz.Npz(file)
-      return archive.names, archive.read
-  with told(f"{path}: cannot be read"):  # SciPy raises nearly anything of damaged files
-    if io.matlab.matfile_version(file, appendmat=False)[0] == 2:
-      raise UserError(f"{path}: {_HDF5}")
-    names = tuple(name for name, *_ in io.whosmat(file, appendmat=False))
-  return names, lambda name: io.loadmat(file, appendmat=False, variable_names=[name])[name]
+  with told(f"{path}: cannot be read", ValueError, OSError):
+    archive = npz.Npz(file) if file.suffix == ".npz" else mat.Mat(file)
+  return archive.names, archive.read
 
 
 def _check_numbers(what: str, array: np.ndarray) -> None:

@@ -54,7 +54,7 @@ KINDS: Mapping[str, tuple[Callable, int, bool]] = {
 }
 GRIDS = {
   "burgers": Option("points of the grid", 16, 2**16, name="points", type=int),
-  "darcy": Option("points on a side of the grid", 5, 2049, name="points", type=int),
+  "darcy": Option("points on a side of the grid", 5, 1025, name="points", type=int),
 }
 COUNT = Option("number of functions", 1, 10**6, name="functions", type=int)
 SEED = Option("seed of the functions", 0, 2**63 - 1, name="seed", type=int)

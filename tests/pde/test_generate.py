@@ -85,7 +85,7 @@ def test_a_damaged_set_is_made_again(tmp_path):
     (("heat", "train", 1, 0, 16), {}, "'heat'; allowed: burgers, darcy"),
     (("burgers", "train", 0, 0, 16), {}, "functions is 0; allowed: 1 to 1000000"),
     (("burgers", "train", 1, -1, 16), {}, "seed is -1; allowed: 0"),
-    (("darcy", "train", 1, 0, 4), {}, "points is 4; allowed: 5 to 2049"),
+    (("darcy", "train", 1, 0, 4), {}, "points is 4; allowed: 5 to 1025"),
     (("burgers", "train", 1, 0, 16), {"viscosity": 0.0}, "viscosity is 0.0; allowed: 0.001 to 100"),
     (("darcy", "train", 1, 0, 16), {"viscosity": 0.1}, "no parameter of darcy; allowed: low, high"),
   ],
