@@ -14,12 +14,13 @@ def solve(coefficient: np.ndarray, source: np.ndarray | float = 1.0) -> np.ndarr
   """Solves -div(a grad u) = f on the unit square, with u = 0 on its boundary.
 
   The flux between two neighbouring points has the arithmetic mean of their coefficients, as in the
-  data of Li et al. (2021), who, however, keep coefficients and solutions at the centres of cells
-  and interpolate both by splines. The preconditioner
-  of the conjugate gradients is the inverse of the equation with a = 1, two fast sine transforms;
-  so the number of steps depends on the ratio of the largest and smallest coefficient, not on the
-  grid: about 18 for 3 and 12. They end when the residual is 1e-9 of the source, in the norm of the
-  preconditioner.
+  generator of Li et al. (2021). That one, however, draws coefficients and keeps solutions at the
+  centres of cells, and splines carry both from and to the grid; here all stands on the grid.
+
+  Conjugate gradients are preconditioned by the inverse of the equation with a = 1, two fast sine
+  transforms. So the number of steps depends on the ratio of the largest and smallest coefficient,
+  not on the grid: about 18 for 3 and 12. They end when the residual is 1e-9 of the source, in the
+  norm of the preconditioner.
 
   Args:
     coefficient: a, positive, [functions, side, side] on a grid with the boundary.

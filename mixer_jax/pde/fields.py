@@ -33,8 +33,8 @@ def neumann(generators: Sequence[np.random.Generator], side: int) -> np.ndarray:
   1 / (pi^2 (j^2 + k^2) + 9). The mean of a field is zero. Frequencies run up to side - 2. One
   generator draws each field.
 
-  Source: Li et al., Fourier Neural Operator (2021), appendix A.3.2. They do not speak of the mean;
-  the share of a phase varies in their samples as it does without a random mean.
+  Source: Li et al., Fourier Neural Operator (2021), appendix A.3.2, whose published generator sets
+  the mean to zero.
 
   Returns:
     float64 [fields, side, side], on a grid with the boundary.
