@@ -30,10 +30,11 @@ _VARIANTS = {
   ),
   "galerkin_inverse": dict(
     hidden_dim=192, num_blocks=6, ffn_dim=384, decoder="pointwise", decoder_dim=192,
-    decoder_layers=1, decoder_dropout=0.05, coarse=36, refine=False, **_DARCY,
+    decoder_layers=1, decoder_dropout=0.05, coarse=36, refine=False, activation="silu", **_DARCY,
   ),
 }  # fmt: skip
 _Kind = one_of("kind of attention, see `OperatorAttention`", tuple(attention.KINDS))
+_ACTIVATIONS = {"relu": nn.relu, "silu": nn.silu}
 _EXTRACTOR = "features before the blocks: a linear layer, or convolutions to a coarser grid"
 _REFINE = "decode on the grid, else on the coarse one, and interpolate the outputs"
 _GAIN = "gain of Xavier's law at the start of queries, keys and values"
@@ -95,6 +96,7 @@ class Galerkin(operator_model.Decoded, kw_only=True):
   dropout_rate: family.rate("dropout in the blocks and the convolutions before them") = 0.0
   stochastic_depth: family.StochasticDepth = 0.0
   extractor: one_of(_EXTRACTOR, ("linear", "cnn")) = "linear"
+  activation: one_of("of the convolutions to a coarser grid", tuple(_ACTIVATIONS)) = "relu"
   coarse: Annotated[int, Option("points along each axis of the coarser grid", 2, 2**14)] = 43
   refine: Annotated[bool, Option(_REFINE)] = True
   remat: family.Remat = False
@@ -123,7 +125,8 @@ class Galerkin(operator_model.Decoded, kw_only=True):
     coarse, between = (self.coarse,) * rank, interpolate.between(self.grid, self.coarse)
     fields = dict(dtype=self.dtype)
     if self.extractor == "cnn":
-      stem = (self.hidden_dim, (between, coarse), self.dropout_rate)
+      activation = _ACTIVATIONS[self.activation]
+      stem = (self.hidden_dim, (between, coarse), activation, self.dropout_rate)
       x = interpolate.Coarsening(*stem, **fields, name="stem")(values, train=train)
     else:
       x = with_positions(values, positions) if self.position_features else values

@@ -60,19 +60,20 @@ class Coarsening(nn.Module):
 
   features: int
   grids: tuple[tuple[int, ...], tuple[int, ...]]  # between, coarse
+  activation: Callable = nn.relu
   dropout_rate: float = 0.0
   dtype: Any = "float32"
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [batch, *grid, channels] to [batch, *coarse grid, features]."""
-    conv = lambda n, name: _ConvBlock(n, nn.relu, self.dropout_rate, self.dtype, name=name)
-    x = nn.relu(resize(conv(self.features, "conv0")(x, train), self.grids[0]))
+    conv = lambda n, name: _ConvBlock(n, self.activation, self.dropout_rate, self.dtype, name=name)
+    x = self.activation(resize(conv(self.features, "conv0")(x, train), self.grids[0]))
     third, parts = self.features // 3, []
     for i, width in enumerate((third, third, self.features - 2 * third), 1):
       x = conv(width, f"conv{i}")(x, train)
       parts.append(x)
-    return nn.relu(resize(jnp.concatenate(parts, axis=-1), self.grids[1]))
+    return self.activation(resize(jnp.concatenate(parts, axis=-1), self.grids[1]))
 
 
 class Refinement(nn.Module):
