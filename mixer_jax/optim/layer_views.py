@@ -8,7 +8,8 @@
 - `Plain`: no curvature; the reason is told where the user did not ask for it.
 
 A layer with parameters of its own joins by the class attribute `curvature`: "dense"
-(y = x @ kernel + bias over the last axis), "scale_and_shift" (parameters of these names,
+(y = x @ kernel + bias over the last axis; of shorter inputs by the leading part of the
+kernel, with outputs as long), "scale_and_shift" (parameters of these names,
 either may be missing) or "gradient" (the plain gradient).
 """
 
@@ -93,6 +94,13 @@ def _has(module: nn.Module, name: str) -> str | None:
 
 def _dense(module: nn.Module, x: jax.Array) -> Dense:
   return Dense(bias=_has(module, "bias"))
+
+
+def _declared_dense(module: nn.Module, x: jax.Array) -> Dense:
+  """Zeros stand for the missing ends of inputs and outputs, as if all of the kernel acted."""
+  sizes = own_params(module)["kernel"].shape
+  longer = lambda size: lambda y: jnp.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, size - y.shape[-1])])
+  return Dense(*map(longer, sizes), bias=_has(module, "bias"))
 
 
 def _scale_and_shift(module: nn.Module, x: jax.Array) -> ScaleAndShift:
@@ -228,7 +236,7 @@ def _norm(module: nn.Module, *args: Any, **kwargs: Any) -> ScaleAndShift:
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm, nn.InstanceNorm)
 DECLARED = {
-  "dense": _dense,
+  "dense": _declared_dense,
   "scale_and_shift": _scale_and_shift,
   "gradient": lambda module, *args: Plain(),
 }

@@ -500,6 +500,38 @@ def test_a_dense_layer_of_ones_own():
   close(found, optim.kfac_factors(predict, params, batch, None, estimation="exact"))
 
 
+def test_the_leading_part_of_a_matrix_has_the_factors_of_zeros_for_the_rest():
+  class Leading(nn.Module):
+    curvature = "dense"
+
+    @nn.compact
+    def __call__(self, x):
+      n = x.shape[-1]
+      kernel = self.param("kernel", nn.initializers.normal(), (7, 7))[:n, :n]
+      return x @ kernel + self.param("bias", nn.initializers.normal(), (7,))[:n]
+
+  class Model(nn.Module):
+    whole: bool
+
+    @nn.compact
+    def __call__(self, x):
+      if self.whole:
+        zeros = jnp.zeros((*x.shape[:-1], 7 - x.shape[-1]))
+        x = nn.Dense(7, name="one")(jnp.concatenate([x, zeros], axis=-1))[..., : x.shape[-1]]
+      else:
+        x = Leading(name="one")(x)
+      return nn.Dense(4, name="two")(nn.tanh(x).mean(axis=1))
+
+  x = np.random.default_rng(0).normal(size=(6, 3, 5)).astype(np.float32)
+  params = Model(False).init(jax.random.key(0), x)["params"]
+  factors = lambda whole: optim.kfac_factors(
+    lambda p, x: Model(whole).apply({"params": p}, x), params, x, None, estimation="exact"
+  )
+  found, expected = factors(False), factors(True)
+  assert found["one"].inputs.shape == (8, 8) and found["one"].outputs.shape == (7, 7)
+  close(found, expected)
+
+
 REFUSED = {
   "an nn.DenseGeneral with batch_dims": nn.DenseGeneral(3, axis=-1, batch_dims=0),
   "which is no matrix product": nn.Einsum((2, 4, 3), "btc,tcd->btd", use_bias=False),
