@@ -4,7 +4,7 @@ Devlin et al., "BERT: Pre-training of deep bidirectional Transformers", NAACL 20
 https://arxiv.org/abs/1810.04805.
 """
 
-from typing import Any
+from typing import Any, Callable
 
 import flax.linen as nn
 import jax
@@ -21,6 +21,27 @@ _VARIANTS = {
   f"bert_{name}": dict(num_blocks=n, hidden_dim=d, num_heads=d // 64, ffn_dim=4 * d)
   for name, (n, d) in _SIZES.items()
 }
+
+
+def attended(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: jax.Array,
+  drop: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+) -> jax.Array:
+  """Softmax attention softmax(q k^T / sqrt(d)) v of each head; the softmax is float32.
+
+  Args:
+    q: queries [..., n, heads, d].
+    k, v: keys and values [..., m, heads, d].
+    mask: True for a key that counts; broadcasts to [..., heads, n, m].
+    drop: applied to the weights [..., heads, n, m].
+  """
+  scores = jnp.einsum("...nhd,...mhd->...hnm", q, k, preferred_element_type=jnp.float32)
+  scores = scores * q.shape[-1] ** -0.5
+  scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+  return jnp.einsum("...hnm,...mhd->...nhd", drop(nn.softmax(scores)).astype(v.dtype), v)
 
 
 class SelfAttention(nn.Module):
@@ -42,11 +63,8 @@ class SelfAttention(nn.Module):
     dense = lambda name: dense_layer(self, dim, name)
     split = lambda y: y.reshape(*y.shape[:2], heads, dim // heads)
     q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
-    scores = jnp.einsum("bnhd,bmhd->bhnm", q, k, preferred_element_type=jnp.float32)
-    scores = scores * (dim // heads) ** -0.5
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
-    weights = nn.Dropout(self.dropout_rate, deterministic=not train)(nn.softmax(scores))
-    y = jnp.einsum("bhnm,bmhd->bnhd", weights.astype(v.dtype), v)
+    drop = nn.Dropout(self.dropout_rate, deterministic=not train)
+    y = attended(q, k, v, mask[:, None, None], drop)
     return dense("out")(y.reshape(x.shape))
 
 
