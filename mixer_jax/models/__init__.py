@@ -1,6 +1,7 @@
-"""Models by name: `build("mixer_b16", num_classes=10)`, encoders of text, operators.
+"""Models by name: `build("mixer_b16", num_classes=10)`, encoders of text, translators, operators.
 
 encoder("bert_mini", vocab_size=30522, max_length=128)
+translator("resmlp_translate_6", vocab_size=32000, max_length=128)
 operator("galerkin_1d", grid=(512,))
 """
 
@@ -31,10 +32,13 @@ from mixer_jax.models.shorten import shortened
 from mixer_jax.models.text import GmlpText, MixerText, ResMlpText, TextModel
 from mixer_jax.models.text_heads import MaskedLm, TextClassifier
 from mixer_jax.models.transformer import Bert
+from mixer_jax.models.translation import FAMILY as _TRANSLATION
+from mixer_jax.models.translation import Translator
 
 VARIANTS = {name: model for family in FAMILIES for name, model in family.variants.items()}
 ENCODERS = {name: model for family in TEXT_FAMILIES for name, model in family.variants.items()}
 OPERATORS = {k: model for family in OPERATOR_FAMILIES for k, model in family.variants.items()}
+TRANSLATORS = _TRANSLATION.variants
 _IMAGE_SIZES = {name: size for family in FAMILIES for name, size in family.image_sizes.items()}
 
 
@@ -80,6 +84,15 @@ def operator(
   """
   _check(OPERATORS, name, overrides)
   return OPERATORS[name](grid=tuple(grid), inputs=inputs, outputs=outputs, **overrides)
+
+
+def translator(name: str, *, vocab_size: int, max_length: int, **overrides: Any) -> Translator:
+  """Builds the named encoder and decoder, one of `TRANSLATORS`; errors are those of `build`.
+
+  The first arguments are as in `Translator`; `overrides` replace any of its options.
+  """
+  _check(TRANSLATORS, name, overrides)
+  return TRANSLATORS[name](vocab_size=vocab_size, max_length=max_length, **overrides)
 
 
 def image_size(name: str) -> int:

@@ -1,13 +1,23 @@
 """Facts about a parameter by its path, from all families."""
 
-from mixer_jax.models import fno, galerkin, gmlp, mixer, mlp_operators, resmlp, text, transformer
+from mixer_jax.models import (
+  fno,
+  galerkin,
+  gmlp,
+  mixer,
+  mlp_operators,
+  resmlp,
+  text,
+  transformer,
+  translation,
+)
 from mixer_jax.models.family import COMMON, role
 
 FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY)
 TEXT_FAMILIES = (text.FAMILY, transformer.FAMILY)
 OPERATOR_FAMILIES = (galerkin.FAMILY, fno.FAMILY, mlp_operators.FAMILY)
 
-_ALL = (*FAMILIES, *TEXT_FAMILIES, *OPERATOR_FAMILIES)
+_ALL = (*FAMILIES, *TEXT_FAMILIES, *OPERATOR_FAMILIES, translation.FAMILY)
 _LAYERS = COMMON | {path: layer for family in _ALL for path, layer in family.layers.items()}
 _DECAYED = tuple({f"/{end}" for family in _ALL for end in family.decayed})
 

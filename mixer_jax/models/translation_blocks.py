@@ -1,0 +1,220 @@
+"""Blocks of an encoder and a decoder, for whole sequences and for one token after the other."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.models import blocks, layers
+from mixer_jax.models.transformer import attended
+
+XAVIER = nn.initializers.xavier_uniform()
+
+
+class TokenDense(nn.Module):
+  """y = x W + b over at most `size` tokens, the last axis: n tokens take the leading n of each.
+
+  `causal` zeroes the kernel below its diagonal, so that output t depends on inputs 0 to t alone and
+  the entries below get no gradient. Curvature is that of a free matrix W: A (x) G would need an
+  inverse for each column to leave the zeros out. Its update of the others, P (A (x) G)^-1 P g for the
+  projection P on them, still descends, for it is positive definite on them.
+  """
+
+  size: int
+  causal: bool = False
+  dtype: Any = "float32"
+  curvature: ClassVar[str] = "dense"
+
+  def setup(self):
+    self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.size, self.size))
+    self.bias = self.param("bias", nn.initializers.zeros, (self.size,))
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [batch, any, tokens] to the same shape."""
+    n = x.shape[-1]
+    kernel = self.kernel[:n, :n]
+    kernel = (jnp.triu(kernel) if self.causal else kernel).astype(self.dtype)
+    dimensions = (((x.ndim - 1,), (0,)), ((), ()))
+    return layers.flat_product(x.astype(self.dtype), kernel, dimensions) + self.bias[:n].astype(
+      self.dtype
+    )
+
+  def at(self, t: jax.Array, past: jax.Array) -> jax.Array:
+    """Output t [..., channels] of tokens [..., at most size, channels], of which later ones are 0.
+
+    The column of the kernel meets the inputs: a step reads them once. Partial sums of all later
+    outputs take as many products, but a step would read and write them.
+    """
+    column = self.kernel[: past.shape[-2], t].astype(self.dtype)
+    return jnp.einsum("...td,t->...d", past, column) + self.bias[t].astype(self.dtype)
+
+
+class Attention(nn.Module):
+  """Multi-head attention (Vaswani et al., 2017) from tokens to others, or to themselves."""
+
+  num_heads: int
+  channels: int
+  dtype: Any = "float32"
+
+  def setup(self):
+    if self.channels % self.num_heads:
+      raise ValueError(f"num_heads {self.num_heads} does not divide the {self.channels} channels")
+    dense = lambda: layers.Dense(self.channels, kernel_init=XAVIER, dtype=self.dtype)
+    self.query, self.key, self.value, self.out = dense(), dense(), dense(), dense()
+
+  def keys_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two arrays [..., heads, channels / heads] of x, [..., channels]."""
+    return self._split(self.key(x)), self._split(self.value(x))
+
+  def __call__(self, x: jax.Array, keys_values: Any, mask: jax.Array) -> jax.Array:
+    """Maps x, [..., n, channels], to the same shape.
+
+    `mask`, True for a key that counts, broadcasts to [..., heads, n, m].
+    """
+    y = attended(self._split(self.query(x)), *keys_values, mask)
+    return self.out(y.reshape(x.shape))
+
+  def _split(self, x: jax.Array) -> jax.Array:
+    return x.reshape(*x.shape[:-1], self.num_heads, self.channels // self.num_heads)
+
+
+def norm(mixing: str, epsilon: float, dtype: Any) -> nn.Module:
+  """Aff of ResMLP, or LayerNorm of the Transformer."""
+  if mixing == "linear":
+    return layers.Affine(dtype)
+  return nn.LayerNorm(epsilon=epsilon, dtype=dtype)
+
+
+class Branch(nn.Module):
+  """Both ends of a residual branch: x + LayerScale(dropout(layer(norm(x)))), for any layer.
+
+  The Transformer has no LayerScale. Fields as in `translation.Translator`.
+  """
+
+  mixing: str
+  layer_scale_init: float
+  dropout_rate: float
+  layer_norm_epsilon: float
+  dtype: Any
+
+  def setup(self):
+    self.norm = norm(self.mixing, self.layer_norm_epsilon, self.dtype)
+    self.dropout = nn.Dropout(self.dropout_rate)
+    if self.mixing == "linear":
+      self.layer_scale = layers.LayerScale(self.layer_scale_init, self.dtype)
+
+  def enter(self, x: jax.Array) -> jax.Array:
+    """The input of the layer."""
+    return self.norm(x)
+
+  def leave(self, x: jax.Array, y: jax.Array, train: bool = False) -> jax.Array:
+    """The output of the branch, from its input and the layer's output."""
+    y = self.dropout(y, deterministic=not train)
+    return x + (self.layer_scale(y) if self.mixing == "linear" else y)
+
+
+class EncoderBlock(nn.Module):
+  """Tokens interact, then an MLP over channels; fields as in `translation.Translator`."""
+
+  max_length: int
+  hidden_dim: int
+  channels_mlp_dim: int
+  num_heads: int
+  mixing: str
+  layer_scale_init: float
+  dropout_rate: float
+  gelu: str
+  layer_norm_epsilon: float
+  dtype: Any
+  causal: ClassVar[bool] = False
+
+  def setup(self):
+    branch = lambda: Branch(**blocks.fields_of(self, Branch))
+    self.mix_branch, self.mlp_branch = branch(), branch()
+    if self.mixing == "linear":
+      self.cross_patch = TokenDense(self.max_length, self.causal, self.dtype)
+    else:
+      self.attention = Attention(self.num_heads, self.hidden_dim, self.dtype)
+    options = dict(gelu=self.gelu, dtype=self.dtype, kernel_init=XAVIER)
+    self.cross_channel = layers.MlpBlock(self.channels_mlp_dim, **options)
+
+  def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps [batch, tokens, channels] to the same shape; `mask` is True for a real token."""
+    return self._over_channels(self._mixed(x, mask, train), train)
+
+  def _mixed(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:
+    y = self.mix_branch.enter(x)
+    if self.mixing == "linear":
+      y = jnp.swapaxes(jnp.where(mask[..., None], y, 0), 1, 2)
+      y = jnp.swapaxes(self.cross_patch(y), 1, 2)
+    else:
+      seen = mask[:, None, None]
+      if self.causal:
+        seen = seen & jnp.tri(mask.shape[1], dtype=bool)
+      y = self.attention(y, self.attention.keys_values(y), seen)
+    return self.mix_branch.leave(x, y, train)
+
+  def _over_channels(self, x: jax.Array, train: bool = False) -> jax.Array:
+    y = self.cross_channel(self.mlp_branch.enter(x))
+    return self.mlp_branch.leave(x, y, train)
+
+
+class DecoderBlock(EncoderBlock):
+  """A token takes from earlier ones, then from the encoder's outputs, then an MLP over channels."""
+
+  causal: ClassVar[bool] = True
+
+  def setup(self):
+    super().setup()
+    self.cross_branch = Branch(**blocks.fields_of(self, Branch))
+    self.cross_attention = Attention(self.num_heads, self.hidden_dim, self.dtype)
+
+  def __call__(
+    self,
+    x: jax.Array,
+    mask: jax.Array,
+    memory: tuple[jax.Array, jax.Array],
+    memory_mask: jax.Array,
+    *,
+    train: bool = False,
+  ) -> jax.Array:
+    """Maps x, [batch, tokens, channels], to the same shape.
+
+    `memory` is that of the encoder's outputs [batch, n, channels], `memory_mask` [batch, n].
+    """
+    x = self._crossed(self._mixed(x, mask, train), memory, memory_mask, train)
+    return self._over_channels(x, train)
+
+  def memory(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of the encoder's outputs, [batch, n, heads, channels / heads]."""
+    return self.cross_attention.keys_values(encoded)
+
+  def _crossed(self, x: jax.Array, memory: Any, mask: jax.Array, train: bool = False) -> jax.Array:
+    y = self.cross_attention(self.cross_branch.enter(x), memory, mask[:, None, None])
+    return self.cross_branch.leave(x, y, train)
+
+  def empty_cache(self, batch: int, beams: int, length: int) -> Any:
+    """For `step`: inputs of the linear layer, or keys and values, [batch, beams, length, ...]."""
+    shape = (batch, beams, length, self.hidden_dim)
+    if self.mixing == "linear":
+      return jnp.zeros(shape, self.dtype)
+    zeros = jnp.zeros((*shape[:3], self.num_heads, self.hidden_dim // self.num_heads), self.dtype)
+    return zeros, zeros
+
+  def step(
+    self, x: jax.Array, t: jax.Array, cache: Any, memory: Any, memory_mask: jax.Array
+  ) -> tuple[jax.Array, Any]:
+    """Outputs of token t of each beam, [batch, beams, channels], and the cache with that token."""
+    put = lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, t, axis=2)
+    y = self.mix_branch.enter(x)
+    if self.mixing == "linear":
+      cache = put(cache, y)
+      y = self.cross_patch.at(t, cache)
+    else:
+      cache = jax.tree.map(put, cache, self.attention.keys_values(y))
+      past = jnp.arange(cache[0].shape[2]) <= t
+      y = self.attention(y[:, :, None], cache, past)[:, :, 0]
+    # In cross-attention beams are the tokens of one sequence, so that they share its memory.
+    x = self._crossed(self.mix_branch.leave(x, y), memory, memory_mask)
+    return self._over_channels(x), cache
