@@ -22,7 +22,9 @@ def gelu(x: jax.Array, form: str) -> jax.Array:
   return nn.gelu(x, approximate=form == "tanh")
 
 
-def flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
+def flat_product(
+  x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options: Any
+) -> jax.Array:
   """x @ kernel as one product of matrices: [..., inputs], [inputs, features] -> [..., features].
 
   The values equal those of `jax.lax.dot_general`, whose `dimensions` are always the last axis of x.

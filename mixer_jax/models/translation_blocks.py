@@ -33,12 +33,9 @@ class TokenDense(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [batch, any, tokens] to the same shape."""
     n = x.shape[-1]
-    kernel = self.kernel[:n, :n]
-    kernel = (jnp.triu(kernel) if self.causal else kernel).astype(self.dtype)
-    dimensions = (((x.ndim - 1,), (0,)), ((), ()))
-    return layers.flat_product(x.astype(self.dtype), kernel, dimensions) + self.bias[:n].astype(
-      self.dtype
-    )
+    kernel, bias = (jnp.asarray(x, self.dtype) for x in (self.kernel[:n, :n], self.bias[:n]))
+    kernel = jnp.triu(kernel) if self.causal else kernel
+    return layers.flat_product(x.astype(self.dtype), kernel) + bias
 
   def at(self, t: jax.Array, past: jax.Array) -> jax.Array:
     """Output t [..., channels] of tokens [..., at most size, channels], of which later ones are 0.
@@ -46,8 +43,8 @@ class TokenDense(nn.Module):
     The column of the kernel meets the inputs: a step reads them once. Partial sums of all later
     outputs take as many products, but a step would read and write them.
     """
-    column = self.kernel[: past.shape[-2], t].astype(self.dtype)
-    return jnp.einsum("...td,t->...d", past, column) + self.bias[t].astype(self.dtype)
+    column, bias = (jnp.asarray(x, self.dtype)[..., t] for x in (self.kernel, self.bias))
+    return jnp.einsum("...td,t->...d", past, column[: past.shape[-2]]) + bias
 
 
 class Attention(nn.Module):
