@@ -1,0 +1,176 @@
+"""Greedy and beam search over a function that gives the next token's logits.
+
+`Translator.step` is such a function with a cache, see `translate`; any other will do.
+"""
+
+import functools
+from typing import Annotated, Any, Callable, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.options import Option
+
+_PENALTY = "alpha of the length penalty; 0: none"
+Beams = Annotated[int, Option("hypotheses of a beam search; 1: greedy", 1, 1000)]
+LengthPenalty = Annotated[float, Option(_PENALTY, 0, 10)]
+
+# Maps the tokens [batch, beams] at place t, t, and a cache whose arrays are [batch, beams, ...] to
+# logits [batch, beams, vocab] of the tokens that follow, and the next cache.
+Step = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+
+
+class Special(NamedTuple):
+  """The ids of a vocabulary that are no words."""
+
+  bos: int
+  eos: int
+  pad: int
+
+
+class Hypotheses(NamedTuple):
+  """Sequences that end with eos, the best first.
+
+  Attributes:
+    ids: [batch, beams, length], int32, padded after eos; the first token, bos, is left out.
+    scores: [batch, beams], log-probability over length penalty; -inf: no such sequence was found.
+  """
+
+  ids: jax.Array
+  scores: jax.Array
+
+
+def penalty(length: Any, alpha: Any) -> jax.Array:
+  """((5 + length) / 6)^alpha of a length that counts eos (Wu et al., 2016, GNMT, Equation 14)."""
+  return ((5.0 + length) / 6.0) ** alpha
+
+
+def greedy(
+  step: Step, cache: Any, batch: int, *, length: int, special: Special, alpha: Any = 0.0
+) -> Hypotheses:
+  """The likeliest token at each place, [batch, 1, ...]; else as `beam_search`."""
+
+  def advance(state):
+    t, ids, scores, done, cache = state
+    last = jnp.where(t == 0, special.bos, ids[:, t - 1])
+    logits, cache = step(last[:, None], t, cache)
+    log_probs = _allowed(logits[:, 0], t, length, special)
+    best = jnp.argmax(log_probs, axis=-1)
+    gain = jnp.take_along_axis(log_probs, best[:, None], axis=-1)[:, 0]
+    ids = ids.at[:, t].set(jnp.where(done, special.pad, best))
+    scores = scores + jnp.where(done, 0.0, gain)
+    return t + 1, ids, scores, done | (best == special.eos), cache
+
+  ids = jnp.full((batch, length), special.pad, jnp.int32)
+  start = 0, ids, jnp.zeros(batch), jnp.zeros(batch, bool), cache
+  _, ids, scores, _, _ = jax.lax.while_loop(lambda s: ~s[3].all(), advance, start)
+  scores = scores / penalty((ids != special.pad).sum(axis=1), alpha)
+  return Hypotheses(ids[:, None], scores[:, None])
+
+
+class _Search(NamedTuple):
+  """State of a beam search before place t."""
+
+  t: jax.Array
+  live: Hypotheses  # their scores are log-probabilities; -inf: none
+  finished: Hypotheses
+  cache: Any  # of the live ones
+
+
+def beam_search(
+  step: Step, cache: Any, batch: int, *, beams: int, length: int, special: Special, alpha: Any = 0.6
+) -> Hypotheses:
+  """The best sequences that a beam of hypotheses finds.
+
+  Each step extends the live hypotheses by every token and ranks the results by log-probability. One
+  of the first `beams` that ends with eos is finished and kept with its score; the first others
+  stay live. The search of an example ends when `beams` are finished, or when no live one can score
+  more than the best; its result does not depend on the rest of the batch. At the last place eos
+  alone is allowed, so that every result ends. With one beam this is greedy search.
+
+  Args:
+    step: see `Step`. Places are 0, 1, ...; the token at 0 is bos.
+    cache: of the first place.
+    batch: number of examples.
+    beams: hypotheses of an example.
+    length: most tokens of a sequence, eos counted.
+    special: ids; bos and pad are never predicted.
+    alpha: of `penalty`, at least 0, by which log-probabilities are divided.
+  """
+  empty = jnp.full((batch, beams, length), special.pad, jnp.int32)
+  nothing = Hypotheses(empty, jnp.full((batch, beams), -jnp.inf))
+  live = nothing._replace(scores=nothing.scores.at[:, 0].set(0.0))  # all begin alike: one counts
+  start = _Search(jnp.int32(0), live, nothing, cache)
+
+  def advance(search):
+    t, live = search.t, search.live
+    last = jnp.where(t == 0, special.bos, live.ids[:, :, t - 1])
+    logits, cache = step(last, t, search.cache)
+    log_probs = live.scores[..., None] + _allowed(logits, t, length, special)
+    # Each beam has one candidate that ends: among 2 * beams at least `beams` go on.
+    scores, flat = jax.lax.top_k(log_probs.reshape(batch, -1), 2 * beams)
+    parents, tokens = jnp.divmod(flat, log_probs.shape[-1])
+    ids = _rows(live.ids, parents).at[:, :, t].set(tokens)
+    ends = tokens == special.eos
+    keep = ends & (jnp.arange(2 * beams) < beams)
+    ended = Hypotheses(ids, jnp.where(keep, scores / penalty(t + 1, alpha), -jnp.inf))
+    both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), search.finished, ended)
+    finished = _best(both, beams)[0]
+    live, chosen = _best(Hypotheses(ids, jnp.where(ends, -jnp.inf, scores)), beams)
+    cache = jax.tree.map(lambda x: _rows(x, _rows(parents, chosen)), cache)
+    # Log-probabilities only fall, and no penalty divides them by more than the last.
+    bound = live.scores[:, 0] / penalty(length, alpha)
+    done = jnp.isfinite(finished.scores).all(axis=1) | (finished.scores[:, 0] >= bound)
+    live = live._replace(scores=jnp.where(done[:, None], -jnp.inf, live.scores))
+    return _Search(t + 1, live, finished, cache)
+
+  alive = lambda s: (s.t < length) & jnp.isfinite(s.live.scores).any()
+  finished = jax.lax.while_loop(alive, advance, start).finished
+  found = jnp.isfinite(finished.scores)[..., None]
+  return finished._replace(ids=jnp.where(found, finished.ids, special.pad))
+
+
+def _allowed(logits: jax.Array, t: jax.Array, length: int, special: Special) -> jax.Array:
+  """Log-probabilities, -inf for bos and pad, and at the last place for all but eos."""
+  log_probs = nn.log_softmax(logits.astype(jnp.float32))
+  token = jnp.arange(logits.shape[-1])
+  never = (token == special.bos) | (token == special.pad)
+  return jnp.where(never | ((t == length - 1) & (token != special.eos)), -jnp.inf, log_probs)
+
+
+def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
+  """x[i, index[i]] of each example i."""
+  return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+
+def _best(some: Hypotheses, beams: int) -> tuple[Hypotheses, jax.Array]:
+  """The best ones, in order, and their places."""
+  scores, index = jax.lax.top_k(some.scores, beams)
+  return Hypotheses(_rows(some.ids, index), scores), index
+
+
+@functools.partial(jax.jit, static_argnames=("model", "length", "special", "beams"))
+def translate(
+  model: nn.Module,
+  variables: Any,
+  source_ids: jax.Array,
+  source_mask: jax.Array,
+  *,
+  length: int,
+  special: Special,
+  beams: int = 4,
+  alpha: Any = 0.6,
+) -> Hypotheses:
+  """Translations of sources [batch, n] by a `Translator`; compiled once for each shape and length.
+
+  Other arguments are those of `beam_search`; one beam is `greedy`. A ValueError if there are more
+  tokens than the model's max_length.
+  """
+  sizes = dict(beams=beams, length=length)
+  memory, cache = model.apply(variables, source_ids, source_mask, **sizes, method="start")
+  step = lambda ids, t, cache: model.apply(variables, ids, t, memory, cache, method="step")
+  options = dict(length=length, special=special, alpha=alpha)
+  if beams == 1:
+    return greedy(step, cache, len(source_ids), **options)
+  return beam_search(step, cache, len(source_ids), beams=beams, **options)
