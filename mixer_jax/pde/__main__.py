@@ -1,11 +1,12 @@
 """Makes pairs of functions for operator learning.
 
-python -m mixer_jax.pde burgers [--out=burgers.npz] [--functions=1124] [--points=8192]
+python -m mixer_jax.pde burgers [--out=burgers.npz] [--functions=1024] [--points=8192]
     [--viscosity=0.1] [--time=1] [--seed=0] [--split=train]
-python -m mixer_jax.pde darcy [--out=darcy.npz] [--functions=1124] [--points=421] [--low=3]
+python -m mixer_jax.pde darcy [--out=darcy.npz] [--functions=1024] [--points=421] [--low=3]
     [--high=12] [--seed=0] [--split=train]
 
-Without --out the functions are left in the cache, where training finds them.
+Without --out the functions are left in the cache, where training finds them. The test set of a
+run has --split=test --functions=100.
 """
 
 import functools
@@ -49,7 +50,7 @@ def make(kind: str, argv: list[str]) -> None:
 
 if __name__ == "__main__":
   flags.DEFINE_string("out", None, "File .npz to write; without it, the cache keeps them alone.")
-  flags.DEFINE_integer("functions", 1124, generate.COUNT.help)
+  flags.DEFINE_integer("functions", 1024, generate.COUNT.help)
   flags.DEFINE_integer("points", None, "Points on each axis; default: 8192, with darcy 421.")
   flags.DEFINE_integer("seed", 0, generate.SEED.help)
   flags.DEFINE_string("split", "train", "Name of the split; another one has other functions.")

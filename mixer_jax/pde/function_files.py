@@ -48,6 +48,23 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
   return Functions(a, u, periodic=a.ndim == 2)
 
 
+def read_inputs(path: str, inputs: str = "") -> np.ndarray:
+  """Reads input functions alone, [functions, *grid]; `inputs` names the array if Li et al. do not.
+
+  A UserError as of `read`.
+  """
+  names, load = _open(path)
+  wanted = [inputs] if inputs else [pair[0] for pair in NAMES.values()]
+  name = next((name for name in wanted if name in names), None)
+  if name is None:
+    some = ", ".join(map(repr, names[:_NAMED])) or "none"
+    raise UserError(f"{path}: has no array {' or '.join(map(repr, wanted))}, only {some}")
+  with told(f"{path}: array {name!r} cannot be read"):
+    array = load(name)
+  _check_numbers(f"{path}: array {name!r}", array)
+  return array.astype(np.float32)
+
+
 def write(path: str, functions: Functions) -> None:
   """Writes an .npz that `read` reads, all of it or nothing; a UserError if that is impossible."""
   names = NAMES[len(functions.grid)]
