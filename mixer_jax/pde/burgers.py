@@ -18,9 +18,9 @@ def solve(initial: np.ndarray, viscosity: float, time: float, refine: float = 1.
   The mean m is taken off, since u(x, t) - m solves the equation in coordinates that move by m t.
   The rest has the range d = max - min, rounded up to a power of two. The steepest front that
   such a function can form is a hyperbolic tangent of width 4 viscosity / d; the number of modes
-  resolves it, whatever the grid of the result, and the time step is a part of viscosity / d^2.
-  Products are computed without aliasing. Each function has a grid and a step of its own, so that
-  its solution does not depend on the others.
+  resolves it, whatever the grid of the result, and keeps all that viscosity leaves of the initial
+  function. The time step is a part of viscosity / d^2. Products are computed without aliasing. Each
+  function has modes and a step of its own, so that its solution does not depend on the others.
 
   Source of the steps in time: Cox and Matthews (2002), ETDRK4; of their coefficients: Kassam and
   Trefethen, Fourth-order time-stepping for stiff PDEs (2005).
@@ -45,7 +45,9 @@ def solve(initial: np.ndarray, viscosity: float, time: float, refine: float = 1.
 
 def _solve(initial, mean, spread, viscosity, time, refine):
   points = initial.shape[1]
-  modes = max(_FEWEST_MODES, int(_DECAY * spread / (4 * np.pi**2 * viscosity)))
+  front = _DECAY * spread / (4 * np.pi**2 * viscosity)
+  alive = np.sqrt(_DECAY / (viscosity * time)) / (2 * np.pi)  # at the end, of the initial function
+  modes = int(max(_FEWEST_MODES, front, min(alive, points // 2 + 1)))
   steps = int(np.ceil(refine * max(_FEWEST_STEPS, time * spread**2 / (_STEP * viscosity))))
   spectrum = fft.rfft(initial, norm="forward")
   if points % 2 == 0:
