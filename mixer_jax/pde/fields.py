@@ -13,7 +13,7 @@ def periodic(generators: Sequence[np.random.Generator], points: int) -> np.ndarr
   s_k = 25 / ((2 pi k)^2 + 25). The mean of a field is random as well, with the deviation s_0 = 1.
   Frequencies run up to points / 2, which is left out. One generator draws each field.
 
-  Source: Li et al., Fourier Neural Operator (2021), appendix A.3.1.
+  Source: Li et al., Fourier Neural Operator (2021), appendix.
 
   Returns:
     float64 [fields, points], at x = 0, 1 / points, ...
@@ -33,7 +33,7 @@ def neumann(generators: Sequence[np.random.Generator], side: int) -> np.ndarray:
   1 / (pi^2 (j^2 + k^2) + 9). The mean of a field is zero. Frequencies run up to side - 2. One
   generator draws each field.
 
-  Source: Li et al., Fourier Neural Operator (2021), appendix A.3.2, whose published generator sets
+  Source: Li et al., Fourier Neural Operator (2021), appendix, whose published generator sets
   the mean to zero.
 
   Returns:

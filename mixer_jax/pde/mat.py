@@ -1,7 +1,7 @@
 """A strict reader of MATLAB's .mat files of versions 5 to 7.2.
 
 SciPy's reader takes down the process when some bytes of a file are wrong. Source of the format:
-MathWorks, MAT-File Format (2019), chapter 1.
+MathWorks, MAT-File Format, level 5.
 """
 
 import math

@@ -27,7 +27,7 @@ def test_the_error_falls_with_the_square_of_the_spacing():
 
 
 def test_constant_coefficient():
-  """The torsion of a square bar: Timoshenko and Goodier, Theory of Elasticity, section 109."""
+  """The torsion of a square bar: Timoshenko and Goodier, Theory of Elasticity."""
   (u,) = darcy.solve(np.full((1, 129, 129), 3.0))
   assert u[64, 64] * 3 == pytest.approx(0.0736713533, rel=1e-4)
 
