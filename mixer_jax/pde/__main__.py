@@ -1,7 +1,7 @@
 """Makes pairs of functions for operator learning.
 
 python -m mixer_jax.pde burgers [--out=burgers.npz] [--functions=1024] [--points=8192]
-    [--viscosity=0.1] [--time=1] [--seed=0] [--split=train]
+    [--viscosity=0.1] [--time=1] [--length=6.2832] [--mean=0] [--seed=0] [--split=train]
 python -m mixer_jax.pde darcy [--out=darcy.npz] [--functions=1024] [--points=421] [--low=3]
     [--high=12] [--seed=0] [--split=train]
 

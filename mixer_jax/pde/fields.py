@@ -6,12 +6,15 @@ import numpy as np
 from scipy import fft
 
 
-def periodic(generators: Sequence[np.random.Generator], points: int) -> np.ndarray:
+def periodic(
+  generators: Sequence[np.random.Generator], points: int, mean: float = 0.0
+) -> np.ndarray:
   """Fields of the law N(0, 625 (-Laplace + 25)^-2) on the periodic [0, 1).
 
   A cosine and a sine of frequency k have the amplitudes sqrt(2) s_k times normal numbers, where
-  s_k = 25 / ((2 pi k)^2 + 25). The mean of a field is random as well, with the deviation s_0 = 1.
-  Frequencies run up to points / 2, which is left out. One generator draws each field.
+  s_k = 25 / ((2 pi k)^2 + 25). The mean of a field has the deviation `mean`: 1 by that law, but 0 in
+  the published set. Frequencies run up to points / 2, which is left out. One generator draws each
+  field.
 
   Source: Li et al., Fourier Neural Operator (2021), appendix.
 
@@ -22,7 +25,7 @@ def periodic(generators: Sequence[np.random.Generator], points: int) -> np.ndarr
   deviation = 25 / ((2 * np.pi * np.arange(modes)) ** 2 + 25)
   normal = np.stack([g.standard_normal((modes, 2)) for g in generators])
   spectrum = deviation * (normal[..., 0] - 1j * normal[..., 1]) / np.sqrt(2)
-  spectrum[:, 0] = normal[:, 0, 0]
+  spectrum[:, 0] = mean * normal[:, 0, 0]
   return fft.irfft(spectrum, points, norm="forward")
 
 

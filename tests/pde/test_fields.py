@@ -17,7 +17,7 @@ class Unit:
 
 def test_covariance_of_the_periodic_field():
   points = 32
-  linear = fields.periodic([Unit(i) for i in range(points)], points)
+  linear = fields.periodic([Unit(i) for i in range(points)], points, mean=1.0)
   x = np.arange(points) / points
   lag = x[:, None] - x
   expected = sum(

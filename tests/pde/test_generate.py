@@ -14,11 +14,14 @@ def chunks_of_two(monkeypatch):
 
 
 def test_pairs_solve_burgers_equation(tmp_path):
-  made = generate.load("burgers", "train", 3, 0, 32, tmp_path, viscosity=0.3, time=0.2)
+  fields = dict(viscosity=0.3, time=0.2, length=1.0, mean=1.0)
+  made = generate.load("burgers", "train", 3, 0, 32, tmp_path, **fields)
   assert made.periodic and made.grid == (32,) and made.outputs.dtype == np.float32
   solved = burgers.solve(made.inputs, 0.3, 0.2)
   np.testing.assert_allclose(made.outputs, solved, atol=1e-6)
   assert abs(made.inputs.mean(1)).min() > 1e-3  # random means
+  published = generate.load("burgers", "train", 3, 0, 32, tmp_path)
+  np.testing.assert_allclose(published.inputs.mean(1), 0, atol=1e-6)
 
 
 def test_pairs_solve_darcys_equation(tmp_path):
@@ -103,3 +106,18 @@ def test_the_command(tmp_path):
   assert done.stdout.startswith(f"{out}: 2 functions on 9 x 9 points")
   expected = generate.load("darcy", "train", 2, 5, 9, tmp_path)
   np.testing.assert_array_equal(function_files.read(out).outputs, expected.outputs)
+
+
+def test_burgers_pairs_solve_the_equation_on_a_domain_of_their_length():
+  """u_t + u u_y = viscosity u_yy by central differences in time and exact ones in space."""
+  length, viscosity, step, points = 5.0, 0.2, 1e-4, 128
+  fields = dict(viscosity=viscosity, length=length, mean=0.5)
+
+  def at(time):
+    generators = [np.random.default_rng(i) for i in range(3)]
+    return generate.burgers_pairs(generators, points, time=time, **fields)[1]
+
+  u, change = at(0.5), (at(0.5 + step) - at(0.5 - step)) / (2 * step)
+  waves = 2j * np.pi * np.fft.rfftfreq(points, length / points)
+  slope, bend = (np.fft.irfft(waves**n * np.fft.rfft(u), points) for n in (1, 2))
+  np.testing.assert_allclose(change, viscosity * bend - u * slope, atol=1e-5)

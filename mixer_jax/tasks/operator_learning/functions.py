@@ -22,6 +22,7 @@ _SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:
 _EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
 _OUTPUT_STEP = "of the inverse problem: step of the outputs, means over cells; 0: as `step`"
 _MOST = 10**6
+_BURGERS = options.of(generate.burgers_pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,10 @@ class FunctionData:
   points: Annotated[
     int, Option("generated points a side; 0: 8,192 (Burgers), 421 (Darcy)", 0, 2**16)
   ] = 0
-  viscosity: Annotated[float, Option("of Burgers' equation", 1e-4, 10)] = 0.1
-  time: Annotated[float, Option("at which Burgers' solution is wanted", 1e-3, 100)] = 1.0
+  viscosity: Annotated[float, _BURGERS["viscosity"]] = 0.1
+  time: Annotated[float, _BURGERS["time"]] = 1.0
+  length: Annotated[float, _BURGERS["length"]] = generate.TURN
+  mean: Annotated[float, _BURGERS["mean"]] = 0.0
   seed: Annotated[int, Option("of the generated functions", 0, COUNT)] = 0
   step: Annotated[int, Option("every step-th point of a side is taken", 1, 2**16)] = 1
   output_step: Annotated[int, Option(_OUTPUT_STEP, 0, 2**16)] = 0
@@ -125,7 +128,8 @@ def _read(data: FunctionData, base: str) -> Functions:
   if data.name == "files":
     path = str(pathlib.Path(data.dir) / base)
     return function_files.read(path, data.inputs_name, data.outputs_name)
-  physics = dict(viscosity=data.viscosity, time=data.time) if data.name == "burgers" else {}
+  names = _BURGERS if data.name == "burgers" else ()
+  physics = {name: getattr(data, name) for name in names}
   count = data.train_functions if base == "train" else data.test_functions
   points = data.points or _POINTS[data.name]
   return generate.load(data.name, base, count, data.seed, points, data.cache_dir, **physics)
