@@ -99,13 +99,14 @@ def beam_in_python(toy, example, length, beams, alpha):
   return max(finished, key=lambda x: x[1])
 
 
-@pytest.mark.parametrize("beams", [2, 3])
-def test_beams_equal_those_of_plain_python(beams):
+@pytest.mark.parametrize("beams, alpha", [(2, 0.6), (3, 4.0)])
+def test_beams_equal_those_of_plain_python(beams, alpha):
+  """A large alpha prefers long sequences, also to those with which a search has ended."""
   for seed in range(2):
-    toy = Toy(seed, eos_bias=-1.0)
-    found = searched(toy, 7, beams, 0.6)
+    toy = Toy(seed, eos_bias=1.0 - seed * 4.0)
+    found = searched(toy, 7, beams, alpha)
     for i in range(BATCH):
-      ids, score = beam_in_python(toy, i, 7, beams, 0.6)
+      ids, score = beam_in_python(toy, i, 7, beams, alpha)
       assert plain(found, i) == ids
       np.testing.assert_allclose(found.scores[i, 0], score, rtol=1e-5)
 
