@@ -14,7 +14,8 @@ import jax
 
 from mixer_jax.errors import UserError
 from mixer_jax.models import attention, blocks, family, interpolate, layers, operator_model
-from mixer_jax.models.operator_model import points, with_positions
+from mixer_jax.models.operator_model import with_positions
+from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 
 # The settings of the three published examples, for 512 to 8,192 points, 141x141 and 141x141.
@@ -110,7 +111,7 @@ class Galerkin(operator_model.Decoded, kw_only=True):
       )
     if self.extractor == "cnn" and min(self.grid) < self.coarse:
       raise UserError(
-        f"model.coarse is {self.coarse}; allowed: 2 to the {points(self.grid)} points of the grid"
+        f"model.coarse is {self.coarse}; allowed: 2 to the {shown(self.grid)} points of the grid"
       )
     if self.on_coarse and self.decoder == "spectral":
       raise UserError('model.refine is False; allowed: True, or decoder "pointwise"')

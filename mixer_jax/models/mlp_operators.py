@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import blocks, family, gmlp, mixer, operator_model, resmlp, text
-from mixer_jax.models.operator_model import points, with_positions
+from mixer_jax.models.operator_model import with_positions
+from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option
 
 _SIZE = dict(hidden_dim=128, num_blocks=6, patch_size=8, decoder="spectral", decoder_dim=48)
@@ -31,8 +32,8 @@ class PatchOperator(operator_model.Decoded, family.Stack, kw_only=True):
     grid, rank, side = values.shape[1:-1], len(self.grid), self.patch_size
     if grid != self.grid:
       raise ValueError(
-        f"trained on {points(self.grid)} points, called with {points(grid)};"
-        f" allowed: {points(self.grid)}"
+        f"trained on {shown(self.grid)} points, called with {shown(grid)};"
+        f" allowed: {shown(self.grid)}"
       )
     tokens = tuple(-(-n // side) for n in grid)
     more = [(0, side * t - n) for t, n in zip(tokens, grid)]

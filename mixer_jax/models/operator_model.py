@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from mixer_jax.errors import UserError
 from mixer_jax.models import family, interpolate, layers, spectral
+from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 
 _MODES = "lowest Fourier modes of spectral convolutions, along each axis"
@@ -83,17 +84,12 @@ class Operator(nn.Module, kw_only=True):
 
   def check_modes(self, modes: int, more: int = 0) -> None:
     """Raises a UserError if the training grid, and `more` points, has too few for the modes."""
-    least = spectral.fewest_points(modes, len(self.grid)) - more
-    if min(self.grid) < least:
+    if spectral.too_small(tuple(n + more for n in self.grid), modes):
+      least = tuple(n - more for n in spectral.smallest_grid(modes, len(self.grid)))
       raise UserError(
-        f"model.modes is {modes}, which needs {least} points along each axis;"
-        f" the grid has {points(self.grid)}"
+        f"model.modes is {modes}, which needs a grid of {shown(least)} points; it has"
+        f" {shown(self.grid)}"
       )
-
-
-def points(grid: tuple[int, ...]) -> str:
-  """A grid for a message: "64x32"."""
-  return "x".join(map(str, grid))
 
 
 def with_positions(x: jax.Array, positions: jax.Array) -> jax.Array:

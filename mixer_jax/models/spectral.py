@@ -13,12 +13,22 @@ import jax.numpy as jnp
 from mixer_jax.models import layers
 
 
-def fewest_points(modes: int, rank: int) -> int:
-  """The fewest points along each axis of a grid of `rank` axes that so many modes need.
+def smallest_grid(modes: int, rank: int) -> tuple[int, ...]:
+  """The fewest points along each of one or two axes that so many modes need.
 
   Along the last axis a mode stands for both signs of its frequency, along the other for one.
   """
-  return 2 * modes if rank > 1 else max(2 * modes - 2, 1)
+  return (2 * modes, max(2 * modes - 2, 1))[-rank:]
+
+
+def too_small(grid: tuple[int, ...], modes: int) -> bool:
+  """Whether a grid has too few points for the modes."""
+  return any(n < least for n, least in zip(grid, smallest_grid(modes, len(grid)), strict=True))
+
+
+def shown(grid: tuple[int, ...]) -> str:
+  """A grid for a message: "64x32"."""
+  return "x".join(map(str, grid))
 
 
 class SpectralConv(nn.Module):
@@ -45,10 +55,12 @@ class SpectralConv(nn.Module):
     A ValueError if the grid has too few points for the modes.
     """
     grid, modes = x.shape[1:-1], self.modes
-    axes, least = tuple(range(2, x.ndim)), fewest_points(modes, len(grid))
-    if min(grid) < least:
-      shown = "x".join(map(str, grid))
-      raise ValueError(f"{shown} points are too few for {modes} modes; allowed: {least} or more")
+    axes = tuple(range(2, x.ndim))
+    if too_small(grid, modes):
+      least = shown(smallest_grid(modes, len(grid)))
+      raise ValueError(
+        f"{shown(grid)} points are too few for {modes} modes; allowed: {least} or more"
+      )
     # Transforms are float32 always.
     x = jnp.moveaxis(x, -1, 1).astype(jnp.float32)
     x = jnp.fft.rfftn(x, axes=axes, norm="forward")[..., :modes]

@@ -1,4 +1,4 @@
-"""Softmax-free attention against the paper's formulas in NumPy."""
+"""Attention of operator transformers against the paper's formulas in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -26,25 +26,36 @@ def randomised(model, *inputs):
   return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
 
 
-def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
-  """One sequence x [n, d] in float64, head by head, as (Q K^T) V / n.
+def softmax(x, axis):
+  return np.exp(x) / np.exp(x).sum(axis, keepdims=True)
 
-  Fourier scores are divided by the root of a head's width, its positions included, as well.
+
+def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
+  """One sequence x [n, d] in float64, head by head, as (Q K^T) V / n but for softmax.
+
+  Fourier and softmax scores are divided by the root of a head's width, its positions included.
   """
   p = jax.tree.map(np.float64, params)
   n, width = len(x), x.shape[1] // heads
 
   def head(name, i):
     y = (x @ p[name]["kernel"] + p[name]["bias"])[:, i * width : (i + 1) * width]
-    if name in {"galerkin": "kv", "fourier": "qk"}[kind]:
+    if name in {"galerkin": "kv", "fourier": "qk", "softmax": "qk", "linear": "kv"}[kind]:
       norm = p[f"{name}_norm"]
       y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + epsilon)
       y = y * norm["scale"][i] + norm["bias"][i]
     return y if positions is None else np.concatenate([positions, y], axis=1)
 
   whole = width + (0 if positions is None else positions.shape[1])
-  scale = 1 / n if kind == "galerkin" else 1 / (n * whole**0.5)
-  out = [(head("q", i) @ head("k", i).T) @ head("v", i) * scale for i in range(heads)]
+
+  def attended(q, k, v):
+    if kind == "softmax":
+      return softmax(q @ k.T / whole**0.5, 1) @ v
+    if kind == "linear":
+      q, k = softmax(q, 1), softmax(k, 0)
+    return (q @ k.T) @ v / (n * whole**0.5 if kind == "fourier" else n)
+
+  out = [attended(*(head(name, i) for name in "qkv")) for i in range(heads)]
   return np.concatenate(out, axis=1) @ p["out"]["kernel"] + p["out"]["bias"]
 
 
@@ -79,9 +90,9 @@ def largest_array(kind, n):
   return max(v.aval.size for equation in jaxpr.eqns for v in equation.outvars)
 
 
-def test_galerkin_is_linear_in_the_tokens_and_fourier_quadratic():
-  assert largest_array("galerkin", 1000) == 12 * 1000
-  assert largest_array("fourier", 1000) == 3 * 1000 * 1000
+def test_galerkin_and_linear_are_linear_in_the_tokens_the_others_quadratic():
+  assert largest_array("galerkin", 1000) == largest_array("linear", 1000) == 12 * 1000
+  assert largest_array("fourier", 1000) == largest_array("softmax", 1000) == 3 * 1000 * 1000
 
 
 @pytest.mark.parametrize("kind, p", CASES)
@@ -119,7 +130,7 @@ def test_two_norms_of_each_head_and_start_near_a_small_identity(kind):
   x, positions = inputs()
   params = build(kind).init(jax.random.key(0), x, positions)["params"]
   assert set(params) == {"q", "k", "v", "out"} | (
-    {"k_norm", "v_norm"} if kind == "galerkin" else {"q_norm", "k_norm"}
+    {"k_norm", "v_norm"} if kind in ("galerkin", "linear") else {"q_norm", "k_norm"}
   )
   assert params["k_norm"]["scale"].shape == params["k_norm"]["bias"].shape == (3, 4)
   assert params["out"]["kernel"].shape == (3 * (4 + 2), 12)
@@ -144,7 +155,15 @@ def test_bfloat16_computes_low_and_stores_high(kind):
 
 
 def test_mistakes_are_named():
-  with pytest.raises(ValueError, match="kind of attention is 'softmax'; known: galerkin, fourier"):
-    build("softmax").init(jax.random.key(0), jnp.zeros((1, 4, 12)))
+  with pytest.raises(ValueError, match="kind of attention is 'cosine'; known: galerkin, fourier"):
+    build("cosine").init(jax.random.key(0), jnp.zeros((1, 4, 12)))
   with pytest.raises(ValueError, match="num_heads 5 does not divide the 12 channels"):
     build("fourier", num_heads=5).init(jax.random.key(0), jnp.zeros((1, 4, 12)))
+
+
+def test_the_last_layer_starts_as_pytorchs_where_asked():
+  x, positions = inputs()
+  out = build("galerkin", uniform_out=True).init(jax.random.key(0), x, positions)["params"]["out"]
+  limit = (3 * (4 + 2)) ** -0.5
+  for values in out.values():
+    assert 0.8 * limit < np.abs(values).max() <= limit

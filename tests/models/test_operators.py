@@ -1,0 +1,287 @@
+"""Models of operators: the published counts and outputs, other grids, mistakes."""
+
+import math
+import pathlib
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import models, options
+from mixer_jax.errors import UserError
+from mixer_jax.models import interpolate
+
+FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "published_operators.npz"
+SMALL = dict(hidden_dim=6, num_blocks=2, num_heads=2, ffn_dim=5, decoder_dim=4, decoder_mlp_dim=3)
+PATCHES = dict(hidden_dim=6, num_blocks=1, patch_size=4, decoder_dim=4, decoder_mlp_dim=3, modes=3)
+# Grid and fields by name: models that compile fast.
+CASES = {
+  "galerkin_1d": ((13,), dict(SMALL, modes=4)),
+  "galerkin_2d": ((12, 12), dict(SMALL, modes=3, coarse=5)),
+  "galerkin_inverse": ((12, 12), dict(SMALL, decoder_dim=6, coarse=5)),
+  "fno_1d": ((12,), dict(hidden_dim=6, modes=4)),
+  "fno_2d": ((13, 13), dict(hidden_dim=4, modes=3, padding=2)),
+  "mixer_operator": ((10,), dict(PATCHES, tokens_mlp_dim=4, channels_mlp_dim=5)),
+  "gmlp_operator": ((6, 10), dict(PATCHES, ffn_dim=6)),
+  "resmlp_operator": ((10,), dict(PATCHES, channels_mlp_dim=5)),
+}
+
+
+def build(name, grid=None, **overrides):
+  own, fields = CASES[name]
+  return models.operator(name, grid=grid or own, **fields | overrides)
+
+
+def places(grid):
+  axes = np.meshgrid(*[np.linspace(0, 1, n) for n in grid], indexing="ij")
+  return np.stack(axes, axis=-1).astype(np.float32)
+
+
+def drawn(model, grid, batch=2):
+  """Parameters by path, values and positions, all from one seed in this order."""
+  rng, positions = np.random.default_rng(0), places(grid)
+  values = rng.normal(size=(batch, *grid, 1)).astype(np.float32)
+  tree = jax.eval_shape(model.init, jax.random.key(0), values, positions)["params"]
+  params = {}
+  for path, x in sorted(traverse_util.flatten_dict(tree, sep="/").items()):
+    fan = 25 if x.ndim == 1 or "norm" in path else x.shape[1] if "modes" in path else 0
+    fan = fan or math.prod(x.shape[:-1])
+    params[path] = (rng.normal(size=x.shape) * fan**-0.5 + path.endswith("scale")).astype("f4")
+  return {"params": traverse_util.unflatten_dict(params, sep="/")}, values, positions
+
+
+def count(name, grid, **fields):
+  # Equal blocks have one program.
+  scan = {"scan_blocks": True} if "galerkin" in name else {}
+  model = models.operator(name, grid=grid, **fields | scan)
+  arrays = jnp.zeros((1, *grid, 1)), jnp.zeros((*grid, len(grid)))
+  tree = jax.eval_shape(model.init, jax.random.key(0), *arrays)
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+
+# Of the published code, counted in PyTorch: scaomath/galerkin-transformer with its config.yml, all
+# four kinds of attention alike, and zongyi-li/fourier_neural_operator at fd7b0de, real numbers.
+COUNTS = {
+  ("galerkin_1d", (512,)): 530_305,
+  ("galerkin_2d", (141, 141)): 2_220_829,
+  ("galerkin_inverse", (141, 141)): 2_383_873,
+  ("fno_1d", (512,)): 549_569,
+  ("fno_2d", (85, 85)): 2_368_001,
+}
+
+
+@pytest.mark.parametrize("name, grid", COUNTS)
+def test_published_numbers_of_parameters(name, grid):
+  assert count(name, grid) == COUNTS[name, grid]
+
+
+@pytest.mark.parametrize("kind", ["fourier", "softmax", "linear"])
+def test_kinds_of_attention_have_the_same_number(kind):
+  assert count("galerkin_1d", (512,), attention=kind) == COUNTS["galerkin_1d", (512,)]
+
+
+def along(y, grid):
+  """Linear interpolation of [batch, rows, columns, 1] by NumPy, axis by axis."""
+  for axis, n in enumerate(grid, 1):
+    old, new = np.linspace(0, 1, y.shape[axis]), np.linspace(0, 1, n)
+    y = np.apply_along_axis(lambda line: np.interp(new, old, line), axis, y)
+  return y
+
+
+# Outputs of that code in float32, by the parameters of `drawn`, its grids halfway, and no dropout of
+# attention weights, which it has in evaluation as well.
+@pytest.mark.parametrize("case", np.load(FIXTURE))
+def test_equals_the_published_code(case):
+  name, _, kind = case.partition(" ")
+  grid, expected = CASES[name][0], np.load(FIXTURE)[case]
+  drops = {} if "fno" in name else dict(dropout_rate=0.5, decoder_dropout=0.5)  # not in evaluation
+  model = build(name, **drops | ({"attention": kind} if kind else {}))
+  y = jax.jit(model.apply)(*drawn(model, grid))
+  assert y.dtype == jnp.float32 and y.shape == (2, *grid, 1)
+  if name == "galerkin_inverse":
+    assert expected.shape == (2, 5, 5, 1)
+    expected = along(expected, grid)
+  np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_interpolation_keeps_the_ends_and_equals_numpy():
+  x = np.random.default_rng(0).normal(size=(2, 7, 4, 3)).astype(np.float32)
+  for grid in ((7, 4), (5, 9), (1, 2), (14, 4)):
+    np.testing.assert_allclose(interpolate.resize(x, grid), along(x, grid), rtol=1e-5, atol=1e-6)
+
+
+def test_published_grids_between():
+  # `get_scaler_sizes` and the rounding of PyTorch's interpolation by a factor.
+  assert interpolate.between((141,), 43) == (78,)
+  assert interpolate.between((85, 85), 29) == (50, 50)
+  assert interpolate.between((141,), 36) == (71,)
+
+
+@pytest.mark.parametrize("name", ["galerkin_1d", "resmlp_operator", "fno_2d"])
+def test_examples_do_not_matter_to_each_other(name):
+  model = build(name)
+  params, values, positions = drawn(model, CASES[name][0])
+  apply = jax.jit(model.apply)
+  alone, together = apply(params, values[1:], positions), apply(params, values, positions)
+  np.testing.assert_allclose(alone[0], together[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("field", ["dropout_rate", "decoder_dropout", "stochastic_depth"])
+def test_drops_in_training(field):
+  models_ = [build("galerkin_1d", num_blocks=1, **{field: rate}) for rate in (0.0, 0.5)]
+  params, values, positions = drawn(models_[0], (13,))
+  apply = lambda model, key: model.apply(
+    params, values, positions, train=True, rngs={"dropout": jax.random.key(key)}
+  )
+  ys = jax.jit(lambda: [apply(models_[0], 0), apply(models_[1], 0), apply(models_[1], 1)])()
+  assert all(np.isfinite(y).all() for y in ys)
+  assert np.abs(ys[1] - ys[0]).max() > 1e-3 and np.abs(ys[2] - ys[1]).max() > 1e-3
+
+
+def smooth(grid):
+  x = places(grid)
+  return np.sin(3 * x.sum(-1) + 0.4)[None, ..., None].astype(np.float32)
+
+
+@pytest.mark.parametrize("name, fine", [("galerkin_1d", 193), ("galerkin_2d", 67), ("fno_1d", 193)])
+def test_a_finer_grid_gives_the_same_function(name, fine):
+  coarse = (fine + 2) // 3
+  rank = len(CASES[name][0])
+  fields = {"coarse": 8} if rank == 2 else {}
+  model = build(name, (coarse,) * rank, num_blocks=1, **fields)
+  params, _, _ = drawn(model, (coarse,) * rank)
+  apply = jax.jit(model.apply)
+  ys = [apply(params, smooth(g), places(g)) for g in ((coarse,) * rank, (fine,) * rank)]
+  thinned = ys[1][(slice(None), *[slice(None, None, 3)] * rank)]
+  assert thinned.shape == ys[0].shape
+  assert np.abs(thinned - ys[0]).max() < 0.1 * np.abs(ys[0]).max()
+
+
+def test_outputs_at_the_boundary_are_zero():
+  grid = CASES["galerkin_2d"][0]
+  free, bound = (build("galerkin_2d", dirichlet=d, num_blocks=0) for d in (False, True))
+  arguments = drawn(free, grid)
+  y, zero = jax.jit(lambda *a: (free.apply(*a), bound.apply(*a)))(*arguments)
+  np.testing.assert_allclose(zero[:, 1:-1, 1:-1], y[:, 1:-1, 1:-1], rtol=1e-5, atol=1e-6)
+  assert np.abs(zero).sum() > 0
+  for edge in (zero[:, 0], zero[:, -1], zero[:, :, 0], zero[:, :, -1]):
+    assert not np.any(edge)
+
+
+@pytest.mark.parametrize("name", ["galerkin_2d", "mixer_operator"])
+def test_scanned_and_rematerialised_blocks_and_bfloat16(name):
+  grid = CASES[name][0]
+  model = build(name, num_blocks=2)
+  params, values, positions = drawn(model, grid)
+  scanned = build(name, num_blocks=2, scan_blocks=True, remat=True)
+  low = build(name, num_blocks=2, dtype="bfloat16")
+
+  @jax.jit
+  def outputs(params, *arrays):
+    stacked = {"params": models.stacked(params["params"])}
+    every = model.apply(params, *arrays), scanned.apply(stacked, *arrays)
+    return *every, low.apply(params, *arrays)
+
+  expected, y, rounded = outputs(params, values, positions)
+  np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+  assert rounded.dtype == jnp.float32
+  assert 0 < np.abs(rounded - expected).max() < 0.1 * np.abs(expected).max()
+  tree = jax.eval_shape(low.init, jax.random.key(0), values, positions)
+  assert {x.dtype for x in jax.tree.leaves(tree)} == {jnp.dtype("float32")}
+
+
+def start(name, grid, **fields):
+  model = models.operator(name, grid=grid, **fields)
+  arrays = jnp.zeros((1, *grid, 1)), jnp.zeros((*grid, len(grid)))
+  params = jax.jit(model.init)(jax.random.key(0), *arrays)["params"]
+  return traverse_util.flatten_dict(params, sep="/")
+
+
+def test_starts_as_published():
+  """Standard deviations of PyTorch's Xavier law over [in, out, modes, (modes,) 2]; limits."""
+  one = start("galerkin_1d", (16,), num_blocks=0, modes=8)
+  conv = "SpectralBlock_0/conv/modes/kernel"
+  np.testing.assert_allclose(one[conv].std(), (144 * 8) ** -0.5 / (96 * 48), rtol=0.02)
+  two = start("galerkin_2d", (12, 12), num_blocks=0, modes=6, coarse=4)
+  np.testing.assert_allclose(two[conv].std(), 1 / (32 * 32 * 6), rtol=0.02)
+  fno = start("fno_1d", (12,), num_blocks=1, modes=4)
+  np.testing.assert_allclose(fno[conv].max(), 1 / 64**2, rtol=1e-3)
+  np.testing.assert_allclose(fno[conv].mean(), 0.5 / 64**2, rtol=0.02)
+  assert fno[conv].min() >= 0
+  for path, inputs in {"decoder_in": 130, "stem/conv1/conv": 9 * 128, "decoder_out": 32}.items():
+    for leaf in ("kernel", "bias") if "conv" not in path else ("kernel",):
+      assert 0.85 < np.abs(two[f"{path}/{leaf}"]).max() * inputs**0.5 <= 1
+
+
+@pytest.mark.parametrize("name", models.OPERATORS)
+def test_every_field_is_an_option(name):
+  cls = models.OPERATORS[name].func
+  fields = set(cls.__dataclass_fields__) - {"grid", "inputs", "outputs", "parent", "name"}
+  assert set(options.of(cls)) == fields
+
+
+ROLES = {
+  "galerkin_2d": {
+    "stem/conv2/conv": "stem",
+    "GalerkinBlock_0/attention/q": "token_mixing",
+    "GalerkinBlock_1/attention/k_norm": "norms",
+    "GalerkinBlock_1/Dense_0": "channel_mixing",
+    "refinement/conv0/conv": "token_mixing",
+    "decoder_in": "channel_mixing",
+    "SpectralBlock_1/conv/modes": "token_mixing",
+    "SpectralBlock_1/skip": "channel_mixing",
+    "head": "head",
+  },
+  "mixer_operator": {"stem": "stem", "MixerBlock_0/token_mixing/Dense_0": "token_mixing"},
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_roles_of_parameters(name):
+  model = build(name)
+  tree = jax.eval_shape(lambda: drawn(model, CASES[name][0])[0])["params"]
+  paths = set(traverse_util.flatten_dict(tree, sep="/"))
+  for layer, kind in ROLES[name].items():
+    found = [path for path in paths if path.startswith(f"{layer}/")]
+    assert found
+    for path in found:
+      assert models.layer_kind(path) == kind
+      assert models.is_decayed(path) == path.endswith("kernel")
+
+
+@pytest.mark.parametrize(
+  "name, fields, message",
+  [
+    ("galerkin_3d", {}, "model.name is 'galerkin_3d'; known models: galerkin_2d, galerkin_1d"),
+    ("fno_1d", dict(depth=3), "model.depth is no field of fno_1d"),
+    ("fno_1d", dict(grid=(8, 8, 8)), "a grid has 3 axes; allowed: 1 or 2"),
+    ("fno_1d", dict(modes=0), "model.modes is 0; allowed: 1 to"),
+    ("fno_1d", dict(modes=9), "modes is 9, which needs a grid of 16 points; it has 12"),
+    ("fno_2d", dict(modes=9), "modes is 9, which needs a grid of 16x14 points; it has 13x13"),
+    ("galerkin_1d", dict(modes=9), "modes is 9, which needs a grid of 16 points; it has 13"),
+    ("galerkin_1d", dict(num_heads=4), "num_heads is 4; allowed: divisors of hidden_dim 6"),
+    ("galerkin_1d", dict(attention="cosine"), "model.attention is 'cosine'; allowed: galerkin"),
+    ("galerkin_2d", dict(coarse=13), "model.coarse is 13; allowed: 2 to the 12x12 points"),
+    ("galerkin_2d", dict(refine=False), 'refine is False; allowed: True, or decoder "pointwise"'),
+  ],
+)
+def test_mistakes_are_named(name, fields, message):
+  grid, own = CASES.get(name, ((8,), {}))
+  with pytest.raises(UserError, match=message):
+    models.operator(name, **dict(grid=grid) | own | fields)
+
+
+@pytest.mark.parametrize(
+  "name, values, positions, message",
+  [
+    ("mixer_operator", (1, 8, 1), (8, 1), "trained on 10 points, called with 8; allowed: 10"),
+    ("fno_1d", (1, 5, 1), (5, 1), "5 points are too few for 4 modes; allowed: 6 or more"),
+    ("galerkin_1d", (1, 13), (13, 1), r"values are \(1, 13\); allowed: a batch, 1 axes, 1"),
+    ("galerkin_1d", (1, 13, 1), (12, 1), r"positions are \(12, 1\); allowed: \(13, 1\)"),
+  ],
+)
+def test_arrays_that_do_not_fit_are_named(name, values, positions, message):
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(build(name).init, jax.random.key(0), jnp.zeros(values), jnp.zeros(positions))

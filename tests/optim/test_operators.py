@@ -1,0 +1,105 @@
+"""K-FAC on models of operators: a block for each Fourier mode, and for all other parameters."""
+
+from flax import traverse_util
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import models, optim
+from mixer_jax.models import spectral
+
+SMALL = dict(hidden_dim=4, num_blocks=1, decoder_dim=3, decoder_mlp_dim=3, decoder_layers=1)
+SMALL |= dict(num_heads=2, ffn_dim=3, modes=2)
+PATCHES = dict(hidden_dim=4, num_blocks=1, decoder_dim=3, decoder_mlp_dim=3, modes=2)
+PATCHES |= dict(patch_size=4, decoder_layers=1)
+CASES = {
+  "galerkin_1d": ((6,), SMALL),
+  "galerkin_2d": ((6, 5), dict(SMALL, coarse=3)),
+  "galerkin_inverse": ((6, 5), dict(SMALL, coarse=3)),
+  "fno_1d": ((6,), dict(hidden_dim=3, num_blocks=1, modes=2, mlp_dim=3)),
+  "fno_2d": ((6, 5), dict(hidden_dim=3, num_blocks=1, modes=2, mlp_dim=3, padding=1)),
+  "mixer_operator": ((6,), dict(PATCHES, tokens_mlp_dim=3, channels_mlp_dim=3)),
+  "gmlp_operator": ((6,), dict(PATCHES, ffn_dim=4)),
+  "resmlp_operator": ((6,), dict(PATCHES, channels_mlp_dim=3)),
+}
+
+
+def problem(name):
+  grid, fields = CASES[name]
+  model = models.operator(name, grid=grid, **fields)
+  rng = np.random.default_rng(0)
+  values, targets = rng.normal(size=(2, 4, *grid, 1)).astype(np.float32)
+  axes = np.meshgrid(*[np.linspace(0, 1, n) for n in grid], indexing="ij")
+  positions = np.stack(axes, axis=-1).astype(np.float32)
+  predict = lambda p, b: (model.apply({"params": p}, b[0], positions), b[1])
+  init = lambda: model.init(jax.random.key(0), values, positions)["params"]
+  return predict, init, (values, targets)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_parameter_is_in_a_block(name):
+  predict, init, batch = problem(name)
+  params = jax.eval_shape(init)
+  blocks = optim.kfac_blocks(predict, params, batch, likelihood="normal", norms="diagonal")
+  paths = traverse_util.flatten_dict(params, sep="/")
+  assert sorted(path for b in blocks for path in b.paths) == sorted(paths)
+  assert {b.kind for b in blocks} <= {"kronecker", "diagonal"}
+  count = 8 if len(batch[0].shape) == 4 else 2
+  modes = [b for b in blocks if b.name.endswith("modes")]
+  assert [b.stacked for b in modes] == [(count,)] * ("inverse" not in name)
+  assert all(b.kind == "kronecker" for b in modes)
+
+
+@pytest.mark.parametrize("grid", [(6,), (6, 5)])
+def test_factors_of_a_mode_are_those_of_its_two_rows(grid):
+  model = spectral.SpectralConv(2, 2, jax.nn.initializers.normal(1.0))
+  x = np.random.default_rng(0).normal(size=(4, *grid, 3)).astype(np.float32)
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+  predict = lambda p, x: model.apply({"params": p}, x).reshape(4, -1)
+  options = dict(likelihood="normal", estimation="exact", token_averaging="expand")
+  factors = optim.kfac_factors(predict, params, x, jax.random.key(0), **options)["modes"]
+  axes = tuple(range(1, x.ndim - 1))
+  found = np.fft.rfftn(np.float64(x), axes=axes, norm="forward")[..., :2, :]
+  if len(grid) == 2:
+    found = np.concatenate([found[:, :2], found[:, -2:]], axis=1)
+  found = found.reshape(4, -1, 3)
+  re, im = found.real, found.imag
+  rows = np.concatenate([[re, im], [-im, re]], axis=-1).reshape(8, -1, 6)
+  expected = np.einsum("rki,rkj->kij", rows, rows) / 8
+  np.testing.assert_allclose(factors.inputs, expected, rtol=1e-4, atol=1e-6)
+  # The Fisher matrix of normal outputs of variance 1/2 is 2 I: twice the squares of a mode's two
+  # waves, summed over the grid.
+  size = np.zeros(len(expected))
+  for k in range(len(expected)):
+    for unit in (1, 1j):
+      spectrum = np.zeros((*grid[:-1], grid[-1] // 2 + 1), complex)
+      spectrum[(k,) if len(grid) == 1 else ([0, 1, -2, -1][k // 2], k % 2)] = unit
+      size[k] += np.square(np.fft.irfftn(spectrum, grid, axes=range(len(grid)))).sum()
+  size *= 2 * np.prod(grid) ** 2  # transforms are not divided on the way back
+  np.testing.assert_allclose(factors.outputs, size[:, None, None] * np.eye(2), rtol=1e-4, atol=1e-4)
+
+
+STEPS = [n if n in ("galerkin_1d", "fno_2d") else pytest.param(n, marks=pytest.mark.slow)
+         for n in CASES]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_lowers_the_loss(name):
+  predict, init, batch = problem(name)
+  params = jax.jit(init)()
+  tx = optim.kfac(1e-2, predict, params, batch, likelihood="normal", norms="diagonal")
+
+  def loss(params):
+    y, targets = predict(params, batch)
+    return ((y - targets) ** 2).sum() / len(y)
+
+  @jax.jit
+  def step(params, state):
+    before, grads = jax.value_and_grad(loss)(params)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
+    after = loss(jax.tree.map(lambda p, u: p + u, params, updates))
+    return before, updates, state, after
+
+  before, updates, state, after = step(params, tx.init(params))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
+  assert after < before
