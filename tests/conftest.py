@@ -2,6 +2,7 @@
 
 from tests import environment  # noqa: F401, isort: skip (before JAX is imported)
 
+import collections
 import gc
 
 import numpy as np
@@ -19,8 +20,16 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+  cases = collections.Counter()
+  for item in items:
+    if first := item.get_closest_marker("first"):
+      test = item.nodeid.partition("[")[0]
+      cases[test] += 1
+      if cases[test] > first.args[0]:
+        item.add_marker("thorough")
 
 
 def pytest_collection_finish():

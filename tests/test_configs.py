@@ -61,6 +61,7 @@ def test_the_study_s_settings(dataset, optimizer, variant):
 
 
 @pytest.mark.parametrize("name", ["sample", "cifar10", "mnist"])
+@pytest.mark.first(1)
 def test_autoencoders_are_traced(name):
   """With K-FAC, on shapes alone: MNIST would take a network."""
   config = load("autoencoder", name)

@@ -154,6 +154,7 @@ def test_devices_are_told_apart_in_the_inversions_alone():
   assert users_of(r"shard_map\(") == {"optim/algebra.py"}
 
 
+@pytest.mark.thorough
 def test_all_but_kfac_runs_without_kfac_jax(tmp_path):
   """A kfac-jax that does not fit the installed JAX must not stop other optimizers."""
   script = """

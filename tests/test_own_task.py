@@ -79,6 +79,7 @@ def runs(tmp_path_factory):
   return path, config
 
 
+@pytest.mark.thorough
 def test_it_is_killed_and_resumed_bit_for_bit(runs):
   path, config = runs
   said = (path / "main.txt").read_text()
@@ -118,6 +119,7 @@ def test_it_is_evaluated_predicted_exported_and_reported(runs):
   assert ended.code == 0 and (path / "run" / "curves.png").stat().st_size > 1000, ended.err
 
 
+@pytest.mark.thorough
 def test_it_is_in_a_study_of_two_runs(runs):
   path, _ = runs
   (path / "study.py").write_text(STUDY)

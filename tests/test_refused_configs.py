@@ -273,6 +273,7 @@ def refused_or_none(overrides):
 
 @settings(max_examples=300, derandomize=True, **SETTINGS)
 @given(OVERRIDES)
+@pytest.mark.thorough
 def test_random_overrides_are_taken_or_refused_in_one_line(overrides):
   refused_or_none(overrides)
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from mixer_jax.report import study as report
 from mixer_jax.rundir import metrics_file
 from mixer_jax.study import record
@@ -55,6 +57,7 @@ def wait_until(happened, seconds=100):
     time.sleep(0.01)
 
 
+@pytest.mark.thorough
 def test_a_study_from_start_through_an_interruption_to_the_report(shapes_npz, tmp_path):
   file, directory = tmp_path / "real.py", tmp_path / "study"
   file.write_text(REAL.replace("SHAPES", str(shapes_npz)))

@@ -8,6 +8,7 @@ import types
 import flax.traverse_util as tree
 import jax
 import numpy as np
+import pytest
 
 from benchmarks import peers, train
 from mixer_jax import models
@@ -53,6 +54,7 @@ def test_a_candidate_answers_with_its_seconds_or_with_those_of_its_parts(monkeyp
   assert 0.0 < seconds < 60.0 and answered == parts
 
 
+@pytest.mark.thorough
 def test_ours_is_the_step_of_the_library(tiny_config, monkeypatch):
   tiny_config.model.num_blocks = 1
   monkeypatch.setattr(train, "config_of", lambda *args: tiny_config)

@@ -60,6 +60,7 @@ def test_memory_and_table():
   assert {len(row) for row in rows} == {len(scaling.TITLES)}
 
 
+@pytest.mark.thorough
 def test_memory_is_that_of_the_arrays_of_a_state():
   model, images = models.build("mixer_s4", num_classes=10), jnp.zeros((2, 32, 32, 3))
   predict = lambda params, images: model.apply({"params": params}, images)

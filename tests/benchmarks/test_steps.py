@@ -17,6 +17,7 @@ def tiny_run(tiny_config):
   return experiment.build(tiny_config)
 
 
+@pytest.mark.thorough
 def test_real_data_train_as_the_trainer_does(tiny_run):
   real = steps.Real(tiny_run).start()
   for _ in range(4):  # 8 steps, an epoch
@@ -27,6 +28,7 @@ def test_real_data_train_as_the_trainer_does(tiny_run):
   jax.tree.map(np.testing.assert_array_equal, real.state.params, expected.state.params)
 
 
+@pytest.mark.thorough
 def test_counts_decide_what_kfac_renews(tiny_config):
   tiny_config.model.num_blocks = 1
   tiny_config.optimizer = optimizers.optimizer_config("kfac")

@@ -104,6 +104,7 @@ def test_the_table_is_that_of_the_seconds(monkeypatch, capsys):
   assert lines[-1] == "| pytorch | 0.2000 | 320 | 2.00 | 25% | 0.200 |"
 
 
+@pytest.mark.thorough
 def test_ours_are_steps_of_the_library_that_mask_anew(small, monkeypatch):
   monkeypatch.setattr(text_peers, "STEPS", 2)
   built = []

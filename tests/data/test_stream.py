@@ -106,6 +106,7 @@ def test_batches_hold_crops_of_their_examples(root, expected):
   assert not np.array_equal(first[0], second[0]), "another epoch has other crops"
 
 
+@pytest.mark.thorough
 def test_workers_change_nothing(root, expected):
   parallel = open_stream(root, workers=2)
   assert_same(take(parallel, 1, 0, 2), map(np.concatenate, zip(expected[1, 0], expected[1, 1])))
@@ -169,6 +170,7 @@ def damaged(root):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.first(1)
 def test_a_broken_image_is_named(damaged, root, workers):
   broken = open_stream(root, workers=workers)
   with pytest.raises(UserError, match="dog/7.jpg: broken image") as error:

@@ -115,6 +115,7 @@ def parsed(tmp_path_factory):
   return [*zip(ours, mine), *others], dict(zip(WRONG, theirs, strict=True))
 
 
+@pytest.mark.thorough
 def test_every_command_is_understood(parsed):
   verdicts, _ = parsed
   ours = [page for (page, words), _ in verdicts if is_parsed(words)]

@@ -162,6 +162,7 @@ OWN_MODELS = {"mlp": (0.005, 0.006), "transformer": (0.12, 0.14), "autoencoder":
   "name",
   ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "autoencoder"))],
 )
+@pytest.mark.thorough
 def test_kfac_trains_somebody_s_own_model(name):
   path = ROOT / "docs" / "own_model.py"
   spec = importlib.util.spec_from_file_location(path.stem, path)

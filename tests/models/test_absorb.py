@@ -58,6 +58,7 @@ def outputs(model, params):
 
 
 @pytest.mark.parametrize("kind, pooling", CASES)
+@pytest.mark.first(3)
 def test_outputs_are_equal(kind, pooling):
   model = small(kind, pooling)
   params = randomised(model)

@@ -59,6 +59,7 @@ def outputs_and_gradient(model, params, train_key=None):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.first(1)
 def test_a_scan_computes_what_blocks_one_by_one_do(case):
   params = random_params(build(case))
   outputs, gradient = outputs_and_gradient(build(case), params)
@@ -69,6 +70,7 @@ def test_a_scan_computes_what_blocks_one_by_one_do(case):
     close(models.unrolled(own_gradient), gradient)
 
 
+@pytest.mark.thorough
 def test_rematerialised_blocks_drop_the_same_units_twice():
   """Without a scan rematerialisation keeps the random numbers."""
   drops = dict(stochastic_depth=0.5, dropout_rate=0.5)
@@ -98,6 +100,7 @@ def test_the_drop_rates_of_a_scan_grow_with_depth():
 
 
 @pytest.mark.parametrize("case", ["mixer", "gmlp"])
+@pytest.mark.first(1)
 def test_scanned_blocks_start_as_the_others_do(case):
   """The spread of each kernel is that of one block, and no two blocks are equal."""
   wide = dict(hidden_dim=64, scan_blocks=False)
@@ -166,6 +169,7 @@ def gradient_program(num_blocks=6, **fields):
 
 
 @pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.first(1)
 def test_a_scanned_program_does_not_grow_with_depth(remat):
   length = lambda **fields: gradient_program(remat=remat, **fields).as_text().count("\n")
   assert length(scan_blocks=True, num_blocks=24) == length(scan_blocks=True, num_blocks=3)
@@ -182,6 +186,7 @@ def test_multiply_adds_are_counted_in_every_form(fields):
   assert found == 4 * 48 * 16 + 2 * block + 16 * 5
 
 
+@pytest.mark.thorough
 def test_rematerialisation_saves_memory():
   """Of 6 blocks' insides one is alive at a time.
 

@@ -100,6 +100,7 @@ def beam_in_python(toy, example, length, beams, alpha):
 
 
 @pytest.mark.parametrize("beams, alpha", [(2, 0.6), (3, 4.0)])
+@pytest.mark.first(1)
 def test_beams_equal_those_of_plain_python(beams, alpha):
   """A large alpha prefers long sequences, also to those with which a search has ended."""
   for seed in range(2):
@@ -147,6 +148,7 @@ def test_an_example_does_not_depend_on_its_batch():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.first(1)
 def test_the_search_stops_when_all_have_ended(beams):
   steps = []
 
@@ -167,6 +169,7 @@ def test_the_search_stops_when_all_have_ended(beams):
 
 @pytest.mark.parametrize("mixing", MIXINGS)
 @pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.first(2)
 def test_translations_equal_those_without_a_cache(mixing, beams):
   model = small(mixing, num_blocks=2, max_length=7)
   variables = randomised(model)

@@ -162,6 +162,7 @@ def test_parameter_tree():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.first(4)
 def test_forward_equals_numpy(shape):
   images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
   model = small(**shape, **EPSILONS)
@@ -206,6 +207,7 @@ def test_toeplitz_is_the_explicit_matrix():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.first(2)
 def test_masked_tokens_do_not_matter(shape):
   """Real tokens of a padded sequence come out as those of the shorter one."""
   rng = np.random.default_rng(0)
@@ -243,6 +245,7 @@ def test_head_starts_at_zero():
 
 
 @pytest.mark.parametrize("shape", [dict(attention_dim=4), dict(spatial="toeplitz")], ids=str)
+@pytest.mark.first(1)
 def test_bfloat16_computes_low_and_stores_high(shape):
   images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
   params = randomised(small(**shape), images)

@@ -93,6 +93,7 @@ def along(y, grid):
 # Outputs of that code in float32, by the parameters of `drawn`, its grids halfway, and no dropout of
 # attention weights, which it has in evaluation as well.
 @pytest.mark.parametrize("case", np.load(FIXTURE))
+@pytest.mark.first(4)
 def test_equals_the_published_code(case):
   name, _, kind = case.partition(" ")
   grid, expected = CASES[name][0], np.load(FIXTURE)[case]
@@ -120,6 +121,7 @@ def test_published_grids_between():
 
 
 @pytest.mark.parametrize("name", ["galerkin_1d", "resmlp_operator", "fno_2d"])
+@pytest.mark.first(1)
 def test_examples_do_not_matter_to_each_other(name):
   model = build(name)
   params, values, positions = drawn(model, CASES[name][0])
@@ -146,6 +148,7 @@ def smooth(grid):
 
 
 @pytest.mark.parametrize("name, fine", [("galerkin_1d", 193), ("galerkin_2d", 67), ("fno_1d", 193)])
+@pytest.mark.first(2)
 def test_a_finer_grid_gives_the_same_function(name, fine):
   coarse = (fine + 2) // 3
   rank = len(CASES[name][0])
@@ -171,6 +174,7 @@ def test_outputs_at_the_boundary_are_zero():
 
 
 @pytest.mark.parametrize("name", ["galerkin_2d", "mixer_operator"])
+@pytest.mark.first(1)
 def test_scanned_and_rematerialised_blocks_and_bfloat16(name):
   grid = CASES[name][0]
   model = build(name, num_blocks=2)

@@ -215,6 +215,7 @@ ABLATIONS = [
 
 
 @pytest.mark.parametrize("overrides", ABLATIONS, ids=str)
+@pytest.mark.first(4)
 def test_forward_equals_numpy(overrides):
   images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
   model = small(**overrides)
@@ -245,6 +246,7 @@ LEARNT = [pytest.param(x, marks=pytest.mark.slow if x in COVERED else ()) for x 
 
 
 @pytest.mark.parametrize("overrides", LEARNT, ids=str)
+@pytest.mark.first(2)
 def test_every_parameter_learns(overrides):
   images = np.random.default_rng(0).normal(size=(3, 8, 12, 3)).astype(np.float32)
   model = small(num_blocks=1, **overrides)
@@ -257,6 +259,7 @@ def test_every_parameter_learns(overrides):
 
 
 @pytest.mark.parametrize("overrides", [{}, dict(pooling="class_mlp", normalization="layer_norm")])
+@pytest.mark.first(1)
 def test_bfloat16_computes_low_and_stores_high(overrides):
   images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
   params = randomised(small(**overrides), images)

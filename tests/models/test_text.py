@@ -76,6 +76,7 @@ def run(model, params, *inputs, **kw):
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.first(2)
 def test_padding_changes_neither_outputs_nor_gradients(backbone):
   model, params = with_params(backbone, scan_blocks=True)  # compiles faster
   ids, mask, segments = sequences()
@@ -104,6 +105,7 @@ def test_padding_changes_neither_outputs_nor_gradients(backbone):
 
 
 @pytest.mark.parametrize("backbone", [*FEW, "mixer galerkin", "resmlp mlp"])
+@pytest.mark.first(2)
 def test_tokens_reach_each_other(backbone):
   model, params = with_params(backbone, scan_blocks=True)
   ids, mask, segments = sequences()
@@ -129,6 +131,7 @@ def test_gmlp_equals_numpy():
 
 
 @pytest.mark.parametrize("backbone", [*FEW, "resmlp none", "mixer galerkin", "resmlp mlp"])
+@pytest.mark.first(2)
 def test_shortened_parameters_are_the_same_function(backbone):
   model, params = with_params(backbone)
   short = small(backbone, max_length=5)
@@ -158,6 +161,7 @@ def test_parameters_are_not_lengthened(backbone):
 
 
 @pytest.mark.parametrize("backbone", FEW)
+@pytest.mark.first(1)
 def test_scanned_and_rematerialised_blocks_are_the_same_function(backbone):
   model, params = with_params(backbone)
   expected = run(model, params, *sequences())
@@ -167,6 +171,7 @@ def test_scanned_and_rematerialised_blocks_are_the_same_function(backbone):
 
 
 @pytest.mark.parametrize("backbone", FEW)
+@pytest.mark.first(1)
 def test_bfloat16_computes_low_and_stores_high(backbone):
   model, params = with_params(backbone, num_blocks=1)
   low = small(backbone, num_blocks=1, dtype="bfloat16")
@@ -184,6 +189,7 @@ def test_bfloat16_computes_low_and_stores_high(backbone):
 
 
 @pytest.mark.parametrize("backbone", ["mixer", "resmlp", "bert"])
+@pytest.mark.first(1)
 def test_dropout_acts_in_training_alone(backbone):
   model, params = with_params(backbone, dropout_rate=0.5, num_blocks=1)
   drop = lambda seed: run(

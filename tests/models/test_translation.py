@@ -317,6 +317,7 @@ def problem(mixing):
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.first(1)
 def test_every_parameter_has_a_block(mixing):
   predict, params = problem(mixing)
   blocks = optim.kfac_blocks(predict, params, pairs(), norms="diagonal")
@@ -339,6 +340,7 @@ def test_padding_counts_in_no_factor():
   jax.tree.map(close, *factors)
 
 
+@pytest.mark.thorough
 def test_a_step_of_kfac_lowers_the_loss():
   """Also that of the triangular matrix alone."""
   (predict, params), batch = problem("linear"), pairs()

@@ -37,6 +37,7 @@ def problem(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.first(2)
 def test_every_parameter_is_in_a_block(name):
   predict, init, batch = problem(name)
   params = jax.eval_shape(init)
@@ -51,6 +52,7 @@ def test_every_parameter_is_in_a_block(name):
 
 
 @pytest.mark.parametrize("grid", [(6,), (6, 5)])
+@pytest.mark.first(1)
 def test_factors_of_a_mode_are_those_of_its_two_rows(grid):
   model = spectral.SpectralConv(2, 2, jax.nn.initializers.normal(1.0))
   x = np.random.default_rng(0).normal(size=(4, *grid, 3)).astype(np.float32)
@@ -84,6 +86,7 @@ STEPS = [n if n in ("galerkin_1d", "fno_2d") else pytest.param(n, marks=pytest.m
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.first(1)
 def test_a_step_lowers_the_loss(name):
   predict, init, batch = problem(name)
   params = jax.jit(init)()

@@ -81,6 +81,7 @@ def with_bits(bits, monkeypatch):
     return trainer()(0)
 
 
+@pytest.mark.thorough
 def test_training_does_not_change():
   # The change by other labels drawn for the Fisher matrix is the measure.
   train = trainer()

@@ -119,6 +119,7 @@ def random_like(params, seed):
   [(case, "mean") for case in CASES]
   + [(case, weighted) for case in ("categorical", "several") for weighted in ("rows", "tokens")],
 )
+@pytest.mark.first(4)
 def test_products_are_those_of_the_dense_matrix(case, weighted):
   likelihood, head, of_row = CASES[case]
   params, batch = problem()
@@ -210,6 +211,7 @@ class Fixed(quadratic.Model):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.first(1)
 def test_damping_follows_the_rule(decay):
   """The ratios swing over both thresholds; the bounds are reached; NumPy does the same."""
   plain = optax.sgd(0.1)

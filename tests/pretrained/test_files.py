@@ -230,6 +230,7 @@ LISTED_MIB = {
 }
 
 
+@pytest.mark.thorough
 def test_models_of_the_catalog_have_the_size_of_googles_files():
   for name, mib in LISTED_MIB.items():
     entry = pretrained.CATALOG[name]

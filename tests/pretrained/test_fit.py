@@ -22,6 +22,7 @@ def saved(tmp_path, family, size, **fields):
 
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.first(2)
 def test_block_diagonal_mixes_each_tile_as_the_small_net_does(tmp_path, family, times):
   """K times larger images of K x K tiles (Mixer paper, Appendix C)."""
   side, grid = 24, 3
@@ -73,6 +74,7 @@ LAYERS = {
 @pytest.mark.parametrize("old, new", [(3, 4), (4, 3), (3, 6), (4, 2)])
 @pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.first(6)
 def test_interpolation_does_on_the_new_grid_what_was_done_on_the_old(
   tmp_path, family, kind, old, new
 ):

@@ -181,6 +181,7 @@ def test_origin(opened):
   assert "seed=" not in text and "data.dir" not in text
 
 
+@pytest.mark.thorough
 def test_figures_are_drawn_of_the_runs_there_are(opened):
   assert len(report.write(opened.directory)) == 1
   for name in ("m1-sgd-seed0", "m1-sgd-seed1", "m2-sgd_kfac-seed0", "m2-kfac_sgd-seed0"):

@@ -58,6 +58,7 @@ def wait_until(condition, job, timeout=300):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("kfac", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_processes_stop_die_and_resume_as_one(optimizer, tmp_path):
   """Enough steps, each evaluated, that a signal finds the run under way."""
   config = waves(optimizer, num_steps=40, eval_steps=2, checkpoint_steps=8, **{"mesh.data": -1})

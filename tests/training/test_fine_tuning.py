@@ -94,6 +94,7 @@ def test_a_larger_grid_takes_an_explicit_choice(config, weights, tmp_path):
   loop.train(config, str(tmp_path / "blocks"))  # resumed with the fields that were filled in
 
 
+@pytest.mark.thorough
 def test_an_exported_run_is_a_file_to_start_from(config, tmp_path):
   config.pretrained, config.model.gelu, config.model.num_blocks = "", "exact", 1
   config.optimizer.learning_rate = 0.1

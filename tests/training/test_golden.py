@@ -58,6 +58,7 @@ def losses(name: str) -> list[float]:
     for name in OPTIMIZERS
   ],
 )
+@pytest.mark.first(1)
 def test_the_first_losses_are_unchanged(name):
   found, expected = losses(name), json.loads(FILE.read_text())[name]
   assert len(found) == len(expected) == STEPS

@@ -45,6 +45,7 @@ def trained(run, params):
     ("kfac", 6, dict(scan_blocks=True, remat=True)),
   ],
 )
+@pytest.mark.thorough
 def test_the_same_steps(optimizer, steps, form, run_of):
   """K-FAC treats each layer apart, also where a loop goes over them."""
   run = run_of(optimizer, steps)
@@ -58,6 +59,7 @@ def test_the_same_steps(optimizer, steps, form, run_of):
   jax.tree.map(close, models.unrolled(own), end)
 
 
+@pytest.mark.thorough
 def test_a_scanned_run_takes_and_gives_public_weights(tiny_config, tmp_path):
   """Files have one layout; the run's own model has the other."""
   tiny_config.num_epochs = 1

@@ -117,6 +117,7 @@ def split_all(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["sgd", "kfac", pytest.param("adam", marks=pytest.mark.slow)])
+@pytest.mark.first(1)
 def test_any_mesh_makes_the_same_steps(name, split_all):
   """Three steps: a chaotic run amplifies rounding, and its end tells of the processor."""
   one = advanced(waves(name))
@@ -161,6 +162,7 @@ def test_the_model_axis_splits_parameters_and_optimizer_state(name, split_all):
 
 
 @pytest.mark.parametrize("meshes", [((2, 4), (1, 1)), ((1, 1), (4, 2)), ((8, 1), (2, 2))], ids=str)
+@pytest.mark.first(1)
 def test_a_checkpoint_is_restored_onto_other_devices(meshes, split_all, tmp_path):
   before, after = (
     experiment.build(waves("adam", **{"mesh.data": data, "mesh.model": model}))

@@ -40,6 +40,7 @@ def test_another_recipe_is_another_program():
 
 
 @pytest.mark.parametrize("name", ["adam", "graft"])
+@pytest.mark.first(1)
 def test_numbers_are_arguments(name):
   """A program that had them built in would give the first run's losses again."""
   field = {"adam": "optimizer.learning_rate", "graft": "optimizer.direction.damping"}[name]

@@ -170,6 +170,7 @@ def test_devices_share_the_work():
   assert flops(8) < 0.25 * flops(1)
 
 
+@pytest.mark.thorough
 def test_inputs_are_resized_in_the_step(tiny_config):
   tiny_config.data.update(resize=24, image_size=20, random_crop=True)
   tiny_config.num_steps, tiny_config.model.num_blocks = 1, 1

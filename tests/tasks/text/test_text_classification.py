@@ -95,6 +95,7 @@ def test_a_frozen_encoder_stays_and_is_kept_with_the_run(config_of, tmp_path):
   assert f"accuracy {row['test/accuracy']:.6g}" in found.out
 
 
+@pytest.mark.thorough
 def test_other_forms_of_a_trained_encoder(config_of):
   """Scanned blocks, a segment that only the donor knows; attention; more blocks are refused."""
 
@@ -117,6 +118,7 @@ def test_other_forms_of_a_trained_encoder(config_of):
     encoders.started(shallow, {"encoder": params}, None, "donor")
 
 
+@pytest.mark.thorough
 def test_pairs_are_told_apart_by_segments(config_of):
   config = config_of("text_classification", text="one", pair="other")
   config.data.update(train_split="train_pairs.tsv", test_split="test_pairs.tsv", max_length=32)
@@ -139,6 +141,7 @@ def test_pairs_are_told_apart_by_segments(config_of):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
+@pytest.mark.first(1)
 def test_padding_counts_in_no_factor(config, pooling):
   config.pooling = pooling
   task = tasks.find("text_classification")(config)
