@@ -1,5 +1,6 @@
 """The linear algebra of K-FAC: inverses of factors and what is done with them."""
 
+import functools
 from typing import Any, Callable, NamedTuple, Sequence
 
 import jax
@@ -206,6 +207,9 @@ def _spread(invert: Callable, jobs: list[tuple[jax.Array, ...]], mesh: Mesh) -> 
   return jax.shard_map(on_device, mesh=mesh, check_vma=False, **specs)(jobs)
 
 
+_STACKED = 48  # matrices of one size that are inverted together, on a CPU as well
+
+
 def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
   """Which matrices each device inverts: the costliest first, to who has least to do.
 
@@ -224,18 +228,12 @@ def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
 
 def _invert_all(invert: Callable, jobs: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
   """Inverts matrices on one device, those of equal size together where it is faster."""
-  # An accelerator is kept busy by a stack of small matrices. On CPU a stack is worked off
-  # one by one, while apart they run at the same time on several cores (measured: 1.0 to 1.9
-  # times as long for a stack, sizes 64 to 2,049).
-  sizes = sorted({len(job[0]) for job in jobs})
+  sizes = [len(job[0]) for job in jobs]
 
-  def apart(*jobs):
-    return [invert(*job) for job in jobs]
-
-  def stacked(*jobs):
-    results = [None] * len(jobs)
-    for size in sizes:
-      members = [i for i, job in enumerate(jobs) if len(job[0]) == size]
+  def together(least: int, *jobs):
+    results = [invert(*job) if sizes.count(n) < least else None for n, job in zip(sizes, jobs)]
+    for size in sorted({n for n in sizes if sizes.count(n) >= least}):
+      members = [i for i, n in enumerate(sizes) if n == size]
       stacks = jax.tree.map(lambda *xs: jnp.stack(xs), *[jobs[i] for i in members])
       stack = jax.vmap(invert)(*stacks)
       for place, i in enumerate(members):
@@ -244,7 +242,11 @@ def _invert_all(invert: Callable, jobs: Sequence[tuple[jax.Array, ...]]) -> list
 
   if not jobs:
     return []
-  return jax.lax.platform_dependent(*jobs, cpu=apart, default=stacked)
+  # An accelerator is kept busy by a stack of small matrices. On CPU a stack is worked off
+  # one by one, while apart they run at the same time on several cores (measured: 1.0 to 1.9
+  # times as long for a stack, sizes 64 to 2,049); but hundreds take minutes to compile apart.
+  cpu, default = (functools.partial(together, least) for least in (_STACKED, 1))
+  return jax.lax.platform_dependent(*jobs, cpu=cpu, default=default)
 
 
 def precondition(
