@@ -15,7 +15,9 @@ import optax
 
 from mixer_jax import config as config_lib
 from mixer_jax import optim, options, tasks
+from mixer_jax.data import buckets
 from mixer_jax.data.dataset import Dataset
+from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, told
 from mixer_jax.runtime import mesh as mesh_lib
 
@@ -53,9 +55,14 @@ class Experiment:
     """The split that picks the best checkpoint."""
     return "validation" if "validation" in self.datasets else "test"
 
+  @property
+  def order(self) -> Order | buckets.BucketOrder:
+    """The order of the training examples."""
+    return buckets.order_of(self.datasets["train"], self.config.seed, self.config.batch_size)
+
   @functools.cached_property
   def clock(self) -> Clock:
-    config, epoch = self.config, len(self.datasets["train"]) // self.config.batch_size
+    config, epoch = self.config, self.order.steps_per_epoch
     steps = lambda n: config[f"{n}_steps"] or max(1, round(config[f"{n}_epochs"] * epoch))
     return Clock(epoch, steps("num"), steps("eval"), steps("checkpoint"))
 
@@ -74,10 +81,11 @@ class Experiment:
 
   @functools.cached_property
   def batch_shapes(self) -> Any:
-    """Shapes of a training batch."""
-    batched = lambda x: jax.ShapeDtypeStruct((self.config.batch_size, *x.shape), x.dtype)
+    """Shapes of a training batch; of several kinds the longest."""
+    order = self.order
+    batched = lambda x: jax.ShapeDtypeStruct((order.batch_size, *x.shape), x.dtype)
     examples = jax.tree.map(batched, self.datasets["train"].spec)
-    prepare = functools.partial(self.task.prepare, train=True)
+    prepare = lambda key, examples: self.task.prepare(key, order.cut(examples), train=True)
     return jax.eval_shape(prepare, jax.random.key(0), examples)
 
   @functools.cached_property
@@ -130,6 +138,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   if (size := config.batch_size) > (number := len(datasets["train"])):
     raise UserError(f"batch_size is {size}, more than the {number} training examples")
   run = Experiment(config, mesh, task, datasets)
+  if not run.order.steps_per_epoch:
+    raise UserError(f"data.batch_tokens: the {number} training examples do not fill a batch")
   if (steps := run.clock.num_steps) >= 2**31:
     raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
   name = config.model.name if "model" in config and "name" in config.model else config.task

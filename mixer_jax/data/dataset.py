@@ -56,3 +56,20 @@ class Arrays:
 
   def arrays(self) -> Any:
     return self.tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucketed(Arrays):
+  """A training split whose batches have about equally many tokens; see `buckets.BucketOrder`.
+
+  Of its arrays those of more than one axis, [n, tokens, ...], are cut to the length of a batch.
+
+  Attributes:
+    lengths: real tokens of each sequence of an example, int [n, sequences].
+    batch_tokens: of the longest sequences of a batch together, at most, with their padding.
+    most_shapes: of batches.
+  """
+
+  lengths: np.ndarray
+  batch_tokens: int
+  most_shapes: int

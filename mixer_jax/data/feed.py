@@ -51,7 +51,7 @@ class Feed:
 
   Args:
     dataset: the examples.
-    ids: the same in every process. A method `epoch_of`, such as that of `order.Order`, says which
+    ids: the same in every process; those of a window are equally many. A method `epoch_of`, such as that of `order.Order`, says which
       epoch a step belongs to; without one all are of epoch 1.
     sharding: of a batch. Each process reads, or gathers, the rows of its own devices.
     seed: of the random choices of a stream, see `order.crop_rng`.
@@ -59,9 +59,9 @@ class Feed:
 
   def __init__(self, dataset: Dataset, ids: Ids, sharding: NamedSharding, seed: int = 0):
     self._dataset, self._ids, self._seed = dataset, ids, seed
+    self._batch = sharding
     self._sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
-    self._batch_size = len(ids(0))
-    self._rows = local_rows(sharding, self._batch_size)
+    self._rows = local_rows(sharding, len(ids(0)))
     self._resident = self._stream = None
     self._arrays = dataset.arrays()
     if self._arrays is None:
@@ -111,12 +111,13 @@ class Feed:
     return np.stack([self._ids(step) for step in range(first, first + count)])
 
   def _prepare(self, first: int, count: int) -> Any:
+    ids = self._window_ids(first, count)
     if self._stream:
       local = self._stream.take(first, count)
     else:  # from the host's memory maps, in sorted reads
-      ids = self._window_ids(first, count)[:, self._rows]
-      examples, inverse = np.unique(ids, return_inverse=True)
+      own = ids[:, local_rows(self._batch, ids.shape[1])]
+      examples, inverse = np.unique(own, return_inverse=True)
       local = jax.tree.map(lambda x: x[examples][inverse], self._arrays)
-    shape = (count, self._batch_size)
+    shape = ids.shape
     make = jax.make_array_from_process_local_data
     return jax.tree.map(lambda x: make(self._sharding, x, shape + x.shape[2:]), local)

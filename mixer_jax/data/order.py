@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,18 @@ class Order:
     sizes = (self.num_examples, self.batch_size, self.restores)
     ids = _latest_indices(self.seed, self.epoch_of(step), *sizes)
     return ids[step % self.steps_per_epoch]
+
+  def examples(self, steps: range) -> int:
+    """Examples of some steps together."""
+    return len(steps) * self.batch_size
+
+  def cut(self, examples: Any) -> Any:
+    """The part of a batch's stacked examples that is trained on: all of them (traceable)."""
+    return examples
+
+  def told(self) -> str:
+    """A line on the shapes of batches; "" if they have one."""
+    return ""
 
 
 def test_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

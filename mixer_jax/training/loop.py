@@ -71,6 +71,8 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
       processes.lead(lambda: saved.check_room(state))
       line, tables = model_summary(run)
       print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
+      if line := run.order.told():
+        print(line, flush=True)
       processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
       if verbose_model:
         print(tables, flush=True)

@@ -93,11 +93,11 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
   return jax.tree.map(lambda x: x / weight, sums), metrics, changed
 
 
-_shared: dict[str, dict[int, Callable]] = {}
+_shared: dict[str, dict[tuple[int, int], Callable]] = {}
 
 
-def shared(run: Experiment) -> dict[int, Callable]:
-  """The compiled programs by numbers of steps that the runs of a recipe share and fill."""
+def shared(run: Experiment) -> dict[tuple[int, int], Callable]:
+  """The compiled programs, by steps and batch size, that the runs of a recipe share and fill."""
   if run.recipe not in _shared:
     _shared.clear()  # a program takes memory of the device
     _shared[run.recipe] = {}
@@ -111,8 +111,10 @@ def make_train_steps(run: Experiment):
   after the window's steps and `nonfinite.checks` of each, [steps, 2].
   """
 
+  order = run.order
+
   def step(examples, numbers, state, rows):
-    examples = feed.take(examples, rows, mesh_lib.batched(run.mesh))
+    examples = order.cut(feed.take(examples, rows, mesh_lib.batched(run.mesh)))
     return update(run, state, run.task.prepare(step_keys(state)[0], examples, train=True), numbers)
 
   stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))

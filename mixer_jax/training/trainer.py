@@ -9,7 +9,7 @@ import jax
 from tqdm import tqdm
 
 from mixer_jax import optim
-from mixer_jax.data import feed, order
+from mixer_jax.data import buckets, feed
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.runtime import processes
@@ -38,11 +38,13 @@ class Trainer:
   def __init__(self, run: Experiment, state: TrainState, seconds: float = 0.0):
     self.run, clock = run, run.clock
     self._programs = step_lib.shared(run)
-    self._order = order.Order(run.config.seed, len(run.datasets["train"]), run.config.batch_size)
+    self._order = run.order
     batched = mesh_lib.batched(run.mesh)
     self._feed = feed.Feed(run.datasets["train"], self._order, batched, run.config.seed)
     wanted = run.config.steps_per_dispatch or self._feed.fitting(steps_per_dispatch(run.mesh))
     together = math.gcd(clock.eval_every, clock.checkpoint_every, clock.num_steps)
+    if isinstance(self._order, buckets.BucketOrder):
+      together = 1  # batches of several sizes do not stack
     self.window = max(w for w in range(1, min(wanted, together) + 1) if together % w == 0)
     self.reset(state, seconds)
 
@@ -76,12 +78,13 @@ class Trainer:
       while self.step < end:
         count = self.window - self.step % self.window
         args = (self.state, *next(self._windows), self.run.numbers)
-        if count not in self._programs:
+        sizes = jax.tree.leaves(args[2])[0].shape[:2]
+        if sizes not in self._programs:
           before, program = time.perf_counter(), step_lib.make_train_steps(self.run)
-          self._programs[count] = program.lower(*args).compile()
+          self._programs[sizes] = program.lower(*args).compile()
           compiling += (took := time.perf_counter() - before)
           print(f"compiled in {took:.1f} s", flush=True)
-        self.state, checks = self._programs[count](*args)
+        self.state, checks = self._programs[sizes](*args)
         self._watch.add(self.step, checks)
         self.step += count
         bar.update(count)
@@ -102,9 +105,9 @@ class Trainer:
     row |= {"train/skipped": int(state.skipped)} if config.on_nonfinite == "skip" else {}
     row |= {"restores": int(state.restores)} if config.on_nonfinite == "restore" else {}
     rate = optim.learning_rate(config.optimizer, run.multiplier)
-    steps = self.step - (self.step - 1) // every * every
+    steps = range((self.step - 1) // every * every, self.step)
     row["learning_rate"] = float(rate(self.step - 1 - int(state.skipped)))
-    row["examples_per_second"] = steps * config.batch_size / max(self.seconds, 1e-9)
+    row["examples_per_second"] = self._order.examples(steps) / max(self.seconds, 1e-9)
     row["seconds"] = self.seconds
     self.state, self.seconds = without_metrics(run, state), 0.0
     return row

@@ -1,0 +1,146 @@
+"""Batches of about equally many tokens: examples of about one length come together."""
+
+import dataclasses
+import functools
+from typing import Any, Mapping
+
+import jax
+import numpy as np
+
+from mixer_jax.data.dataset import Bucketed, Dataset
+from mixer_jax.data.order import Order
+from mixer_jax.errors import UserError
+
+
+def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> dict[int, int]:
+  """The lengths of batches by their sizes, shortest first, that leave the least padding.
+
+  Args:
+    lengths: of the examples, [n].
+    batch_tokens: a size times its length, at most.
+    multiple: of which each size is one.
+    most: number of shapes.
+
+  Raises:
+    UserError: batches of `multiple` of the longest example have more tokens.
+  """
+  longest = int(lengths.max())
+  if batch_tokens < multiple * longest:
+    raise UserError(
+      f"data.batch_tokens is {batch_tokens}; allowed: at least {multiple * longest}, batch_size"
+      f" {multiple} x {longest} tokens of the longest training example"
+    )
+  sizes = range(multiple, batch_tokens // int(lengths.min()) + multiple, multiple)
+  largest = {min(batch_tokens // size, longest): size for size in sizes}
+  # No example of a batch is longer than the batch, so the last length is the longest.
+  ends = np.array(sorted(length for length in largest if length), np.int64)
+  below = np.searchsorted(np.sort(lengths), ends, side="right")
+  chosen = _fewest_cells(ends, below, most)
+  return {largest[int(ends[i])]: int(ends[i]) for i in chosen}
+
+
+def _fewest_cells(ends: np.ndarray, below: np.ndarray, most: int) -> list[int]:
+  """The indices of at most `most` ends, the last among them, by dynamic programming.
+
+  An example takes as many cells as the next end says; `below` counts examples up to each end.
+  """
+  cells, before = below * ends, []  # of the examples up to each end, with one bucket
+  for _ in range(min(most, len(ends)) - 1):
+    added = (below[None] - below[:, None]) * ends[None] + cells[:, None]
+    added = np.where(np.tri(len(ends), dtype=bool), np.iinfo(np.int64).max, added)
+    start = np.argmin(added, axis=0)
+    fewer = np.min(added, axis=0)
+    before.append(np.where(fewer < cells, start, -1))
+    cells = np.minimum(cells, fewer)
+  chosen = [len(ends) - 1]
+  for start in reversed(before):
+    if start[chosen[0]] >= 0:
+      chosen.insert(0, int(start[chosen[0]]))
+  return chosen
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BucketOrder:
+  """Example ids of each step, from 0, int32 [size], with the interface of `order.Order`.
+
+  Each epoch, a function of seed, epoch and restores, draws the examples anew, fills the batches of
+  each length, and shuffles them. Examples that fill none go to the next longer batches; of the
+  longest they are left out.
+
+  Attributes:
+    seed: of the order.
+    lengths: of the sequences of each example, [n, sequences].
+    shapes: lengths of batches by their sizes, shortest first.
+    restores: as of `order.Order`.
+  """
+
+  seed: int
+  lengths: np.ndarray
+  shapes: Mapping[int, int]
+  restores: int = 0
+
+  @property
+  def batch_size(self) -> int:
+    """Examples of the longest batch."""
+    return min(self.shapes)
+
+  @functools.cached_property
+  def steps_per_epoch(self) -> int:
+    steps = waiting = 0
+    for size, own in zip(self.shapes, np.bincount(self._bucket, minlength=len(self.shapes))):
+      full, waiting = divmod(int(own) + waiting, size)
+      steps += full
+    return steps
+
+  @functools.cached_property
+  def _bucket(self) -> np.ndarray:
+    """The number of the shape that is long enough for each example, [n]."""
+    return np.searchsorted(list(self.shapes.values()), self.lengths.max(1))
+
+  def batches(self, epoch: int) -> list[np.ndarray]:
+    """The batches of an epoch, from 1, each int32 [size]."""
+    entropy = (self.seed, epoch, self.restores) if self.restores else (self.seed, epoch)
+    rng = np.random.default_rng(entropy)
+    drawn = rng.permutation(len(self.lengths)).astype(np.int32)
+    found, waiting = [], drawn[:0]
+    for number, size in enumerate(self.shapes):
+      own = np.concatenate([waiting, drawn[self._bucket[drawn] == number]])
+      full = len(own) // size * size
+      found += list(own[:full].reshape(-1, size))
+      waiting = own[full:]
+    return [found[i] for i in rng.permutation(len(found))]
+
+  def epoch_of(self, step: int) -> int:
+    return step // self.steps_per_epoch + 1
+
+  def __call__(self, step: int) -> np.ndarray:
+    return _latest_batches(self, self.epoch_of(step))[step % self.steps_per_epoch]
+
+  def examples(self, steps: range) -> int:
+    return sum(len(self(step)) for step in steps)
+
+  def cut(self, examples: Any) -> Any:
+    """Stacked examples without the tokens that all of them lack (traceable)."""
+    cut = lambda x: x[:, : self.shapes[len(x)]] if x.ndim > 1 else x
+    return jax.tree.map(cut, examples)
+
+  def told(self) -> str:
+    """The shapes and the padding of an epoch, in a line."""
+    batches = self.batches(1)
+    cells = sum(len(ids) * self.shapes[len(ids)] for ids in batches) * self.lengths.shape[1]
+    padding = 1 - self.lengths[np.concatenate(batches)].sum() / cells
+    used = {len(ids) for ids in batches}
+    named = ", ".join(f"{size}x{length}" for size, length in self.shapes.items() if size in used)
+    return f"{len(used)} shapes of batches: {named}; {padding:.1%} padding"
+
+
+# An epoch is asked for step after step.
+_latest_batches = functools.lru_cache(maxsize=2)(BucketOrder.batches)
+
+
+def order_of(dataset: Dataset, seed: int, batch_size: int) -> Order | BucketOrder:
+  """The order of a training split, which is bucketed or has batches of one size."""
+  if not isinstance(dataset, Bucketed):
+    return Order(seed, len(dataset), batch_size)
+  limits = (dataset.batch_tokens, batch_size, dataset.most_shapes)
+  return BucketOrder(seed, dataset.lengths, shapes(dataset.lengths.max(1), *limits))
