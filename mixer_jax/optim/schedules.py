@@ -18,14 +18,18 @@ from mixer_jax.options import COUNT, Option
 Schedule = Callable[[jax.Array], jax.Array]
 
 
+_FORMS = ("constant", "step", "cosine", "linear", "onecycle", "rsqrt")
+
+
 @dataclasses.dataclass(frozen=True)
 class Multiplier:
-  """A warm-up and one of optax's schedules; raises a UserError for epochs that do not rise."""
+  """A warm-up and a form; raises a UserError for epochs that do not rise.
 
-  name: Annotated[
-    str,
-    Option("form of the schedule", choices=("constant", "step", "cosine", "linear", "onecycle")),
-  ] = "constant"
+  "rsqrt" falls as the inverse square root of the update count, from 1 at the end of the warm-up
+  (Vaswani et al., 2017, Equation 3).
+  """
+
+  name: Annotated[str, Option("form of the schedule", choices=_FORMS)] = "constant"
   warmup_epochs: Annotated[float, Option("length of a linear rise from 0", 0)] = 0.0
   warmup_steps: Annotated[int, Option("the same in steps; 0: warmup_epochs", 0, COUNT)] = 0
   end: Annotated[float, Option("last multiplier of cosine, linear and onecycle", 0, 1)] = 0.0
@@ -63,6 +67,8 @@ class Multiplier:
       base = optax.linear_schedule(1.0, self.end, length)
     elif self.name == "onecycle":
       base = self._onecycle(num_steps)
+    elif self.name == "rsqrt":
+      base = lambda count: jnp.sqrt(max(warmup, 1) / jnp.maximum(count + 1, max(warmup, 1)))
     else:
       base = optax.constant_schedule(1.0)
     # Cosine and linear begin to fall when the warm-up ends; steps fall at their epochs.

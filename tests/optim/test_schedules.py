@@ -26,7 +26,12 @@ def cosine(t, start):
   return 0.2 + 0.4 * (1 + np.cos(np.pi * np.clip((t - start) / (STEPS - start), 0, 1)))
 
 
-@pytest.mark.parametrize("form", [constant, step, linear, cosine])
+def rsqrt(t, start):
+  """Vaswani et al. (2017), Equation 3, without d_model, times the root of the warm-up."""
+  return np.maximum(start, 1) ** 0.5 / np.maximum(t + 1, np.maximum(start, 1)) ** 0.5
+
+
+@pytest.mark.parametrize("form", [constant, step, linear, cosine, rsqrt])
 @pytest.mark.parametrize(
   "warmup, length",
   [
