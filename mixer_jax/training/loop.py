@@ -67,7 +67,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     again = "the same --config and overrides with this --workdir resume"
     print(f"workdir {directory}: {again}", flush=True)
     state, seconds = _start(run, saved, variables)
-    if int(state.step) < run.clock.num_steps:
+    if not ended(run, int(state.step), metrics_file.read(directory)):
       processes.lead(lambda: saved.check_room(state))
       line, tables = model_summary(run)
       print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
@@ -84,7 +84,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
         del state  # the trainer's first step donates it
         _run(directory, saved, trainer, variables, asked)
         saved.wait()
-      if trainer.step < run.clock.num_steps:
+      if not ended(run, trainer.step, metrics_file.read(directory)):
         again = f"the same --config and overrides with --workdir={directory} go on from it"
         written = f"the checkpoint of step {saved.latest()} is written"
         print(f"stopped by {asked.name}; {written}, {again}", flush=True)
@@ -131,7 +131,7 @@ def _loop(
   with contextlib.ExitStack() as stack:
     if writer := processes.lead(lambda: metrics_file.Writer(directory, trainer.step)):
       stack.enter_context(contextlib.closing(writer))
-    while trainer.step < run.clock.num_steps:
+    while not ended(run, trainer.step, rows):
       trainer.advance(asked.soon)
       stop, score, improved = asked.now(), None, False
       if run.clock.evaluates(trainer.step):
@@ -143,8 +143,12 @@ def _loop(
         score = score if metrics[0].higher_is_better else -score
         improved = row[f"{run.selection}/best_step"] == trainer.step
       saved.check()
-      if stop or improved or run.clock.saves(trainer.step):
+      last = ended(run, trainer.step, rows)
+      if stop or last or improved or run.clock.saves(trainer.step):
         saved.save(trainer.step, trainer.state, trainer.seconds, score)
+      if last and trainer.step < run.clock.num_steps:
+        why = f"no better {run.selection} {metrics[0].name} in {run.config.patience} evaluations"
+        print(f"ended by patience: {why}", flush=True)
       if stop:
         return
 
@@ -156,11 +160,19 @@ def evaluations(run: Experiment, variables: Any = None) -> Iterator[tuple[TrainS
   after each evaluation the state, which the next steps overwrite, and its row of metrics.
   """
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
-  while trainer.step < run.clock.num_steps:
+  while not ended(run, trainer.step, rows):
     trainer.advance()
     if run.clock.evaluates(trainer.step):
       rows.append(_row(trainer, scorers, rows))
       yield trainer.state, rows[-1]
+
+
+def ended(run: Experiment, step: int, rows: Sequence[Row]) -> bool:
+  """Whether a run ends after a step: it is the last one, or `config.patience` is at its end."""
+  best = f"{run.selection}/best_step"
+  rows, patience = [row for row in rows if row["step"] <= step], run.config.patience
+  late = patience and rows and sum(row["step"] > rows[-1][best] for row in rows) >= patience
+  return step >= run.clock.num_steps or bool(late)
 
 
 def _row(trainer: Trainer, scorers: dict[str, Evaluator], rows: Sequence[Row]) -> Row:
