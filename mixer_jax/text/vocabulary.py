@@ -80,7 +80,7 @@ class Vocabulary:
     normalizer, splitter = _basic(lowercase)
     counts = collections.Counter()
     for text in documents:
-      counts.update(normalizer.normalize_str(_clean(text)))
+      counts.update(normalizer.normalize_str(clean(text)))
     ranked = sorted((-n, char) for char, n in counts.items() if not char.isspace())
     letters = sorted(char for _, char in ranked[:_ALPHABET])
     inside = [c for c in letters if len(_split(normalizer, splitter, "a" + c)) == 1]
@@ -101,8 +101,8 @@ class Vocabulary:
       initial_alphabet=letters,
       show_progress=False,
     )
-    with _threads(True):
-      tokenizer.train_from_iterator(map(_clean, documents), trainer)
+    with threads(True):
+      tokenizer.train_from_iterator(map(clean, documents), trainer)
     ids = tokenizer.get_vocab()
     return cls(sorted(ids, key=ids.get))
 
@@ -120,9 +120,9 @@ class Vocabulary:
     Special entries that a text has, such as [MASK], are kept as they are. `parallel` takes a thread
     for each CPU; the ids are the same.
     """
-    pieces = [list(_pieces(_clean(text))) for text in texts]
+    pieces = [list(_pieces(clean(text))) for text in texts]
     flat = [piece for some in pieces for piece in some]
-    with _threads(parallel):
+    with threads(parallel):
       found = iter(self._tokenizer.encode_batch_fast(flat, add_special_tokens=False))
     return [np.concatenate([np.array(next(found).ids, np.int32) for _ in some]) for some in pieces]
 
@@ -157,7 +157,7 @@ def _split(normalizer: Any, splitter: Any, text: str) -> list[tuple[str, tuple[i
   return splitter.pre_tokenize_str(normalizer.normalize_str(text))
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
   """A text without lone surrogates, which JSON may have and the library refuses."""
   return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -172,7 +172,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _threads(parallel: bool) -> Iterator[None]:
+def threads(parallel: bool) -> Iterator[None]:
   """Lets the library use threads, unless the user's environment says no.
 
   Afterwards, it is told to use none: a process that is forked then would hang in them.
