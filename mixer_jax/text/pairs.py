@@ -1,0 +1,152 @@
+"""Sentences and their translations: two aligned files, a table, or TFDS; held in memory."""
+
+import functools
+import itertools
+import pathlib
+from typing import Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from mixer_jax.data import tfds_source
+from mixer_jax.errors import UserError
+from mixer_jax.text import tables
+from mixer_jax.text.documents import check_text, decoded
+from mixer_jax.text.subwords import Subwords
+
+_TABLES = tuple(e for e in tables.ENDINGS if not e.startswith(".txt"))
+_PACKED = ("", ".gz", ".xz")
+_CHUNK = 2**14  # sentences that are encoded at once
+_UNKNOWN = 0.9  # tokens for a byte, from which on a vocabulary knows no words of a language
+
+
+class Pairs(NamedTuple):
+  """Aligned sentences without blanks around them; pairs with an empty one are left out."""
+
+  source: str  # where they are from, for messages
+  languages: tuple[str, str]
+  sources: list[str]
+  targets: list[str]
+  empty: int  # pairs that are left out
+
+  def told(self) -> str:
+    """A line on the pairs that are left out; "" if none is."""
+    number = len(self.sources) + self.empty
+    return f"{self.empty:,} of {number:,} pairs have an empty line and are left out" * bool(
+      self.empty
+    )
+
+
+class Tokens(NamedTuple):
+  """Pairs as ids that end with `eos`.
+
+  `arrays` has "source" and "target" [n, max_length], padded, their "source_length" and
+  "target_length" int32 [n], and "cut" bool [n], True where a sentence was longer and lost its end.
+  """
+
+  arrays: dict[str, np.ndarray]
+
+  def told(self, max_length: int, left_out: bool) -> str:
+    """A line on the pairs that are too long; "" if none is."""
+    cut = self.arrays["cut"]
+    over = f"{cut.sum():,} of {len(cut):,} pairs are longer than max_length={max_length} tokens"
+    return f"{over} and {'are left out' if left_out else 'were cut'}" * bool(cut.any())
+
+
+def pairs(
+  path: str,
+  source: str,
+  target: str,
+  split: str = "",
+  data_dir: str = "",
+  others: Sequence[str] = (),
+) -> Pairs:
+  """Reads all pairs; a UserError names a file, and the line, that is not as it has to be.
+
+  Args:
+    path: "DIR/train" for DIR/train.en and DIR/train.de, each maybe with .gz or .xz; a table, .tsv
+      without quoting, .csv or .jsonl, with the columns `source` and `target`; or a name of TFDS.
+    source: the language translated from: the ending of its file, a column, or a feature.
+    target: likewise, of the language translated to.
+    split: of the TFDS set that `path` names; "" if it is a file.
+    data_dir: of prepared TFDS sets; "" for TFDS's default.
+    others: further values that the caller allows, for messages.
+  """
+  own = (source, target)
+  if split:
+    rows, where = _read_tfds(path, own, split, data_dir, others), f"{path}, {split!r}"
+  else:
+    where = str(pathlib.Path(path).expanduser().absolute())
+    rows = (_read_table if where.lower().endswith(_TABLES) else _read_files)(where, own)
+  stripped = [(a.strip(), b.strip()) for a, b in rows]
+  kept = [pair for pair in stripped if all(pair)]
+  if not kept:
+    raise UserError(f"{where}: has no pair of sentences")
+  sources, targets = map(list, zip(*kept))
+  return Pairs(where, own, sources, targets, len(stripped) - len(kept))
+
+
+def _read_table(path: str, languages: tuple[str, str]) -> Iterator[list[str]]:
+  for line, record in tables.records(file := pathlib.Path(path)):
+    yield [tables.text(file, line, record, column) for column in languages]
+
+
+def _read_files(stem: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+  paths = [_found(f"{stem}.{language}") for language in languages]
+  counts = np.zeros(2, int)
+  for pair in itertools.zip_longest(*map(tables.lines, paths)):
+    counts += [line is not None for line in pair]
+    if None not in pair:
+      yield pair[0][1], pair[1][1]
+  if counts[0] != counts[1]:
+    told = " and ".join(f"{path} has {n:,} lines" for path, n in zip(paths, counts.tolist()))
+    raise UserError(f"{told}; allowed: as many, for line by line they are translations")
+
+
+def _found(path: str) -> pathlib.Path:
+  """The file, or that with .gz or .xz."""
+  there = [p for packed in _PACKED if (p := pathlib.Path(path + packed)).is_file()]
+  if not there:
+    raise UserError(f"{path}: no such file, nor one with .gz or .xz")
+  return there[0]
+
+
+def _read_tfds(
+  name: str, languages: tuple[str, str], split: str, data_dir: str, others: Sequence[str]
+) -> Iterator[list[str]]:
+  check = functools.partial(check_text, name, languages)
+  place, _ = tfds_source.find(name, data_dir, check, others)
+  examples = tfds_source.Examples(name, place, split)
+  for i in range(len(examples)):
+    example = examples.read(i)
+    yield [decoded(examples, i, language, example[language]) for language in languages]
+
+
+def encode(found: Pairs, vocabulary: Subwords, max_length: int) -> Tokens:
+  """Ids of pairs; a UserError if the vocabulary has no words of one of the two languages.
+
+  A vocabulary of bytes knows every text. Of a language whose words it has never seen, a byte takes
+  a token.
+  """
+  arrays, rates = {}, []
+  for side, texts in (("source", found.sources), ("target", found.targets)):
+    ids = np.full((len(texts), max_length), vocabulary.pad, _dtype(vocabulary))
+    length = np.empty(len(texts), np.int32)
+    for start in range(0, len(texts), _CHUNK):
+      encoded = vocabulary.encode(texts[start : start + _CHUNK], parallel=True)
+      for i, tokens in enumerate(encoded, start):
+        kept = tokens[: max_length - 1]
+        ids[i, : len(kept)], ids[i, len(kept)], length[i] = kept, vocabulary.eos, len(tokens) + 1
+    rates.append((length.sum() - len(texts)) / sum(len(text.encode()) for text in texts))
+    arrays |= {side: ids, f"{side}_length": np.minimum(length, max_length)}
+    arrays["cut"] = arrays.get("cut", False) | (length > max_length)
+  for language, rate, other in zip(found.languages, rates, rates[::-1]):
+    if rate > _UNKNOWN >= other:
+      raise UserError(
+        f"{found.source}: data.vocabulary has no words of the language {language!r}: it takes"
+        f" {rate:.2f} tokens a byte; train it on files of both languages"
+      )
+  return Tokens(arrays)
+
+
+def _dtype(vocabulary: Subwords) -> type:
+  return np.uint16 if vocabulary.size <= 2**16 else np.int32
