@@ -1,5 +1,6 @@
-"""The bundled sample: labelled sentences of SST-2, and a vocabulary that was trained on them.
+"""The bundled samples, each with a vocabulary that was trained on it.
 
+Labelled sentences of SST-2, and sentences of a toy grammar in English and German.
 `bundled/README.md` states their origin.
 """
 
@@ -12,3 +13,8 @@ TEXT, LABEL = "sentence", "label"
 # Names of the labels "0" and "1".
 CLASS_NAMES = ("negative", "positive")
 VOCABULARY = DIRECTORY / "vocab.txt"
+
+# Likewise, tables with the columns `en` and `de`.
+PAIRS = {split: DIRECTORY / f"pairs_{split}.tsv.xz" for split in ("train", "dev", "test")}
+LANGUAGES = ("en", "de")
+PAIRS_VOCABULARY = DIRECTORY / "pairs_bpe.json"
