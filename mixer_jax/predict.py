@@ -2,10 +2,12 @@
 
 python -m mixer_jax.predict --workdir=DIR cat.jpg dog.png       # a JSON object a line
 python -m mixer_jax.predict --workdir=DIR --split=test --out=predictions.npz
+python -m mixer_jax.predict --workdir=DIR --split=test --out=translations.txt   # of texts
 """
 
 import json
-from typing import Any, Callable
+import pathlib
+from typing import Any, Callable, Mapping, Sequence
 
 from absl import flags
 import jax
@@ -39,12 +41,21 @@ def _of_all(run: Experiment, variables: Any, split: str, function: Callable) -> 
   return jax.tree.map(lambda x: x[keep], whole)
 
 
+def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
+  """Writes the first texts into `out`, others, such as "references", beside it."""
+  for i, (name, lines) in enumerate(texts.items()):
+    path = f"{out.removesuffix('.txt')}.{name}.txt" if i else out
+    with told(f"{path}: cannot be written", OSError):
+      pathlib.Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    print(f"{path}: {len(lines):,} {name}")
+
+
 def main(argv: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
   if bool(argv[1:]) == bool(options.out):
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
-  if options.out and not options.out.endswith(".npz"):
-    raise UserError(f"--out is {options.out!r}; predictions are saved as .npz")
+  if options.out and not options.out.endswith((".npz", ".txt")):
+    raise UserError(f"--out is {options.out!r}; predictions are saved as .npz, texts as .txt")
   run, variables, _ = restore(path, options.checkpoint, options.data_dir)
   if argv[1:]:
     for answer in run.task.answer(variables, argv[1:]):
@@ -52,6 +63,9 @@ def main(argv: list[str]) -> None:
     return
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
+  if options.out.endswith(".txt"):
+    _write_texts(run.task.texts(variables, run.datasets[options.split]), options.out)
+    return
   found = arrays(run, variables, options.split)
   with told(f"{options.out}: cannot be written", OSError):
     np.savez(options.out, **found)
@@ -61,5 +75,5 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
   cli.define("workdir", "checkpoint", "data_dir")
   flags.DEFINE_string("split", "test", "The split that is predicted into --out.")
-  flags.DEFINE_string("out", None, "File to write, ending in .npz.")
+  flags.DEFINE_string("out", None, "File to write, ending in .npz, or in .txt for texts.")
   cli.run(main, arguments=True)

@@ -131,6 +131,10 @@ class BaseTask:
     """Further arrays [batch, ...] by name that `predict` writes, such as codes (traceable)."""
     return {}
 
+  def texts(self, variables: Variables, split: Dataset) -> Mapping[str, Sequence[str]]:
+    """Lines for the examples of a split, as `predict` writes them: answers first, references."""
+    raise UserError(f"{type(self).__name__} answers with no texts; take --out=FILE.npz")
+
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     """Matplotlib figures that say more than the metrics, by name."""
     return {}
@@ -151,6 +155,7 @@ TASKS = {
   "image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification",
   "autoencoding": "mixer_jax.tasks.autoencoding.task:Autoencoding",
   "masked_lm": "mixer_jax.tasks.masked_lm.task:MaskedLm",
+  "translation": "mixer_jax.tasks.translation.task:Translation",
   "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
   "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
 }

@@ -16,5 +16,4 @@ VOCABULARY = DIRECTORY / "vocab.txt"
 
 # Likewise, tables with the columns `en` and `de`.
 PAIRS = {split: DIRECTORY / f"pairs_{split}.tsv.xz" for split in ("train", "dev", "test")}
-LANGUAGES = ("en", "de")
 PAIRS_VOCABULARY = DIRECTORY / "pairs_bpe.json"

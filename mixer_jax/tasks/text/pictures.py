@@ -62,13 +62,13 @@ def of_encoder(
   """
   found, drawn = matrices(variables["params"]), {}
   if found:
-    drawn["spatial"] = _images(found)
+    drawn["spatial"] = images(found)
     drawn["filters"] = _middle_rows(found)
   _, collections = model.apply(variables, *inputs, mutable=["intermediates"])
   sown = traverse_util.flatten_dict(dict(collections.get("intermediates", {})), sep="/")
   maps = {k: np.asarray(v[0])[..., 0, :, :] for k, v in sown.items() if k.endswith("/attention")}
   if maps:
-    drawn["attention"] = _attention(_apart(maps), tokens[:_ATTENDED])
+    drawn["attention"] = attention(_apart(maps), tokens, tokens)
   return drawn
 
 
@@ -97,7 +97,8 @@ def _panels(number: int, size: float) -> tuple[Any, list[Any]]:
   return figure, axes[:number]
 
 
-def _images(found: Mapping[str, np.ndarray]) -> Any:
+def images(found: Mapping[str, np.ndarray]) -> Any:
+  """A figure of `matrices`, by block."""
   figure, axes = _panels(len(found), 1.9)
   for axis, (name, matrix) in zip(axes, found.items()):
     limit = np.abs(matrix).max() or 1.0
@@ -120,12 +121,16 @@ def _middle_rows(found: Mapping[str, np.ndarray]) -> Any:
   return figure
 
 
-def _attention(maps: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Any:
-  n = len(tokens)
-  figure, axes = _panels(len(maps), 0.8 + 0.11 * n)
+def attention(
+  maps: Mapping[str, np.ndarray], tokens: Sequence[str], attended: Sequence[str]
+) -> Any:
+  """A figure of weights [tokens, attended tokens] by block, of the first tokens of both."""
+  tokens, attended = tokens[:_ATTENDED], attended[:_ATTENDED]
+  n, m = len(tokens), len(attended)
+  figure, axes = _panels(len(maps), 0.8 + 0.11 * max(n, m))
   for axis, (name, weights) in zip(axes, maps.items()):
-    axis.imshow(weights[:n, :n], cmap="Blues", vmin=0)
-    axis.set_xticks(range(n), tokens, rotation=90, fontsize=5)
+    axis.imshow(weights[:n, :m], cmap="Blues", vmin=0)
+    axis.set_xticks(range(m), attended, rotation=90, fontsize=5)
     axis.set_yticks(range(n), tokens, fontsize=5)
     axis.set_title(name.rpartition("_")[2], fontsize=8)
   figure.suptitle("tokens (columns) that each token (row) attends to, by block", fontsize=10)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from typing import Annotated, Any, Callable, Mapping
+from typing import Annotated, Any, Callable, ClassVar, Mapping
 
 import ml_collections
 import numpy as np
@@ -19,10 +19,6 @@ from mixer_jax.text.vocabulary import Vocabulary
 OWN = ("train", "test", "validation")  # splits that have their own fields
 OTHERS = ("sample", "files")  # names of data beside those of TFDS
 _VOCABULARY = "WordPiece file such as BERT's vocab.txt; \"\": the sample's or that of `pretrained`"
-_NEEDED = (
-  "data.vocabulary is ''; name a WordPiece file, or make one of your text:"
-  " python -m mixer_jax.text --out=vocab.txt --size=8000 FILE"
-)
 _SPLIT = 'file or folder below dir, or TFDS split; maybe a part: "train.tsv[:90%]"'
 
 
@@ -42,6 +38,12 @@ class TextData:
     int, Option("tokens of a sequence, [CLS] and [SEP] included", sequences.SHORTEST, 2**14)
   ] = 128
 
+  # What a kind of text has of its own: the sample, and how its vocabularies are called and made.
+  sample_splits: ClassVar[Mapping[str, pathlib.Path]] = sample.SPLITS
+  sample_vocabulary: ClassVar[pathlib.Path] = sample.VOCABULARY
+  vocabulary_kind: ClassVar[str] = "WordPiece file"
+  vocabulary_made: ClassVar[str] = "--out=vocab.txt --size=8000 FILE"
+
   @classmethod
   def of(cls, group: ml_collections.ConfigDict) -> Any:
     return cls(**options.given(group) | {"name": group.name})
@@ -57,8 +59,9 @@ class TextData:
   def vocabulary_path(self) -> str:
     """The file of the vocabulary; a UserError if none is named."""
     if not self.vocabulary and self.name != "sample":
-      raise UserError(_NEEDED)
-    return self.vocabulary or str(sample.VOCABULARY)
+      made = f"make one of your text: python -m mixer_jax.text {self.vocabulary_made}"
+      raise UserError(f"data.vocabulary is ''; name a {self.vocabulary_kind}, or {made}")
+    return self.vocabulary or str(self.sample_vocabulary)
 
   def check(self) -> None:
     """Raises a UserError for a split string that is none, or stands twice."""
@@ -76,9 +79,10 @@ class TextData:
       return str(pathlib.Path(self.dir).expanduser().absolute() / base), ""
     if self.name != "sample":
       return self.name, base
-    if base not in sample.SPLITS:
-      raise UserError(f"the sample has no split {base!r}; allowed: {', '.join(sample.SPLITS)}")
-    return str(sample.SPLITS[base]), ""
+    if base not in self.sample_splits:
+      allowed = ", ".join(self.sample_splits)
+      raise UserError(f"the sample has no split {base!r}; allowed: {allowed}")
+    return str(self.sample_splits[base]), ""
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,0 +1,1 @@
+"""Translation from one language to another by encoders with decoders."""

@@ -1,0 +1,222 @@
+"""Translation: all-MLP encoders and decoders beside the Transformer's."""
+
+import dataclasses
+import functools
+from typing import Annotated, Any, Iterable, Mapping, NamedTuple, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from mixer_jax import models, options
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError
+from mixer_jax.models import decoding
+from mixer_jax.options import Option, one_of
+from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+from mixer_jax.tasks.text import encoders
+from mixer_jax.tasks.translation import aligned, bleu, pictures
+
+_BEAMS = "hypotheses of the beam search of `predict`; 1: greedy"
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationOptions:
+  """Fields of the config itself."""
+
+  label_smoothing: Annotated[float, Option("share of all tokens in the target", 0, 0.9)] = 0.1
+  eval_beams: Annotated[int, Option("likewise, of evaluations", 1, 1000)] = 1
+  beams: Annotated[int, Option(_BEAMS, 1, 1000, free=True)] = 4
+  length_penalty: Annotated[float, Option("alpha of GNMT's length penalty", 0, 10)] = 0.6
+  bleu_tokenizer: one_of("words of sacrebleu, by its names", bleu.TOKENIZERS) = "13a"
+
+
+class Found(NamedTuple):
+  """Translations in the order of their sources, with log-probability over length penalty."""
+
+  texts: list[str]
+  scores: np.ndarray
+
+
+class Translation(BaseTask):
+  """Sentences of another language, token by token, by teacher forcing.
+
+  A batch has "source" int32 [batch, n] and "source_mask", "inputs" and "targets" int32 [batch, m]
+  and "weights" bool [batch, m]: input t is target t - 1, the first one `bos`; weights are False for
+  padding.
+  """
+
+  options = {
+    "": TranslationOptions,
+    "model": models.TRANSLATORS,
+    "data": aligned.AlignedText,
+  }
+  metrics = (
+    Metric("bleu", higher_is_better=True),
+    Metric("loss", higher_is_better=False, unit="nats"),
+    Metric("accuracy", higher_is_better=True, percent=True),
+  )
+  likelihood = "categorical"
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    self._config, self._data = config, aligned.AlignedText.of(config.data)
+    self._signature = ""
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    aligned.AlignedText.of(config.data).check()
+
+  @classmethod
+  def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
+    return {"data.vocabulary": aligned.AlignedText.of(config.data).vocabulary_path}
+
+  @functools.cached_property
+  def vocabulary(self) -> aligned.Subwords:
+    return aligned.vocabulary(self._data.vocabulary_path)
+
+  @functools.cached_property
+  def _special(self) -> decoding.Special:
+    return decoding.Special(*(getattr(self.vocabulary, k) for k in decoding.Special._fields))
+
+  def datasets(self) -> Mapping[str, Dataset]:
+    bleu.metric(self._config.bleu_tokenizer)  # missing, it is told before text is read
+    encoders.traced(self._config, self.init)
+    return aligned.load(self._data, self.vocabulary)
+
+  @functools.cached_property
+  def model(self) -> nn.Module:
+    """From sources and the targets before to logits [batch, m, entries of the vocabulary]."""
+    sizes = dict(vocab_size=self.vocabulary.size, max_length=self._data.max_length)
+    config = self._config.model
+    return models.translator(config.name, **sizes, **options.given(config))
+
+  def init(self, key: jax.Array) -> Variables:
+    ids = jnp.zeros((1, 2), jnp.int32)
+    return self.model.init(key, ids, ids == 0, ids, ids == 0)
+
+  def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
+    source, targets = (examples[side].astype(jnp.int32) for side in ("source", "target"))
+    real = lambda ids, side: jnp.arange(ids.shape[1]) < examples[f"{side}_length"][:, None]
+    inputs = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.vocabulary.bos)
+    sources = {"source": source, "source_mask": real(source, "source")}
+    return {**sources, "inputs": inputs, "targets": targets, "weights": real(targets, "target")}
+
+  def _logits(self, variables: Variables, batch: Batch, **how: Any) -> jax.Array:
+    inputs = (batch[name] for name in ("source", "source_mask", "inputs", "weights"))
+    return self.model.apply({"params": variables["params"]}, *inputs, **how)
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    """Cross-entropy to targets of which all tokens share a part (Szegedy et al., 2016)."""
+    logits = self._logits(variables, batch, train=True, rngs={"dropout": key})
+    log_probs, smoothing = nn.log_softmax(logits), self._config.label_smoothing
+    losses, sums = _scores(log_probs, batch)
+    smooth = (1 - smoothing) * losses - smoothing * jnp.mean(log_probs, axis=-1)
+    return WeightedSum.of(smooth, batch["weights"]), Aux(sums)
+
+  def predict(self, variables: Variables, batch: Batch) -> Prediction:
+    return Prediction(self._logits(variables, batch), batch["targets"], batch["weights"])
+
+  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    own = {**batch, "weights": batch["weights"] & mask[:, None]}
+    return _scores(nn.log_softmax(self._logits(variables, batch)), own)[1]
+
+  layer_kind = staticmethod(models.layer_kind)
+  decayed = staticmethod(models.is_decayed)
+
+  def translated(
+    self, variables: Variables, source: np.ndarray, lengths: np.ndarray, beams: int
+  ) -> Found:
+    """Translations of sources [n, tokens] that end with `eos` and have these lengths.
+
+    Sentences of about one length are translated together; a batch ends with its last sentence.
+    """
+    number, width = source.shape
+    size = min(self._config.eval_batch_size, number)
+    order = np.argsort(lengths, kind="stable")
+    params = {"params": jax.tree.map(_on_one_device, variables["params"])}
+    texts, scores = [""] * number, np.zeros(number)
+    how = dict(length=self._data.max_length, special=self._special, beams=beams)
+    for start in range(0, number, size):
+      rows = order[start : start + size]
+      padded = np.resize(rows, size)
+      mask = np.arange(width) < lengths[padded, None]
+      ids = np.asarray(source[padded], np.int32)
+      best = decoding.translate(
+        self.model, params, ids, mask, alpha=self._config.length_penalty, **how
+      )
+      found = zip(rows, np.asarray(best.ids[:, 0]), np.asarray(best.scores[:, 0]))
+      for row, own, score in found:
+        texts[row] = " ".join(self.vocabulary.decode(own).splitlines())
+        scores[row] = score
+    return Found(texts, scores)
+
+  def _of_split(self, variables: Variables, split: Dataset, beams: int) -> Found:
+    arrays = split.arrays()
+    return self.translated(variables, arrays["source"], arrays["source_length"], beams)
+
+  def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
+    """BLEU of a test set; of the training set none, which keeps no references."""
+    if not isinstance(split, aligned.Translated):
+      return {}
+    found = self._of_split(variables, split, self._config.eval_beams)
+    score, signature = bleu.corpus(found.texts, split.references, self._config.bleu_tokenizer)
+    if signature != self._signature:
+      print(f"BLEU is {signature}", flush=True)
+      self._signature = signature
+    return {"bleu": score}
+
+  def texts(self, variables: Variables, split: Dataset) -> Mapping[str, Sequence[str]]:
+    """Translations of a test set by beam search, and their references; prints their BLEU."""
+    if not isinstance(split, aligned.Translated):
+      raise UserError("the training set keeps no references; translate another split")
+    found = self._of_split(variables, split, self._config.beams).texts
+    score, signature = bleu.corpus(found, split.references, self._config.bleu_tokenizer)
+    print(f"BLEU {score:.2f} with {self._config.beams} beams ({signature})")
+    return {"translations": found, "references": split.references}
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """The translation of each sentence, with its log-probability over the length penalty."""
+    longest = self._data.max_length
+    encoded = self.vocabulary.encode([text.strip() for text in inputs])
+    for text, ids in zip(inputs, encoded):
+      if not 0 < len(ids) < longest:
+        raise UserError(f"{text!r} has {len(ids)} tokens; allowed: 1 to {longest - 1}")
+    source = np.full((len(inputs), longest), self.vocabulary.pad, np.int32)
+    for row, ids in zip(source, encoded):
+      row[: len(ids) + 1] = [*ids, self.vocabulary.eos]
+    lengths = np.array([len(ids) + 1 for ids in encoded])
+    found = self.translated(variables, source, lengths, self._config.beams)
+    for text, translation, score in zip(inputs, *found):
+      yield {"text": text, "translation": translation, "score": float(score)}
+
+  def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
+    """Matrices over tokens, and where the words of a sentence look in its source."""
+    batch = self.prepare(None, jax.tree.map(lambda x: x[:1], split.arrays()), train=False)
+    words = lambda ids, mask: self.vocabulary.tokens(np.asarray(ids[0])[np.asarray(mask[0])])
+    sources = words(batch["source"], batch["source_mask"])
+    targets = words(batch["targets"], batch["weights"])
+    cut = {"source": len(sources), "source_mask": len(sources)}
+    alone = {name: x[:, : cut.get(name, len(targets))] for name, x in batch.items()}
+    found = pictures.attention_maps(
+      functools.partial(self._logits, variables, alone), self.model.num_heads
+    )
+    return pictures.drawn(variables["params"], found, sources, targets)
+
+
+def _scores(log_probs: jax.Array, batch: Batch) -> tuple[jax.Array, dict[str, Sums]]:
+  """Losses in nats [batch, m], and their sum and that of hits over the real tokens."""
+  targets, weights = batch["targets"], batch["weights"]
+  losses = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  hits = (jnp.argmax(log_probs, axis=-1) == targets) & jnp.isfinite(losses)
+  return losses, {
+    "loss": WeightedSum.of(losses, weights),
+    "accuracy": WeightedSum.of(hits, weights),
+  }
+
+
+def _on_one_device(x: jax.Array) -> jax.Array:
+  """This process's copy of an array that all devices have whole: they would do the same work."""
+  return x.addressable_data(0) if isinstance(x, jax.Array) and x.is_fully_replicated else x
