@@ -115,6 +115,10 @@ class BaseTask:
     """Metrics of a test set that are no sums over examples, such as BLEU."""
     return {}
 
+  def notes(self) -> Mapping[str, str]:
+    """What the record of a run says of its data and metrics beside their numbers."""
+    return {}
+
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
     """`predict` with each layer apart, and its parameters' `optim.Layout` (None: as trained)."""
     return self.predict, None

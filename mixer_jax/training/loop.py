@@ -78,6 +78,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
         print(tables, flush=True)
       sizes = {name: len(dataset) for name, dataset in run.datasets.items()}
       data = {"name": (config.get("data") or {}).get("name", config.task)} | sizes
+      data |= run.task.notes()
       session = provenance.session(directory, int(state.step), run.mesh.size, data)
       with session, processes.heeded(run.mesh) as asked:
         trainer = Trainer(run, state, seconds)

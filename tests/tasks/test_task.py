@@ -79,12 +79,14 @@ def test_parts_that_are_left_out(tmp_path):
   assert task.check(config) is None and task.complete(config) is config
   assert task.initial(variables, None) is None
   assert task.host_metrics(variables, None) == task.pictures(variables, None) == {}
-  assert task.representations(variables, None) == {}
+  assert task.representations(variables, None) == task.notes() == {}
   predict, layout = task.curvature_view()
   assert predict(None, None) == "prediction" and layout is None
   assert task.layer_kind("block/layer/kernel") == "block"
   with pytest.raises(UserError, match="Bare answers no inputs"):
     list(task.answer(variables, ["a.jpg"]))
+  with pytest.raises(UserError, match="Bare answers with no texts; take --out=FILE.npz"):
+    task.texts(variables, None)
   task.export(variables, tmp_path / "w.npz")
   with np.load(tmp_path / "w.npz") as stored:
     assert {k: v.shape for k, v in stored.items()} == {"layer/kernel": (2, 3), "layer/bias": (3,)}

@@ -12,14 +12,15 @@ _PARTS = ("query", "key")
 _SIDES = {"encoder": "EncoderBlock", "decoder": "DecoderBlock"}
 
 
-def attention_maps(apply: Callable[..., Any], num_heads: int) -> dict[str, np.ndarray]:
+def attention_maps(apply: Callable[..., Any], num_heads: int, *args: Any) -> dict[str, np.ndarray]:
   """Cross-attention [targets, sources], the mean of all heads, by the block's name.
 
-  `apply` is that of the model to one sentence without padding; it takes Flax's keywords.
+  `apply` is that of the model; with `args` to one sentence without padding, and Flax's keywords.
   """
   crosses = lambda module: getattr(module.parent, "name", "") == "cross_attention"
   kept = lambda module, _: module.name in _PARTS and crosses(module)
-  _, state = apply(capture_intermediates=kept, mutable=["intermediates"])
+  capture = dict(capture_intermediates=kept, mutable=["intermediates"])
+  _, state = jax.jit(lambda *args: apply(*args, **capture))(*args)
   sown = traverse_util.flatten_dict(dict(state["intermediates"]), sep="/")
   heads = lambda x: np.asarray(x, np.float32).reshape(len(x), num_heads, -1)
   found = {}

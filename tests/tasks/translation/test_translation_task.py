@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import flax.linen as nn
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
@@ -15,7 +16,7 @@ from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
 from mixer_jax.data.dataset import Arrays, Bucketed
 from mixer_jax.errors import UserError
-from mixer_jax.rundir import metrics_file
+from mixer_jax.rundir import metrics_file, provenance
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks.translation import bleu, pictures
 from mixer_jax.text.subwords import Subwords
@@ -159,6 +160,7 @@ def test_a_run_learns_and_its_files_have_its_bleu(config, folder, tmp_path):
   assert rows[-1]["val/bleu"] == rows[-1]["validation/bleu"]
   assert trained.out.count("BLEU is nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:") == 1
   assert "2 shapes of batches: " in trained.out
+  [session] = provenance.read(run)
 
   out = tmp_path / "found.txt"
   said = children.command(log, "predict", f"--workdir={run}", "--split=test", f"--out={out}")
@@ -168,7 +170,8 @@ def test_a_run_learns_and_its_files_have_its_bleu(config, folder, tmp_path):
   tool = [sys.executable, "-m", "sacrebleu", str(references), "-i", str(out), "-w", "6"]
   score = json.loads(subprocess.run(tool, capture_output=True, check=True, text=True).stdout)
   [(printed, signature)] = re.findall(r"BLEU ([\d.]+) with 4 beams \((.*)\)", said.out)
-  assert float(printed) == round(score["score"], 2) and score["signature"] == signature
+  assert float(printed) == round(score["score"], 2)
+  assert score["signature"] == signature == session["data"]["bleu"]
   evaluated = children.command(log, "evaluate", f"--workdir={run}", "--split=test")
   assert float(re.search(r"bleu ([\d.]+)", evaluated.out)[1]) == pytest.approx(
     rows[-1]["test/bleu"], rel=1e-5
@@ -209,27 +212,40 @@ def test_kfac_trains_on_batches_of_several_lengths(config):
 
 def test_pictures_show_matrices_and_cross_attention(config):
   task = tasks.find("translation")(config)
-  variables, split = shaken(task.init(jax.random.key(0))), task.datasets()["test"]
+  variables, split = shaken(jax.jit(task.init)(jax.random.key(0))), task.datasets()["test"]
   assert set(task.pictures(variables, split)) == {"encoder", "decoder", "cross_attention"}
-  params = variables["params"]["DecoderBlock_0"]["cross_attention"]
-  batch = task.prepare(None, jax.tree.map(lambda x: x[:1], split.tree), train=False)
-  kept = {}
 
-  def apply(**how):
-    logits, state = task._logits(variables, batch, **how)
-    kept["state"] = state["intermediates"]["DecoderBlock_0"]["cross_attention"]
-    return logits, state
 
-  found = pictures.attention_maps(apply, 2)["DecoderBlock_0"]
-  assert found.shape == (batch["targets"].shape[1], batch["source"].shape[1])
-  np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
-  query, key = (np.float64(kept["state"][k]["__call__"][0][0]) for k in ("query", "key"))
+def test_cross_attention_is_that_of_numpy():
+  rng = np.random.default_rng(0)
+  x, y, *kernels = (
+    rng.normal(size=size).astype(np.float32) for size in ((3, 8), (5, 8), *[(8, 8)] * 2)
+  )
+
+  class Cross(nn.Module):
+    @nn.compact
+    def __call__(self, x, y):
+      return nn.Dense(8, name="query")(x), nn.Dense(8, name="key")(y), nn.Dense(8, name="value")(y)
+
+  class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, y):
+      return Cross(name="cross_attention")(x[None], y[None])
+
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, y):
+      return Block(name="DecoderBlock_0")(x, y)
+
+  variables = Net().init(jax.random.key(0), x, y)
+  own = variables["params"]["DecoderBlock_0"]["cross_attention"]
+  own["query"]["kernel"], own["key"]["kernel"] = kernels
+  found = pictures.attention_maps(Net().apply, 2, variables, x, y)["DecoderBlock_0"]
   heads = []
-  for part in np.split(np.arange(16), 2):
-    scores = np.exp(query[:, part] @ key[:, part].T / 8**0.5)
+  for part in (slice(4), slice(4, 8)):
+    scores = np.exp((x @ kernels[0])[:, part] @ (y @ kernels[1])[:, part].T / 2)
     heads.append(scores / scores.sum(1, keepdims=True))
   np.testing.assert_allclose(found, np.mean(heads, 0), rtol=1e-4)
-  assert params["query"]["kernel"].shape == (16, 16)
 
 
 def test_long_pairs_are_left_out_of_training_and_cut_in_tests(config, caplog):
