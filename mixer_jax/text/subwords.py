@@ -36,7 +36,12 @@ class Subwords:
       raise UserError(
         f"{source}: is no byte-level BPE, which gives texts back as they were; {_MAKE}"
       )
-    self._tokenizer, self.size = tokenizer, tokenizer.get_vocab_size()
+    entries = tokenizer.get_vocab()
+    self._tokenizer, self.size = tokenizer, len(entries)
+    if sorted(entries.values()) != list(range(self.size)):
+      raise UserError(f"{source}: its ids are not 0 to {self.size - 1}, each once")
+    if lacking := set(pre_tokenizers.ByteLevel.alphabet()) - entries.keys():
+      raise UserError(f"{source}: lacks {len(lacking)} of the 256 bytes, such as {min(lacking)!r}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a text is no end

@@ -30,6 +30,7 @@ from mixer_jax.models import mixer
 from mixer_jax.pde import function_files
 from mixer_jax.text.documents import documents
 from mixer_jax.text.rows import rows
+from mixer_jax.text.subwords import Subwords
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 from tests.fuzz import mutations
 from tests.images import loading
@@ -246,6 +247,14 @@ def read_vocabulary(path: pathlib.Path, outer: bool) -> None:
     raise Fault("ids lie outside of the vocabulary")
 
 
+def read_byte_pairs(path: pathlib.Path, outer: bool) -> None:
+  del outer
+  vocabulary, text = Subwords.read(path), "crème </s> brûlée"
+  (ids,) = vocabulary.encode([text])
+  if not (ids < vocabulary.size).all() or vocabulary.decode(ids) != text:
+    raise Fault("a text does not come back, or ids lie outside of the vocabulary")
+
+
 def read_text(path: pathlib.Path, outer: bool, ending: str) -> None:
   """Documents, and the rows of a table; the ending says what kind of file it is."""
   del outer
@@ -281,6 +290,13 @@ class Seed:
   content: bytes
   read: Callable[[pathlib.Path, bool], None]
   inside: Callable[[np.random.Generator, bytes], bytes] | None = None
+
+
+def _byte_pairs() -> bytes:
+  with tempfile.TemporaryDirectory() as directory:
+    path = pathlib.Path(directory, "bpe.json")
+    Subwords.train(["crème brûlée"] * 2, 262).save(path)
+    return path.read_bytes()
 
 
 def _texts() -> dict[str, Seed]:
@@ -331,6 +347,7 @@ def seeds() -> dict[str, Seed]:
     "webp": Seed(_image("WEBP"), read_image),
     "bmp": Seed(_image("BMP"), read_image),
     "vocabulary": Seed("\n".join([*SPECIAL, *"abcé", "##f"]).encode(), read_vocabulary),
+    "byte pairs": Seed(_byte_pairs(), read_byte_pairs),
     **_texts(),
   }
   try:

@@ -9,8 +9,10 @@ import pytest
 import tensorflow_datasets as tfds
 
 from mixer_jax.errors import UserError
+from mixer_jax.text import sample
 from mixer_jax.text.pairs import encode, pairs
 from mixer_jax.text.subwords import Subwords
+from tests.make_pairs_sample import make_pairs_sample
 
 ENGLISH = ["a man .", "two dogs run", " A  \u2028 line", 'it is "good"']
 GERMAN = ["ein Mann .", "zwei Hunde laufen", "eine Zeile ", "es ist gut"]
@@ -93,6 +95,20 @@ def test_bad_files_are_a_line(tmp_path):
   assert error(pairs, path, *OWN) == f"{path}: has no pair of sentences"
   (tmp_path / "t.tsv").write_text("en\tx\na\tb\n")
   assert "line 2: no column 'de'" in error(pairs, str(tmp_path / "t.tsv"), *OWN)
+
+
+def test_the_sample_is_what_its_grammar_writes(tmp_path):
+  make_pairs_sample(tmp_path)
+  found = {split: pairs(str(path), *OWN) for split, path in sample.PAIRS.items()}
+  readme = (sample.DIRECTORY / "README.md").read_text()
+  for split, own in found.items():
+    written_now = pairs(str(tmp_path / sample.PAIRS[split].name), *OWN)
+    assert (own.sources, own.targets) == (written_now.sources, written_now.targets)
+    assert f"{len(own.sources):,} pairs" in readme
+  sentences = [text for own in found.values() for text in own.sources]
+  assert len(set(sentences)) == len(sentences) == 3400
+  made = Subwords.read(tmp_path / sample.PAIRS_VOCABULARY.name)
+  assert made.fingerprint() == Subwords.read(sample.PAIRS_VOCABULARY).fingerprint()
 
 
 @pytest.fixture(scope="module")

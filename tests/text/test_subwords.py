@@ -130,6 +130,14 @@ def test_bad_vocabularies_are_a_line(vocabulary, tmp_path):
   stored = json.loads(vocabulary._content)
   path.write_text(json.dumps(stored | {"decoder": None}))
   assert "is no byte-level BPE" in error(Subwords.read, path)
+  vocab = stored["model"]["vocab"]
+  far = stored | {"model": stored["model"] | {"vocab": vocab | {"x": 9999}}}
+  path.write_text(json.dumps(far))
+  assert "v.json: its ids are not 0 to" in error(Subwords.read, path)
+  fewer = {("new" if word == "a" else word): i for word, i in vocab.items()}
+  own = stored["model"] | {"vocab": fewer, "merges": []}
+  path.write_text(json.dumps(stored | {"model": own}))
+  assert "v.json: lacks 1 of the 256 bytes, such as 'a'" in error(Subwords.read, path)
   stored["model"]["vocab"]["<eos>"] = stored["model"]["vocab"].pop(subwords.EOS)
   path.write_text(json.dumps(stored))
   assert "has no entry </s>; needed are <pad> <s> </s>" in error(Subwords.read, path)
