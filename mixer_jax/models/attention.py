@@ -16,6 +16,7 @@ from mixer_jax.models import layers
 KINDS = {"galerkin": ("k", "v"), "fourier": ("q", "k")}
 KINDS |= {"softmax": ("q", "k"), "linear": ("k", "v")}
 SOFTMAX_FREE = ("galerkin", "fourier")
+_SOWN = {"q": "queries", "k": "keys", "v": "values"}
 
 
 class OperatorAttention(nn.Module):
@@ -60,6 +61,9 @@ class OperatorAttention(nn.Module):
   ) -> jax.Array:
     """Maps x, [batch, tokens, channels], to the same shape.
 
+    The "queries", "keys" and "values" [batch, tokens, heads, channels / heads] are sown into
+    "intermediates", after their LayerNorms, without positions: each column is a function.
+
     A ValueError for an unknown kind, or if num_heads does not divide the channels.
 
     Args:
@@ -80,6 +84,7 @@ class OperatorAttention(nn.Module):
         # Over a head's channels, with scale and bias [heads, channels / heads].
         norm = dict(epsilon=self.norm_epsilon, dtype=self.dtype, name=f"{name}_norm")
         y = nn.LayerNorm(reduction_axes=-1, feature_axes=(-2, -1), **norm)(y)
+      self.sow("intermediates", _SOWN[name], y)
       if positions is None:
         return y
       coordinates = positions[:, :, None].astype(y.dtype)

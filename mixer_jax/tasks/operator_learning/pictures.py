@@ -1,10 +1,17 @@
-"""Pictures of learned operators: functions, their errors, and the errors of all functions."""
+"""Pictures of learned operators: functions, errors of all functions, columns of attention."""
 
 from typing import Any, Mapping
 
 import numpy as np
 
+from mixer_jax import models
+
 _SHOWN = 4  # functions
+_COLUMNS = {1: 5, 2: 2}  # of each matrix of an attention, by the number of a grid's axes
+_NAMES = ("queries", "keys", "values")
+
+# Of each block by its name, those three [batch, *grid, heads, channels].
+Attended = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def errors(outputs: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -26,6 +33,66 @@ def draw(
   rows = (inputs[chosen], outputs[chosen], found[chosen], by_error[chosen])
   drawn = _curves(*rows, periodic) if inputs.ndim == 2 else _maps(*rows)
   return {"functions": drawn, "errors": _sorted(by_error)}
+
+
+def attended(sown: Any, rank: int) -> Attended:
+  """The arrays that attention over points has sown, on its grid of `rank` equal axes."""
+  found = {}
+  for block, parts in models.unrolled(sown).items():
+    for name in _NAMES if "attention" in parts else ():
+      (array,) = parts["attention"][name]
+      side = round(array.shape[1] ** (1 / rank))
+      grid = array.reshape(len(array), *(side,) * rank, *array.shape[2:])
+      found.setdefault(block, {})[name] = np.float32(grid)
+  return found
+
+
+def draw_attention(blocks: Attended, periodic: bool) -> Mapping[str, Any]:
+  """The figure "attention", of the first function of a batch; none if there is no attention.
+
+  A row has a block's queries, keys and values: a few columns of each, evenly spread over all
+  heads, as functions on the grid.
+  """
+  if not blocks:
+    return {}
+  arrays = [[_some_columns(array[0]) for array in parts.values()] for parts in blocks.values()]
+  curves = arrays[0][0].ndim == 2
+  figure = _columns_as_curves(arrays, periodic) if curves else _columns_as_maps(arrays)
+  axes = np.array(figure.axes).reshape(len(arrays), -1)
+  for axis, name in zip(axes[0, :: axes.shape[1] // len(_NAMES)], _NAMES):
+    axis.set_title(name, size=9, loc="left")
+  for axis, block in zip(axes[:, 0], blocks):
+    axis.set_ylabel(f"block {block.rpartition('_')[2]}")
+  return {"attention": figure}
+
+
+def _some_columns(array: np.ndarray) -> np.ndarray:
+  """[columns, *grid] of [*grid, heads, channels]."""
+  rank = array.ndim - 2
+  columns = np.moveaxis(array.reshape(*array.shape[:rank], -1), -1, 0)
+  return columns[np.linspace(0, len(columns) - 1, _COLUMNS[rank]).round().astype(int)]
+
+
+def _columns_as_curves(arrays: list[list[np.ndarray]], periodic: bool) -> Any:
+  rows, matrices = len(arrays), len(arrays[0])
+  figure, axes = _figure(rows, matrices, (3 * matrices, 1.5 * rows), sharex=True)
+  for axis, columns in zip(axes.ravel(), (columns for row in arrays for columns in row)):
+    axis.plot(np.linspace(0, 1, columns.shape[1], endpoint=not periodic), columns.T, linewidth=0.8)
+    axis.tick_params(labelsize=6)
+  for axis in axes[-1]:
+    axis.set_xlabel("x")
+  return figure
+
+
+def _columns_as_maps(arrays: list[list[np.ndarray]]) -> Any:
+  rows = [np.concatenate(row) for row in arrays]
+  figure, axes = _figure(len(rows), len(rows[0]), (1.5 * len(rows[0]), 1.5 * len(rows)))
+  for axis, column in zip(axes.ravel(), np.concatenate(rows)):
+    limit = np.abs(column).max() or 1.0
+    look = dict(cmap="RdBu_r", vmin=-limit, vmax=limit)
+    axis.imshow(column.T, origin="lower", extent=(0, 1, 0, 1), **look)
+    axis.set(xticks=[], yticks=[])
+  return figure
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:

@@ -125,14 +125,18 @@ class OperatorLearning(BaseTask):
 
   def _answer(self, variables: Variables, inputs: jax.Array, **options: Any) -> jax.Array:
     """The operator's values [batch, *grid] for inputs, at the points of the outputs."""
-    statistics = variables.get("normaliser", {})
-    values = normaliser.normalised(inputs, statistics.get("inputs"), self._periodic)
-    positions = self._positions(inputs.shape[1:])
-    params = {"params": variables["params"]}
-    found = self.model.apply(params, values[..., None], positions, **options)[..., 0]
+    found = self._applied(variables, inputs, **options)[..., 0]
     if every := self._data.output_step // self._data.step:
       found = found[(slice(None), *[slice(None, None, every)] * (found.ndim - 1))]
-    return normaliser.denormalised(found, statistics.get("outputs"), self._periodic)
+    statistics = variables.get("normaliser", {}).get("outputs")
+    return normaliser.denormalised(found, statistics, self._periodic)
+
+  def _applied(self, variables: Variables, inputs: jax.Array, **options: Any) -> Any:
+    """The model's own answer [batch, *grid, 1], at the points of the inputs; as `apply` gives it."""
+    statistics = variables.get("normaliser", {}).get("inputs")
+    values = normaliser.normalised(inputs, statistics, self._periodic)[..., None]
+    params, positions = {"params": variables["params"]}, self._positions(inputs.shape[1:])
+    return self.model.apply(params, values, positions, **options)
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     found = self._answer(variables, batch["inputs"], train=True, rngs={"dropout": key})
@@ -183,6 +187,13 @@ class OperatorLearning(BaseTask):
   def layer_kind(self, path: str) -> str:
     return models.layer_kind(path)
 
+  def attended(self, variables: Variables, examples: Any) -> pictures.Attended:
+    """The queries, keys and values of a model with attention over points; of another one, {}."""
+    inputs = self.prepare(None, examples, train=False)["inputs"]
+    apply = jax.jit(lambda x: self._applied(variables, x, mutable=["intermediates"])[1])
+    sown = jax.device_get(apply(inputs)).get("intermediates", {})
+    return pictures.attended(sown, len(self._grids[0]))
+
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     arrays, size = split.arrays(), self._config.eval_batch_size
     answer = jax.jit(lambda batch: self.predict(variables, self.prepare(None, batch, train=False)))
@@ -191,10 +202,12 @@ class OperatorLearning(BaseTask):
       batch = {name: array[start : start + size] for name, array in arrays.items()}
       parts.append(jax.device_get(answer(batch).outputs))
     found = np.concatenate(parts)
-    return pictures.draw(arrays["inputs"], arrays["outputs"], found, self._periodic)
+    drawn = pictures.draw(arrays["inputs"], arrays["outputs"], found, self._periodic)
+    first = {name: array[:1] for name, array in arrays.items()}
+    return drawn | pictures.draw_attention(self.attended(variables, first), self._periodic)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The output function of each input function [points] or [n, points] of .npy or .npz files."""
+    """The output function of each input function [points] or [n, points] of .npz or .mat files."""
     answer = jax.jit(lambda x: self._answer(variables, x))
     for path in inputs:
       read = function_files.read_inputs(path, self._data.inputs_name)

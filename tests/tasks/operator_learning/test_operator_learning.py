@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment
+from mixer_jax import experiment, models
 from mixer_jax.errors import UserError
 from mixer_jax.optim import kfac_blocks
 from mixer_jax.rundir import metrics_file
@@ -169,6 +169,40 @@ def test_too_many_modes_are_one_line(config):
   config.model.modes = 40
   with pytest.raises(UserError, match="model.modes is 40, which needs 78 points"):
     _ = experiment.build(config).variable_shapes
+
+
+@pytest.mark.parametrize("name, scan", [("galerkin_1d", True), ("galerkin_2d", False)])
+def test_columns_of_attention_are_functions_on_its_grid(config, name, scan):
+  """Queries of the first block by NumPy from its inputs; keys and values are normalised."""
+  config.model = config_lib.default("operator_learning", name).model
+  config.model.update(hidden_dim=8, num_heads=2, num_blocks=2, ffn_dim=8, scan_blocks=scan)
+  config.model.update(modes=4, decoder_dim=4, decoder_mlp_dim=4)
+  config.normalise = "global"
+  grid = (32,)
+  if name == "galerkin_2d":
+    config.model.coarse, grid = 7, (7, 7)
+    config.data.update(train_split="train_2d.npz", test_split="test_2d.npz", step=1)
+  run = experiment.build(config)
+  variables = jax.jit(run.task.init)(jax.random.key(0))
+  examples = {name: array[:3] for name, array in run.datasets["test"].arrays().items()}
+  found = run.task.attended(variables, examples)
+  assert list(found) == ["GalerkinBlock_0", "GalerkinBlock_1"]
+  for part in found.values():
+    assert {array.shape for array in part.values()} == {(3, *grid, 2, 4)}
+    for normed in (part["keys"], part["values"]):
+      np.testing.assert_allclose(normed.mean(-1), 0, atol=1e-5)
+      assert normed.std() > 0.5
+  if scan:
+    params = models.unrolled(variables["params"])
+    dense = lambda x, p: x @ np.float64(p["kernel"]) + p["bias"]
+    inputs = run.datasets["train"].arrays()["inputs"]
+    values = (examples["inputs"] - inputs.mean()) / inputs.std()
+    stem = dense(values[..., None], params["stem"])
+    queries = dense(stem, params["GalerkinBlock_0"]["attention"]["q"]).reshape(3, 32, 2, 4)
+    np.testing.assert_allclose(found["GalerkinBlock_0"]["queries"], queries, atol=1e-5)
+  drawn = run.task.pictures(variables, run.datasets["test"])
+  assert set(drawn) == {"functions", "errors", "attention"}
+  assert len(drawn["attention"].axes) == 2 * 3 * (1 if scan else 2)
 
 
 def test_a_run_through_the_commands(config, folder, tmp_path):
