@@ -55,7 +55,7 @@ class Experiment:
     """The split that picks the best checkpoint."""
     return "validation" if "validation" in self.datasets else "test"
 
-  @property
+  @functools.cached_property
   def order(self) -> Order | buckets.BucketOrder:
     """The order of the training examples."""
     return buckets.order_of(self.datasets["train"], self.config.seed, self.config.batch_size)

@@ -51,8 +51,8 @@ class Feed:
 
   Args:
     dataset: the examples.
-    ids: the same in every process; those of a window are equally many. A method `epoch_of`, such as that of `order.Order`, says which
-      epoch a step belongs to; without one all are of epoch 1.
+    ids: the same in every process; those of a window are equally many. A method `epoch_of`, such as
+      that of `order.Order`, says which epoch a step belongs to; without one all are of epoch 1.
     sharding: of a batch. Each process reads, or gathers, the rows of its own devices.
     seed: of the random choices of a stream, see `order.crop_rng`.
   """
