@@ -22,8 +22,7 @@ def evaluate(
   if split and split not in run.datasets:
     raise UserError(f"--split is {split!r}; allowed: {', '.join(run.datasets)}")
   scorers = evaluators(run, [split] if split else ())
-  epoch = step / max(run.order.steps_per_epoch, 1)
-  print(f"{path} step {step} (epoch {epoch:g})")
+  print(f"{path} step {step} (epoch {run.clock.epoch(step):g})")
   return {name: scorer(variables) for name, scorer in scorers.items()}
 
 
