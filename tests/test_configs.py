@@ -164,3 +164,10 @@ def test_fields_that_may_differ_when_a_run_is_resumed():
   assert config_lib.free_fields(config_lib.default()) == free
   outside = config_lib.free_fields(ml_collections.ConfigDict(dict(task="docs.own_task:Derivative")))
   assert outside == {name for name in free if not name.startswith(("model.", "data."))}
+
+
+@pytest.mark.parametrize(
+  "model, steps", [("galerkin_1d", "4"), ("fno_1d", "4"), ("mixer_operator", "")]
+)
+def test_all_mlp_operators_are_tested_on_their_grid_alone(model, steps):
+  assert load("burgers", model).data.extra_test_steps == steps

@@ -92,7 +92,15 @@ class OperatorLearning(BaseTask):
     with told(f"model {self._config.model.name}", ValueError):
       variables = self.model.init(key, jnp.zeros((1, *inputs, 1)), self._positions(inputs))
     collections = {} if self._config.normalise == "none" else {"normaliser": self._statistics}
+    self._check_grids(variables)
     return {**variables, **collections}
+
+  def _check_grids(self, variables: Variables) -> None:
+    """Raises a UserError now, and not after training, if the model cannot take a split's grid."""
+    for name, split in self._splits.items():
+      if (grid := split.spec["inputs"].shape) != self._grids[0]:
+        with told(f"model {self._config.model.name} cannot take the grid of {name}", ValueError):
+          jax.eval_shape(self._applied, variables, jnp.zeros((1, *grid)))
 
   @functools.cached_property
   def _statistics(self) -> Mapping[str, normaliser.Statistics]:
