@@ -97,8 +97,8 @@ def load(data: FunctionData) -> dict[str, Arrays]:
   """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": int32, of its own}.
 
   Beside "train", "test" and maybe "validation" there is a "test_POINTS" for each further grid. A
-  UserError if files do not fit, a step does not divide a grid, or validation functions are trained
-  on.
+  UserError if files do not fit, a step does not divide a grid, validation functions are trained
+  on, or an output is 0 everywhere.
   """
   read = functools.cache(functools.partial(_read, data))
   parts = {
@@ -118,6 +118,12 @@ def load(data: FunctionData) -> dict[str, Arrays]:
     if arrays["inputs"].ndim != rank:
       axes = arrays["inputs"].ndim - 1
       raise UserError(f"functions of {name} have {axes} axes, those of train {rank - 1}")
+    zero = ~arrays["outputs"].reshape(number, -1).any(1)
+    if zero.any():
+      raise UserError(
+        f"outputs of {name}: function {zero.argmax()} is 0 at all points, where relative errors"
+        " do not exist"
+      )
     arrays["id"] = np.arange(first, first + number, dtype=np.int32)
     first += number
   return {name: Arrays(arrays) for name, arrays in found.items()}

@@ -3,19 +3,21 @@
 import jax
 import jax.numpy as jnp
 
-# Squared norms below it are of functions that are 0; the published code has 1e-10 for Darcy.
-_LEAST = 1e-10
+# Added to mean squares. Functions are not 0, whatever their unit; all slopes of one may be, whose
+# constant is that of the published code for Darcy.
+_LEAST = 1e-36
+_LEAST_SLOPES = 1e-10
 
 
 def relative_l2(errors: jax.Array, targets: jax.Array) -> jax.Array:
   """|e| / |u| of each function, [batch], by root mean squares; e and u are [batch, *grid]."""
-  return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets)))
+  return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets), _LEAST))
 
 
 def relative_h1(errors: jax.Array, targets: jax.Array, periodic: bool) -> jax.Array:
   """|grad e| / |grad u| of each function, [batch], by central differences."""
   squares = [sum(map(_mean_square, slopes(x, periodic))) for x in (errors, targets)]
-  return jnp.sqrt(_ratio(*squares))
+  return jnp.sqrt(_ratio(*squares, _LEAST_SLOPES))
 
 
 def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
@@ -40,6 +42,6 @@ def _mean_square(x: jax.Array) -> jax.Array:
   return jnp.mean(jnp.square(x), axis=tuple(range(1, x.ndim)))
 
 
-def _ratio(squares: jax.Array, of: jax.Array) -> jax.Array:
+def _ratio(squares: jax.Array, of: jax.Array, least: float) -> jax.Array:
   """A quotient whose root has a finite gradient at 0, too."""
-  return squares / (of + _LEAST) + 1e-20
+  return squares / (of + least) + 1e-20

@@ -12,9 +12,9 @@ def functions(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("grid", [(9,), (6, 7)])
-def test_relative_l2_is_numpys(grid):
-  errors, targets = functions(0, 5, *grid), functions(1, 5, *grid)
+@pytest.mark.parametrize("grid, unit", [((9,), 1), ((6, 7), 1), ((9,), 1e-9), ((9,), 1e9)])
+def test_relative_l2_is_numpys_in_any_unit(grid, unit):
+  errors, targets = (functions(seed, 5, *grid) * np.float32(unit) for seed in (0, 1))
   norm = lambda x: np.linalg.norm(x.astype(np.float64).reshape(5, -1), axis=1)
   found = losses.relative_l2(errors, targets)
   np.testing.assert_allclose(found, norm(errors) / norm(targets), rtol=1e-6)

@@ -37,6 +37,8 @@ def folder(tmp_path_factory):
     coeff = np.broadcast_to(np.where(a > 0, 12, 3)[:, :17, None], (number, 17, 17))
     sol = np.broadcast_to(u[:, None, :17], (number, 17, 17))
     np.savez(path / f"{name}_2d.npz", coeff=np.float32(coeff), sol=np.float32(sol))
+  u[3] = 0
+  np.savez(path / "rest.npz", a=a, u=u)
   return path
 
 
@@ -156,6 +158,7 @@ def test_the_inverse_problem_has_means_over_cells(folder):
     (dict(train_split="absent.npz"), "absent.npz: no such file"),
     (dict(validation_split="train.npz[:8]"), "shares examples of 'train.npz'"),
     (dict(test_split="test_2d.npz"), "functions of test have 2 axes, those of train 1"),
+    (dict(test_split="rest.npz"), "outputs of test: function 3 is 0 at all points"),
   ],
 )
 def test_mistakes_in_the_data_are_one_line(config, fields, told):
@@ -167,7 +170,16 @@ def test_mistakes_in_the_data_are_one_line(config, fields, told):
 
 def test_too_many_modes_are_one_line(config):
   config.model.modes = 40
-  with pytest.raises(UserError, match="model.modes is 40, which needs 78 points"):
+  with pytest.raises(UserError, match="model.modes is 40, which needs a grid of 78 points"):
+    _ = experiment.build(config).variable_shapes
+
+
+def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
+  config.model = config_lib.default("operator_learning", "mixer_operator").model
+  config.model.update(hidden_dim=8, num_blocks=1, modes=4)
+  config.data.extra_test_steps = "4"
+  told = "cannot take the grid of test_16: trained on 32 points, called with 16; allowed: 32"
+  with pytest.raises(UserError, match=told):
     _ = experiment.build(config).variable_shapes
 
 
