@@ -34,7 +34,8 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
   if wanted is None:
     needed = " or ".join(" and ".join(map(repr, pair)) for pair in pairs)
     some = ", ".join(map(repr, names[:_NAMED])) or "none"
-    raise UserError(f"{path}: has no arrays {needed}, only {some}")
+    others = "other names go by inputs_name and outputs_name"
+    raise UserError(f"{path}: has no arrays {needed}, only {some}; {others}")
   arrays = []
   for name in wanted:
     with told(f"{path}: array {name!r} cannot be read"):
@@ -58,7 +59,8 @@ def read_inputs(path: str, inputs: str = "") -> np.ndarray:
   name = next((name for name in wanted if name in names), None)
   if name is None:
     some = ", ".join(map(repr, names[:_NAMED])) or "none"
-    raise UserError(f"{path}: has no array {' or '.join(map(repr, wanted))}, only {some}")
+    needed = " or ".join(map(repr, wanted))
+    raise UserError(f"{path}: has no array {needed}, only {some}; another name goes by inputs_name")
   with told(f"{path}: array {name!r} cannot be read"):
     array = load(name)
   _check_numbers(f"{path}: array {name!r}", array)
