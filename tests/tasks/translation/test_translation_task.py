@@ -193,6 +193,7 @@ def test_the_command_line_of_sacrebleu_gives_the_same(tmp_path):
     assert score["signature"] == ours.signature
 
 
+@pytest.mark.thorough
 def test_kfac_trains_on_batches_of_several_lengths(config):
   config.optimizer = config_lib.optimizer("kfac_adam", 5e-3, factor_period=2, basis_period=2)
   config.num_steps = config.eval_steps = config.checkpoint_steps = 12
@@ -202,6 +203,7 @@ def test_kfac_trains_on_batches_of_several_lengths(config):
   assert trainer.report()["train/loss"] < np.log(290)
 
 
+@pytest.mark.thorough
 def test_pictures_show_matrices_and_cross_attention(config):
   task = tasks.find("translation")(config)
   variables, split = shaken(jax.jit(task.init)(jax.random.key(0))), task.datasets()["test"]
