@@ -11,18 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.errors import UserError
+from mixer_jax.images import mixing, rand_augment, warp
 from mixer_jax.images.image_data import ImageData
+from mixer_jax.images.policy import Augment
 
 
-def train_input(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
+def train_input(
+  rng: jax.Array, images: jax.Array, how: ImageData, policy: Augment = Augment()
+) -> jax.Array:
   """Augments and normalises images [batch, height, width, 3] uint8, whose `crop` is made already.
 
-  The result is float32 [batch, image_size, image_size, 3]. A UserError if the images have another
-  size than `how` needs.
+  The result is float32 [batch, image_size, image_size, 3], before Mixup and CutMix. A UserError if
+  the images have another size than `how` needs.
   """
   check(how, images.shape)
   crop_rng, flip_rng = jax.random.split(rng)
-  if how.resize and how.random_crop:
+  if policy.smallest_area:
+    images = _random_areas(crop_rng, images, policy.smallest_area, how.image_size)
+  elif how.resize and how.random_crop:
     images = _resize_random_crop(crop_rng, images, how)
   elif how.resize:
     images = _resize_centre_crop(images, how)
@@ -31,7 +37,9 @@ def train_input(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
   if how.flip:
     flip = jax.random.bernoulli(flip_rng, shape=(len(images), 1, 1, 1))
     images = jnp.where(flip, images[:, :, ::-1], images)
-  return _normalise(images, how)
+  images = _normalise(_changed(jax.random.fold_in(rng, 0), images, how, policy), how)
+  erase_key = jax.random.fold_in(rng, 1)
+  return mixing.erase(erase_key, images, policy.erasing) if policy.erasing else images
 
 
 def plain_input(images: jax.Array, how: ImageData) -> jax.Array:
@@ -58,6 +66,26 @@ def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
   distances = np.abs(np.arange(size_in) + 0.5 - centres[:, None])
   weights = np.maximum(0.0, 1.0 - distances / max(scale, 1.0))
   return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _random_areas(key: jax.Array, images: jax.Array, smallest: float, side: int) -> jax.Array:
+  uniform = jax.random.uniform(key, (len(images), warp.BOX))
+  return jax.vmap(lambda u, image: warp.random_area(u, image, smallest, side))(uniform, images)
+
+
+def _changed(key: jax.Array, images: jax.Array, how: ImageData, policy: Augment) -> jax.Array:
+  """The operations on bytes."""
+  policy_key, jitter_key = jax.random.split(key)
+  if policy.policy or policy.colour_jitter:
+    images = warp.to_bytes(images)
+  if policy.policy == "rand":
+    fill = jnp.round(255 * jnp.array(how.mean))  # as timm: the mean becomes 0 when normalised
+    images = rand_augment.rand_augment(policy_key, images, policy, jnp.clip(fill, 0, 255))
+  elif policy.policy == "three":
+    images = rand_augment.three_augment(policy_key, images)
+  if policy.colour_jitter:
+    images = rand_augment.colour_jitter(jitter_key, images, policy.colour_jitter)
+  return images
 
 
 def _resize_centre_crop(images: jax.Array, how: ImageData) -> jax.Array:

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 _TRIES = 10
-_LARGEST_RATIO = 4 / 3  # of a random area's sides
+LARGEST_RATIO = 4 / 3  # of a random area's sides
 
 
 def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
@@ -34,12 +34,12 @@ def random_area(
   the largest centred rectangle of an allowed ratio is taken.
   """
   width, height = image.size
-  w = min(width, max(1, round(height * _LARGEST_RATIO)))
-  h = min(height, max(1, round(width * _LARGEST_RATIO)))
+  w = min(width, max(1, round(height * LARGEST_RATIO)))
+  h = min(height, max(1, round(width * LARGEST_RATIO)))
   left, top = (width - w) // 2, (height - h) // 2
   for _ in range(_TRIES):
     area = width * height * rng.uniform(smallest, 1)
-    ratio = math.exp(rng.uniform(-1, 1) * math.log(_LARGEST_RATIO))
+    ratio = math.exp(rng.uniform(-1, 1) * math.log(LARGEST_RATIO))
     drawn_w, drawn_h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
     if 0 < drawn_w <= width and 0 < drawn_h <= height:
       w, h = drawn_w, drawn_h
