@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from benchmarks.timing import planned_bytes
-from mixer_jax.data import feed, order
+from mixer_jax.data import feed
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training import step as step_lib
@@ -19,9 +19,7 @@ from mixer_jax.training.state import TrainState, init_state, state_shapes
 
 
 def _feed(run: Experiment) -> feed.Feed:
-  train, seed = run.datasets["train"], run.config.seed
-  ids = order.Order(seed, len(train), run.config.batch_size)
-  return feed.Feed(train, ids, mesh_lib.batched(run.mesh), seed)
+  return feed.Feed(run.datasets["train"], run.order, mesh_lib.batched(run.mesh), run.config.seed)
 
 
 def batch(run: Experiment) -> Any:

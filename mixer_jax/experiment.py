@@ -57,8 +57,9 @@ class Experiment:
 
   @functools.cached_property
   def order(self) -> Order | buckets.BucketOrder:
-    """The order of the training examples."""
-    return buckets.order_of(self.datasets["train"], self.config.seed, self.config.batch_size)
+    """The order of the training examples, before any restore."""
+    config, train = self.config, self.datasets["train"]
+    return buckets.order_of(train, config.seed, config.batch_size, self.task.repeats)
 
   @functools.cached_property
   def clock(self) -> Clock:

@@ -138,9 +138,14 @@ class BucketOrder:
 _latest_batches = functools.lru_cache(maxsize=2)(BucketOrder.batches)
 
 
-def order_of(dataset: Dataset, seed: int, batch_size: int) -> Order | BucketOrder:
-  """The order of a training split, which is bucketed or has batches of one size."""
+def order_of(dataset: Dataset, seed: int, batch_size: int, repeats: int = 1) -> Order | BucketOrder:
+  """The order of a training split, which is bucketed or has batches of one size.
+
+  A UserError for repeats of a bucketed split.
+  """
   if not isinstance(dataset, Bucketed):
-    return Order(seed, len(dataset), batch_size)
+    return Order(seed, len(dataset), batch_size, repeats=repeats)
+  if repeats != 1:
+    raise UserError(f"repeats are {repeats}; allowed with batches of several shapes: 1")
   limits = (dataset.batch_tokens, batch_size, dataset.most_shapes)
   return BucketOrder(seed, dataset.lengths, shapes(dataset.lengths.max(1), *limits))

@@ -113,11 +113,14 @@ class _Chunks:
     batch, piece = divmod(number, len(self.rows))
     step = self.first + batch
     try:
-      ids = self.ids(step)[self.rows[piece]]
+      rows = self.rows[piece]
+      ids = self.ids(step)[rows]
     except IndexError:  # read ahead of the last step; nobody takes it
       return []
     epoch = self.ids.epoch_of(step) if hasattr(self.ids, "epoch_of") else 1
-    examples = [self.dataset.read(i, order.crop_rng(self.seed, epoch, i)) for i in ids.tolist()]
+    copies = self.ids.copies(step)[rows] if hasattr(self.ids, "copies") else np.zeros_like(ids)
+    rngs = (order.crop_rng(self.seed, epoch, *key) for key in zip(ids.tolist(), copies.tolist()))
+    examples = [self.dataset.read(i, rng) for i, rng in zip(ids.tolist(), rngs)]
     return [np.stack(leaves) for leaves in zip(*map(jax.tree.leaves, examples))]
 
 

@@ -46,6 +46,7 @@ class ImageData:
   pad: Annotated[int, Option("padding before a random crop, without resize", 0, _SIDE)] = 4
   flip: Annotated[bool, Option("mirror training images at random")] = True
   random_crop: Annotated[bool, Option("with resize: crop at random, not the centre")] = False
+  repeats: Annotated[int, Option("copies of each training example in a row", 1, 1024)] = 1
   mean: Annotated[tuple[float, ...], Option("of pixels in [0, 1]", -1e4, 1e4, length=3)] = _MEAN
   std: Annotated[tuple[float, ...], Option("likewise", 1e-4, 1e4, length=3)] = _STD
 

@@ -90,6 +90,7 @@ class BaseTask:
   """The optional parts of the contract, as they are if a task leaves them out."""
 
   options: ClassVar[Mapping[str, Group]] = {}
+  repeats = 1  # copies of each training example in a row, see `order.train_indices`
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
@@ -146,6 +147,10 @@ class BaseTask:
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """A JSON object for each input (path, sentence); a UserError if one cannot be read."""
     raise UserError(f"{type(self).__name__} answers no inputs; leave them out to predict a split")
+
+  def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
+    """Matplotlib figures of training examples as `prepare` makes them, by name."""
+    return {}
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
     """Writes the parameters for other programs, as `.npz` by path."""

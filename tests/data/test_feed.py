@@ -26,6 +26,29 @@ def test_no_example_comes_twice_in_an_epoch():
   assert len(np.unique(ids)) == 100
 
 
+def test_repeats_come_in_a_row_and_keep_the_length_of_an_epoch():
+  drawn = order.train_indices(0, 1, 103, 10, repeats=3)
+  assert drawn.shape == (10, 10)
+  ids, counts = np.unique(drawn, return_counts=True)
+  assert len(ids) == 34 and sorted(counts) == [1] + [3] * 33  # 100 = 33 x 3 + 1
+  flat = drawn.ravel()
+  np.testing.assert_array_equal(flat[:99].reshape(33, 3), np.repeat(flat[:99:3, None], 3, 1))
+  once = order.train_indices(0, 1, 103, 10).ravel()
+  np.testing.assert_array_equal(flat[::3], once[:34])
+  assert not np.array_equal(drawn, order.train_indices(0, 2, 103, 10, repeats=3))
+
+
+def test_copies_are_numbered_across_batches():
+  ordered = order.Order(seed=0, num_examples=103, batch_size=10, repeats=3)
+  for epoch in (0, 1):
+    pairs = [
+      (i, copy)
+      for step in range(10 * epoch, 10 * epoch + 10)
+      for i, copy in zip(ordered(step).tolist(), ordered.copies(step).tolist())
+    ]
+    assert len(set(pairs)) == 100 and {copy for _, copy in pairs} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("size, batch_size", [(10, 4), (8, 4), (3, 4), (1, 1)])
 def test_each_test_example_is_counted_once(size, batch_size):
   ids, mask = order.test_indices(size, batch_size)

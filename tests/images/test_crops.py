@@ -67,4 +67,5 @@ def test_a_crop_is_a_function_of_seed_epoch_and_example():
   draw = lambda *key: order.crop_rng(*key).random()
   assert draw(1, 2, 3) == draw(1, 2, 3)
   keys = [(1, 2, 3), (2, 1, 3), (1, 3, 2), (1, 2, 0), (1, 2, 4), (0, 0, 0), (0, 0, 1)]
+  keys += [(1, 2, 3, 1), (1, 2, 3, 2)]  # copies
   assert len({draw(*key) for key in keys}) == len(keys)
