@@ -2,6 +2,7 @@
 
 python -m mixer_jax.report curves --workdir=DIR
 python -m mixer_jax.report pictures --workdir=DIR [--checkpoint=latest|best|STEP] [--split=test]
+python -m mixer_jax.report augment --workdir=DIR|--config=FILE [--out=DIR]
 python -m mixer_jax.report weights --workdir=DIR [--checkpoint=latest|best|STEP] [--out=DIR]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
 python -m mixer_jax.report study --workdir=DIR
@@ -12,11 +13,13 @@ python -m mixer_jax.report options [--config=FILE]
 
 import math
 import pathlib
+from typing import Any, Mapping
 
 from absl import flags
+import jax
 from ml_collections import config_flags
 
-from mixer_jax import config, pretrained
+from mixer_jax import config, pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.report import compare, curves, figures, weight_pictures
 from mixer_jax.report import study as study_report
@@ -34,9 +37,27 @@ def _pictures(_: list[str]) -> None:
   if _FLAGS.split not in datasets:
     raise UserError(f"--split is {_FLAGS.split!r}; allowed: {', '.join(datasets)}")
   drawn = task.pictures(restored.variables, datasets[_FLAGS.split])
+  _save(drawn, task, pathlib.Path(_FLAGS.out or directory / "pictures"))
+
+
+def _augment(_: list[str]) -> None:
+  """Draws training examples of a run, or of a config before there is one."""
+  if bool(_FLAGS.workdir) == bool(_FLAGS.config):
+    raise UserError("augment takes either --workdir=DIR of a run or --config=FILE")
+  if _FLAGS.workdir:
+    own, out = directory_lib.load_config(_workdir()), _workdir() / "pictures"
+  else:
+    own, out = cli.checked_config(_FLAGS.config), pathlib.Path("pictures")
+  config.check(own)
+  task = tasks.find(own.task)(own)
+  task.datasets()
+  drawn = task.prepared_pictures(jax.random.key(own.seed))
+  _save(drawn, task, pathlib.Path(_FLAGS.out or out))
+
+
+def _save(drawn: Mapping[str, Any], task: tasks.Task, out: pathlib.Path) -> None:
   if not drawn:
     raise UserError(f"task {type(task).__name__} has no pictures")
-  out = pathlib.Path(_FLAGS.out or directory / "pictures")
   out.mkdir(parents=True, exist_ok=True)
   for name, figure in drawn.items():
     print(figures.save(figure, out / f"{name}.png"))
@@ -86,11 +107,12 @@ if __name__ == "__main__":
   flags.DEFINE_string("metric", "train/loss", "Column of the rows that runs are compared by.")
   flags.DEFINE_enum("over", "seconds", list(compare.OVER), "Axis that it is drawn over.")
   flags.DEFINE_bool("log", False, "Whether both axes are logarithmic.")
-  config_flags.DEFINE_config_file("config", None, "Config whose task's options are listed.")
+  config_flags.DEFINE_config_file("config", None, "Config of augment, or whose options are listed.")
   cli.run_commands(
     dict(
       curves=lambda _: print(curves.draw(_workdir())),
       pictures=_pictures,
+      augment=_augment,
       weights=_weights,
       compare=_compare,
       study=lambda _: print(*study_report.write(_workdir()), sep="\n"),

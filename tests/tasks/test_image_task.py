@@ -66,11 +66,67 @@ def test_metrics_are_those_of_numpy(task, variables):
   assert aux.metrics.keys() == {"loss", "top1"}
 
 
+def _recipe(config, **fields):
+  other = config.copy_and_resolve_references()
+  other.augment.update(mixup=0.8, cutmix=1.0)
+  other.update(label_smoothing=0.1, **fields)
+  config_lib.check(other)
+  return tasks.find("image_classification")(other)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "binary"])
+def test_losses_of_mixed_labels_are_those_of_numpy(config, variables, loss):
+  task = _recipe(config, loss=loss)
+  arrays = task.datasets()["train"].arrays()
+  batch = jax.jit(lambda k, x: task.prepare(k, x, train=True))(jax.random.key(0), arrays)
+  target, labels = np.asarray(batch["target"], float), arrays["label"]
+  np.testing.assert_allclose(target.sum(1), 1, rtol=1e-5)
+  mixed = (target > 0.1 / 7 + 1e-3).sum(1)
+  assert set(mixed) <= {1, 2} and (mixed == 2).any()
+  # Shares of the own label and of the partner's, the larger of which is "label".
+  np.testing.assert_array_equal(target.argmax(1) == batch["label"], True)
+  assert (target[np.arange(20), labels] + target[np.arange(20), labels[::-1]] > 0.9).all()
+  logits = np.asarray(task.model.apply(variables, batch["image"]), float)
+  if loss == "softmax":
+    expected = np.log(np.exp(logits).sum(1)) - (target * logits).sum(1)
+  else:
+    expected = (np.log1p(np.exp(logits)) - target * logits).sum(1)
+  found, aux = jax.jit(task.loss)(variables, batch, jax.random.key(0))
+  np.testing.assert_allclose(found.value(), expected.mean(), rtol=1e-5)
+  hits = (logits.argmax(1) == batch["label"]).mean()
+  np.testing.assert_allclose(aux.metrics["top1"].value(), hits, rtol=1e-6)
+  # K-FAC: labels or targets, by the likelihood; test batches have hard labels.
+  predict, _ = task.curvature_view()
+  wanted = {"softmax": "categorical", "binary": "bernoulli"}[loss]
+  assert task.likelihood == wanted
+  seen = predict(variables, batch).targets
+  np.testing.assert_array_equal(seen, batch["label" if loss == "softmax" else "target"])
+  plain = task.prepare(None, task.datasets()["test"].arrays(), train=False)
+  assert plain.keys() == {"image", "label"}
+
+
+def test_binary_losses_of_test_sets_take_hard_labels(config, variables):
+  task = _recipe(config, loss="binary")
+  batch = task.prepare(None, task.datasets()["test"].arrays(), train=False)
+  logits = np.asarray(task.predict(variables, batch).outputs, float)
+  hard = np.eye(7)[np.asarray(batch["label"])]
+  found = task.evaluate(variables, batch, jnp.ones(9, bool))["loss"].value()
+  expected = (np.log1p(np.exp(logits)) - hard * logits).sum(1).mean()
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  rows = task.probabilities(variables, task.datasets()["test"].arrays()["image"])
+  np.testing.assert_allclose(rows, 1 / (1 + np.exp(-logits)), rtol=1e-5)
+
+
+def test_augmented_images_are_drawn(config):
+  figures = _recipe(config).prepared_pictures(jax.random.key(0))
+  assert figures.keys() == {"augmented"} and len(figures["augmented"].axes) == 8 * 10
+
+
 def test_ties_go_to_the_lower_class_and_nan_is_no_hit():
-  from mixer_jax.tasks.image_classification.task import _scores
+  from mixer_jax.tasks.image_classification.task import _hits
 
   logits = jnp.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [jnp.nan] * 3, [0.0, 2.0, 1.0]])
-  _, top1, top5 = _scores(logits, jnp.array([0, 1, 0, 2]))
+  top1, top5 = _hits(logits, jnp.array([0, 1, 0, 2]))
   assert top1.tolist() == [True, False, False, False]
   assert top5.tolist() == [True, True, False, True]
 
@@ -128,6 +184,7 @@ def test_exported_weights_start_another_run(config, task, variables, tmp_path):
     (dict(extra_test_splits="a,b["), "data.extra_test_splits='b.': not a split"),
     (dict(extra_test_splits="test[:5],test"), "has 'test', the name of a split with its own"),
     (dict(mean=(0.5, 0.5)), "data.mean is"),
+    (dict(repeats=0), "data.repeats is 0; allowed: 1 or more|data.repeats is 0; allowed: 1 to"),
   ],
 )
 def test_contradictions_are_named_before_data_are_read(config, fields, message):

@@ -55,3 +55,25 @@ def draw_mistakes(
     axis.axis("off")
   figure.suptitle("most confident mistakes: true class above, predicted class below")
   return figure
+
+
+def draw_augmented(
+  images: np.ndarray, augmented: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> Any:
+  """A Matplotlib figure of images [n, h, w, 3] uint8 beside augmented ones.
+
+  `augmented` [n, draws, h, w, 3] have values of about [0, 1]; noise beyond them is cut off.
+  """
+  from matplotlib.figure import Figure
+
+  n, draws = augmented.shape[:2]
+  figure = Figure(figsize=(draws + 1, n + 0.3), layout="constrained")
+  for row, (image, others, label) in enumerate(zip(images, augmented, labels)):
+    for column, shown in enumerate([image, *np.clip(others, 0, 1)]):
+      axis = figure.add_subplot(n, draws + 1, row * (draws + 1) + column + 1)
+      axis.imshow(shown)
+      axis.axis("off")
+      if not column:
+        axis.set_title(names[label], size=8)
+  figure.suptitle("stored images on the left; beside each, as the training steps see it")
+  return figure

@@ -1,4 +1,4 @@
-"""Image classification with a softmax cross-entropy loss."""
+"""Image classification with a softmax or a binary cross-entropy."""
 
 import dataclasses
 import functools
@@ -17,22 +17,27 @@ from mixer_jax import models, options, pretrained
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, told
-from mixer_jax.images import augment, crops, decode, folder, sources
+from mixer_jax.images import augment, crops, decode, folder, mixing, sources
 from mixer_jax.images.image_data import ImageData
+from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
 from mixer_jax.pretrained import RESIZES
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 
+LOSSES = ("softmax", "binary")
 _PICTURED = 10_000  # examples of a split that pictures are made of
+_AUGMENTED, _DRAWS = 8, 9  # examples of a picture of augmentation, and draws of each
 _ANSWERS = 5  # classes with the highest probabilities in an answer
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrained:
+class Fields:
   """Fields of the config itself."""
 
+  loss: one_of("cross-entropy of one softmax, or a binary one of each class", LOSSES) = "softmax"
+  label_smoothing: Annotated[float, Option("share of a label that all classes get", 0, 1)] = 0.0
   pretrained: Annotated[
     str, Option('weights to start from: a file, an address or a name of the catalog; "": none')
   ] = ""
@@ -47,28 +52,44 @@ _weights = functools.lru_cache(maxsize=1)(pretrained.read)
 
 
 class ImageClassification(BaseTask):
-  """Softmax classification of images; a batch is {"image": float32, "label": int32}."""
+  """Classification of images; a batch is {"image": float32, "label": int32 [batch]}.
 
-  options = {"": Pretrained, "model": models.VARIANTS, "data": ImageData}
+  A training batch with smoothed or mixed labels has "target", too, float32 [batch, classes]; then
+  "label" is the class with the larger share, which the training accuracy counts.
+
+  The loss is the cross-entropy of a softmax, or with loss="binary" the sum over the classes of
+  binary cross-entropies (Wightman et al., 2021, https://arxiv.org/abs/2110.00476; timm takes the
+  mean over the classes), and so is the metric of test sets, whose labels are not smoothed.
+
+  K-FAC's Fisher matrix is that of the likelihood, "categorical" or "bernoulli", at the augmented
+  images. With estimation="sampled" or "exact" it needs no labels, so that mixed ones change
+  nothing. With "empirical" it takes the gradients of "label" for a softmax, one hard class where the
+  loss has two, and those of "target" for binary losses.
+  """
+
+  options = {"": Fields, "model": models.VARIANTS, "data": ImageData, "augment": Augment}
   metrics = (
     Metric("top1", higher_is_better=True, percent=True),
     Metric("loss", higher_is_better=False, unit="nats"),
     Metric("top5", higher_is_better=True, percent=True),
   )
-  likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
     self._config = config
     self._data = self._augmentation = ImageData.of(config.data)
     if self._data.crop:  # the workers hand over images of the right size
       self._augmentation = dataclasses.replace(self._data, resize=0, pad=0)
+    self._policy, self.repeats = Augment.of(config.augment), self._data.repeats
+    self._binary = config.loss == "binary"
+    self.likelihood = "bernoulli" if self._binary else "categorical"
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
     if config.resize_tokens and not config.pretrained:
       why = "there are no weights to resize: pretrained is ''"
       raise UserError(f"resize_tokens is {config.resize_tokens!r}, but {why}")
-    ImageData.of(config.data).check()
+    (data := ImageData.of(config.data)).check()
+    Augment.of(config.augment).check(pad=data.pad, random_crop=data.random_crop, crop=data.crop)
     size, patch = config.data.image_size, options.value(models.VARIANTS, config.model, "patch_size")
     if size % patch:
       why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
@@ -135,49 +156,83 @@ class ImageClassification(BaseTask):
     return {"params": weights.fit(shapes["params"], self._config.resize_tokens)}
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
-    images, how = examples["image"], self._augmentation
-    seen = augment.train_input(key, images, how) if train else augment.plain_input(images, how)
-    return {"image": seen, "label": examples["label"]}
+    images, labels, how = examples["image"], examples["label"], self._augmentation
+    if not train:
+      return {"image": augment.plain_input(images, how), "label": labels}
+    images, shares = augment.train_input(key, images, how, self._policy), None
+    if self._policy.mixes:
+      images, shares = mixing.mix(jax.random.fold_in(key, 2), images, self._policy)
+    batch, smoothing = {"image": images, "label": labels}, self._config.label_smoothing
+    if shares is None and not smoothing:
+      return batch
+    batch["target"] = mixing.soft_labels(labels, shares, len(self.class_names), smoothing)
+    if shares is not None:
+      batch["label"] = jnp.where(shares >= 0.5, labels, labels[::-1])
+    return batch
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     rngs = {"dropout": key}
     logits = self.model.apply(variables, batch["image"], train=True, rngs=rngs)
-    loss, top1, _ = map(WeightedSum.of, _scores(logits, batch["label"]))
-    return loss, Aux({"loss": loss, "top1": top1})
+    loss, top1 = WeightedSum.of(self._losses(logits, batch)), _hits(logits, batch["label"])[0]
+    return loss, Aux({"loss": loss, "top1": WeightedSum.of(top1)})
+
+  def _losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
+    """Of each example, float32 [batch]."""
+    labels, target = batch["label"], batch.get("target")
+    if self._binary:
+      target = jax.nn.one_hot(labels, logits.shape[1]) if target is None else target
+      return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, target), axis=1)
+    if target is None:
+      return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return optax.softmax_cross_entropy(logits, target)
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    return _predict(self.model, variables, batch)
+    """Logits, and int labels."""
+    return Prediction(self.model.apply(variables, batch["image"]), batch.get("label"))
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     outputs, labels, *_ = self.predict(variables, batch)
     # Of five classes or fewer every answer is among the first five.
     names = ("loss", "top1", "top5")[: 3 if outputs.shape[1] > 5 else 2]
-    return {k: WeightedSum.of(v, mask) for k, v in zip(names, _scores(outputs, labels))}
+    scores = (self._losses(outputs, batch), *_hits(outputs, labels))
+    return {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    apart = functools.partial(_predict, self.model.clone(scan_blocks=False, remat=False))
+    apart = self.model.clone(scan_blocks=False, remat=False)
+
+    def predict(variables: Variables, batch: Batch) -> Prediction:
+      logits, targets = apart.apply(variables, batch["image"]), batch["label"]
+      if self._binary:
+        targets = batch.get("target", jax.nn.one_hot(targets, logits.shape[1]))
+      return Prediction(logits, targets)
+
     if not self.model.scan_blocks:
-      return apart, None
+      return predict, None
     from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
 
-    return apart, Layout(models.unrolled, models.stacked)
+    return predict, Layout(models.unrolled, models.stacked)
 
   layer_kind = staticmethod(models.layer_kind)
   decayed = staticmethod(models.is_decayed)
 
   def probabilities(self, variables: Variables, images: np.ndarray) -> np.ndarray:
-    """The distributions over `class_names`, float32 [n, classes], for images as the run's own."""
+    """Those of `class_names`, float32 [n, classes], for images as the run's own.
+
+    Each row is a distribution, unless the loss is binary: then each class has its own.
+    """
     size = min(self._config.eval_batch_size, len(images))
     ids, _ = order.test_indices(len(images), size)
-    return np.concatenate([self._softmax(variables, images[row]) for row in ids])[: len(images)]
+    rows = [self._probabilities(variables, images[row]) for row in ids]
+    return np.concatenate(rows)[: len(images)]
 
   @functools.cached_property
-  def _softmax(self) -> Callable[[Variables, np.ndarray], jax.Array]:
-    def softmax(variables, images):
+  def _probabilities(self) -> Callable[[Variables, np.ndarray], jax.Array]:
+    def probabilities(variables, images):
       batch = {"image": augment.plain_input(images, self._augmentation)}
-      return jax.nn.softmax(self.predict(variables, batch).outputs)
+      logits = self.predict(variables, batch).outputs
+      return jax.nn.sigmoid(logits) if self._binary else jax.nn.softmax(logits)
 
-    return jax.jit(softmax)
+    return jax.jit(probabilities)
 
   def read_images(self, paths: Sequence[str | os.PathLike]) -> np.ndarray:
     """Reads centres of image files as the run's own images are stored: uint8 [n, side, side, 3].
@@ -207,6 +262,15 @@ class ImageClassification(BaseTask):
       drawn["mistakes"] = pictures.draw_mistakes(images[rows], labels[rows], found[rows], names)
     return drawn
 
+  def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
+    split, names = self._loaded.splits["train"], self.class_names
+    images, labels = first(split, _AUGMENTED)
+    examples = {"image": images, "label": labels}
+    prepare = jax.jit(lambda key: self.prepare(key, examples, train=True))
+    batches = [prepare(k) for k in jax.random.split(key, _DRAWS)]
+    shown = [np.asarray(b["image"]) * self._data.std + self._data.mean for b in batches]
+    return {"augmented": pictures.draw_augmented(images, np.stack(shown, 1), labels, names)}
+
   def export(self, variables: Variables, path: pathlib.Path) -> None:
     """Writes the parameters in Linen's names, with the model's epsilons, see `pretrained.save`."""
     params = variables["params"]
@@ -223,16 +287,11 @@ def first(split: Dataset, most: int) -> tuple[np.ndarray, np.ndarray]:
   return np.asarray(arrays["image"][:n]), np.asarray(arrays["label"][:n])
 
 
-def _predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
-  return Prediction(model.apply(variables, batch["image"]), batch.get("label"))
-
-
-def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Loss, top-1 and top-5 hits per example, float32 and bool [batch]."""
-  losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+def _hits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Whether the label is the first, and among the first five, bool [batch]."""
   own = jnp.take_along_axis(logits, labels[:, None], axis=1)
   # Rank by strictly greater logits, ties by the lower class first, as argmax.
   earlier = jnp.arange(logits.shape[1])[None, :] < labels[:, None]
   rank = jnp.sum((logits > own) | ((logits == own) & earlier), axis=1)
   finite = jnp.isfinite(own[:, 0])
-  return losses, (rank < 1) & finite, (rank < 5) & finite
+  return (rank < 1) & finite, (rank < 5) & finite
