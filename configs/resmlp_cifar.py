@@ -1,0 +1,40 @@
+"""A small ResMLP on small images: the recipe of DeiT, or an old-fashioned one.
+
+  python -m mixer_jax.main --config=configs/resmlp_cifar.py[:deit|old_fashioned]
+      [--config.data.name=cifar10]
+
+Two cores train on the 5,000 images of the bundled sample, or on CIFAR-10. `old_fashioned` has padded
+crops and flips alone. `deit` is the recipe of `configs/resmlp_imagenet.py`, with random areas of the
+stored images, shares and boxes drawn for each example, a shorter warm-up, and an average of the
+parameters over fewer steps. Larger images take
+
+  --config.data.name=folder --config.data.dir=DIR --config.data.stored_size=64 \
+      --config.data.image_size=64 --config.model.patch_size=8
+"""
+
+from mixer_jax import config as config_lib
+from mixer_jax.errors import UserError
+
+RECIPES = ("deit", "old_fashioned")
+
+
+def get_config(recipe="deit"):
+  if recipe not in RECIPES:
+    raise UserError(f"the config takes the recipe {recipe!r}; allowed: {', '.join(RECIPES)}")
+  config = config_lib.default()
+  config.model = config_lib.model(
+    "resmlp_s12", patch_size=4, hidden_dim=128, num_blocks=6, channels_mlp_dim=512
+  )
+  config.data = config_lib.data("sample")
+  config.num_epochs, config.batch_size = 50, 128
+  if recipe == "deit":
+    config_lib.deit(config)
+    config.data.pad = 0
+    config.augment.update(smallest_area=0.08, mix="example")
+    config.model.stochastic_depth = 0.05
+    config.ema_decay = 0.998
+  else:
+    config.optimizer = config_lib.optimizer("lamb", learning_rate=5e-3, weight_decay=0.05)
+    config.schedule.name = "cosine"
+  config.schedule.warmup_epochs = 2.0
+  return config
