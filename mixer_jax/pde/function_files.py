@@ -49,21 +49,21 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
   return Functions(a, u, periodic=a.ndim == 2)
 
 
-def read_inputs(path: str, inputs: str = "") -> np.ndarray:
-  """Reads input functions alone, [functions, *grid]; `inputs` names the array if Li et al. do not.
+def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
+  """Reads inputs alone, or outputs, [functions, *grid]; `name` is that of the array, if not theirs.
 
   A UserError as of `read`.
   """
   names, load = _open(path)
-  wanted = [inputs] if inputs else [pair[0] for pair in NAMES.values()]
-  name = next((name for name in wanted if name in names), None)
-  if name is None:
-    some = ", ".join(map(repr, names[:_NAMED])) or "none"
-    needed = " or ".join(map(repr, wanted))
-    raise UserError(f"{path}: has no array {needed}, only {some}; another name goes by inputs_name")
-  with told(f"{path}: array {name!r} cannot be read"):
-    array = load(name)
-  _check_numbers(f"{path}: array {name!r}", array)
+  wanted = [name] if name else [pair[outputs] for pair in NAMES.values()]
+  found = next((name for name in wanted if name in names), None)
+  if found is None:
+    needed, some = " or ".join(map(repr, wanted)), ", ".join(map(repr, names[:_NAMED])) or "none"
+    option = "outputs_name" if outputs else "inputs_name"
+    raise UserError(f"{path}: has no array {needed}, only {some}; another name goes by {option}")
+  with told(f"{path}: array {found!r} cannot be read"):
+    array = load(found)
+  _check_numbers(f"{path}: array {found!r}", array)
   return array.astype(np.float32)
 
 

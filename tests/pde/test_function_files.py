@@ -43,6 +43,17 @@ def test_other_names(save):
     function_files.read(path, "x", "z")
 
 
+def test_one_side(save):
+  path = save(a=LINES[0], u=LINES[1])
+  np.testing.assert_array_equal(function_files.read_side(path), np.float32(LINES[0]))
+  np.testing.assert_array_equal(function_files.read_side(path, outputs=True), np.float32(LINES[1]))
+  np.testing.assert_array_equal(function_files.read_side(path, "u"), np.float32(LINES[1]))
+  with pytest.raises(
+    UserError, match="no array 'sol', only 'a', 'u'; another name goes by outputs"
+  ):
+    function_files.read_side(path, "sol", outputs=True)
+
+
 def test_shapes(save):
   with pytest.raises(UserError, match=r"'a' \[3, 8\] and 'u' \[2, 8\]; inputs and outputs are"):
     function_files.read(save(a=LINES[0], u=LINES[1, :2]))

@@ -16,7 +16,7 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import told
+from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
 from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
@@ -215,11 +215,19 @@ class OperatorLearning(BaseTask):
     return drawn | pictures.draw_attention(self.attended(variables, first), self._periodic)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The output function of each input function [points] or [n, points] of .npz or .mat files."""
+    """The output of each input function [n, *grid] of .npz or .mat files, one at a time.
+
+    The inputs of an inverse problem are a file's outputs.
+    """
     answer = jax.jit(lambda x: self._answer(variables, x))
+    data, rank = self._data, len(self._grids[0])
+    name = data.outputs_name if data.inverse else data.inputs_name
     for path in inputs:
-      read = function_files.read_inputs(path, self._data.inputs_name)
+      read = function_files.read_side(path, name, outputs=data.inverse)
+      if read.ndim != rank + 1:
+        axes = f"functions of {rank} axes, an array of {rank + 1}"
+        raise UserError(f"{path}: has an array of {read.ndim} axes; allowed: {axes}")
       for i, function in enumerate(read):
         with told(path, ValueError):
-          found = answer(jnp.float32(function)[None])[0]
+          found = answer(jnp.asarray(function)[None])[0]
         yield {"path": path, "function": i, "output": np.asarray(found).tolist()}

@@ -147,6 +147,25 @@ def test_the_inverse_problem_has_means_over_cells(folder):
   np.testing.assert_allclose(arrays["outputs"][:, 0, 0], cut, rtol=1e-6)
 
 
+def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
+  """Of a file with inputs and outputs, an inverse problem reads the outputs."""
+  arrays = np.load(folder / "test.npz")
+  found = {}
+  for inverse in (False, True):
+    config.data.inverse = inverse
+    run = experiment.build(config)
+    variables = run.task.init(jax.random.key(0))
+    answers = list(run.task.answer(variables, [str(folder / "test.npz")]))
+    given = arrays["u" if inverse else "a"]
+    wanted = run.task.predict(variables, {"inputs": given, "outputs": given}).outputs
+    np.testing.assert_allclose([answer["output"] for answer in answers], wanted, atol=1e-5)
+    found[inverse] = wanted
+  assert not np.allclose(*found.values(), atol=1e-2)
+  np.savez(tmp_path / "one.npz", u=arrays["u"][0])
+  with pytest.raises(UserError, match="one.npz: has an array of 1 axes; allowed: functions of 1"):
+    list(run.task.answer(variables, [str(tmp_path / "one.npz")]))
+
+
 @pytest.mark.parametrize(
   "fields, told",
   [
