@@ -31,6 +31,27 @@ def test_loads_and_survives_json(name):
     models.build(config.model.name, 10, **options.given(config.model))
 
 
+def test_resmlp_s_recipe():
+  """DeiT's numbers, and those that ResMLP's paper changes."""
+  config = load("resmlp_imagenet")
+  augment = config.augment
+  assert (augment.policy, augment.magnitude, augment.magnitude_noise) == ("rand", 9.0, 0.5)
+  assert (augment.operations, augment.probability, augment.increasing) == (2, 0.5, True)
+  assert (augment.mixup, augment.cutmix, augment.switch, augment.mix) == (0.8, 1.0, 0.5, "batch")
+  assert (augment.erasing, config.label_smoothing, config.data.repeats) == (0.25, 0.1, 3)
+  assert (config.data.crop, config.data.smallest_crop) == ("inception", 0.08)
+  assert (config.num_epochs, config.ema_decay, config.schedule.warmup_epochs) == (400, 0.99996, 5)
+  optimizer = config.optimizer
+  assert (optimizer.name, optimizer.learning_rate, optimizer.weight_decay) == ("lamb", 5e-3, 0.2)
+  plain = load("resmlp_imagenet", "resmlp_s24,old_fashioned")
+  assert (plain.model.name, plain.num_epochs, plain.augment.policy) == ("resmlp_s24", 90, "")
+  for name, choice in (("resmlp_imagenet", "resmlp_s12,x"), ("resmlp_cifar", "x")):
+    with pytest.raises(UserError, match="the recipe 'x'; allowed: deit, old_fashioned"):
+      load(name, choice)
+  for recipe in ("deit", "old_fashioned"):
+    config_lib.check(load("resmlp_cifar", recipe))
+
+
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "kfac"])
 @pytest.mark.parametrize("variant", ["s4", "b4", "s16", "b16"])

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.report import __main__ as command
 from mixer_jax.report import figures
@@ -47,3 +48,23 @@ def test_mistakes_are_named(draw, tmp_path):
   with pytest.raises(UserError, match="task Errors has no pictures"):
     draw(Errors(), "test")
   assert not (tmp_path / "new").exists()
+
+
+def test_augmented_images_of_a_config_are_drawn_without_a_run(
+  tmp_path, monkeypatch, capsys, tiny_config
+):
+  tiny_config.augment.mixup = 0.8
+  options = dict(workdir=None, config=tiny_config, out=tmp_path / "new")
+  monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
+  command._augment([])
+  path = tmp_path / "new" / "augmented.png"
+  assert capsys.readouterr().out == f"{path}\n"
+  assert path.read_bytes().startswith(b"\x89PNG")
+  options["config"] = config_lib.default("docs.own_task:Derivative")
+  monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
+  with pytest.raises(UserError, match="task Derivative has no pictures"):
+    command._augment([])
+  options["config"] = None
+  monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
+  with pytest.raises(UserError, match="either --workdir=DIR of a run or --config=FILE"):
+    command._augment([])

@@ -117,11 +117,6 @@ def test_binary_losses_of_test_sets_take_hard_labels(config, variables):
   np.testing.assert_allclose(rows, 1 / (1 + np.exp(-logits)), rtol=1e-5)
 
 
-def test_augmented_images_are_drawn(config):
-  figures = _recipe(config).prepared_pictures(jax.random.key(0))
-  assert figures.keys() == {"augmented"} and len(figures["augmented"].axes) == 8 * 10
-
-
 def test_ties_go_to_the_lower_class_and_nan_is_no_hit():
   from mixer_jax.tasks.image_classification.task import _hits
 
