@@ -1,5 +1,6 @@
 """A run with the variables of one of its checkpoints, on the devices that there are now."""
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Re
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config)
   config.batch_size = batch_size
+  run = dataclasses.replace(run)  # whose order and clock are those of this size
   averaged = {AVERAGE: run.variable_shapes["params"]} if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
   step, variables = saved.restore_variables(which, where, expected)

@@ -252,7 +252,8 @@ def test_a_run_through_the_commands(config, folder, tmp_path):
     tmp_path / "log", "predict", f"--workdir={tmp_path / 'run'}", str(tmp_path / "mine.npz")
   )
   answers = [json.loads(line) for line in asked.out.splitlines() if line.startswith("{")]
-  run, variables, _ = found
+  run, variables, step = found
+  assert run.clock.epoch(step) == last["epoch"] == 8
   direct = run.task.predict(variables, {"inputs": a[:2, ::2], "outputs": u[:2, ::2]}).outputs
   np.testing.assert_allclose([x["output"] for x in answers], direct, atol=1e-5)
   drawn = run.task.pictures(variables, run.datasets["test_64"])
