@@ -76,9 +76,10 @@ def _weights(_: list[str]) -> None:
     _, variables = restore.without_data(str(directory), _FLAGS.checkpoint)
     params, out = variables["params"], directory / "weights"
     kernel = params.get("stem", {}).get("kernel")
-    if kernel is None or kernel.ndim != 4:
+    data = directory_lib.load_config(directory).data
+    if kernel is None or kernel.ndim != 4 or "image_size" not in data:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
-    side = directory_lib.load_config(directory).data.image_size // kernel.shape[0]
+    side = data.image_size // kernel.shape[0]
   for path in weight_pictures.draw(params, (side, side), pathlib.Path(_FLAGS.out or out)):
     print(path)
 
