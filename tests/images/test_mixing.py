@@ -151,6 +151,7 @@ def test_what_never_fits_is_the_largest_allowed_centre():
 FULL = Augment("rand", mixup=0.8, cutmix=1.0, erasing=0.25, smallest_area=0.08)
 
 
+@pytest.mark.thorough
 def test_a_batch_is_a_function_of_the_key_on_one_device_and_on_eight():
   images, how = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), np.uint8), augmentation(8)
 

@@ -138,6 +138,7 @@ def test_one_beam_is_greedy_and_greedy_takes_the_likeliest():
       np.testing.assert_allclose(greedy.scores[i, 0], score, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_an_example_does_not_depend_on_its_batch():
   """Others that take longer change nothing in a search that has ended."""
   toy = Toy(2, eos_bias=1.0)

@@ -111,6 +111,7 @@ def test_a_matrix_is_triangular_in_the_decoder_alone():
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.first(1)
 def test_padding_gives_and_takes_nothing(mixing):
   model = small(mixing)
   variables = randomised(model)
@@ -234,6 +235,7 @@ def test_steps_equal_the_whole_at_all_places_and_lengths(mixing):
     np.testing.assert_allclose(stepped, whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_dropout_acts_in_training_alone():
   for mixing in MIXINGS:
     model = small(mixing, dropout_rate=0.5)

@@ -70,7 +70,7 @@ def test_main_names_mistakes(args, message, tmp_path):
     (
       "report",
       ["cirves"],
-      "the command is 'cirves'; allowed: curves, pictures, weights, compare, study, options",
+      "the command is 'cirves'; allowed: curves, pictures, augment, weights, compare, study, options",
     ),
     ("report", ["curves"], "--workdir is missing"),
     ("study", ["--workdir=PATH"], "--study is missing"),

@@ -24,6 +24,7 @@ SIZES = {
   "autoencoder": 4 * 8 + 4 * 3,
   "gates": 4 * 3,
   "sst2": 7 * 3,
+  "burgers": 8 * 2 * 3,
 }
 
 

@@ -78,6 +78,7 @@ def test_a_stopped_run_ends_with_the_same_bits(config, tmp_path):
   assert evaluate.evaluate(str(whole))["test"]["loss"] == rows[1]["test/loss"]
 
 
+@pytest.mark.thorough
 def test_kfac_takes_batches_of_any_shape(config):
   """Statistics of a batch of one length are those of the same batch with padding."""
   config.optimizer = optimizer_of("kfac")

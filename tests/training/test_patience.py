@@ -29,6 +29,7 @@ def test_a_run_ends_after_so_many_evaluations_and_stays_ended(tmp_path, capsys):
   assert len(list(loop.evaluations(experiment.build(config)))) == 3
 
 
+@pytest.mark.thorough
 def test_a_signal_in_between_changes_nothing(tmp_path):
   config = stuck(patience=2)
   stopped = children.Child(config, tmp_path / "run", children.signal_at, (18,))

@@ -90,6 +90,7 @@ def test_squares_are_the_squares_of_the_relative_errors(config):
 
 
 @pytest.mark.parametrize("form", ["norm", "square"])
+@pytest.mark.first(1)
 def test_kfac_sees_the_gradient_of_the_loss(config, form):
   """Squares of its outputs, as a mean over rows, have half or all the gradient of the loss."""
   config.update(loss=form, h1=0.0)
@@ -203,6 +204,7 @@ def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
 
 
 @pytest.mark.parametrize("name, scan", [("galerkin_1d", True), ("galerkin_2d", False)])
+@pytest.mark.first(1)
 def test_columns_of_attention_are_functions_on_its_grid(config, name, scan):
   """Queries of the first block by NumPy from its inputs; keys and values are normalised."""
   config.model = config_lib.default("operator_learning", name).model

@@ -133,6 +133,7 @@ def test_padding_and_devices_change_neither_loss_nor_gradient(config):
       jax.tree.map(close, found, whole)
 
 
+@pytest.mark.thorough
 def test_translations_do_not_depend_on_the_batch(config):
   config.num_steps = config.eval_steps = config.checkpoint_steps = 30
   trainer = Trainer(run := experiment.build(config), init_state(run))
@@ -210,6 +211,7 @@ def test_pictures_show_matrices_and_cross_attention(config):
   assert set(task.pictures(variables, split)) == {"encoder", "decoder", "cross_attention"}
 
 
+@pytest.mark.thorough
 def test_cross_attention_is_that_of_numpy():
   rng = np.random.default_rng(0)
   x, y, *kernels = (
