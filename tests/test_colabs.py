@@ -11,7 +11,7 @@ import pytest
 
 from tests.colabs import NOTEBOOKS, ROOT, execute, read
 
-NAMES = ("finetune_b16", "inside_mlps", "kfac_and_grafting", "mixer_jax", "text")
+NAMES = ("finetune_b16", "inside_mlps", "kfac_and_grafting", "mixer_jax", "operators", "text")
 
 
 def address():
@@ -235,3 +235,29 @@ def test_text_s_results(tmp_path):
   # One standard error over 872 sentences is 1.7 points at most; 50.9% are positive.
   assert all(accuracy > 0.7 for accuracy in found["accuracy"].values())
   assert found["classes"][:2] == ["negative", "positive"]
+
+
+@pytest.mark.slow
+def test_operators_results(tmp_path):
+  """All runs beat the answer 0 by far, on both grids; columns of attention are functions."""
+  found = execute(
+    "operators",
+    tmp_path,
+    {
+      "errors": "{' '.join(pair): rows[-1]['test/relative_l2'] for pair, (*_, rows) in runs.items()}",
+      "fine": "{' '.join(pair): rows[-1]['test_256/relative_l2'] for pair, (*_, rows) in runs.items()}",
+      "steps": "[rows[-1]['step'] for *_, rows in runs.values()]",
+      "differences": "[[block, value] for (block, _), value in differences.items()]",
+      "pictures": "list(drawn)",
+      "darcy": "[row['test/relative_l2'] for row in darcy_rows]",
+    },
+  )
+  assert len(found["errors"]) == 4 and found["steps"] == [512] * 4
+  assert all(error < 0.05 for error in found["errors"].values())
+  for pair, error in found["fine"].items():
+    assert error == pytest.approx(found["errors"][pair], rel=0.25)
+  assert len(found["differences"]) == 6
+  for block, value in found["differences"]:
+    assert value < (1e-4 if block == "GalerkinBlock_0" else 0.1)
+  assert found["pictures"] == ["functions", "errors", "attention"]
+  assert found["darcy"][-1] < min(0.15, found["darcy"][0])
