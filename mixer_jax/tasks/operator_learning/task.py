@@ -6,6 +6,7 @@ Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.1499
 
 import dataclasses
 import functools
+import pathlib
 from typing import Annotated, Any, Iterable, Mapping, Sequence
 
 import flax.linen as nn
@@ -213,6 +214,11 @@ class OperatorLearning(BaseTask):
     drawn = pictures.draw(arrays["inputs"], arrays["outputs"], found, self._periodic)
     first = {name: array[:1] for name, array in arrays.items()}
     return drawn | pictures.draw_attention(self.attended(variables, first), self._periodic)
+
+  def export(self, variables: Variables, path: pathlib.Path) -> None:
+    """Writes the parameters, and the statistics as "normaliser/inputs/mean" and so on."""
+    others = {name: tree for name, tree in variables.items() if name != "params"}
+    super().export({"params": {**variables["params"], **others}}, path)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The output of each input function [n, *grid] of .npz or .mat files, one at a time.

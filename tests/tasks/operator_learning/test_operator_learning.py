@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -165,6 +166,22 @@ def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
   np.savez(tmp_path / "one.npz", u=arrays["u"][0])
   with pytest.raises(UserError, match="one.npz: has an array of 1 axes; allowed: functions of 1"):
     list(run.task.answer(variables, [str(tmp_path / "one.npz")]))
+
+
+def test_an_exported_file_has_all_that_the_answer_needs(config, tmp_path):
+  config.normalise = "pointwise"
+  run = experiment.build(config)
+  variables = run.task.init(jax.random.key(0))
+  run.task.export(variables, tmp_path / "weights.npz")
+  tree = traverse_util.unflatten_dict(dict(np.load(tmp_path / "weights.npz")), sep="/")
+  statistics = tree.pop("normaliser")
+  inputs, outputs = statistics["inputs"], statistics["outputs"]
+  arrays = run.datasets["test"].arrays()
+  x = np.arange(32, dtype=np.float32)[:, None] / 32
+  values = (arrays["inputs"] - inputs["mean"]) / inputs["std"]
+  found = run.task.model.apply({"params": tree}, values[..., None], x)[..., 0]
+  found = found * outputs["std"] + outputs["mean"]
+  np.testing.assert_allclose(found, run.task.predict(variables, arrays).outputs, atol=1e-5)
 
 
 @pytest.mark.parametrize(
