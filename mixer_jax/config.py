@@ -34,6 +34,9 @@ class Run:
   eval_steps: Annotated[int, Option("the same in steps; 0: eval_epochs", 0, COUNT)] = 0
   checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6, COUNT)] = 1.0
   checkpoint_steps: Annotated[int, Option("the same in steps; 0: checkpoint_epochs", 0, COUNT)] = 0
+  keep_checkpoints: Annotated[
+    int, Option("latest checkpoints that stay, beside the best", 2, COUNT, free=True)
+  ] = 2
   steps_per_dispatch: Annotated[
     int, Option("most steps a call of the program; 0: 1 on a CPU, else 16", 0, COUNT, free=True)
   ] = 0

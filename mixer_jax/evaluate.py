@@ -1,6 +1,6 @@
 """Exact metrics of a run's checkpoint on its test sets.
 
-python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=latest|best|STEP] [--split=NAME]
+python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=latest|best|STEP|mean:N] [--split=NAME]
 """
 
 from absl import flags

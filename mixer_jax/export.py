@@ -1,6 +1,6 @@
 """Writes a run's parameters as an `.npz` of weights, for others and for fine-tuning.
 
-python -m mixer_jax.export --workdir=DIR [--checkpoint=latest|best|STEP] --out=FILE.npz
+python -m mixer_jax.export --workdir=DIR [--checkpoint=latest|best|STEP|mean:N] --out=FILE.npz
 """
 
 import pathlib

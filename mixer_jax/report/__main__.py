@@ -1,9 +1,9 @@
 """Draws and tabulates runs, weights, studies and options.
 
 python -m mixer_jax.report curves --workdir=DIR
-python -m mixer_jax.report pictures --workdir=DIR [--checkpoint=latest|best|STEP] [--split=test]
+python -m mixer_jax.report pictures --workdir=DIR [--checkpoint=best|STEP|mean:N] [--split=test]
 python -m mixer_jax.report augment --workdir=DIR|--config=FILE [--out=DIR]
-python -m mixer_jax.report weights --workdir=DIR [--checkpoint=latest|best|STEP] [--out=DIR]
+python -m mixer_jax.report weights --workdir=DIR [--checkpoint=best|STEP|mean:N] [--out=DIR]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
 python -m mixer_jax.report study --workdir=DIR
 python -m mixer_jax.report compare --runs=[LABEL=]DIR,... [--metric=train/loss] [--log]

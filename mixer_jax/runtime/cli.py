@@ -21,7 +21,7 @@ from mixer_jax.runtime import devices
 # Flags that several commands have.
 _SHARED = {
   "workdir": "Directory of the run.",
-  "checkpoint": '"latest", "best" or a step.',
+  "checkpoint": '"latest", "best", a step, or "mean:N", the mean parameters of the N latest.',
   "data_dir": "Where the data are now; default: as trained.",
   "compilation_cache": "Directory of compiled programs, '' for none; see docs/compilation.md.",
 }

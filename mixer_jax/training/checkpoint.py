@@ -1,4 +1,4 @@
-"""Checkpoints with Orbax: the two latest and the best by the primary metric are kept."""
+"""Checkpoints with Orbax: the latest and the best by the primary metric are kept."""
 
 import contextlib
 import hashlib
@@ -33,12 +33,12 @@ class Checkpoints:
 
   Each holds the variables, the rest of the train state, and the training seconds since the last
   evaluation. Saving copies the arrays, and writes while training goes on. A directory gets its name
-  last, when all is written, with the SHA-256 sums of its files. Unless `read_only`, damaged
-  checkpoints are moved to `workdir/damaged`, if there is a sound one to go on from. A UserError if
-  all checkpoints are damaged, or, if `read_only`, there are none.
+  last, when all is written, with the SHA-256 sums of its files. The `keep` latest stay, and the
+  best. Unless `read_only`, damaged checkpoints are moved to `workdir/damaged`, if there is a sound
+  one to go on from. A UserError if all checkpoints are damaged, or, if `read_only`, there are none.
   """
 
-  def __init__(self, workdir: pathlib.Path, read_only: bool = False):
+  def __init__(self, workdir: pathlib.Path, read_only: bool = False, keep: int = 2):
     self.path = workdir / "checkpoints"
     self._read_only = read_only
     if not read_only:
@@ -46,7 +46,7 @@ class Checkpoints:
     elif not self.path.is_dir():
       raise UserError(f"{workdir} holds no checkpoints (looked for {self.path})")
     policies = ocp.checkpoint_managers
-    kept = [policies.LatestN(2), policies.BestN(get_metric_fn=_rank, n=1)]
+    kept = [policies.LatestN(keep), policies.BestN(get_metric_fn=_rank, n=1)]
     options = ocp.CheckpointManagerOptions(
       read_only=read_only,
       create=not read_only,
@@ -149,8 +149,17 @@ class Checkpoints:
     named = {"best": self._manager.best_step(), "latest": max(steps)}
     named |= {str(step): step for step in sorted(steps)}
     if which not in named:
-      raise UserError(f"checkpoint {which!r} is not in {self.path}; allowed: {', '.join(named)}")
+      allowed = f"{', '.join(named)}, or mean:N of the N latest"
+      raise UserError(f"checkpoint {which!r} is not in {self.path}; allowed: {allowed}")
     return named[which]
+
+  def latest_steps(self, number: str) -> list[int]:
+    """The steps of so many latest checkpoints, in order; a UserError if there are not as many."""
+    steps = sorted(self._manager.all_steps())
+    if not number.isdecimal() or not 0 < int(number) <= len(steps):
+      most = f"mean:{len(steps)} in {self.path}; keep_checkpoints says how many a run keeps"
+      raise UserError(f"checkpoint is 'mean:{number}'; allowed: mean:1 to {most}")
+    return steps[-int(number) :]
 
   def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, float]:
     """Restores a train state onto shapes with shardings, and the seconds saved with it."""

@@ -58,7 +58,8 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     stack.enter_context(directory_lib.writing(directory))
     if (descriptor := processes.lead(lambda: _hold(directory))) is not None:
       stack.callback(os.close, descriptor)
-    saved = stack.enter_context(contextlib.closing(Checkpoints(directory)))
+    saved = Checkpoints(directory, keep=config.keep_checkpoints)
+    stack.enter_context(contextlib.closing(saved))
     started = saved.latest() is not None
     processes.lead(lambda: directory_lib.store_config(directory, config, started))
     if not started:

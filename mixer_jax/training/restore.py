@@ -5,6 +5,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixer_jax import experiment, tasks
@@ -25,7 +26,9 @@ class Restored(NamedTuple):
 def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Restored:
   """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
 
-  `data_dir` replaces the config's. A UserError: no run, no such checkpoint, or no data.
+  "mean:5" is the latest with the mean of the parameters of the five latest, as in "Attention is all
+  you need" (Vaswani et al., 2017, Section 6.1). `data_dir` replaces the config's. A UserError: no
+  run, no such checkpoint, or no data.
   """
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
@@ -37,15 +40,15 @@ def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Re
   if data_dir is not None:
     config.data.dir = data_dir
   saved = Checkpoints(directory, read_only=True)
-  saved.find(which)  # a missing one is told before data are read
+  _steps(saved, which)  # a missing one is told before data are read
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config)
   config.batch_size = batch_size
   run = dataclasses.replace(run)  # whose order and clock are those of this size
   averaged = {AVERAGE: run.variable_shapes["params"]} if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
-  step, variables = saved.restore_variables(which, where, expected)
-  return Restored(run, evaluated(variables), step)
+  step, variables = _variables(saved, which, where, expected)
+  return Restored(run, variables, step)
 
 
 def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]]:
@@ -53,8 +56,30 @@ def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  _, variables = Checkpoints(directory, read_only=True).restore_variables(which, device)
-  return config, jax.device_get(evaluated(variables))
+  _, variables = _variables(Checkpoints(directory, read_only=True), which, device)
+  return config, jax.device_get(variables)
+
+
+def _steps(saved: Checkpoints, which: str) -> list[str]:
+  """The checkpoints of which the parameters are averaged."""
+  if which.startswith("mean:"):
+    return [str(step) for step in saved.latest_steps(which.removeprefix("mean:"))]
+  saved.find(which)
+  return [which]
+
+
+def _variables(
+  saved: Checkpoints, which: str, sharding: Any, shapes: Any = None
+) -> tuple[int, dict[str, Any]]:
+  """The step and the variables that are evaluated; see `Checkpoints.restore_variables`."""
+  first, *others = _steps(saved, which)
+  step, variables = saved.restore_variables(first, sharding, shapes)
+  total = (variables := evaluated(variables))["params"]
+  for name in others:
+    step, variables = saved.restore_variables(name, sharding, shapes)
+    total = jax.tree.map(jnp.add, total, (variables := evaluated(variables))["params"])
+  mean = lambda x: x / (1 + len(others)) if others else x
+  return step, {**variables, "params": jax.tree.map(mean, total)}
 
 
 def without_data(path: str, which: str = "latest") -> tuple[tasks.Task, dict[str, Any]]:
