@@ -1,6 +1,6 @@
 """The task of docs/own_task.py, which no file of the package knows: every command takes it.
 
-The first run is killed; every fresh process has modules on its path that cannot be imported.
+Every fresh process has modules on its path that cannot be imported.
 """
 
 import os
@@ -59,41 +59,47 @@ def start(path, *args):
   return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
 
 
+ARGS = [f"--config.{name}={value}" for name, value in SIZES.items()]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-  """The directory of two runs: one killed and resumed, one whole; with modules that are traps."""
+def trained(tmp_path_factory):
+  """A directory with a run, "run", and modules that are traps."""
   path = tmp_path_factory.mktemp("own")
   for name in ("torch", "tensorflow"):
     trap(path, name)
-  args = [f"--config.{name}={value}" for name, value in SIZES.items()]
-  killed = start(path, *args, f"--workdir={path}/run")
-  deadline = time.monotonic() + 200
-  while len(metrics_file.read(path / "run")) < 1 and time.monotonic() < deadline:
-    time.sleep(0.02)
-  killed.kill()
-  assert killed.wait() == -9, (path / "main.txt").read_text()
-  resumed = start(path, *args, f"--workdir={path}/run")
-  assert resumed.wait(300) == 0, (path / "main.txt").read_text()
-  config = directory.load_config(path / "run")
-  children.trained(config, path / "whole")
-  return path, config
+  whole = start(path, *ARGS, f"--workdir={path}/run")
+  assert whole.wait(300) == 0, (path / "main.txt").read_text()
+  return path
 
 
-@pytest.mark.thorough
-def test_it_is_killed_and_resumed_bit_for_bit(runs):
-  path, config = runs
-  said = (path / "main.txt").read_text()
+def test_it_is_trained(trained):
+  said = (trained / "main.txt").read_text()
   assert "step/s" not in said  # bars are for terminals
-  assert "resumed from step" in said and "curvature blocks: 3 kronecker" in said
-  assert f"curves in {path}/run/curves.png" in said
-  children.assert_same_run(config, path / "run", path / "whole")
-  rows = metrics_file.read(path / "run")
+  assert "curvature blocks: 3 kronecker" in said
+  assert f"curves in {trained}/run/curves.png" in said
+  rows = metrics_file.read(trained / "run")
   assert [row["step"] for row in rows] == [*range(4, 25, 4)]
   assert rows[-1]["test/error"] < 0.8 * rows[0]["test/error"]
 
 
-def test_it_is_evaluated_predicted_exported_and_reported(runs):
-  path, config = runs
+@pytest.mark.thorough
+def test_it_is_killed_and_resumed_bit_for_bit(trained, tmp_path):
+  killed = start(tmp_path, *ARGS, f"--workdir={tmp_path}/run")
+  deadline = time.monotonic() + 200
+  while len(metrics_file.read(tmp_path / "run")) < 1 and time.monotonic() < deadline:
+    time.sleep(0.02)
+  killed.kill()
+  assert killed.wait() == -9, (tmp_path / "main.txt").read_text()
+  resumed = start(tmp_path, *ARGS, f"--workdir={tmp_path}/run")
+  assert resumed.wait(300) == 0, (tmp_path / "main.txt").read_text()
+  assert "resumed from step" in (tmp_path / "main.txt").read_text()
+  config = directory.load_config(tmp_path / "run")
+  children.assert_same_run(config, tmp_path / "run", trained / "run")
+
+
+def test_it_is_evaluated_predicted_exported_and_reported(trained):
+  path = trained
   row, workdir = metrics_file.read(path / "run")[-1], f"--workdir={path}/run"
   ended = children.command(path / "log", "evaluate", workdir)
   assert ended.code == 0, ended.err
@@ -120,8 +126,8 @@ def test_it_is_evaluated_predicted_exported_and_reported(runs):
 
 
 @pytest.mark.thorough
-def test_it_is_in_a_study_of_two_runs(runs):
-  path, _ = runs
+def test_it_is_in_a_study_of_two_runs(trained):
+  path = trained
   (path / "study.py").write_text(STUDY)
   args = [f"--study={path}/study.py", f"--workdir={path}/study"]
   command = [sys.executable, "-m", "mixer_jax.study", *args]
@@ -139,6 +145,5 @@ def test_it_is_in_a_study_of_two_runs(runs):
     assert f"{value:.4g}" in tables or f"{value:.3g}" in tables
 
 
-def test_no_command_has_imported_torch_or_tensorflow(runs):
-  path, _ = runs
-  assert (path / "torch.py").exists() and not list(path.glob("imported-*"))
+def test_no_command_has_imported_torch_or_tensorflow(trained):
+  assert (trained / "torch.py").exists() and not list(trained.glob("imported-*"))

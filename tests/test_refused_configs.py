@@ -331,6 +331,7 @@ def build_or_refuse(config, overrides):
 
 @settings(max_examples=40, derandomize=True, **SETTINGS)
 @given(st.fixed_dictionaries({}, optional=PLAUSIBLE))
+@pytest.mark.thorough
 def test_plausible_overrides_build_or_are_refused(tiny_config, overrides):
   build_or_refuse(tiny_config, overrides)
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from benchmarks import flops, inference
 
@@ -23,6 +24,7 @@ def test_multiply_adds_by_hand():
   assert flops.multiply_adds(jax.jit(layers), *shapes) == scanned + convolution
 
 
+@pytest.mark.thorough
 def test_row_of_a_small_mixer():
   (row,) = inference.measure(["mixer_small"], 2, "float32", rounds=1, single_rounds=5)
   # 64 tokens, 256 channels, 8 blocks of 256 and 1024 hidden units, 1,000 classes.
@@ -35,6 +37,7 @@ def test_row_of_a_small_mixer():
   assert inference.zoo_cells(row)[:4] == ["`mixer_small`", "32", "4.7", "0.34"]
 
 
+@pytest.mark.thorough
 def test_sizes_alone_and_with_absorbed_affine_layers():
   row, absorbed = inference.measure(["resmlp_s12"], 1, "float32", rounds=0)
   assert row.images_per_second is None

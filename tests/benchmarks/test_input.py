@@ -14,6 +14,7 @@ def photos(tmp_path_factory):
   return directory, input_benchmark.write_photos(directory, 64)
 
 
+@pytest.mark.thorough
 def test_photographs_are_like_those_of_imagenet(photos):
   directory, mean_bytes = photos
   files = list((directory / "train").glob("*/*.jpg"))

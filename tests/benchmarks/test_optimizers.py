@@ -14,6 +14,7 @@ def tiny_run(tiny_config):
   return experiment.build(tiny_config)
 
 
+@pytest.mark.thorough
 def test_gradient_costs_are_those_that_xla_counts(tiny_config):
   # Wide enough for products to dominate the elementwise work, which XLA counts, too.
   tiny_config.model.update(hidden_dim=256, tokens_mlp_dim=64, channels_mlp_dim=512)

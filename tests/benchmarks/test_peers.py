@@ -31,6 +31,7 @@ def to_plain(path):
   return (f"Dense_{first + int(dense[0][-1])}", leaf)
 
 
+@pytest.mark.thorough
 def test_the_plain_mixer_computes_what_ours_does():
   sizes = dict(hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=32)
   ours = models.build("mixer_s16", 5, patch_size=4, **sizes)

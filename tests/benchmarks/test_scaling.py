@@ -75,6 +75,7 @@ def test_memory_is_that_of_the_arrays_of_a_state():
   assert size((params, momentum)) == expected["parameters and momentum"]
 
 
+@pytest.mark.thorough
 def test_blocks_of_a_model_without_its_head():
   blocks = scaling.blocks_of("mixer_s32")
   assert sum(block.kind == "kronecker" for block in blocks) == 1 + 8 * 4

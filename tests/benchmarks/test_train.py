@@ -38,6 +38,7 @@ def test_a_row(tiny_run, name, monkeypatch):
   assert row.peak_bytes > tiny_run.datasets["train"].arrays()["image"].nbytes
 
 
+@pytest.mark.thorough
 def test_a_model_that_does_not_fit_is_not_run(tiny_run, monkeypatch):
   monkeypatch.setattr(train, "fits", lambda size: False)
   monkeypatch.setattr(train, "take_turns", None)

@@ -170,6 +170,7 @@ def test_broken_record_names_its_place(tmp_path, source):
   assert f"{made}, record" in line and "broken image" in line
 
 
+@pytest.mark.thorough
 def test_tensorflow_is_not_imported_even_if_installed(tmp_path):
   (tmp_path / "tensorflow").mkdir()
   (tmp_path / "tensorflow" / "__init__.py").write_text("import os; os._exit(77)")

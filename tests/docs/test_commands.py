@@ -124,6 +124,7 @@ def test_every_command_is_understood(parsed):
   assert not problems, "\n".join(problems)
 
 
+@pytest.mark.thorough
 def test_wrong_commands_are_found(parsed):
   _, verdicts = parsed
   assert not {c: said for c, said in verdicts.items() if WRONG[c] not in (said or "")}

@@ -92,6 +92,7 @@ def elementwise(model, params):
 
 
 @pytest.mark.parametrize("kind, pooling", CASES)
+@pytest.mark.first(2)
 def test_there_are_fewer_operations(kind, pooling):
   model = small(kind, pooling)
   params = randomised(model)

@@ -81,6 +81,7 @@ def test_rematerialised_blocks_drop_the_same_units_twice():
   assert np.abs(plain[0][0] - still[0]).max() > 0.01  # something was dropped
 
 
+@pytest.mark.thorough
 def test_the_drop_rates_of_a_scan_grow_with_depth():
   """A Mixer of three blocks has the rates 0, 0.5 and 1 (here: all but 1)."""
   model = build("mixer", stochastic_depth=0.999, scan_blocks=True, remat=True, num_blocks=3)
@@ -169,7 +170,7 @@ def gradient_program(num_blocks=6, **fields):
 
 
 @pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_a_scanned_program_does_not_grow_with_depth(remat):
   length = lambda **fields: gradient_program(remat=remat, **fields).as_text().count("\n")
   assert length(scan_blocks=True, num_blocks=24) == length(scan_blocks=True, num_blocks=3)

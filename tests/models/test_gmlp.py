@@ -180,6 +180,7 @@ def test_epsilons_are_those_of_timm():
 
 @pytest.mark.parametrize("gating", gmlp.GATINGS)
 @pytest.mark.parametrize("spatial", gmlp.SPATIALS)
+@pytest.mark.first(2)
 def test_gates_start_as_the_identity(gating, spatial):
   z = jax.random.normal(jax.random.key(0), (2, 9, 6))
   unit = gmlp.SpatialGatingUnit(9, gating, spatial)

@@ -131,6 +131,7 @@ def test_examples_do_not_matter_to_each_other(name):
 
 
 @pytest.mark.parametrize("field", ["dropout_rate", "decoder_dropout", "stochastic_depth"])
+@pytest.mark.first(1)
 def test_drops_in_training(field):
   models_ = [build("galerkin_1d", num_blocks=1, **{field: rate}) for rate in (0.0, 0.5)]
   params, values, positions = drawn(models_[0], (13,))
@@ -174,7 +175,7 @@ def test_outputs_at_the_boundary_are_zero():
 
 
 @pytest.mark.parametrize("name", ["galerkin_2d", "mixer_operator"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_scanned_and_rematerialised_blocks_and_bfloat16(name):
   grid = CASES[name][0]
   model = build(name, num_blocks=2)
@@ -203,6 +204,7 @@ def start(name, grid, **fields):
   return traverse_util.flatten_dict(params, sep="/")
 
 
+@pytest.mark.thorough
 def test_starts_as_published():
   """Standard deviations of PyTorch's Xavier law over [in, out, modes, (modes,) 2]; limits."""
   one = start("galerkin_1d", (16,), num_blocks=0, modes=8)

@@ -201,6 +201,7 @@ def test_dropout_acts_in_training_alone(backbone):
   np.testing.assert_array_equal(found, run(without, params, *sequences(), train=True))
 
 
+@pytest.mark.thorough
 def test_features_take_the_place_of_words():
   model = small("gmlp split", features_dim=3)
   ids, mask, segments = sequences()

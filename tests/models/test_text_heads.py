@@ -49,7 +49,7 @@ def test_classifier_pools_real_tokens(pooling):
 
 
 @pytest.mark.parametrize("backbone, tied", [*((b, True) for b in FEW), ("mixer", False)])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_every_matrix_has_a_kronecker_block_and_padding_counts_in_none(backbone, tied):
   """Positions are weighed, as in the loss of a masked language model; the last one is empty."""
   model = models.MaskedLm(small(backbone, segments=0, num_blocks=1), tied)

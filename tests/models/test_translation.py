@@ -64,6 +64,7 @@ def by_hand(name, vocab, length):
 
 
 @pytest.mark.parametrize("name", models.TRANSLATORS)
+@pytest.mark.first(2)
 def test_sizes(name):
   found = count(name, vocab_size=1000, max_length=64)
   assert found == by_hand(name, 1000, 64)
@@ -208,6 +209,7 @@ def test_logits_equal_numpy(mixing):
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.first(1)
 def test_steps_equal_the_whole_at_all_places_and_lengths(mixing):
   """Beams of other words share a source; each equals a target of its own."""
   model = small(mixing, num_blocks=2)
@@ -330,6 +332,7 @@ def test_every_parameter_has_a_block(mixing):
   assert {name for name, kind in kinds.items() if kind == "kronecker"} >= kernels
 
 
+@pytest.mark.thorough
 def test_padding_counts_in_no_factor():
   """Neither in those of the embedding that sources, targets and outputs share."""
   predict, params = problem("linear")

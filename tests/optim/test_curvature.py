@@ -68,7 +68,7 @@ def brute_force(params, batch, weights):
 @pytest.mark.parametrize("shape", [(6, 7), (6, 3, 7)], ids=["rows", "tokens"])
 @pytest.mark.parametrize("estimation", ["exact", "empirical"])
 @pytest.mark.parametrize("token_averaging", ["published", "expand"])
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_factors_equal_brute_force(shape, estimation, token_averaging):
   predict, params, batch = problem(shape)
   options = dict(estimation=estimation, token_averaging=token_averaging)
@@ -86,6 +86,7 @@ def test_factors_equal_brute_force(shape, estimation, token_averaging):
     np.testing.assert_allclose(factors[name].outputs, scale * outputs[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_sampled_factors_average_to_the_exact_ones():
   predict, params, batch = problem((6, 7))
   estimate = Curvature(predict, params, batch).estimate

@@ -393,6 +393,7 @@ def test_mistakes_of_kfac_s_relatives_are_named():
     tx.update(grads, tx.init(params), params)
 
 
+@pytest.mark.thorough
 def test_each_optimizer_may_have_its_part_of_the_parameters():
   params, batch, _ = sequence()[0]
   parts = {"soap": optim.scale_by_soap(), "kfac": optim.scale_by_kfac_adam(predict, params, batch)}

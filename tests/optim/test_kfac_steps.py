@@ -123,6 +123,7 @@ def test_a_sharded_batch_makes_the_same_steps():
   "damping_type, identity_start",
   [("exact", False), pytest.param("factored", True, marks=pytest.mark.slow)],
 )
+@pytest.mark.thorough
 def test_no_nan(damping_type, identity_start):
   model = models.build(
     "mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=6, channels_mlp_dim=10

@@ -127,6 +127,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.first(4)
 def test_a_layer_equals_brute_force(name):
   make, shape, inputs = CASES[name]
   model = Named(make)
@@ -181,6 +182,7 @@ SAME_LAYER = [pytest.param(name, marks=pytest.mark.slow) for name in ("key", "va
 
 
 @pytest.mark.parametrize("name", ["query", *SAME_LAYER, "out", "words"])
+@pytest.mark.first(1)
 def test_one_example_of_one_row_is_exact(name):
   """A (x) G is the Fisher matrix itself where there is one row: attention, embeddings."""
   model = Words() if name == "words" else Attention()
@@ -236,6 +238,7 @@ def stacked_model(lift):
 
 
 @pytest.mark.parametrize("lift", ["scan", "remat scan", "remat"])
+@pytest.mark.first(1)
 def test_lifted_layers_equal_those_of_a_loop(lift):
   x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
   plain = stacked_model("loop").init(jax.random.key(0), x)["params"]

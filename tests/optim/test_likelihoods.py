@@ -48,6 +48,7 @@ def test_exact_factor_in_closed_form(name, shape):
 
 
 @pytest.mark.parametrize("name", ["categorical", "normal", "bernoulli"])
+@pytest.mark.first(1)
 def test_sampled_factors_average_to_the_exact_one(name):
   predict, params, x = setup((3, 2, 4))
   one = lambda key: optim.kfac_factors(predict, params, x, key, likelihood=name)["head"].outputs
@@ -135,6 +136,7 @@ class Hidden(nn.Module):
 
 @pytest.mark.parametrize("estimation", ["exact", "empirical"])
 @pytest.mark.parametrize("per_token", [False, True], ids=["examples", "tokens"])
+@pytest.mark.first(2)
 def test_padding_counts_nowhere(per_token, estimation):
   """A padded batch gives the factors of the one without padding."""
   rng = np.random.default_rng(0)
@@ -209,6 +211,7 @@ class Positions(nn.Module):
     return nn.Dense(3, name="head")(inputs=nn.tanh(x))
 
 
+@pytest.mark.thorough
 def test_positions_without_a_batch_axis():
   """In the mean over labels their factors are those of positions given for each example."""
   ids = np.random.default_rng(0).integers(0, 7, (5, 6))

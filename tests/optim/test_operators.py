@@ -86,7 +86,7 @@ STEPS = [n if n in ("galerkin_1d", "fno_2d") else pytest.param(n, marks=pytest.m
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_a_step_lowers_the_loss(name):
   predict, init, batch = problem(name)
   params = jax.jit(init)()

@@ -103,6 +103,7 @@ def mean_gradient(params, batch):
 
 
 @pytest.mark.parametrize("how", ["checked", "unchecked", "pmap"])
+@pytest.mark.first(1)
 def test_manual_axes(how):
   params, batch = problem()
   expected = first(optim.kfac(0.1, predict, params, batch, **EXACT), params, batch)
@@ -184,6 +185,7 @@ def test_targets_that_would_broadcast_are_refused(likelihood):
     optim.kfac_factors(both, params, (x, t), jax.random.key(0), **options)
 
 
+@pytest.mark.thorough
 def test_padded_steps_of_a_recurrent_net_count_in_no_factor():
   """Also those of which every example is padding."""
 
@@ -300,6 +302,7 @@ class Wrapped(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["plain", "subclass", "jit", "checkpoint", "vmap", "frozen"])
+@pytest.mark.first(2)
 def test_transformations_around_layers(how):
   params, batch = problem()
   model = Wrapped(how)
@@ -328,6 +331,7 @@ def test_transformations_around_layers(how):
   close(factors["two"], expected["two"], rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_layers_side_by_side():
   """nn.vmap makes an ensemble: each member has factors of its own."""
 
@@ -383,6 +387,7 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.first(2)
 def test_diagonals_of_normalisations_equal_brute_force(kind):
   x = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
   variables = Normalised(kind).init(jax.random.key(0), x)
@@ -455,6 +460,7 @@ def test_factors_of_scaled_parameters_are_scaled():
 
 
 @pytest.mark.parametrize("span, cosine", [(1, 0.9999), (2, 0.99)])
+@pytest.mark.first(1)
 def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   """Inputs of scales 10^-span to 10^span: docs/kfac.md says where float32 ends."""
   rng = np.random.default_rng(0)

@@ -48,7 +48,7 @@ class Pictures(nn.Module):
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_the_mean_is_the_gradient_of_the_mean_loss(chunk):
   rng = np.random.default_rng(0)
   batch = {"x": rng.normal(size=(10, 3, 3, 2)).astype(np.float32), "y": rng.integers(0, 3, 10)}

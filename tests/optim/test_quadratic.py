@@ -169,6 +169,7 @@ def test_vectors_that_add_nothing_get_no_part(products, slopes, expected):
   np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_updates_are_minima_of_the_damped_model():
   """The derivative of the dense model is 0 along both vectors, with decay of some parameters."""
   params, batch = problem()
@@ -252,6 +253,7 @@ class Linear(nn.Module):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])
+@pytest.mark.first(1)
 def test_least_squares_are_solved_in_one_step(decay):
   """K-FAC's matrix is exact for one linear layer: the step is Newton's, and alpha is 1."""
   rng = np.random.default_rng(0)
@@ -319,6 +321,7 @@ def steps_of_kfac_jax(params, batch, steps, damping, decay):
 
 @needs_kfac_jax_s_tracer
 @pytest.mark.parametrize("damping, decay", [(0.1, 1e-3), (0.3, 0.0)])
+@pytest.mark.first(1)
 def test_fifty_steps_are_those_of_kfac_jax(damping, decay):
   """Rounding alone differs: 1e-7 of a step, amplified where two vectors are nearly parallel."""
   params, batch = problem(rows=64)
@@ -367,6 +370,7 @@ def close(a, b, rtol=1e-4, atol=1e-5):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
+@pytest.mark.thorough
 def test_a_saved_and_restored_state_goes_on(tmp_path):
   params, batch = problem(rows=16)
   tx = optim.kfac(1.0, predict, params, batch, inverse_period=3, **CHOSEN, **EXACT)
@@ -380,6 +384,7 @@ def test_a_saved_and_restored_state_goes_on(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again, whole)
 
 
+@pytest.mark.thorough
 def test_fixed_rates_may_have_adaptive_damping():
   params, batch = problem(rows=16)
   options = dict(damping=0.1, weight_decay=0.0, **EXACT)
@@ -390,6 +395,7 @@ def test_fixed_rates_may_have_adaptive_damping():
   assert float(state.ratio) > 0.75 and float(state.damping) == pytest.approx(0.1 * 0.95**5)
 
 
+@pytest.mark.thorough
 def test_a_part_of_the_parameters_is_moved():
   params, batch = problem(rows=16)
   tx = optim.kfac(1.0, predict, params, batch, damping_period=1, **CHOSEN, **EXACT)
@@ -435,6 +441,7 @@ def run(**values):
   return waves("kfac", **{f"optimizer.{k}": v for k, v in options.items()}, **values)
 
 
+@pytest.mark.thorough
 def test_training_on_any_mesh_and_in_parts_makes_the_same_steps():
   one = advanced(run(), steps=4)
   assert float(one[0].opt_state.damping) != pytest.approx(0.1)

@@ -39,6 +39,7 @@ def test_squares_are_those_of_both_updates():
   assert step_norms.squares(optax.sgd(0.1).init(params), kind) == {}
 
 
+@pytest.mark.thorough
 def test_a_run_logs_their_root_mean_squares(tmp_path):
   """Adam's first step is its rate in each number; SGD's lengths are those of the run's steps."""
   config = waves(num_steps=2, eval_steps=1)

@@ -34,6 +34,7 @@ IMAGES = jax.ShapeDtypeStruct((16, 16, 16, 3), "float32")
 
 
 @pytest.mark.parametrize("name, fields", CASES, ids=IDS)
+@pytest.mark.first(5)
 def test_a_block_per_dense_layer(name, fields):
   model = models.build(name, 4, **SMALL[name] | fields)
   params = jax.eval_shape(model.init, jax.random.key(0), IMAGES)["params"]
@@ -53,6 +54,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("name, fields", STEPS)
+@pytest.mark.thorough
 def test_a_step_lowers_the_loss(name, fields):
   model = models.build(name, 4, **SMALL[name] | fields)
   labels = np.arange(16) % 4

@@ -74,7 +74,7 @@ LAYERS = {
 @pytest.mark.parametrize("old, new", [(3, 4), (4, 3), (3, 6), (4, 2)])
 @pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.first(6)
+@pytest.mark.first(2)
 def test_interpolation_does_on_the_new_grid_what_was_done_on_the_old(
   tmp_path, family, kind, old, new
 ):
@@ -89,6 +89,7 @@ def test_interpolation_does_on_the_new_grid_what_was_done_on_the_old(
 
 @pytest.mark.parametrize("resize", ["", *pretrained.RESIZES])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.first(4)
 def test_equal_grids_change_nothing(tmp_path, family, resize):
   params, weights = saved(tmp_path, family, 32)
   fitted = weights.fit(shapes(FAMILIES[family]()), resize)
@@ -128,6 +129,7 @@ def test_only_square_grids_are_resized(tmp_path):
 # 24 units are no square; nine are, as are the tokens of an image of 24x24 pixels.
 @pytest.mark.parametrize("hidden", [24, 9])
 @pytest.mark.parametrize("resize", ["", *pretrained.RESIZES])
+@pytest.mark.first(3)
 def test_a_transposed_kernel_is_named_with_both_shapes(tmp_path, hidden, resize):
   params = random_params(FAMILIES["mixer"](tokens_mlp_dim=hidden))
   first = params["MixerBlock_0"]["token_mixing"]["Dense_0"]

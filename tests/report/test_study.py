@@ -256,6 +256,7 @@ def test_a_metric_where_lower_is_better_with_several_test_sets(tmp_path):
   assert "The lowest after the last evaluation was chosen" in text
 
 
+@pytest.mark.thorough
 def test_steps_of_a_pair_are_drawn_for_a_task_outside_the_package(tmp_path):
   def pair(optimizer):
     made = errors("sgd")

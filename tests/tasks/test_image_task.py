@@ -75,6 +75,7 @@ def _recipe(config, **fields):
 
 
 @pytest.mark.parametrize("loss", ["softmax", "binary"])
+@pytest.mark.first(1)
 def test_losses_of_mixed_labels_are_those_of_numpy(config, variables, loss):
   task = _recipe(config, loss=loss)
   arrays = task.datasets()["train"].arrays()

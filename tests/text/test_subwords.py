@@ -89,6 +89,7 @@ def test_training_and_files_are_the_same_each_time(vocabulary, texts, tmp_path):
   np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_the_command_reads_aligned_files_and_columns(tmp_path):
   (tmp_path / "train.en").write_text("a man\na dog\n\n")
   (tmp_path / "train.de.gz").write_bytes(gzip.compress("ein Mann\nein Hund\n\n".encode()))

@@ -63,6 +63,7 @@ def test_every_split_is_evaluated_and_validation_picks_the_checkpoint(stopped_an
   assert restore.restore(str(whole), "best").step == rows[-1]["validation/best_step"]
 
 
+@pytest.mark.thorough
 def test_validation_picks_the_checkpoint_although_the_test_set_would_pick_another(
   tiny_config, shapes_npz, tmp_path
 ):

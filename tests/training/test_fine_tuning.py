@@ -78,6 +78,7 @@ def test_weights_of_another_model_are_refused_by_name(config, weights, tmp_path)
     loop.train(config, str(tmp_path / "run"))
 
 
+@pytest.mark.thorough
 def test_a_larger_grid_takes_an_explicit_choice(config, weights, tmp_path):
   config.data.update(resize=16, image_size=16, pad=0)
   with pytest.raises(UserError, match="block_diagonal"):

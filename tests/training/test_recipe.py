@@ -42,7 +42,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(recipe):
 @pytest.mark.parametrize(
   "loss, estimation", [("softmax", "empirical"), ("binary", "empirical"), ("binary", "sampled")]
 )
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_kfac_takes_mixed_labels(recipe, loss, estimation):
   recipe.augment.policy, recipe.augment.erasing, recipe.loss = "", 0.0, loss
   recipe.num_steps, recipe.ema_decay = 2, 0.0

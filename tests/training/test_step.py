@@ -34,6 +34,7 @@ def assert_close(one, other, rtol=1e-4, atol=1e-5):
   assert a_row == pytest.approx(b_row, rel=rtol)
 
 
+@pytest.mark.thorough
 def test_accumulation_weighs_parts_by_their_weights():
   """Every fourth example has one weighted point of 8: its part counts an eighth."""
   config = waves(**{"optimizer.momentum": 0.0})

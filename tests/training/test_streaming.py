@@ -84,6 +84,7 @@ def test_eight_devices_test_each_streamed_image_once(sample_config):
     assert metrics["loss"] == pytest.approx(resident["loss"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_an_epoch_of_random_crops_goes_on_after_a_stop(tiny_config, tmp_path):
   rng = np.random.default_rng(0)
   for i in range(40):

@@ -150,6 +150,7 @@ def test_a_run_may_move_and_be_evaluated_elsewhere(tmp_path):
     assert found == pytest.approx(metrics_file.read(path)[-1]["test/error"], rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_table_of_blocks_follows_the_options(tiny_config):
   for norms in ("gradient", "diagonal"):
     tiny_config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, norms=norms)

@@ -221,7 +221,7 @@ def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
 
 
 @pytest.mark.parametrize("name, scan", [("galerkin_1d", True), ("galerkin_2d", False)])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_columns_of_attention_are_functions_on_its_grid(config, name, scan):
   """Queries of the first block by NumPy from its inputs; keys and values are normalised."""
   config.model = config_lib.default("operator_learning", name).model

@@ -55,7 +55,7 @@ def test_perplexity_is_that_of_numpy_for_any_batch_and_devices(config):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_padding_changes_neither_loss_nor_gradient(config_of, model):
   """A batch of 9 tokens at most, padded to 16 and to 9, by other rubbish in the padding."""
   config = config_of("masked_lm", model, field="sentence")

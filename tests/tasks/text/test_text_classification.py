@@ -141,7 +141,7 @@ def test_pairs_are_told_apart_by_segments(config_of):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_padding_counts_in_no_factor(config, pooling):
   config.pooling = pooling
   task = tasks.find("text_classification")(config)

@@ -107,6 +107,7 @@ def test_losses_are_those_of_numpy(config):
   np.testing.assert_allclose(found["accuracy"], mean(log_p.argmax(-1) == targets), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_padding_and_devices_change_neither_loss_nor_gradient(config):
   """The whole width, the bucket's, and the bucket's on 2 and 8 devices."""
   run = experiment.build(config)
