@@ -6,7 +6,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from benchmarks import compile as compile_benchmark
-from benchmarks import dispatch, inference, optimizers, peers, scaling, text_peers, train
+from benchmarks import dispatch, inference, optimizers, peers, scaling, text_peers, train, updates
 from benchmarks import input as input_benchmark
 from mixer_jax.runtime import cli
 
@@ -14,6 +14,7 @@ _COMMANDS = {
   "input": input_benchmark.main,
   "dispatch": dispatch.main,
   "optimizers": optimizers.main,
+  "updates": updates.main,
   "train": train.main,
   "compile": compile_benchmark.main,
   "inference": inference.main,
@@ -32,7 +33,9 @@ def _run(command, argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file("config", None, "Config file of input, dispatch and optimizers.")
+  config_flags.DEFINE_config_file(
+    "config", None, "Config file of input, dispatch, optimizers and updates."
+  )
   flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
   flags.DEFINE_list("models", None, "Names of models, for every command without a config.")
   flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers of train and compile.")
@@ -51,5 +54,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer(
     "profile", 0, "Kinds of operations of a step that peers lists.", lower_bound=0
   )
+  flags.DEFINE_integer("steps", 300, "Steps of the run that updates follows.", lower_bound=1)
+  flags.DEFINE_string("out", None, "Picture of updates, a .png.")
   flags.DEFINE_string("torch_python", None, "Python with PyTorch, and for peers timm.")
   cli.run_commands({name: functools.partial(_run, main) for name, main in _COMMANDS.items()})

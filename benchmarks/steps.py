@@ -1,9 +1,10 @@
 """Training steps with real data, and on one batch that is on the device already."""
 
+import contextlib
 import functools
 import itertools
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import jax
 import numpy as np
@@ -22,19 +23,24 @@ def _feed(run: Experiment) -> feed.Feed:
   return feed.Feed(run.datasets["train"], run.order, mesh_lib.batched(run.mesh), run.config.seed)
 
 
-def batch(run: Experiment) -> Any:
-  """The first training batch, prepared, on the devices."""
+def batches(run: Experiment) -> Iterator[Any]:
+  """The training batches, step by step, prepared, on the devices."""
   sharding, source = mesh_lib.batched(run.mesh), _feed(run)
 
   @functools.partial(jax.jit, out_shardings=sharding)
-  def prepare(examples, rows):
+  def prepare(key, examples, rows):
     rows = jax.tree.map(lambda x: x[0], rows)
-    return run.task.prepare(jax.random.key(0), feed.take(examples, rows, sharding), train=True)
+    return run.task.prepare(key, feed.take(examples, rows, sharding), train=True)
 
-  window, *_ = source.windows([(0, 1)])
-  made = prepare(*window)
-  source.close()
-  return made
+  with contextlib.closing(source):
+    for i, window in enumerate(source.windows((step, 1) for step in itertools.count())):
+      yield prepare(jax.random.key(i), *window)
+
+
+def batch(run: Experiment) -> Any:
+  """The first training batch, prepared, on the devices."""
+  with contextlib.closing(batches(run)) as made:
+    return next(made)
 
 
 class _Steps:

@@ -1,0 +1,43 @@
+"""Angles between updates, and shares of their lengths, against numbers by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import updates
+from mixer_jax import experiment
+
+
+class Kinds:
+  class task:
+    layer_kind = staticmethod(lambda path: "head" if path.startswith("head") else "stem")
+
+
+def test_cosines_and_shares_by_hand():
+  trees = [
+    {"head": {"bias": jnp.array([3.0, 0.0])}, "stem": {"kernel": jnp.array([[4.0]])}},
+    {"head": {"bias": jnp.array([0.0, 2.0])}, "stem": {"kernel": jnp.array([[0.0]])}},
+    {"head": {"bias": jnp.array([-6.0, 0.0])}, "stem": {"kernel": jnp.array([[-8.0]])}},
+  ]
+  found = updates._measured(Kinds, trees)
+  np.testing.assert_allclose(found.cosines, [[1, 0, -1], [0, 1, 0], [-1, 0, 1]], atol=1e-6)
+  np.testing.assert_allclose(found.shares["head"], [0.36, 1.0, 0.36], rtol=1e-6)
+  np.testing.assert_allclose(found.shares["stem"], [0.64, 0.0, 0.64], atol=1e-6)
+
+
+def test_a_figure_has_a_row_for_each_optimizer():
+  number = len(updates.OPTIMIZERS)
+  found = updates.Compared(np.eye(number), {"stem": np.full(number, 0.5), "head": np.ones(number)})
+  matrix, bars = updates.draw(found).axes
+  assert len(matrix.texts) == number**2 and len(bars.patches) == 2 * number
+
+
+@pytest.mark.slow
+def test_all_see_one_run(tiny_config):
+  found = updates.compare(experiment.build(tiny_config), 3)
+  number = len(updates.OPTIMIZERS)
+  np.testing.assert_allclose(np.diag(found.cosines), np.ones(number), rtol=1e-5)
+  np.testing.assert_allclose(found.cosines, found.cosines.T, rtol=1e-5)
+  np.testing.assert_allclose(sum(found.shares.values()), np.ones(number), rtol=1e-5)
+  assert jax.tree.all(jax.tree.map(lambda x: bool(np.isfinite(x).all()), found))
