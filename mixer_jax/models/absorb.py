@@ -122,8 +122,11 @@ def absorb_affine(
     A model and its parameters (NumPy, float32) with the outputs of the given ones.
 
   Raises:
-    ValueError: LayerNorm, which no linear layer can absorb, or no image_size where it is needed.
+    ValueError: LayerNorm, which no linear layer can absorb, no head to absorb the last Aff, or no
+      image_size where it is needed.
   """
+  if not model.num_classes:
+    raise ValueError("num_classes is 0; the last Aff needs a head that absorbs it")
   if model.normalization != "affine":
     raise ValueError(f"normalization is {model.normalization!r}; only 'affine' can be absorbed")
   kind, grid = model.patch_communication, None

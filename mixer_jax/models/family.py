@@ -72,7 +72,7 @@ class Stack(nn.Module):
 class Model(Stack, kw_only=True):
   """Image patches, blocks, a normalisation, the mean over tokens, a head.
 
-  A family has its blocks in `mix`.
+  A family has its blocks in `mix`. With num_classes=0 there is no head: the mean is the output.
   """
 
   num_classes: int
@@ -82,7 +82,7 @@ class Model(Stack, kw_only=True):
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
 
-    Tokens are rows of patches from the top, each from the left; after the last block they are sown
+    Without a head: to features [batch, hidden_dim], float32. Tokens are rows of patches from the top, each from the left; after the last block they are sown
     as "tokens" [batch, tokens, channels] into the collection "intermediates". The head starts at
     zero, hence at the uniform prediction, as the published Mixer. A ValueError if `patch_size` does
     not divide the images.
@@ -96,6 +96,8 @@ class Model(Stack, kw_only=True):
     x = self.mix(x, (height // side, width // side), train)
     self.sow("intermediates", "tokens", x)
     x = jnp.mean(self.pool(x), axis=1, dtype=jnp.float32)
+    if not self.num_classes:
+      return x
     return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
 
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
@@ -147,9 +149,11 @@ def variants(cls: type, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Ca
 def role(table: Mapping[str, Layer], path: str) -> Layer | None:
   """The role, by `Family.layers`, of a parameter as "MixerBlock_0/LayerNorm_0/scale"; or None.
 
-  Scanned blocks are "MixerBlocks"; the encoder of a model of text may stand below "encoder".
+  Scanned blocks are "MixerBlocks". A model inside another module stands below "encoder", if it is
+  of text, or "backbone", if it is of images.
   """
-  path = re.sub(r"^(\w+Block)(s|_\d+)/", r"\1/", path.removeprefix("encoder/"))
+  path = re.sub(r"^(encoder|backbone)/", "", path)
+  path = re.sub(r"^(\w+Block)(s|_\d+)/", r"\1/", path)
   while "/" in path:
     path = path.rpartition("/")[0]
     if path in table:

@@ -146,5 +146,7 @@ def test_mistakes_are_named():
     ValueError, match=r"images have shape \(3, 12, 8, 3\); known: \[batch, 8, 12, 3"
   ):
     absorbed.apply({"params": own}, images().swapaxes(1, 2))
+  with pytest.raises(ValueError, match="^num_classes is 0; the last Aff needs a head"):
+    absorb.absorb_affine(small().clone(num_classes=0), {})
   with pytest.raises(ValueError, match="^train is True; .* inference only"):
     absorbed.apply({"params": own}, images(), train=True)

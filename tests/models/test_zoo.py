@@ -4,6 +4,7 @@ from flax import traverse_util
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mixer_jax import models, options
@@ -120,9 +121,25 @@ def test_roles_of_parameters(name, field):
       reads = leaf == "kernel" and axes[:1] == ("in",)
       assert models.reads_tokens(path) == reads
       assert models.is_decayed(path) == (leaf in ("kernel", "diagonals"))
+      assert models.layer_kind(f"backbone/{path}") == kind
+      assert models.token_axes(f"backbone/{path}") == own
       together = path if layer.startswith("Class") else path.replace("Block_0", "Blocks")
       assert together in scanned
       assert (models.layer_kind(together), models.reads_tokens(together)) == (kind, reads)
+
+
+@pytest.mark.parametrize("name", ["mixer_small", "resmlp_s12", "gmlp_small"])
+def test_a_model_without_a_head_gives_what_the_head_sees(name):
+  images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+  whole = models.build(name, 5, **SMALL)
+  params = whole.init(jax.random.key(1), images)["params"]
+  params["head"]["kernel"] = jax.random.normal(jax.random.key(2), (8, 5))
+  without = models.build(name, 0, **SMALL)
+  assert shapes(whole).keys() - shapes(without).keys() == {"head/kernel", "head/bias"}
+  features = without.apply({"params": params}, images)
+  assert (features.shape, features.dtype) == ((2, 8), jnp.float32)
+  logits = np.asarray(features) @ params["head"]["kernel"]
+  np.testing.assert_allclose(whole.apply({"params": params}, images), logits, rtol=1e-4, atol=1e-6)
 
 
 def test_layers_of_other_models_mix_channels():

@@ -66,6 +66,14 @@ def test_metrics_are_those_of_numpy(task, variables):
   assert aux.metrics.keys() == {"loss", "top1"}
 
 
+def test_representations_are_what_the_head_sees(task, variables):
+  batch = task.prepare(None, task.datasets()["test"].arrays(), train=False)
+  features = np.asarray(task.representations(variables, batch)["features"])
+  head = variables["params"]["head"]
+  logits = task.predict(variables, batch).outputs
+  np.testing.assert_allclose(features @ head["kernel"] + head["bias"], logits, rtol=1e-4, atol=1e-5)
+
+
 def _recipe(config, **fields):
   other = config.copy_and_resolve_references()
   other.augment.update(mixup=0.8, cutmix=1.0)

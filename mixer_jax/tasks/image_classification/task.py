@@ -190,6 +190,10 @@ class ImageClassification(BaseTask):
     """Logits, and int labels."""
     return Prediction(self.model.apply(variables, batch["image"]), batch.get("label"))
 
+  def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
+    """ "features": the pooled ones that the head sees, float32 [batch, hidden_dim]."""
+    return {"features": self._build(0).apply(variables, batch["image"])}
+
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     outputs, labels, *_ = self.predict(variables, batch)
     # Of five classes or fewer every answer is among the first five.
