@@ -14,7 +14,7 @@ from mixer_jax.runtime import devices
 
 
 class Forward:
-  """A compiled forward pass with some parameters and images.
+  """A compiled forward pass with some variables and images.
 
   Attributes:
     peak_bytes: arguments, results and temporaries, as XLA plans them.
@@ -22,13 +22,13 @@ class Forward:
     multiply_adds: of the batch.
   """
 
-  def __init__(self, model: Any, params: Any, images: jax.Array):
-    forward = jax.jit(lambda params, images: model.apply({"params": params}, images))
-    self._arguments = jax.device_put((params, images))
-    self._compiled = forward.lower(params, images).compile()
+  def __init__(self, model: Any, variables: Any, images: jax.Array):
+    forward = jax.jit(lambda variables, images: model.apply(variables, images))
+    self._arguments = jax.device_put((variables, images))
+    self._compiled = forward.lower(variables, images).compile()
     self.peak_bytes = planned_bytes(self._compiled.memory_analysis())
-    self.parameters = sum(x.size for x in jax.tree.leaves(params))
-    self.multiply_adds = flops.multiply_adds(forward, params, images)
+    self.parameters = sum(x.size for x in jax.tree.leaves(variables["params"]))
+    self.multiply_adds = flops.multiply_adds(forward, variables, images)
 
   def __call__(self) -> None:
     jax.block_until_ready(self._compiled(*self._arguments))
@@ -38,11 +38,12 @@ def _forms(name: str, batch_size: int, dtype: str) -> dict[str, Forward]:
   """The named model and, of a ResMLP, its form with absorbed Aff and LayerScale, by label."""
   model, size = models.build(name, num_classes=1000, dtype=dtype), models.image_size(name)
   images = jnp.full((batch_size, size, size, 3), 0.01)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images[:1])["params"]
-  params = jax.tree.map(lambda x: np.full(x.shape, 0.01, np.float32), shapes)
-  forms = {name: (model, params)}
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images[:1])
+  variables = jax.tree.map(lambda x: np.full(x.shape, 0.01, np.float32), shapes)
+  forms = {name: (model, variables)}
   if isinstance(model, models.ResMlp):
-    forms[f"{name}, absorbed"] = models.absorb_affine(model, params, (size, size))
+    absorbed, params = models.absorb_affine(model, variables["params"], (size, size))
+    forms[f"{name}, absorbed"] = absorbed, {"params": params}
   return {label: Forward(*form, images) for label, form in forms.items()}
 
 

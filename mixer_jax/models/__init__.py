@@ -13,12 +13,13 @@ import flax.linen as nn
 from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.models.absorb import absorb_affine
-from mixer_jax.models.blocks import stacked, unrolled
+from mixer_jax.models.blocks import apart, stacked, unrolled
 from mixer_jax.models.family import LAYER_KINDS
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.operator_model import Operator
 from mixer_jax.models.resmlp import ResMlp
+from mixer_jax.models.resnet import ResNet
 from mixer_jax.models.roles import (
   FAMILIES,
   OPERATOR_FAMILIES,

@@ -69,6 +69,12 @@ def apply(
   return loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))[0]
 
 
+def apart(model: Any) -> Any:
+  """The model with its blocks one by one, none of them computed again in the backward pass."""
+  layout = [name for name in ("scan_blocks", "remat") if hasattr(model, name)]
+  return model.clone(parent=None, **dict.fromkeys(layout, False))
+
+
 def unrolled(tree: Any) -> Any:
   """Stacked blocks as one subtree each: "MixerBlock_0" and so on for "MixerBlocks".
 

@@ -7,13 +7,14 @@ from mixer_jax.models import (
   mixer,
   mlp_operators,
   resmlp,
+  resnet,
   text,
   transformer,
   translation,
 )
 from mixer_jax.models.family import COMMON, role
 
-FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY)
+FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY, resnet.FAMILY)
 TEXT_FAMILIES = (text.FAMILY, transformer.FAMILY)
 OPERATOR_FAMILIES = (galerkin.FAMILY, fno.FAMILY, mlp_operators.FAMILY)
 

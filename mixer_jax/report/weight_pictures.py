@@ -52,6 +52,8 @@ def mixing_figure(params: Any, grid: tuple[int, int]) -> Any:
   """A row per layer, units spread evenly over the layer; blue is negative. Errors as of `draw`."""
   named, tokens = kernels(params), grid[0] * grid[1]
   mixing = {k: v for k, v in named.items() if models.reads_tokens(k) and len(v) == tokens}
+  if not any(map(models.reads_tokens, named)):
+    raise UserError("the model has no matrix over tokens, hence no pictures of their weights")
   if not mixing:
     raise UserError(
       f"the model has no token-mixing matrix for {grid[0]}x{grid[1]} patches; it has"

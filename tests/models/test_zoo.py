@@ -20,7 +20,15 @@ def shapes(model, size=8):
   return {k: x.shape for k, x in traverse_util.flatten_dict(params, sep="/").items()}
 
 
-@pytest.mark.parametrize("name", models.VARIANTS)
+# Models that cut images into patches.
+PATCHES = [name for name in models.VARIANTS if "patch_size" in models.fields(name)]
+
+
+def test_all_but_convolutional_networks_cut_patches():
+  assert set(models.VARIANTS) - set(PATCHES) == {f"resnet_{n}" for n in (18, 20, 50, 56)}
+
+
+@pytest.mark.parametrize("name", PATCHES)
 def test_every_variant_builds_for_its_own_images(name):
   size, fields = models.image_size(name), models.fields(name)
   found = shapes(models.build(name, 10, scan_blocks=True), size)
@@ -31,8 +39,8 @@ def test_every_variant_builds_for_its_own_images(name):
 
 
 def test_images_of_32_pixels_are_for_the_small_patches():
-  small = {name for name in models.VARIANTS if models.image_size(name) == 32}
-  assert small == {name for name in models.VARIANTS if models.fields(name)["patch_size"] == 4}
+  small = {name for name in PATCHES if models.image_size(name) == 32}
+  assert small == {name for name in PATCHES if models.fields(name)["patch_size"] == 4}
   assert {models.image_size(name) for name in models.VARIANTS} == {32, 224}
 
 
@@ -47,7 +55,7 @@ def test_options_have_the_defaults_of_the_variant():
   assert (model.hidden_dim, model.num_blocks, model.dtype) == (16, 12, "float32")
 
 
-@pytest.mark.parametrize("cls", [models.Mixer, models.ResMlp, models.Gmlp])
+@pytest.mark.parametrize("cls", [models.Mixer, models.ResMlp, models.Gmlp, models.ResNet])
 def test_every_field_is_an_option(cls):
   fields = set(cls.__dataclass_fields__) - {"num_classes", "parent", "name"}
   assert set(options.of(cls)) == fields

@@ -144,8 +144,7 @@ def curvature_view(
   model: nn.Module, predict: Callable[[nn.Module, Variables, Batch], Prediction]
 ) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
   """A task's `curvature_view` of a model with a field `encoder`."""
-  encoder = model.encoder.clone(scan_blocks=False, remat=False, parent=None)
-  apart = functools.partial(predict, model.clone(encoder=encoder))
+  apart = functools.partial(predict, model.clone(encoder=models.apart(model.encoder)))
   if not model.encoder.scan_blocks:
     return apart, None
   from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it

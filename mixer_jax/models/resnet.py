@@ -1,0 +1,152 @@
+"""ResNet: convolutions with batch normalisation, teachers for distillation.
+
+He et al., "Deep residual learning for image recognition", CVPR 2016,
+https://arxiv.org/abs/1512.03385. Its networks for CIFAR (Section 4.2: 6n + 2 layers, shortcuts
+without parameters) and those for larger images (Table 1; projections where the shape changes). In a
+bottleneck the 3x3 layer has the stride, as in Facebook's and PyTorch's code ("v1.5"), not the first
+layer, as in the paper.
+"""
+
+import functools
+from typing import Annotated, Any, Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.errors import UserError
+from mixer_jax.models import family
+from mixer_jax.options import Option, one_of
+
+STEMS = ("small", "large")
+SHORTCUTS = ("projection", "padding")
+_SMALL = dict(width=16, stem="small", shortcut="padding")
+_LARGE = dict(width=64, stem="large", shortcut="projection")
+_VARIANTS = {
+  "resnet_20": dict(stages=(3, 3, 3), **_SMALL),
+  "resnet_56": dict(stages=(9, 9, 9), **_SMALL),
+  "resnet_18": dict(stages=(2, 2, 2, 2), **_LARGE),
+  "resnet_50": dict(stages=(3, 4, 6, 3), bottleneck=True, **_LARGE),
+}
+
+Conv = functools.partial(
+  nn.Conv, use_bias=False, kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+)
+# PyTorch's epsilon and momentum (which it counts as 1 - 0.9).
+BatchNorm = functools.partial(nn.BatchNorm, momentum=0.9, epsilon=1e-5)
+
+
+class _Block(nn.Module):
+  """Layers on a branch, each normalised, and a shortcut; `features` are those of a 3x3 layer."""
+
+  features: int
+  stride: int
+  shortcut: str
+  dtype: Any = "float32"
+  expansion = 1
+
+  def _layer(self, x: jax.Array, side: int, i: int, train: bool, **fields: Any) -> jax.Array:
+    """A convolution with kernels of side x side and its normalisation, the i-th of the branch."""
+    fields = dict(features=self.features, strides=1, padding=side // 2) | fields
+    x = Conv(kernel_size=(side, side), dtype=self.dtype, name=f"conv{i}", **fields)(x)
+    return BatchNorm(use_running_average=not train, dtype=self.dtype, name=f"norm{i}")(x)
+
+  def _shortcut(self, x: jax.Array, train: bool) -> jax.Array:
+    width = self.features * self.expansion
+    if self.stride == 1 and x.shape[-1] == width:
+      return x
+    if self.shortcut == "padding":
+      x = x[:, :: self.stride, :: self.stride]
+      return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1])))
+    x = Conv(width, (1, 1), self.stride, padding=0, dtype=self.dtype, name="shortcut")(x)
+    return BatchNorm(use_running_average=not train, dtype=self.dtype, name="shortcut_norm")(x)
+
+
+class BasicBlock(_Block):
+  """Two 3x3 layers."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    """Maps [batch, height, width, any] to [batch, height / stride, width / stride, features]."""
+    y = nn.relu(self._layer(x, 3, 1, train, strides=self.stride))
+    return nn.relu(self._layer(y, 3, 2, train) + self._shortcut(x, train))
+
+
+class BottleneckBlock(_Block):
+  """A 1x1, a 3x3 and a 1x1 layer, of which the last has four times the features."""
+
+  expansion = 4
+
+  @nn.compact
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    """As `BasicBlock`, to [..., 4 * features]."""
+    y = nn.relu(self._layer(x, 1, 1, train))
+    y = nn.relu(self._layer(y, 3, 2, train, strides=self.stride))
+    y = self._layer(y, 1, 3, train, features=self.expansion * self.features)
+    return nn.relu(y + self._shortcut(x, train))
+
+
+class ResNet(nn.Module):
+  """A stem, stages of blocks, each with half the side and twice the width, mean of places, a head.
+
+  A UserError if a field has a value that its option does not allow.
+  """
+
+  num_classes: int
+  stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1, 1000)]
+  width: family.width("channels of the first stage, of a 3x3 layer")
+  bottleneck: Annotated[bool, Option("blocks of 1x1, 3x3 and 1x1 layers, not two of 3x3")] = False
+  stem: one_of('3x3, or "large": 7x7 with stride 2 and a 3x3 maximum', STEMS) = "small"
+  shortcut: one_of("where the shape changes: 1x1 layers, or zeros for new channels", SHORTCUTS) = (
+    "projection"
+  )
+  dtype: family.Dtype = "float32"
+
+  def __post_init__(self):
+    family.check(self)
+    if not self.stages or any(n != int(n) for n in self.stages):
+      raise UserError(f"model.stages is {self.stages}; allowed: one or more integers")
+    super().__post_init__()
+
+  @nn.compact
+  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes], without a head if 0.
+
+    If `train`, activations are normalised by the mean and the variance of the whole batch, over all
+    devices, and the averages in the collection "batch_stats" have to be mutable: each is 0.9 times
+    itself and 0.1 times the batch's. Else by these averages. The variance is that of n numbers
+    divided by n; PyTorch's average has n - 1.
+    """
+    x = self._stem(images, train)
+    block: Callable[..., nn.Module] = BottleneckBlock if self.bottleneck else BasicBlock
+    strides = [2 if stage and not i else 1 for stage, n in enumerate(self.stages) for i in range(n)]
+    widths = [self.width * 2**stage for stage, n in enumerate(self.stages) for _ in range(n)]
+    for i, sizes in enumerate(zip(widths, strides)):
+      x = block(*sizes, self.shortcut, self.dtype, name=f"{block.__name__}_{i}")(x, train)
+    x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+    if not self.num_classes:
+      return x
+    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
+
+  def _stem(self, x: jax.Array, train: bool) -> jax.Array:
+    side, stride = (7, 2) if self.stem == "large" else (3, 1)
+    fields = dict(strides=stride, padding=side // 2, dtype=self.dtype, name="stem")
+    x = Conv(self.width, (side, side), **fields)(x)
+    norm = BatchNorm(use_running_average=not train, dtype=self.dtype, name="stem_norm")
+    x = nn.relu(norm(x))
+    return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))) if self.stem == "large" else x
+
+
+_NORMS = dict.fromkeys(("norm1", "norm2", "norm3", "shortcut_norm"), family.NORM)
+_BASIC = _NORMS | dict(conv1=family.TOKENS, conv2=family.TOKENS, shortcut=family.CHANNELS)
+_BOTTLENECK = _BASIC | dict(conv1=family.CHANNELS, conv3=family.CHANNELS)
+FAMILY = family.Family(
+  variants=family.variants(ResNet, _VARIANTS),
+  # A 3x3 kernel mixes places, and so is of the kind of layers over tokens.
+  layers={
+    "stem_norm": family.NORM,
+    **{f"BasicBlock/{name}": layer for name, layer in _BASIC.items()},
+    **{f"BottleneckBlock/{name}": layer for name, layer in _BOTTLENECK.items()},
+  },
+  image_sizes={"resnet_20": 32, "resnet_56": 32},
+)

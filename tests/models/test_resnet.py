@@ -1,0 +1,182 @@
+"""ResNet against NumPy in float64, published numbers of parameters, its statistics and K-FAC."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import models, optim
+from mixer_jax.errors import UserError
+
+# As torchvision counts resnet18 and resnet50. He et al., Table 6: 0.27 and 0.85 million; the whole
+# numbers are those of 6n + 2 layers of 3x3 kernels, two numbers per channel and norm, and a head.
+PARAMETERS = {
+  "resnet_20": (10, 269_722),
+  "resnet_50": (1000, 25_557_032),
+  "resnet_18": (1000, 11_689_512),
+  "resnet_56": (10, 853_018),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.first(2)
+def test_published_numbers_of_parameters(name):
+  classes, expected = PARAMETERS[name]
+  images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
+  params = jax.eval_shape(models.build(name, classes).init, jax.random.key(0), images)["params"]
+  assert sum(x.size for x in jax.tree.leaves(params)) == expected
+
+
+def conv(x, kernel, stride):
+  """Cross-correlation, padded by half the kernel on all sides as PyTorch's padding=k//2."""
+  side = kernel.shape[0]
+  x = np.pad(x, ((0, 0), *[(side // 2, side // 2)] * 2, (0, 0)))
+  windows = np.lib.stride_tricks.sliding_window_view(x, (side, side), axis=(1, 2))
+  return np.einsum("bhwcyx,yxcf->bhwf", windows[:, ::stride, ::stride], kernel)
+
+
+def norm(x, params, stats, train):
+  """The normalised x, and the new averages."""
+  mean, var = (x.mean((0, 1, 2)), x.var((0, 1, 2))) if train else (stats["mean"], stats["var"])
+  new = {k: 0.9 * stats[k] + 0.1 * v for k, v in (("mean", mean), ("var", var))}
+  return (x - mean) / np.sqrt(var + 1e-5) * params["scale"] + params["bias"], new
+
+
+def largest_of_3x3(x):
+  x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+  return np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2))[:, ::2, ::2].max((4, 5))
+
+
+def numpy_resnet(variables, x, model, train):
+  """PyTorch's resnet, and the averages by layer."""
+  params, stats, new = variables["params"], variables["batch_stats"], {}
+
+  def layer(x, at, conv_name, norm_name, stride):
+    own, averages, kept = params, stats, new
+    for name in at:
+      own, averages, kept = own[name], averages[name], kept.setdefault(name, {})
+    y = conv(x, own[conv_name]["kernel"], stride)
+    y, kept[norm_name] = norm(y, own[norm_name], averages[norm_name], train)
+    return y
+
+  large = model.stem == "large"
+  x = np.maximum(layer(x, (), "stem", "stem_norm", 2 if large else 1), 0)
+  x = largest_of_3x3(x) if large else x
+  kind, depth = ("BottleneckBlock", 3) if model.bottleneck else ("BasicBlock", 2)
+  strided = 1 if model.bottleneck else 0
+  places = [(stage, block) for stage, n in enumerate(model.stages) for block in range(n)]
+  for i, (stage, block) in enumerate(places):
+    stride, at, y = 2 if stage and not block else 1, (f"{kind}_{i}",), x
+    for j in range(depth):
+      y = layer(y, at, f"conv{j + 1}", f"norm{j + 1}", stride if j == strided else 1)
+      y = np.maximum(y, 0) if j < depth - 1 else y
+    if "shortcut" in params[at[0]]:
+      x = layer(x, at, "shortcut", "shortcut_norm", stride)
+    elif x.shape != y.shape:
+      x = np.pad(x[:, ::2, ::2], ((0, 0),) * 3 + ((0, y.shape[3] - x.shape[3]),))
+    x = np.maximum(x + y, 0)
+  return x.mean((1, 2)) @ params["head"]["kernel"] + params["head"]["bias"], new
+
+
+CASES = {
+  "resnet_20": dict(stages=(1, 2), width=3),
+  "resnet_18": dict(stages=(1, 1), width=3),
+  "resnet_50": dict(stages=(1, 1), width=2),
+}
+
+
+def shaken(model, images):
+  """Variables without zeros or ones."""
+  rng = np.random.default_rng(0)
+  fresh = jax.eval_shape(model.init, jax.random.key(0), images)
+  noise = lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32)
+  return jax.tree.map(lambda x: np.abs(noise(x)) + 0.2 if x.ndim == 1 else noise(x), fresh)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("train", [False, True])
+def test_outputs_and_averages_are_those_of_numpy(name, train):
+  model = models.build(name, 4, **CASES[name])
+  images = np.random.default_rng(1).normal(size=(3, 9, 8, 3)).astype(np.float32)
+  variables = shaken(model, images)
+  apply = jax.jit(lambda v: model.apply(v, images, train=train, mutable=["batch_stats"]))
+  found, changed = apply(variables)
+  doubles = jax.tree.map(np.float64, variables)
+  expected, averages = numpy_resnet(doubles, images.astype(float), model, train)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+  compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+  jax.tree.map(compare, changed["batch_stats"], averages if train else doubles["batch_stats"])
+
+
+ROLES = {
+  ("resnet_20", "stem/kernel"): ("stem", True),
+  ("resnet_20", "stem_norm/scale"): ("norms", False),
+  ("resnet_20", "BasicBlock_1/conv2/kernel"): ("token_mixing", True),
+  ("resnet_20", "BasicBlock_1/norm2/bias"): ("norms", False),
+  ("resnet_18", "BasicBlock_1/shortcut/kernel"): ("channel_mixing", True),
+  ("resnet_18", "BasicBlock_1/shortcut_norm/scale"): ("norms", False),
+  ("resnet_50", "BottleneckBlock_0/conv1/kernel"): ("channel_mixing", True),
+  ("resnet_50", "BottleneckBlock_0/conv2/kernel"): ("token_mixing", True),
+  ("resnet_50", "BottleneckBlock_0/norm3/scale"): ("norms", False),
+  ("resnet_50", "head/bias"): ("head", False),
+}
+
+
+@pytest.mark.parametrize("name, path", ROLES)
+def test_roles_and_decay_of_parameters(name, path):
+  model = models.build(name, 4, **CASES[name])
+  tree = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]
+  for part in path.split("/"):
+    tree = tree[part]
+  assert (models.layer_kind(path), models.is_decayed(path)) == ROLES[name, path]
+  assert models.token_axes(path) == () and not models.reads_tokens(path)
+
+
+def test_kfac_lowers_the_loss_by_stored_averages():
+  model = models.build("resnet_20", 4, stages=(1,), width=4)
+  labels = np.arange(32) % 4
+  images = np.random.default_rng(0).normal(size=(32, 6, 6, 3)) + labels[:, None, None, None]
+  images = images.astype(np.float32)
+  variables = jax.jit(model.init)(jax.random.key(0), images)
+  params, stats = variables["params"], variables["batch_stats"]
+
+  def predict(params, batch):
+    (images, labels), stats = batch
+    return model.apply({"params": params, "batch_stats": stats}, images), labels
+
+  def loss(params, stats):
+    own = {"params": params, "batch_stats": stats}
+    logits, changed = model.apply(own, images, train=True, mutable=["batch_stats"])
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return losses.mean(), changed["batch_stats"]
+
+  tx = optim.kfac(0.2, predict, params, ((images, labels), stats), damping=0.1, inverse_period=1)
+  blocks = optim.kfac_blocks(predict, params, ((images, labels), stats))
+  kinds = {block.name: block.kind for block in blocks if block.kind == "kronecker"}
+  assert set(kinds) == {"stem", "BasicBlock_0/conv1", "BasicBlock_0/conv2", "head"}
+
+  @jax.jit
+  def step(params, stats, state, key):
+    (value, new), grads = jax.value_and_grad(loss, has_aux=True)(params, stats)
+    batch = ((images, labels), stats)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=key)
+    return optax.apply_updates(params, updates), new, state, value
+
+  state, values = tx.init(params), []
+  for i in range(15):
+    params, stats, state, value = step(params, stats, state, jax.random.key(i))
+    values.append(float(value))
+  assert values[0] == pytest.approx(np.log(4), rel=1e-5)
+  assert values[-1] < 0.5 * values[0]
+
+
+def test_mistakes_are_named():
+  for field, value, allowed in (
+    ("stages", (1.5,), "one or more integers"),
+    ("stages", (), "one or more integers"),
+    ("stages", (0, 1), "a list of any numbers, each 1 to 1000"),
+    ("stem", "tiny", "small, large"),
+  ):
+    with pytest.raises(UserError, match=f"^model.{field} is .*; allowed: {allowed}$"):
+      models.build("resnet_20", 4, **{field: value})
