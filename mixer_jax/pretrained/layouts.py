@@ -152,7 +152,7 @@ LAYOUTS = {
   "deit_resmlp": _torch("deit's ResMLP", r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
   "timm_gmlp": _torch("timm's gMLP", r"mlp_channels\.gate\.", _timm_gmlp, _GMLP),
   # `save` writes it of the other families; notes in the file name the fields.
-  "own": Layout("this library's", r"^(ResMlp|Gmlp)Block_\d+/", dict, {}, None),
+  "own": Layout("this library's", r"^(ResMlp|Gmlp|Basic|Bottleneck)Block_\d+/", dict, {}, None),
 }
 
 

@@ -21,6 +21,9 @@ from mixer_jax.pretrained.catalog import Normalization
 
 _LOG = logging.getLogger(__name__)
 
+# Collections of a model, of different names of arrays: those of one layer stand side by side.
+_COLLECTIONS = ("params", "batch_stats")
+
 # Fields that parameters do not show, with their types: models with equal trees may
 # differ in them.
 _UNSEEN = dict(gelu=str, layer_norm_epsilon=float, gate_epsilon=float)
@@ -94,6 +97,18 @@ class Weights:
     params = traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
     return params if unrolled.keys() == template.keys() else models.stacked(params)
 
+  def fit_variables(self, template: Any, resize_tokens: str = "") -> dict[str, Any]:
+    """As `fit`, for all variables of a model: its parameters, and its batch statistics if any."""
+    found = traverse_util.flatten_dict(self.fit(beside(template), resize_tokens))
+    own = {k: traverse_util.flatten_dict(template[k]) for k in _COLLECTIONS if k in template}
+    return {k: traverse_util.unflatten_dict({p: found[p] for p in v}) for k, v in own.items()}
+
+
+def beside(variables: Any) -> dict[str, Any]:
+  """The parameters with the batch statistics of a model, if it has any, in the same layers."""
+  flat = (traverse_util.flatten_dict(dict(variables.get(k, {}))) for k in _COLLECTIONS)
+  return traverse_util.unflatten_dict({path: x for tree in flat for path, x in tree.items()})
+
 
 def read(source: str, cache_dir: str = "") -> Weights:
   """Reads public weights, or weights that `save` wrote.
@@ -153,7 +168,8 @@ def load(
     resize_tokens: as for `Weights.fit`.
 
   Raises:
-    UserError: the weights cannot be read or do not fit the model, or there is no such model.
+    UserError: the weights cannot be read or do not fit the model, there is no such model, or it
+      has batch statistics (`Weights.fit_variables` gives them).
   """
   known, size = models.fields(name), image_size or models.image_size(name)
   if size < 1:
@@ -171,6 +187,8 @@ def load(
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
   except ValueError as error:
     raise UserError(f"model {name}: {error}") from error
+  if "batch_stats" in shapes:
+    raise UserError(f"{name} has batch statistics, too; read(FILE).fit_variables gives all")
   return Loaded(model, weights.fit(shapes["params"], resize_tokens), weights.normalization)
 
 
@@ -186,7 +204,7 @@ def save(
 
   Args:
     path: ends in `.npz`; a file there is replaced whole, or not at all.
-    params: the parameters; scanned blocks are written one by one, as all others.
+    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by one, as all others.
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
   """
