@@ -12,7 +12,7 @@ from mixer_jax import experiment, tasks
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
-from mixer_jax.training.state import AVERAGE, evaluated
+from mixer_jax.training.state import averages, evaluated
 
 
 class Restored(NamedTuple):
@@ -45,7 +45,7 @@ def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Re
   run = experiment.build(config)
   config.batch_size = batch_size
   run = dataclasses.replace(run)  # whose order and clock are those of this size
-  averaged = {AVERAGE: run.variable_shapes["params"]} if config.ema_decay else {}
+  averaged = averages(run.variable_shapes) if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
   step, variables = _variables(saved, which, where, expected)
   return Restored(run, variables, step)

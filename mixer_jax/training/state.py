@@ -13,8 +13,9 @@ from mixer_jax.optim import step_norms
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 
-# The collection of averaged parameters, see `config.ema_decay`.
-AVERAGE = "average"
+# The collections that are averaged, see `config.ema_decay`, and the names of their averages. Batch
+# statistics are among them: those of the last parameters would not fit averaged ones.
+AVERAGES = {"params": "average", "batch_stats": "average_batch_stats"}
 
 
 @flax.struct.dataclass
@@ -23,7 +24,7 @@ class TrainState:
 
   step: jax.Array  # steps so far, shape=(), dtype=int32
   # "params", float32, and collections that the optimizer does not train: the task's own, and
-  # "average", a moving average of the parameters.
+  # moving averages, see `AVERAGES`.
   variables: dict[str, Any]
   opt_state: Any  # the optimizer's state, curvature factors included
   key_data: jax.Array  # of the run's random key, uint32; a step folds its number into it
@@ -38,9 +39,14 @@ class TrainState:
 
 
 def evaluated(variables: dict[str, Any]) -> dict[str, Any]:
-  """The variables that are evaluated: with the averaged parameters, if there are any."""
-  rest = {k: v for k, v in variables.items() if k != AVERAGE}
-  return rest | ({"params": variables[AVERAGE]} if AVERAGE in variables else {})
+  """The variables that are evaluated: averaged ones in the place of their own, if there are any."""
+  rest = {k: v for k, v in variables.items() if k not in AVERAGES.values()}
+  return rest | {own: variables[name] for own, name in AVERAGES.items() if name in variables}
+
+
+def averages(variables: dict[str, Any]) -> dict[str, Any]:
+  """The collections of averages of some variables, as they begin."""
+  return {name: variables[own] for own, name in AVERAGES.items() if own in variables}
 
 
 def init_state(run: Experiment, variables: Any = None) -> TrainState:
@@ -60,11 +66,11 @@ def state_shapes(run: Experiment) -> TrainState:
 def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
   init_key, run_key = jax.random.split(jax.random.key(seed))
   variables = dict(run.task.init(init_key) if variables is None else variables)
-  if AVERAGE in variables:
+  if taken := sorted(variables.keys() & AVERAGES.values()):
     task = run.config.task
-    raise UserError(f"task {task} has a collection {AVERAGE!r}, a name of the train state")
+    raise UserError(f"task {task} has a collection {taken[0]!r}, a name of the train state")
   if run.config.ema_decay:
-    variables[AVERAGE] = variables["params"]
+    variables |= averages(variables)
   opt_state = run.optimizer().init(variables["params"])
   _, aux = jax.eval_shape(run.task.loss, run.variable_shapes, run.batch_shapes, run_key)
   norms = jax.eval_shape(lambda: step_norms.squares(opt_state, run.task.layer_kind))

@@ -13,7 +13,7 @@ from mixer_jax.optim import step_norms
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 from mixer_jax.training import nonfinite
-from mixer_jax.training.state import AVERAGE, TrainState, state_shapes
+from mixer_jax.training.state import TrainState, averages, state_shapes
 
 
 def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -43,9 +43,10 @@ def update(
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
   params = optax.apply_updates(state.params, updates)
   variables = {**state.variables, **changed, "params": params}
-  if AVERAGE in variables:
-    mix = lambda old, new: run.config.ema_decay * old + (1 - run.config.ema_decay) * new
-    variables[AVERAGE] = jax.tree.map(mix, state.variables[AVERAGE], params)
+  if decay := run.config.ema_decay:
+    mix = lambda old, new: decay * old + (1 - decay) * new
+    for name, new in averages(variables).items():
+      variables[name] = jax.tree.map(mix, state.variables[name], new)
   checks = nonfinite.checks(metrics, variables, opt_state)
   passed = checks.all()
   for name, square in step_norms.squares(opt_state, run.task.layer_kind).items():
