@@ -27,6 +27,7 @@ from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 
 LOSSES = ("softmax", "binary")
+_COLLECTIONS = ("params", "batch_stats")  # of the model
 _PICTURED = 10_000  # examples of a split that pictures are made of
 _AUGMENTED, _DRAWS = 8, 9  # examples of a picture of augmentation, and draws of each
 _ANSWERS = 5  # classes with the highest probabilities in an answer
@@ -61,6 +62,10 @@ class ImageClassification(BaseTask):
   binary cross-entropies (Wightman et al., 2021, https://arxiv.org/abs/2110.00476; timm takes the
   mean over the classes), and so is the metric of test sets, whose labels are not smoothed.
 
+  A model with batch normalisation has the averages of its statistics in the collection
+  "batch_stats", which the loss renews; with `accum_steps` each part of a batch is normalised, and
+  renews them, on its own. Tests, and K-FAC's Fisher matrix, normalise by the averages.
+
   K-FAC's Fisher matrix is that of the likelihood, "categorical" or "bernoulli", at the augmented
   images. With estimation="sampled" or "exact" it needs no labels, so that mixed ones change
   nothing. With "empirical" it takes the gradients of "label" for a softmax, one hard class where the
@@ -90,7 +95,9 @@ class ImageClassification(BaseTask):
       raise UserError(f"resize_tokens is {config.resize_tokens!r}, but {why}")
     (data := ImageData.of(config.data)).check()
     Augment.of(config.augment).check(pad=data.pad, random_crop=data.random_crop, crop=data.crop)
-    size, patch = config.data.image_size, options.value(models.VARIANTS, config.model, "patch_size")
+    size, patch = config.data.image_size, 1
+    if "patch_size" in models.fields(config.model.name):
+      patch = options.value(models.VARIANTS, config.model, "patch_size")
     if size % patch:
       why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
       raise UserError(f"data.image_size is {size}; {why}")
@@ -143,7 +150,7 @@ class ImageClassification(BaseTask):
   def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
     size = self._augmentation.image_size
     with told(f"model {self._config.model.name}", ValueError):
-      return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
+      return dict(model.init(key, jnp.zeros((1, size, size, 3))))
 
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
@@ -153,7 +160,7 @@ class ImageClassification(BaseTask):
       return None
     weights = _weights(self._config.pretrained)
     _weights.cache_clear()  # they may take gigabytes
-    return {"params": weights.fit(shapes["params"], self._config.resize_tokens)}
+    return weights.fit_variables(shapes, self._config.resize_tokens)
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     images, labels, how = examples["image"], examples["label"], self._augmentation
@@ -171,10 +178,17 @@ class ImageClassification(BaseTask):
     return batch
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
-    rngs = {"dropout": key}
-    logits = self.model.apply(variables, batch["image"], train=True, rngs=rngs)
+    logits, changed = self._trained(variables, batch["image"], key)
     loss, top1 = WeightedSum.of(self._losses(logits, batch)), _hits(logits, batch["label"])[0]
-    return loss, Aux({"loss": loss, "top1": WeightedSum.of(top1)})
+    return loss, Aux({"loss": loss, "top1": WeightedSum.of(top1)}, changed)
+
+  def _trained(
+    self, variables: Variables, images: jax.Array, key: jax.Array
+  ) -> tuple[jax.Array, Mapping[str, Any]]:
+    """Logits of training images, and the collections that the model changes."""
+    own = {k: variables[k] for k in _COLLECTIONS if k in variables}
+    rngs, changed = {"dropout": key}, [k for k in own if k != "params"]
+    return self.model.apply(own, images, train=True, rngs=rngs, mutable=changed)
 
   def _losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
     """Of each example, float32 [batch]."""
@@ -202,7 +216,7 @@ class ImageClassification(BaseTask):
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    apart = self.model.clone(scan_blocks=False, remat=False)
+    apart = models.apart(self.model)
 
     def predict(variables: Variables, batch: Batch) -> Prediction:
       logits, targets = apart.apply(variables, batch["image"]), batch["label"]
@@ -210,7 +224,7 @@ class ImageClassification(BaseTask):
         targets = batch.get("target", jax.nn.one_hot(targets, logits.shape[1]))
       return Prediction(logits, targets)
 
-    if not self.model.scan_blocks:
+    if not getattr(self.model, "scan_blocks", False):
       return predict, None
     from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
 
@@ -276,10 +290,10 @@ class ImageClassification(BaseTask):
     return {"augmented": pictures.draw_augmented(images, np.stack(shown, 1), labels, names)}
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
-    """Writes the parameters in Linen's names, with the model's epsilons, see `pretrained.save`."""
-    params = variables["params"]
+    """Writes the weights in Linen's names, with the model's epsilons, see `pretrained.save`."""
+    weights = pretrained.beside(variables)
     statistics = pretrained.Normalization(self._data.mean, self._data.std)
-    pretrained.save(path, params, self._build(params["head"]["bias"].size), statistics)
+    pretrained.save(path, weights, self._build(weights["head"]["bias"].size), statistics)
 
 
 def first(split: Dataset, most: int) -> tuple[np.ndarray, np.ndarray]:
