@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import subprocess
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 import jax
 
@@ -22,8 +22,12 @@ _FIELDS = {"commit", "versions", "device", "data", "started", "ended"}
 
 
 @contextlib.contextmanager
-def session(directory: pathlib.Path, step: int, num_devices: int, data: dict) -> Iterator[None]:
+def session(
+  directory: pathlib.Path, step: int, num_devices: int, data: dict, class_names: Sequence[str] = ()
+) -> Iterator[None]:
   """Records code, versions, devices, data and the time spent inside: a session from a step on.
+
+  The names of the classes are recorded if there are any.
 
   A run that is resumed has several, perhaps of different commits and devices.
   """
@@ -38,6 +42,7 @@ def session(directory: pathlib.Path, step: int, num_devices: int, data: dict) ->
     | {library: metadata.version(library) for library in _LIBRARIES},
     "device": {"platform": device.platform, "kind": kind, "count": num_devices},
     "data": data,
+    **({"class_names": list(class_names)} if class_names else {}),
     "from_step": step,
     "started": now().isoformat(timespec="seconds"),
     "ended": None,

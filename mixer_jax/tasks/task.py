@@ -90,6 +90,7 @@ class BaseTask:
   """The optional parts of the contract, as they are if a task leaves them out."""
 
   options: ClassVar[Mapping[str, Group]] = {}
+  class_names: Sequence[str] = ()  # of a classifier, in the order of its labels
   repeats = 1  # copies of each training example in a row, see `order.train_indices`
 
   @classmethod
@@ -167,6 +168,7 @@ TASKS = {
   "translation": "mixer_jax.tasks.translation.task:Translation",
   "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
   "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
+  "distillation": "mixer_jax.tasks.distillation.task:Distillation",
 }
 
 

@@ -80,7 +80,9 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
       sizes = {name: len(dataset) for name, dataset in run.datasets.items()}
       data = {"name": (config.get("data") or {}).get("name", config.task)} | sizes
       data |= run.task.notes()
-      session = provenance.session(directory, int(state.step), run.mesh.size, data)
+      session = provenance.session(
+        directory, int(state.step), run.mesh.size, data, run.task.class_names
+      )
       with session, processes.heeded(run.mesh) as asked:
         trainer = Trainer(run, state, seconds)
         del state  # the trainer's first step donates it

@@ -187,7 +187,7 @@ def test_inputs_are_resized_in_the_step(tiny_config):
     (
       "task",
       "segments",
-      "task is 'segments'; allowed: image_classification, autoencoding, masked_lm, translation, text_classification, operator_learning or module.path",
+      "task is 'segments'; allowed: image_classification, autoencoding, masked_lm, translation, text_classification, operator_learning, distillation or module.path",
     ),
     ("task", "docs.own_task:None", "task is 'docs.own_task:None', which cannot be imported"),
     ("task", "nowhere.at:All", "; start it where 'nowhere.at' can be imported, or set PYTHONPATH"),

@@ -186,8 +186,8 @@ class ImageClassification(BaseTask):
     self, variables: Variables, images: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, Mapping[str, Any]]:
     """Logits of training images, and the collections that the model changes."""
-    own = {k: variables[k] for k in _COLLECTIONS if k in variables}
-    rngs, changed = {"dropout": key}, [k for k in own if k != "params"]
+    own, rngs = _own(variables), {"dropout": key}
+    changed = [name for name in own if name != "params"]
     return self.model.apply(own, images, train=True, rngs=rngs, mutable=changed)
 
   def _losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
@@ -202,7 +202,7 @@ class ImageClassification(BaseTask):
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
     """Logits, and int labels."""
-    return Prediction(self.model.apply(variables, batch["image"]), batch.get("label"))
+    return Prediction(self.model.apply(_own(variables), batch["image"]), batch.get("label"))
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
     """ "features": the pooled ones that the head sees, float32 [batch, hidden_dim]."""
@@ -219,7 +219,7 @@ class ImageClassification(BaseTask):
     apart = models.apart(self.model)
 
     def predict(variables: Variables, batch: Batch) -> Prediction:
-      logits, targets = apart.apply(variables, batch["image"]), batch["label"]
+      logits, targets = apart.apply(_own(variables), batch["image"]), batch["label"]
       if self._binary:
         targets = batch.get("target", jax.nn.one_hot(targets, logits.shape[1]))
       return Prediction(logits, targets)
@@ -296,13 +296,18 @@ class ImageClassification(BaseTask):
     pretrained.save(path, weights, self._build(weights["head"]["bias"].size), statistics)
 
 
-def first(split: Dataset, most: int) -> tuple[np.ndarray, np.ndarray]:
-  """Images [n, h, w, 3] uint8 and labels [n] of the first examples of a split."""
-  n = min(most, len(split))
+def _own(variables: Variables) -> Variables:
+  """The variables of the model alone."""
+  return {name: variables[name] for name in _COLLECTIONS if name in variables}
+
+
+def first(split: Dataset, most: int, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
+  """Images [n, h, w, 3] uint8 and labels [n] of the first examples of a split, or from a start."""
+  end = min(start + most, len(split))
   if (arrays := split.arrays()) is None:
-    examples = [split.read(i, np.random.default_rng(i)) for i in range(n)]
-    arrays = jax.tree.map(lambda *x: np.stack(x), *examples)
-  return np.asarray(arrays["image"][:n]), np.asarray(arrays["label"][:n])
+    examples = [split.read(i, np.random.default_rng(i)) for i in range(start, end)]
+    arrays, start, end = jax.tree.map(lambda *x: np.stack(x), *examples), 0, end - start
+  return np.asarray(arrays["image"][start:end]), np.asarray(arrays["label"][start:end])
 
 
 def _hits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,1 @@
+"""Distillation: an image classifier learns from another one."""

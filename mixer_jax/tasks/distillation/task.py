@@ -1,0 +1,178 @@
+"""Image classification with a teacher."""
+
+import dataclasses
+import functools
+import json
+from typing import Annotated, Any, Callable, Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError
+from mixer_jax.images import augment
+from mixer_jax.images.image_data import ImageData
+from mixer_jax.options import TINY, Option, one_of
+from mixer_jax.tasks.distillation import teacher as teacher_lib
+from mixer_jax.tasks.image_classification.task import ImageClassification, first
+from mixer_jax.tasks.metrics import Metric, WeightedSum
+from mixer_jax.tasks.task import Aux, Batch, ReadRun, Variables
+
+KINDS = ("hard", "soft", "consistent")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The group `distillation`."""
+
+  teacher: Annotated[str, Option("run of image classification, or public weights")] = ""
+  teacher_model: Annotated[
+    str, Option('model of a file of weights; "": the catalogue tells it')
+  ] = ""
+  described: Annotated[str | None, Option("description of the teacher: filled in")] = None
+  kind: one_of("of the teacher's part in the loss, see `from_teacher`", KINDS) = "hard"
+  weight: Annotated[float, Option("share of that part; of consistent it is 1", 0, 1)] = 0.5
+  temperature: Annotated[float, Option("divisor of both logits, not of hard", TINY)] = 1.0
+
+
+class Distillation(ImageClassification):
+  """Image classification by labels and by the answers of a frozen teacher.
+
+  The loss is (1 - weight) times the cross-entropy of the labels, mixed and smoothed as elsewhere,
+  and weight times `from_teacher`. "hard" and "soft" are those of Touvron et al., "Training
+  data-efficient image transformers & distillation through attention", 2021,
+  https://arxiv.org/abs/2012.12877, Section 4. "consistent" is "function matching" of Beyer et al.,
+  "Knowledge distillation: a good teacher is patient and consistent", 2022,
+  https://arxiv.org/abs/2106.05237: no labels, and the teacher sees the very image that the student
+  sees, after crops, Mixup and all else. Here it does so in all kinds. ResMLP has no token for
+  distillation, and neither has any model here: one head takes both parts of the loss.
+
+  The teacher, batch statistics included, is the collection "teacher", which nothing changes; it
+  normalises by stored averages. It sees the images with its own mean and standard deviation, and
+  resized (bilinear) to its own size.
+
+  Metrics of training beside those of image classification: "agreement", how often student and
+  teacher have the same first class; the loss is the whole one. On test sets the loss is that of the
+  labels, and "teacher_top1" is the teacher's accuracy, computed once a process: the teacher answers
+  no test image again.
+
+  K-FAC's Fisher matrix is that of the student's own softmax, at temperature 1, with labels drawn
+  from it; neither labels nor teacher decide on it. All parts of the loss are cross-entropies of the
+  student's softmax up to a constant, whose Gauss-Newton matrix does not depend on the target: at
+  temperature 1 the matrix is exactly that of the loss. At another one the teacher's part has that
+  of the softmax at this temperature. With estimation="empirical" it takes the gradients of "label".
+  """
+
+  options = ImageClassification.options | {"distillation": Options}
+  metrics = (
+    *ImageClassification.metrics,
+    Metric("agreement", higher_is_better=True, percent=True),
+    Metric("teacher_top1", higher_is_better=True, percent=True),
+  )
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    super().__init__(config)
+    kind, weight = config.distillation.kind, config.distillation.weight
+    self._weight = 1.0 if kind == "consistent" else weight
+    self._teacher_top1: dict[int, float] = {}
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    super().check(config)
+    if config.loss != "softmax":
+      raise UserError(f"loss is {config.loss!r}; distillation takes softmax")
+
+  @classmethod
+  def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    config = super().complete(config).copy_and_resolve_references()
+    if not (path := (own := config.distillation).teacher):
+      how = "set it to the directory of a run, or to public weights"
+      raise UserError(f"distillation.teacher is ''; {how}: --config.distillation.teacher=RUN")
+    found = teacher_lib.describe(path, own.teacher_model, ImageData.of(config.data))
+    if found.loss != "softmax" and own.kind != "hard":
+      why = f"{path} was trained by a {found.loss} loss, whose logits are no softmax's"
+      raise UserError(f"distillation.kind is {own.kind!r}, but {why}; allowed: hard")
+    own.described = json.dumps(found._asdict())
+    return config
+
+  @functools.cached_property
+  def _teacher(self) -> teacher_lib.Teacher:
+    if not (described := self._config.distillation.described):
+      raise UserError("distillation.described is None; `Distillation.complete` fills it in")
+    return teacher_lib.Teacher(**json.loads(described))
+
+  @functools.cached_property
+  def teacher(self) -> nn.Module:
+    """From images [batch, height, width, 3] of its own size to logits [batch, classes]."""
+    return self._teacher.build(len(self.class_names))
+
+  def init(self, key: jax.Array) -> Variables:
+    images = jnp.zeros((1, *[self._teacher.image_size] * 2, 3))
+    shapes = jax.eval_shape(self.teacher.init, key, images)
+    return {**super().init(key), "teacher": teacher_lib.absent(dict(shapes))}
+
+  def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
+    path = self._config.distillation.teacher
+    read = teacher_lib.read(path, shapes["teacher"], self.class_names, read_run)
+    student = super().initial(shapes, read_run)
+    if student is None:
+      student = jax.device_get(jax.jit(super().init)(jax.random.key(self._config.seed)))
+    return {**student, "teacher": read}
+
+  def taught(self, variables: Variables, images: jax.Array) -> jax.Array:
+    """The teacher's logits [batch, classes] for the student's images, constants to any gradient."""
+    logits = self.teacher.apply(variables["teacher"], self._teacher.seen(images, self._data))
+    return jax.lax.stop_gradient(logits)
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    own, taught = self._config.distillation, self.taught(variables, batch["image"])
+    logits, changed = self._trained(variables, batch["image"], key)
+    losses = self._weight * from_teacher(own.kind, logits, taught, own.temperature)
+    if self._weight < 1:
+      losses += (1 - self._weight) * self._losses(logits, batch)
+    answer, finite = jnp.argmax(logits, axis=1), jnp.isfinite(losses)
+    loss = WeightedSum.of(losses)
+    hits = {"top1": batch["label"], "agreement": jnp.argmax(taught, axis=1)}
+    sums = {name: WeightedSum.of((answer == x) & finite) for name, x in hits.items()}
+    return loss, Aux({"loss": loss, **sums}, changed)
+
+  def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
+    """The teacher's accuracy on a test set; it does not change, and is computed once."""
+    if id(split) not in self._teacher_top1:
+      size, hits = min(self._config.eval_batch_size, len(split)), 0
+      for start in range(0, len(split), size):
+        images, labels = first(split, size, start)
+        answers = np.asarray(self._answers(variables["teacher"], images))
+        hits += int((answers == labels).sum())
+      self._teacher_top1[id(split)] = hits / len(split)
+    return {"teacher_top1": self._teacher_top1[id(split)]}
+
+  @functools.cached_property
+  def _answers(self) -> Callable[[Any, np.ndarray], jax.Array]:
+    """From the teacher's variables and stored images to its classes."""
+
+    def answers(teacher, images):
+      images = augment.plain_input(images, self._augmentation)
+      return jnp.argmax(self.taught({"teacher": teacher}, images), axis=1)
+
+    return jax.jit(answers)
+
+
+def from_teacher(kind: str, logits: jax.Array, taught: jax.Array, temperature: float) -> jax.Array:
+  """Losses by a teacher's logits, of each example: float32 [batch].
+
+  "hard" is the cross-entropy of the teacher's first class. "soft" and "consistent" are
+  temperature^2 times the Kullback-Leibler divergence of the student's distribution from the
+  teacher's, sum t log(t / s), both of logits divided by the temperature (Hinton et al., 2015,
+  https://arxiv.org/abs/1503.02531, who give the factor: gradients keep their size). DeiT's code
+  computes this, divided by the number of classes, too, which its paper does not say; the paper
+  writes the arguments of the divergence in the other order.
+  """
+  if kind == "hard":
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.argmax(taught, axis=1))
+  student, teacher = (jax.nn.log_softmax(x / temperature) for x in (logits, taught))
+  return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=1)

@@ -1,0 +1,116 @@
+"""Teachers: runs of image classification, or public weights."""
+
+import functools
+import json
+import pathlib
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax import models, pretrained
+from mixer_jax.errors import UserError, told
+from mixer_jax.images.image_data import ImageData
+from mixer_jax.pretrained import catalog
+from mixer_jax.tasks.image_classification.task import ImageClassification
+from mixer_jax.tasks.task import ReadRun, Variables, find
+
+# Describing a teacher and reading it are two calls: the file is read once.
+_weights = functools.lru_cache(maxsize=1)(pretrained.read)
+
+
+class Teacher(NamedTuple):
+  """The description of a teacher: all that builds it and shows it images."""
+
+  name: str  # of `models.VARIANTS`
+  fields: Mapping[str, Any]  # of the model
+  image_size: int
+  mean: Sequence[float]
+  std: Sequence[float]
+  loss: str = "softmax"  # that it was trained by
+
+  def build(self, num_classes: int) -> nn.Module:
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in self.fields.items()}
+    return models.build(self.name, num_classes, **fields)
+
+  def seen(self, images: jax.Array, own: ImageData) -> jax.Array:
+    """Images that are normalised by `own`, as the teacher wants them: its statistics, its size."""
+    mean, std, side = np.float32(self.mean), np.float32(self.std), self.image_size
+    if not np.allclose((mean, std), (own.mean, own.std), rtol=0, atol=1e-6):
+      images = (images * np.float32(own.std) + np.float32(own.mean) - mean) / std
+    if images.shape[1:3] != (side, side):
+      images = jax.image.resize(images, (len(images), side, side, 3), "bilinear")
+    return images
+
+
+def describe(path: str, model: str, own: ImageData) -> Teacher:
+  """The teacher in a run's directory, or in a file of weights; a UserError if there is none.
+
+  Args:
+    path: the directory; or a file, an address or a name, as `pretrained.read` takes them.
+    model: name of the model of a file that the catalogue does not know.
+    own: the student's data, whose statistics stand for those that a file does not tell.
+  """
+  if (where := pathlib.Path(path).expanduser()).is_dir():
+    return _of_run(path, where)
+  weights = _weights(path)
+  entry = catalog.find(path) or catalog.find_by_sha256(weights.sha256)
+  if (name := model or (entry.model if entry else "")) not in models.VARIANTS:
+    allowed = f"the model of {path}, a name of models.VARIANTS"
+    raise UserError(f"distillation.teacher_model is {model!r}; allowed: {allowed}")
+  size = models.image_size(name)
+  told_by_file = weights.model_fields(size) | dict(entry.overrides if entry else {})
+  fields = {k: told_by_file.get(k, v) for k, v in models.fields(name).items()}
+  return Teacher(name, fields, size, *(weights.normalization or (own.mean, own.std)))
+
+
+def _of_run(path: str, where: pathlib.Path) -> Teacher:
+  with told(f"{path!r} is no run of image classification", OSError, ValueError, KeyError):
+    config = json.loads((where / "config.json").read_text())
+    if not issubclass(find(config["task"]), ImageClassification):
+      raise ValueError(f"its task is {config['task']}")
+    model, data = dict(config["model"]), config["data"]
+    own = {k: v for k, v in model.items() if v is not None and k != "name"}
+    fields = models.fields(model["name"]) | own
+    sizes = data["image_size"], data["mean"], data["std"]
+    return Teacher(model["name"], fields, *sizes, config["loss"])
+
+
+def read(
+  path: str, shapes: Variables, class_names: Sequence[str], read_run: ReadRun
+) -> dict[str, Any]:
+  """The variables of a teacher, of these shapes, on the host.
+
+  A UserError if it is for other classes: their number, or their names if the teacher is a run that
+  has recorded them.
+  """
+  if (where := pathlib.Path(path).expanduser()).is_dir():
+    _, variables = read_run(path)
+    found = {name: variables[name] for name in shapes}
+    _check_names(path, where, class_names)
+    number = found["params"]["head"]["bias"].size
+  else:
+    weights, found = _weights(path), None
+    _weights.cache_clear()  # they may take gigabytes
+    number = weights.num_classes
+  if number != len(class_names):
+    raise UserError(f"{path}: the teacher has {number} classes, the data {len(class_names)}")
+  return found if found else weights.fit_variables(shapes)
+
+
+def _check_names(path: str, where: pathlib.Path, own: Sequence[str]) -> None:
+  record = where / "run.json"
+  with told(f"{record} is not the record of a run's sessions", OSError, ValueError, LookupError):
+    sessions = json.loads(record.read_text())["sessions"] if record.exists() else []
+    names = next((s["class_names"] for s in reversed(sessions) if "class_names" in s), ())
+  differing = [pair for pair in zip(names, own) if pair[0] != pair[1]]
+  if differing and len(names) == len(own):
+    its, mine = differing[0]
+    raise UserError(f"{path}: the teacher has the class {its!r} where the data have {mine!r}")
+
+
+def absent(shapes: Any) -> Any:
+  """Variables that no teacher has: a run that has read none stops at its first step."""
+  return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
