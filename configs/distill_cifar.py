@@ -27,10 +27,6 @@ def get_config(kind="hard"):
   )
   config.data = config_lib.data("sample")
   config.num_epochs, config.batch_size = 50, 128
-  config_lib.deit(config)
-  config.data.pad = 0
-  config.augment.update(smallest_area=0.08, mix="example")
-  config.model.stochastic_depth, config.ema_decay = 0.05, 0.998
-  config.schedule.warmup_epochs = 2.0
+  config_lib.small_deit(config)
   config.distillation.update(kind=kind, **KINDS[kind])
   return config

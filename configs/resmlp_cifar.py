@@ -28,13 +28,8 @@ def get_config(recipe="deit"):
   config.data = config_lib.data("sample")
   config.num_epochs, config.batch_size = 50, 128
   if recipe == "deit":
-    config_lib.deit(config)
-    config.data.pad = 0
-    config.augment.update(smallest_area=0.08, mix="example")
-    config.model.stochastic_depth = 0.05
-    config.ema_decay = 0.998
+    config_lib.small_deit(config)
   else:
     config.optimizer = config_lib.optimizer("lamb", learning_rate=5e-3, weight_decay=0.05)
-    config.schedule.name = "cosine"
-  config.schedule.warmup_epochs = 2.0
+    config.schedule.update(name="cosine", warmup_epochs=2.0)
   return config

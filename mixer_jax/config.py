@@ -204,3 +204,15 @@ def deit(config: ConfigDict) -> None:
   config.augment.update(mixup=0.8, cutmix=1.0, switch=0.5, mix="batch", erasing=0.25)
   config.optimizer = optimizer("lamb", learning_rate=5e-3, weight_decay=0.2)
   config.schedule.update(name="cosine", warmup_epochs=5.0, end=2e-3)
+
+
+def small_deit(config: ConfigDict) -> None:
+  """Sets `deit` for some thousand small images: random areas of them, shares drawn for each example.
+
+  The warm-up is shorter, and the parameters are averaged over fewer steps.
+  """
+  deit(config)
+  config.data.pad = 0
+  config.augment.update(smallest_area=0.08, mix="example")
+  config.model.stochastic_depth, config.ema_decay = 0.05, 0.998
+  config.schedule.warmup_epochs = 2.0

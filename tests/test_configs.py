@@ -192,3 +192,19 @@ def test_fields_that_may_differ_when_a_run_is_resumed():
 )
 def test_all_mlp_operators_are_tested_on_their_grid_alone(model, steps):
   assert load("burgers", model).data.extra_test_steps == steps
+
+
+def test_distillation_has_the_recipe_of_the_small_resmlp():
+  own, config = load("resmlp_cifar", "deit"), load("distill_cifar", "soft")
+  distillation = config.distillation
+  assert (distillation.kind, distillation.weight, distillation.temperature) == ("soft", 0.1, 3.0)
+  for group in ("model", "data", "augment", "schedule", "optimizer"):
+    assert config[group].to_dict() == own[group].to_dict()
+  assert (config.ema_decay, config.num_epochs) == (own.ema_decay, own.num_epochs)
+  teacher = load("resnet_cifar", "resnet_56")
+  optimizer = teacher.optimizer
+  assert (optimizer.momentum, optimizer.learning_rate, optimizer.weight_decay) == (0.9, 0.1, 5e-4)
+  assert (teacher.model.name, teacher.data.pad, teacher.data.flip) == ("resnet_56", 4, True)
+  for name in ("distill_cifar", "resnet_cifar"):
+    with pytest.raises(UserError, match="takes the .* 'x'; allowed: "):
+      load(name, "x")
