@@ -14,4 +14,4 @@ of a BERT of Hugging Face.
 from mixer_jax.pretrained.bert import LoadedBert, load_bert
 from mixer_jax.pretrained.catalog import CATALOG, Entry, Normalization
 from mixer_jax.pretrained.fit import RESIZES
-from mixer_jax.pretrained.weights import Loaded, Weights, beside, load, read, save
+from mixer_jax.pretrained.weights import UNSEEN, Loaded, Weights, beside, load, read, save

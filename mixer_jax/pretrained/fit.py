@@ -141,7 +141,7 @@ def _side(source: str, tokens: int) -> int:
   return math.isqrt(tokens)
 
 
-def with_head(source: str, arrays: Arrays, shapes: Shapes) -> Arrays:
+def with_head(source: str, arrays: Arrays, shapes: Shapes, other_names: bool = False) -> Arrays:
   """Gives a fresh zero head where the classes differ or the file has no part of a head."""
   if "head/kernel" not in shapes:
     return arrays
@@ -149,9 +149,10 @@ def with_head(source: str, arrays: Arrays, shapes: Shapes) -> Arrays:
   channels, classes = shapes["head/kernel"]
   own = head.get("head/kernel", (channels, 0))[1:2]
   whole = not head or own and head == {"head/kernel": (channels, *own), "head/bias": own}
-  if not whole or own == (classes,):
+  if not whole or (own == (classes,) and not (other_names and head)):
     return arrays  # if a part is missing or misshapen, it fails the comparison
-  _LOG.info("%s has a head for %d classes; fresh zero head for %d", source, *own, classes)
+  other = " other" if own == (classes,) else ""
+  _LOG.info("%s has a head for %d%s classes; fresh zero head for %d", source, *own, other, classes)
   fresh = {path: np.zeros(shapes[path], np.float32) for path in shapes if path.startswith("head/")}
   return {path: array for path, array in arrays.items() if path not in head} | fresh
 

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from flax import traverse_util
 import jax
@@ -26,20 +26,24 @@ _COLLECTIONS = ("params", "batch_stats")
 
 # Fields that parameters do not show, with their types: models with equal trees may
 # differ in them.
-_UNSEEN = dict(gelu=str, layer_norm_epsilon=float, gate_epsilon=float)
-_UNSEEN |= dict(gating=str, normalization=str, token_mixer=str)
+UNSEEN = dict(gelu=str, layer_norm_epsilon=float, gate_epsilon=float)
+UNSEEN |= dict(gating=str, normalization=str, token_mixer=str)
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """A file of weights."""
+  """Weights of a file or of a run."""
 
   source: str  # path, address or name, as it was given
-  sha256: str  # of the file, in hexadecimal digits
+  sha256: str  # of the file, in hexadecimal digits; "" of a run
   layout: str  # key of `layouts.LAYOUTS`
   arrays: dict[str, np.ndarray]  # float32, as "MixerBlock_0/token_mixing/Dense_0/kernel"
   fields: dict[str, Any]  # of the model, fixed by the code of the weights: GELU, epsilons
   normalization: Normalization | None  # of the pixels they were trained on; None: not known
+  # Of a run, where all is known; of a file the model is known if it is in the catalog.
+  model: str = ""  # name in `models.VARIANTS`
+  image_size: int = 0
+  class_names: tuple[str, ...] = ()
 
   @property
   def num_classes(self) -> int:
@@ -78,28 +82,33 @@ class Weights:
         return self.fields | {"tokens_mlp_dim": width}
     return dict(self.fields)
 
-  def fit(self, template: Any, resize_tokens: str = "") -> Any:
+  def fit(self, template: Any, resize_tokens: str = "", class_names: Sequence[str] = ()) -> Any:
     """The parameters for a model: a tree of float32 arrays like `template`, its shapes.
 
     Shapes tell nothing of GELU and epsilons: build the model with `model_fields`, as `load` does.
-    Another number of classes gets a fresh zero head, which is logged. Another number of tokens is
-    treated as `resize_tokens` says, one of `RESIZES` (see `mixer_jax.pretrained.fit`). A UserError
-    if parameters are missing, left over or of the wrong shape (all are named in one message), or
-    `resize_tokens` does not allow the number of tokens.
+    Another number of classes, or other `class_names` where both are known, get a fresh zero head,
+    which is logged. Another number of tokens is treated as `resize_tokens` says, one of `RESIZES`
+    (see `mixer_jax.pretrained.fit`). A UserError if parameters are missing, left over or of the
+    wrong shape (all are named in one message), or `resize_tokens` does not allow the number of
+    tokens.
     """
     fit_lib.check_resize(resize_tokens)
     unrolled = jax.eval_shape(models.unrolled, template)
     shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
     arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens)
-    arrays = fit_lib.with_head(self.source, arrays, shapes)
+    others = bool(self.class_names and class_names) and self.class_names != tuple(class_names)
+    arrays = fit_lib.with_head(self.source, arrays, shapes, others)
     name_in_file = functools.partial(layouts.name_in_file, self.layout)
     fit_lib.compare(self.source, arrays, shapes, name_in_file)
     params = traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
     return params if unrolled.keys() == template.keys() else models.stacked(params)
 
-  def fit_variables(self, template: Any, resize_tokens: str = "") -> dict[str, Any]:
+  def fit_variables(
+    self, template: Any, resize_tokens: str = "", class_names: Sequence[str] = ()
+  ) -> dict[str, Any]:
     """As `fit`, for all variables of a model: its parameters, and its batch statistics if any."""
-    found = traverse_util.flatten_dict(self.fit(beside(template), resize_tokens))
+    fitted = self.fit(beside(template), resize_tokens, class_names)
+    found = traverse_util.flatten_dict(fitted)
     own = {k: traverse_util.flatten_dict(template[k]) for k in _COLLECTIONS if k in template}
     return {k: traverse_util.unflatten_dict({p: found[p] for p in v}) for k, v in own.items()}
 
@@ -127,7 +136,8 @@ def read(source: str, cache_dir: str = "") -> Weights:
   fields, normalization = dict(known.fields), (entry or known).normalization
   if notes:
     fields, normalization = _from_notes(source, notes)
-  weights = Weights(source, sha256, layout, arrays, fields, normalization)
+  model = entry.model if entry else ""
+  weights = Weights(source, sha256, layout, arrays, fields, normalization, model)
   if not entry and layout == "timm_mixer" and catalog.is_miil(source, weights.num_classes):
     weights = dataclasses.replace(weights, normalization=catalog.ZERO_TO_ONE)
   if entry and weights.num_classes not in (0, entry.num_classes):
@@ -211,7 +221,7 @@ def save(
   path = pathlib.Path(path).expanduser()
   if path.suffix != ".npz":
     raise UserError(f"{path}: weights are saved as .npz")
-  fields = {name: getattr(model, name) for name in _UNSEEN if hasattr(model, name)}
+  fields = {name: getattr(model, name) for name in UNSEEN if hasattr(model, name)}
   notes = {"fields": fields, "normalization": normalization}
   arrays = traverse_util.flatten_dict(models.unrolled(params), sep="/")
   with told(f"{path}: cannot be written", OSError):
@@ -221,7 +231,7 @@ def save(
 def _from_notes(source: str, notes: Any) -> tuple[dict[str, Any], Normalization | None]:
   match notes:
     case {"fields": dict(fields), "normalization": None | [[_, _, _], [_, _, _]] as statistics}:
-      known = all(isinstance(v, _UNSEEN.get(k, ())) for k, v in fields.items())
+      known = all(isinstance(v, UNSEEN.get(k, ())) for k, v in fields.items())
       numbers = [x for row in statistics or () for x in row]
       if known and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
         return fields, statistics and Normalization(*map(tuple, statistics))

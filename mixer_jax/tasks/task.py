@@ -92,6 +92,7 @@ class BaseTask:
   options: ClassVar[Mapping[str, Group]] = {}
   class_names: Sequence[str] = ()  # of a classifier, in the order of its labels
   repeats = 1  # copies of each training example in a row, see `order.train_indices`
+  class_names: Sequence[str] = ()  # of labels, in their order; known once the data are
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
@@ -112,6 +113,13 @@ class BaseTask:
 
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     """Variables to start from, of these shapes, on the host; None: those of `init`."""
+
+  def backbone(self, variables: Variables) -> Any:
+    """The parameters of the model of images, by which other tasks start from a run; no data.
+
+    Statistics of batch normalisation stand beside them, see `pretrained.beside`.
+    """
+    return variables["params"]
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
     """Metrics of a test set that are no sums over examples, such as BLEU."""

@@ -21,8 +21,8 @@ from mixer_jax.images import augment, crops, decode, folder, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
-from mixer_jax.pretrained import RESIZES
 from mixer_jax.tasks.image_classification import pictures
+from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 
@@ -34,22 +34,11 @@ _ANSWERS = 5  # classes with the highest probabilities in an answer
 
 
 @dataclasses.dataclass(frozen=True)
-class Fields:
+class Fields(start.Start):
   """Fields of the config itself."""
 
   loss: one_of("cross-entropy of one softmax, or a binary one of each class", LOSSES) = "softmax"
   label_smoothing: Annotated[float, Option("share of a label that all classes get", 0, 1)] = 0.0
-  pretrained: Annotated[
-    str, Option('weights to start from: a file, an address or a name of the catalog; "": none')
-  ] = ""
-  resize_tokens: one_of('of weights for other tokens; "": refused', ("", *RESIZES)) = ""
-  any_normalization: Annotated[bool, Option("normalise images otherwise than the weights' own")] = (
-    False
-  )
-
-
-# Completing a config and starting from the weights are two calls: the file is read once.
-_weights = functools.lru_cache(maxsize=1)(pretrained.read)
 
 
 class ImageClassification(BaseTask):
@@ -98,30 +87,15 @@ class ImageClassification(BaseTask):
     size, patch = config.data.image_size, 1
     if "patch_size" in models.fields(config.model.name):
       patch = options.value(models.VARIANTS, config.model, "patch_size")
-    if size % patch:
+    # A run to start from fixes the patch size when the config is completed.
+    open_patch = start.is_run(config.pretrained) and config.model.get("patch_size") is None
+    if size % patch and not open_patch:
       why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
       raise UserError(f"data.image_size is {size}; {why}")
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Fills in the fields of the model that its weights fix and the config leaves open.
-
-    A UserError if the weights cannot be read, or want other `mean` and `std`.
-    """
-    if not config.pretrained:
-      return config
-    config = config.copy_and_resolve_references()
-    weights, data = _weights(config.pretrained), config.data
-    for name, value in weights.model_fields(data.image_size, config.resize_tokens).items():
-      if name in config.model and config.model[name] is None and value is not None:
-        config.model[name] = value
-    if (wanted := weights.normalization) and not config.any_normalization:
-      own = (tuple(data.mean), tuple(data.std))
-      if not np.allclose(own, (wanted.mean, wanted.std), rtol=0, atol=1e-3):
-        theirs = f"{weights.source} was trained with {wanted.mean} and {wanted.std}"
-        instead = "set them so, or any_normalization=True"
-        raise UserError(f"data.mean and data.std are {own}, but {theirs}; {instead}")
-    return config
+    return start.complete(config)
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._loaded.splits
@@ -158,9 +132,10 @@ class ImageClassification(BaseTask):
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     if not self._config.pretrained:
       return None
-    weights = _weights(self._config.pretrained)
-    _weights.cache_clear()  # they may take gigabytes
-    return weights.fit_variables(shapes, self._config.resize_tokens)
+    return start.variables(self._config, shapes, read_run, self.class_names)
+
+  def backbone(self, variables: Variables) -> Any:
+    return pretrained.beside(variables)
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     images, labels, how = examples["image"], examples["label"], self._augmentation

@@ -1,0 +1,1 @@
+"""Parts that tasks on images share."""

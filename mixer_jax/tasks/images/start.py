@@ -1,0 +1,160 @@
+"""A model of images that starts from public weights, or from a run of this library.
+
+A run is one of any task with a `backbone` whose config has `model`, one of `models.VARIANTS`, and
+`data` with `image_size`, `mean` and `std`.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Annotated, Any, Mapping, Sequence
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from mixer_jax import models, options, pretrained
+from mixer_jax.errors import UserError, told
+from mixer_jax.options import Option, one_of
+from mixer_jax.pretrained import RESIZES, Normalization, Weights
+from mixer_jax.tasks import task as task_lib
+
+_START = 'run on images, or weights (file, address, name of the catalog), to start from; "": none'
+# Fields of a model that are no properties of its weights: layout, precision, regularisation.
+_FREE = ("scan_blocks", "remat", "dtype", "dropout_rate", "stochastic_depth", "layer_scale_init")
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """Fields of the config itself."""
+
+  pretrained: Annotated[str, Option(_START)] = ""
+  resize_tokens: one_of('of weights for other tokens; "": refused', ("", *RESIZES)) = ""
+  any_normalization: Annotated[bool, Option("normalise images otherwise than the weights' own")] = (
+    False
+  )
+
+
+# Completing a config and starting from the weights are two calls: a file is read once.
+_file = functools.lru_cache(maxsize=1)(pretrained.read)
+
+
+def is_run(path: str) -> bool:
+  """Whether a path is a directory, and so no file, address or name of weights."""
+  return bool(path) and pathlib.Path(path).expanduser().is_dir()
+
+
+def describe(path: str) -> Weights:
+  """The weights of a run, of which only shapes are known, without a head; or those of a file.
+
+  A UserError if there is no such run, or it has no model of images.
+  """
+  if not is_run(path):
+    return _file(path)
+  where = pathlib.Path(path).expanduser()
+  with told(f"{path!r} is no run", OSError, ValueError):
+    config = json.loads((where / "config.json").read_text())
+  match config:
+    case {
+      "model": {"name": str(name), **own},
+      "data": {"image_size": int(size), "mean": [*mean], "std": [*std]},
+    } if name in models.VARIANTS:
+      given = options.given(ml_collections.ConfigDict(own))
+    case _:
+      task = config.get("task") if isinstance(config, dict) else None
+      raise UserError(f"{path!r} is a run of task {task}, which has no model of images")
+  with told(f"the model {name} of {path!r}", ValueError):
+    model = models.build(name, 1, **{k: v for k, v in given.items() if k not in _FREE})
+    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    shapes = pretrained.beside(jax.eval_shape(model.init, jax.random.key(0), images))
+  fields = {field: getattr(model, field) for field in models.fields(name) if field not in _FREE}
+  arrays = {k: x for k, x in _flat(shapes).items() if not k.startswith("head/")}
+  statistics = Normalization(tuple(mean), tuple(std))
+  names = where / "classes.json"
+  with told(f"{names} cannot be read", OSError, ValueError):
+    classes = tuple(json.loads(names.read_text())) if names.exists() else ()
+  return Weights(path, "", "own", arrays, fields, statistics, name, size, classes)
+
+
+def read(path: str, read_run: task_lib.ReadRun) -> Weights:
+  """The weights of a file, or of a run's latest checkpoint: the averaged ones if there are any."""
+  weights = describe(path)
+  if not is_run(path):
+    _file.cache_clear()  # they may take gigabytes
+    return weights
+  config, variables = read_run(path)
+  params = task_lib.find(config.task)(config).backbone(variables)
+  arrays = {name: np.asarray(x) for name, x in _flat(params).items()}
+  return dataclasses.replace(weights, arrays=arrays)
+
+
+def _flat(params: Mapping[str, Any]) -> dict[str, Any]:
+  return traverse_util.flatten_dict(models.unrolled(dict(params)), sep="/")
+
+
+def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Fills in the fields of the model that its weights fix and the config leaves open.
+
+  The config has the fields of `Start`, `model` and `data`. A UserError if the weights cannot be
+  read, are of another model, or want other `mean` and `std`.
+  """
+  if not config.pretrained:
+    return config
+  config = config.copy_and_resolve_references()
+  weights, data = describe(config.pretrained), config.data
+  if is_run(config.pretrained):
+    _check_model(config, weights)
+  for name, value in weights.model_fields(data.image_size, config.resize_tokens).items():
+    if name in config.model and config.model[name] is None and value is not None:
+      config.model[name] = value
+  if weights.normalization and not config.any_normalization:
+    _check_pixels(data, weights)
+  return config
+
+
+def _check_model(config: ml_collections.ConfigDict, weights: Weights) -> None:
+  source, model = weights.source, config.model
+  if model.name != weights.model:
+    raise UserError(
+      f"model.name is {model.name!r}, but {source!r} has a {weights.model}; set it so"
+    )
+  wanted = weights.model_fields(config.data.image_size, config.resize_tokens)
+  for name, value in options.given(model).items():
+    # Equal trees may differ in GELU and epsilons: there the config's own fields win.
+    if name in wanted and name not in pretrained.UNSEEN and value != wanted[name]:
+      why = f"but {source!r} has {wanted[name]!r}; leave it out"
+      raise UserError(f"model.{name} is {value!r}, {why}")
+
+
+def _check_pixels(data: ml_collections.ConfigDict, weights: Weights) -> None:
+  own, wanted = (tuple(data.mean), tuple(data.std)), weights.normalization
+  if not np.allclose(own, (wanted.mean, wanted.std), rtol=0, atol=1e-3):
+    theirs = f"{weights.source} was trained with {wanted.mean} and {wanted.std}"
+    instead = "set them so, or any_normalization=True"
+    raise UserError(f"data.mean and data.std are {own}, but {theirs}; {instead}")
+
+
+def variables(
+  config: ml_collections.ConfigDict,
+  shapes: task_lib.Variables,
+  read_run: task_lib.ReadRun,
+  class_names: Sequence[str] = (),
+) -> dict[str, Any]:
+  """The variables of a model of images, shaped like `shapes`, from `config.pretrained`.
+
+  A head for other classes than `class_names` becomes a fresh one of zeros, which is logged; where
+  the names of a side are not known, their number decides. Other errors are those of `Weights.fit`.
+
+  Args:
+    shapes: "params", and "batch_stats" of a model that has them; others are left out.
+  """
+  weights = read(config.pretrained, read_run)
+  return weights.fit_variables(shapes, config.resize_tokens, class_names)
+
+
+def params(config: ml_collections.ConfigDict, shapes: Any, read_run: task_lib.ReadRun) -> Any:
+  """As `variables`, of a model that has parameters alone, with their tree in the place of all."""
+  return variables(config, {"params": shapes}, read_run)["params"]
