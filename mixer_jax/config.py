@@ -17,6 +17,11 @@ from mixer_jax.runtime import mesh
 # Value of a field that a command line has to give.
 REQUIRED = "(required)"
 _POLICIES = ("stop", "skip", "restore")
+_FREEZE = (
+  'regular expression of the paths of parameters that are not trained; "backbone": all but the'
+  ' head; "": none'
+)
+_LAYER_DECAY = "factor of all updates of a block, for each block from the head down to it; 1: none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Run:
   ema_decay: Annotated[
     float, Option("of an average of the parameters that is evaluated; 0: none", 0, 0.9999999)
   ] = 0.0
+  freeze: Annotated[str, Option(_FREEZE)] = ""
+  layer_decay: Annotated[float, Option(_LAYER_DECAY, 1e-6, 1)] = 1.0
   target: Annotated[float, Option("primary metric whose first step is reported; 0: none", 0)] = 0.0
   patience: Annotated[
     int, Option("evaluations without a better primary metric that end a run; 0: any", 0, COUNT)

@@ -11,15 +11,17 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 import optax
 
 from mixer_jax import config as config_lib
-from mixer_jax import optim, options, tasks
+from mixer_jax import models, optim, options, tasks
 from mixer_jax.data import buckets
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, told
 from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.tasks import freeze
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +114,21 @@ class Experiment:
     return optim.build(config, self.multiplier, self.problem, numbers, self.task.decayed)
 
   @functools.cached_property
+  def update_scales(self) -> Any:
+    """Factors of the updates of all parameters, `config.layer_decay` to the power of their depth.
+
+    A tree like "params" of arrays that broadcast to them; a UserError if their layers have no order.
+    """
+    flat = lambda tree: traverse_util.flatten_dict(dict(tree), sep="/")
+    params = flat(freeze.joined(self.variable_shapes)["params"])
+    decay = self.config.layer_decay
+    with told(f"layer_decay is {decay}, but of task {self.config.task}", ValueError):
+      depths = models.depths({path: x.shape for path, x in params.items()})
+    own = flat(self.variable_shapes["params"])
+    scales = {path: np.float32(decay ** depths[path]) for path in own}
+    return traverse_util.unflatten_dict(scales, sep="/")
+
+  @functools.cached_property
   def numbers(self) -> Any:
     """Learning rates and dampings, float32: arguments of the program of training."""
     return jax.tree.map(jnp.float32, optim.numbers(self.config.optimizer))
@@ -132,7 +149,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   if config.require_accelerator and jax.devices()[0].platform == "cpu":
     raise UserError("require_accelerator is True, but JAX finds only a CPU")
   mesh = mesh_lib.make_mesh(config)
-  task = tasks.find(config.task)(config)
+  task = freeze.frozen(tasks.find(config.task)(config), config.freeze)
   datasets = dict(task.datasets())
   if missing := {"train", "test"} - datasets.keys():
     raise UserError(f"task {config.task} gives no split {sorted(missing)[0]!r}")
@@ -146,6 +163,8 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   name = config.model.name if "model" in config and "name" in config.model else config.task
   with told(f"model {name}", ValueError):  # a Linen module's own check
     leaves = jax.tree.leaves(run.variable_shapes)
+  if config.layer_decay != 1:
+    _check_decay(run)
   size = sum(x.size * x.dtype.itemsize for x in leaves)
   memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or math.inf
   if memory == math.inf and jax.devices()[0].platform == "cpu":
@@ -156,3 +175,12 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       f" {memory / 2**30:,.1f} GiB of the device; check the fields of the model and of data"
     )
   return run
+
+
+def _check_decay(run: Experiment) -> None:
+  """Raises a UserError if layers have no order, or K-FAC reckons with the updates it has made."""
+  _ = run.update_scales
+  side = optim.kfac_side(run.config.optimizer)
+  if side and (side.get("quadratic_model") or side.get("adaptive_damping")):
+    why = "a quadratic model of K-FAC reckons with whole updates"
+    raise UserError(f"layer_decay is {run.config.layer_decay}; {why}: allowed: 1")

@@ -1,6 +1,12 @@
 """Facts about a parameter by its path, from all families."""
 
+import re
+from typing import Mapping
+
+import numpy as np
+
 from mixer_jax.models import (
+  blocks,
   fno,
   galerkin,
   gmlp,
@@ -41,6 +47,38 @@ def reads_tokens(path: str) -> bool:
   """Whether a parameter is the first matrix over tokens of its block, [tokens, units]."""
   layer = role(_LAYERS, path)
   return bool(layer) and path.endswith("/kernel") and layer.token_axes[:1] == ("in",)
+
+
+_BLOCK = re.compile(rf"(.*?)({'|'.join(blocks.SCANNABLE)})(?:s|_(\d+))/")
+
+
+def depths(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+  """The number of layers between each parameter and the loss, by path, as BEiT counts them.
+
+  Bao et al., 2022, https://arxiv.org/abs/2106.08254: 0 for the head and the norm before it, also
+  for the layers of class-MLP pooling; 1 for the last block, 2 for the one before; for the stem one
+  more than for the first block. Arrays of scanned blocks have a depth for each, [blocks, 1, ...].
+  A ValueError if there are no blocks, or those of several stacks.
+
+  Args:
+    shapes: of all parameters of a model, by path; it may stand below "backbone" or "encoder".
+  """
+  found = {path: match for path in shapes if (match := _BLOCK.match(path))}
+  if len(stacks := {match[1] + match[2] for match in found.values()}) != 1:
+    names = ", ".join(sorted(stacks)) or "none"
+    raise ValueError(f"its layers have no single order (stacks of blocks: {names})")
+  number = lambda path, match: int(match[3]) + 1 if match[3] else shapes[path][0]
+  count = max(number(path, match) for path, match in found.items())
+  return {path: _depth(path, found.get(path), len(shape), count) for path, shape in shapes.items()}
+
+
+def _depth(path: str, block: re.Match | None, axes: int, count: int) -> np.ndarray:
+  if not block:
+    before = layer_kind(path) == "stem" or "embeddings_norm/" in path
+    return np.array((count + 1) * (before and "class_token/" not in path))
+  if block[3]:
+    return np.array(count - int(block[3]))
+  return np.arange(count, 0, -1).reshape(-1, *[1] * (axes - 1))
 
 
 def is_decayed(path: str) -> bool:

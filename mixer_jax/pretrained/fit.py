@@ -142,9 +142,15 @@ def _side(source: str, tokens: int) -> int:
 
 
 def with_head(source: str, arrays: Arrays, shapes: Shapes, other_names: bool = False) -> Arrays:
-  """Gives a fresh zero head where the classes differ or the file has no part of a head."""
+  """Gives a fresh zero head where the classes differ or the file has no part of a head.
+
+  A model without a head gets none.
+  """
   if "head/kernel" not in shapes:
-    return arrays
+    rest = {path: array for path, array in arrays.items() if not path.startswith("head/")}
+    if len(rest) < len(arrays):
+      _LOG.info("%s: its head is dropped, for the model has none", source)
+    return rest
   head = {path: array.shape for path, array in arrays.items() if path.startswith("head/")}
   channels, classes = shapes["head/kernel"]
   own = head.get("head/kernel", (channels, 0))[1:2]

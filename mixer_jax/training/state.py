@@ -11,6 +11,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.optim import step_norms
 from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.tasks import freeze
 from mixer_jax.tasks import metrics as metrics_lib
 
 # The collections that are averaged, see `config.ema_decay`, and the names of their averages. Batch
@@ -39,9 +40,10 @@ class TrainState:
 
 
 def evaluated(variables: dict[str, Any]) -> dict[str, Any]:
-  """The variables that are evaluated: averaged ones in the place of their own, if there are any."""
+  """The variables that are evaluated: averaged ones in the place of their own, and frozen ones."""
   rest = {k: v for k, v in variables.items() if k not in AVERAGES.values()}
-  return rest | {own: variables[name] for own, name in AVERAGES.items() if name in variables}
+  rest |= {own: variables[name] for own, name in AVERAGES.items() if name in variables}
+  return dict(freeze.joined(rest))
 
 
 def averages(variables: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,8 @@ def update(
   extra["value_fn"] = lambda params: loss({**whole, "params": params}, gradient=False)[0]
   optimizer = run.optimizer(numbers)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
+  if run.config.layer_decay != 1:
+    updates = jax.tree.map(jnp.multiply, updates, run.update_scales)
   params = optax.apply_updates(state.params, updates)
   variables = {**state.variables, **changed, "params": params}
   if decay := run.config.ema_decay:
