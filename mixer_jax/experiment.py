@@ -163,8 +163,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   name = config.model.name if "model" in config and "name" in config.model else config.task
   with told(f"model {name}", ValueError):  # a Linen module's own check
     leaves = jax.tree.leaves(run.variable_shapes)
-  if config.layer_decay != 1:
-    _check_decay(run)
+  _check_trained(run)
   size = sum(x.size * x.dtype.itemsize for x in leaves)
   memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or math.inf
   if memory == math.inf and jax.devices()[0].platform == "cpu":
@@ -177,10 +176,15 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   return run
 
 
-def _check_decay(run: Experiment) -> None:
-  """Raises a UserError if layers have no order, or K-FAC reckons with the updates it has made."""
-  _ = run.update_scales
-  side = optim.kfac_side(run.config.optimizer)
-  if side and (side.get("quadratic_model") or side.get("adaptive_damping")):
-    why = "a quadratic model of K-FAC reckons with whole updates"
-    raise UserError(f"layer_decay is {run.config.layer_decay}; {why}: allowed: 1")
+def _check_trained(run: Experiment) -> None:
+  """Raises a UserError for `layer_decay` and `freeze` that layers or K-FAC cannot do with."""
+  decay, side = run.config.layer_decay, optim.kfac_side(run.config.optimizer)
+  if decay != 1 and run.update_scales and side:
+    if side.get("quadratic_model") or side.get("adaptive_damping"):
+      why = "a quadratic model of K-FAC reckons with whole updates"
+      raise UserError(f"layer_decay is {decay}; {why}: allowed: 1")
+  parts = (run.variable_shapes.get(freeze.FROZEN, {}), run.variable_shapes["params"])
+  layers = [{path[:-1] for path in traverse_util.flatten_dict(dict(part))} for part in parts]
+  if side and (split := sorted(layers[0] & layers[1])):
+    why = f"parts {'/'.join(split[0])}; K-FAC takes a layer as a whole"
+    raise UserError(f"freeze is {run.config.freeze!r}, which {why}")

@@ -187,6 +187,9 @@ def test_patterns_find_some_parameters(config):
   config.freeze = r"^MixerBlock_0/.*kernel$"
   run = experiment.build(config)
   assert len(flat_shapes(run.variable_shapes[freeze.FROZEN])) == 4
+  config.optimizer = config_lib.optimizer("kfac", learning_rate=1.0)
+  with pytest.raises(UserError, match="freeze is .* parts MixerBlock_0/channel_mixing/Dense_0; K-"):
+    experiment.build(config)
   for pattern, why in (("nothing", "finds none of"), (".", "finds all of"), ("(", "no regular")):
     config.freeze = pattern
     with pytest.raises(UserError, match=f"freeze is '.*{why}"):
