@@ -19,11 +19,11 @@ _MOST_CLASSES = 2**20
 class ArraysFile:
   """The base splits of an .npz file, as `sources.Source`.
 
-  Classes are the file's `class_names`, else the numbers from 0 to the largest training label. A
-  UserError if it is no such file, or an array is missing, damaged or not as it has to be.
+  Classes are the file's `class_names`, else the numbers from 0 to the largest label of a base split.
+  A UserError if it is no such file, or an array is missing, damaged or not as it has to be.
   """
 
-  def __init__(self, path: str):
+  def __init__(self, path: str, base: str = "train"):
     self._path = path
     try:
       self._file = npz.Npz(os.path.expanduser(path))
@@ -32,7 +32,7 @@ class ArraysFile:
     if "class_names" in self._file.names:
       self.class_names = tuple(map(str, self._array("class_names").ravel()))
     else:
-      self.class_names = tuple(map(str, range(self.read("train").labels.max() + 1)))
+      self.class_names = tuple(map(str, range(self.read(base).labels.max() + 1)))
 
   def read(self, base: str) -> base_split.Base:
     """The examples of a base split, in the file's order."""

@@ -34,8 +34,8 @@ class Records(Protocol):
 
   def __len__(self) -> int: ...
 
-  def read(self, i: int) -> tuple[bytes, int]:
-    """Encoded image and label; called from threads and worker processes."""
+  def read(self, i: int) -> tuple[bytes, Any]:
+    """Encoded image, and label: an int, or bool [classes]; called from threads and workers."""
 
   def where(self, i: int) -> str:
     """The file (or record) in words, for messages."""
@@ -76,7 +76,7 @@ def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.nda
 def decode_all(
   records: Records, stored_size: int, allocate: cache.Allocate
 ) -> dict[str, np.ndarray]:
-  """Decodes all records: "images" uint8 [n, height, width, 3] and "labels" int32 [n].
+  """Decodes all records: "images" uint8 [n, height, width, 3] and "labels", int32 [n] if ints.
 
   A UserError if an image is broken, or their sizes differ.
   """
@@ -101,10 +101,11 @@ def decode_all(
     # None: shown on a terminal alone.
     tqdm.tqdm(total=n, disable=n <= _SHOW_PROGRESS_ABOVE or None, **_BAR) as bar,
   ):
-    shape = decode(0)[0].shape
+    first, label = decode(0)
+    shape, kind = first.shape, np.int32 if np.ndim(label) == 0 else bool
     try:
       images = allocate("images", (n, *shape), np.uint8)
-      labels = allocate("labels", (n,), np.int32)
+      labels = allocate("labels", (n, *np.shape(label)), kind)
     except MemoryError as error:
       why = "do not fit into memory; set data.stored_size to a smaller side in pixels"
       raise UserError(f"{records.where(0)}: {n:,} images of {_in_words(shape)} {why}") from error
@@ -124,14 +125,17 @@ class Encoded:
   num_classes: int  # labels have to lie below
   workers: int = 0
   read_ahead: int = 0
+  label_sets: bool = False  # whether a label is bool [num_classes]
 
   def __len__(self) -> int:
     return sum(len(rows) for _, rows in self.parts)
 
   @property
   def spec(self) -> Any:
-    image, label = jax.ShapeDtypeStruct(self.shape, np.uint8), jax.ShapeDtypeStruct((), np.int32)
-    return {"image": image, "label": label}
+    label = jax.ShapeDtypeStruct((), np.int32)
+    if self.label_sets:
+      label = jax.ShapeDtypeStruct((self.num_classes,), bool)
+    return {"image": jax.ShapeDtypeStruct(self.shape, np.uint8), "label": label}
 
   def arrays(self) -> None:
     """None: examples are read one by one."""
@@ -147,11 +151,12 @@ class Encoded:
       i -= len(rows)
     data, label = records.read(rows[i])
     where = records.where(rows[i])
-    check_labels(where, label, label, self.num_classes)
+    if not self.label_sets:
+      check_labels(where, label, label, self.num_classes)
     fit = functools.partial(self.fit, rng) if self.random else self.fit
     image = decode_image(data, where, fit)
     check_size(where, image.shape, "the first image", self.shape)
-    return {"image": image, "label": np.int32(label)}
+    return {"image": image, "label": label if self.label_sets else np.int32(label)}
 
 
 def check_size(what: str, shape: tuple[int, ...], other: str, its_shape: tuple[int, ...]) -> None:

@@ -30,7 +30,7 @@ class Folder:
     self._train_base = train_base
     self.class_names = tuple(self._classes(train_base))
 
-  def read(self, base: str) -> "_Files":
+  def read(self, base: str) -> "Files":
     """Lists the images of ROOT/base in a shuffled order that depends on their names only.
 
     A UserError if there are none, or a class that the train split has not.
@@ -50,7 +50,7 @@ class Folder:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
     order = splits.shuffled_order(len(names))
     identity = ("folder", str(self._root), base, known)
-    return _Files(place, identity, np.array(names)[order], np.array(labels, np.int32)[order])
+    return Files(place, identity, np.array(names)[order], np.array(labels, np.int32)[order])
 
   def _classes(self, base: str) -> list[str]:
     path = self._root / base
@@ -62,12 +62,28 @@ class Folder:
     return names
 
 
+def test_files(path: str, flat: bool) -> "Files":
+  """The images in a folder of class folders; if `flat`, maybe without these, all of one class.
+
+  A UserError if there are none.
+  """
+  place = pathlib.Path(os.path.expanduser(path)).absolute()
+  if not place.is_dir():
+    raise UserError(f"{place}: no such folder")
+  if not flat or _listed(place, folders=True):
+    return Folder(str(place.parent), place.name).read(place.name)
+  if not (names := [x for x in _listed(place) if x.lower().endswith(EXTENSIONS)]):
+    raise UserError(f"{place}: no images in it; {_ENDINGS}")
+  found = np.array([os.fsencode(name) for name in names])
+  return Files(place, ("flat", str(place), ("",)), found, np.zeros(len(names), np.int32))
+
+
 @dataclasses.dataclass(frozen=True)
-class _Files:
+class Files:
   """Image files as `decode.Records`."""
 
   root: pathlib.Path
-  identity: tuple
+  identity: tuple  # the last of it are the names of the classes
   names: np.ndarray  # paths below `root`, as bytes: texts take more memory in every worker
   labels: np.ndarray
 

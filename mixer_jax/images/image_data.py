@@ -1,6 +1,7 @@
 """The options of image data, and the contradictions between them."""
 
 import dataclasses
+import re
 from typing import Annotated
 
 import ml_collections
@@ -13,6 +14,11 @@ from mixer_jax.options import COUNT, Option, one_of
 STREAMS = ("auto", "always", "never")
 _SIDE = 2**14  # pixels; larger images would take hours or all memory
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of CIFAR-10
+_TEST_SETS = (
+  "further test sets of other sources, NAME=PLACE with commas: a folder of class folders, an .npz or"
+  " tfds:NAME[@SPLIT]"
+)
+_TEST_LABELS = "JSON files of right classes of such sets, NAME=FILE with commas"
 # Splits that have their own fields.
 OWN = ("train", "test", "validation")
 
@@ -33,6 +39,8 @@ class ImageData:
   test_split: Annotated[str, Option('likewise, such as "train[90%:]"')] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
+  test_sets: Annotated[str, Option(_TEST_SETS, free=True)] = ""
+  test_labels: Annotated[str, Option(_TEST_LABELS, free=True)] = ""
   stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
   stream: one_of("decode each batch anew, not once", STREAMS, free=True) = "auto"
   crop: one_of("train on random areas of encoded images", ("", "inception")) = ""
@@ -61,6 +69,17 @@ class ImageData:
     extra = {spec.strip(): spec.strip() for spec in self.extra_test_splits.split(",")}
     return {name: spec for name, spec in (own | extra).items() if spec}
 
+  @property
+  def further_sets(self) -> dict[str, tuple[str, str]]:
+    """Place and file of labels, maybe "", of the test sets of other sources, by name."""
+    labels = _pairs(self.test_labels, "data.test_labels")
+    places = _pairs(self.test_sets, "data.test_sets")
+    if unknown := labels.keys() - places.keys():
+      raise UserError(f"data.test_labels has {min(unknown)!r}, which is not in data.test_sets")
+    if taken := places.keys() & ({"train"} | self.test_splits.keys()):
+      raise UserError(f"data.test_sets has {min(taken)!r}, the name of a split; take another one")
+    return {name: (place, labels.get(name, "")) for name, place in places.items()}
+
   def check(self) -> None:
     """Raises a UserError for options that contradict each other."""
     side, resize, crop, stored = self.image_size, self.resize, self.crop, self.stored_size
@@ -81,6 +100,7 @@ class ImageData:
       raise UserError(f"data.extra_test_splits has {name!r}, {why}")
     for name, spec in ({"train": self.train_split} | self.test_splits).items():
       splits.base_names(spec, field(name))
+    _ = self.further_sets
     if self.name == "npz":
       self.check_arrays("an .npz file")
 
@@ -95,3 +115,14 @@ class ImageData:
 def field(split: str) -> str:
   """The field that holds the split string of a split."""
   return f"data.{split}_split" if split in OWN else "data.extra_test_splits"
+
+
+def _pairs(text: str, field: str) -> dict[str, str]:
+  """The values of "NAME=VALUE,NAME=VALUE" by name; a UserError if a field has another text."""
+  found = {}
+  for part in filter(None, (part.strip() for part in text.split(","))):
+    name, _, value = (piece.strip() for piece in part.partition("="))
+    if not re.fullmatch(r"\w[\w.-]*", name) or not value or name in found:
+      raise UserError(f"{field} has {part!r}; allowed: NAME=VALUE with commas, each name once")
+    found[name] = value
+  return found

@@ -4,6 +4,7 @@ Folders and TFDS sets are decoded once and then memory-mapped (`data/cache.py`),
 they are very large (`decode.Encoded`); the bundled sample is a prepared TFDS directory.
 """
 
+import dataclasses
 import functools
 import math
 import os
@@ -15,7 +16,7 @@ import numpy as np
 from mixer_jax.data import cache, splits, tfds_source
 from mixer_jax.data.dataset import Arrays, Dataset
 from mixer_jax.errors import UserError
-from mixer_jax.images import arrays_file, base_split, crops, decode, folder, toronto
+from mixer_jax.images import arrays_file, base_split, crops, decode, folder, test_sets, toronto
 from mixer_jax.images.image_data import ImageData, field
 from mixer_jax.runtime.imports import without
 
@@ -37,7 +38,10 @@ class Source(Protocol):
 
 
 class Loaded(NamedTuple):
-  """Splits of {"image": uint8 [h, w, 3] RGB, "label": int32, an index into the training classes}."""
+  """Splits of {"image": uint8 [h, w, 3] RGB, "label": int32, an index into the training classes}.
+
+  Labels of further test sets may be sets of classes, bool [classes].
+  """
 
   splits: Mapping[str, Dataset]
   class_names: tuple[str, ...]
@@ -70,6 +74,9 @@ def load(data: ImageData) -> Loaded:
       found[name] = _encoded(data, rows, shapes[first], name == "train", classes)
     else:
       found[name] = _arrays(f"{field(name)}={specs[name]}", rows, classes)
+  for name, (place, labels) in data.further_sets.items():
+    opened, sets = test_sets.open_set(name, place, labels, source.class_names, data.dir)
+    found[name] = _test_set(data, (name, place, opened), shapes[first], streamed, classes, sets)
   return Loaded(found, source.class_names)
 
 
@@ -137,7 +144,24 @@ def _shape(data: ImageData, found: base_split.Base | decode.Records) -> tuple[in
   return decode.decode_image(found.read(0)[0], found.where(0)).shape
 
 
-def _encoded(data: ImageData, parts: tuple, shape: tuple, train: bool, classes: int) -> Dataset:
+def _test_set(
+  data: ImageData, opened: tuple, shape: tuple, streamed: bool, classes: int, sets: bool
+) -> Dataset:
+  """A test set of another source, its images as the training images are stored."""
+  name, place, found = opened
+  if shape[0] == shape[1]:  # then others are cut to it, as `predict` does with files
+    data = dataclasses.replace(data, stored_size=0 if data.crop else shape[0])
+  data = dataclasses.replace(data, name=name)
+  if streamed and not isinstance(found, base_split.Base):
+    return _encoded(data, ((found, range(len(found))),), shape, False, classes, sets)
+  base = _decoded(data, "test", found)
+  decode.check_size(f"data.test_sets: {place}", base.images.shape[1:], "the training data", shape)
+  return Arrays({"image": base.images, "label": base.labels})
+
+
+def _encoded(
+  data: ImageData, parts: tuple, shape: tuple, train: bool, classes: int, sets: bool = False
+) -> Dataset:
   side, random = data.image_size, bool(data.crop and train)
   if random:
     fit = functools.partial(crops.random_area, smallest=data.smallest_crop, side=side)
@@ -149,7 +173,7 @@ def _encoded(data: ImageData, parts: tuple, shape: tuple, train: bool, classes: 
   if workers == -1:  # one on each CPU that this process may use
     has = hasattr(os, "sched_getaffinity")
     workers = len(os.sched_getaffinity(0)) if has else os.cpu_count()
-  return decode.Encoded(parts, shape, fit, random, classes, workers, data.read_ahead)
+  return decode.Encoded(parts, shape, fit, random, classes, workers, data.read_ahead, sets)
 
 
 def _decoded(

@@ -7,7 +7,7 @@ python -m mixer_jax.report weights --workdir=DIR [--checkpoint=best|STEP|mean:N]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
 python -m mixer_jax.report study --workdir=DIR
 python -m mixer_jax.report compare --runs=[LABEL=]DIR,... [--metric=train/loss] [--log]
-    [--over=seconds|step|epoch] [--out=FILE.png]
+    [--over=seconds|step|epoch|SPLIT/METRIC] [--out=FILE.png]
 python -m mixer_jax.report options [--config=FILE]
 """
 
@@ -106,7 +106,7 @@ if __name__ == "__main__":
   flags.DEFINE_string("out", None, "Where pictures go, of compare a file; default: by the command.")
   flags.DEFINE_list("runs", [], "Directories of runs or patterns of them, each with LABEL= or not.")
   flags.DEFINE_string("metric", "train/loss", "Column of the rows that runs are compared by.")
-  flags.DEFINE_enum("over", "seconds", list(compare.OVER), "Axis that it is drawn over.")
+  flags.DEFINE_string("over", "seconds", "Axis that it is drawn over: these, step, epoch, column.")
   flags.DEFINE_bool("log", False, "Whether both axes are logarithmic.")
   config_flags.DEFINE_config_file("config", None, "Config of augment, or whose options are listed.")
   cli.run_commands(

@@ -1,4 +1,4 @@
-"""Several runs in one picture: a metric over training time, steps or epochs."""
+"""Several runs in one picture: a metric over training time, steps, epochs or another metric."""
 
 import glob
 import itertools
@@ -46,7 +46,8 @@ def compare(
     runs: directories or patterns of them, "[LABEL=]DIR". Runs of one label, or of one config but
       for the seed, are a line, which is named after its optimizer unless there is a label.
     key: the metric, as "train/loss".
-    over: one of `OVER`.
+    over: one of `OVER`; or another metric, as "test/top1": each line is then a point, the last
+      values of both with the range of its runs, as in Figure 4 of the ResMLP paper.
     path: the file of the picture.
     log: whether both axes are logarithmic.
 
@@ -56,6 +57,10 @@ def compare(
   groups = _groups(runs)
   config = next(iter(groups.values()))[0][1]
   metric = _metric(config, key)
+  if "/" in over:
+    return _against(groups, key, over, path)
+  if over not in OVER:
+    raise UserError(f"--over is {over!r}; allowed: {', '.join(OVER)} or a metric as test/loss")
   lines = [_line(label, [d for d, _ in found], key, over) for label, found in groups.items()]
   figure, ((axis,),) = figures.panels(1, 1, (7, 4))
   for i, line in enumerate(lines):
@@ -71,6 +76,28 @@ def compare(
   with told(f"{path}: cannot be written", OSError):
     figures.save(figure, path)
   return [_said(line, lines, metric, over) for line in lines]
+
+
+def _against(groups: dict[str, list], key: str, over: str, path: pathlib.Path) -> list[str]:
+  """Draws the last value of a metric against that of another one, a point for each label."""
+  config = next(iter(groups.values()))[0][1]
+  figure, ((axis,),) = figures.panels(1, 1, (6, 5))
+  said = []
+  for label, found in groups.items():
+    lines = [_line(label, [d for d, _ in found], name, "step") for name in (over, key)]
+    (x, *_), (y, *_) = points = [[line.mean[-1], line.low[-1], line.high[-1]] for line in lines]
+    scales = [_metric(config, name).scale for name in (over, key)]
+    errors = [[[s * (m - low)], [s * (high - m)]] for s, (m, low, high) in zip(scales, points)]
+    axis.errorbar(scales[0] * x, scales[1] * y, errors[1], errors[0], fmt="o", label=label)
+    shown = (f"{name} {_metric(config, name).shown(v)}" for name, v in ((over, x), (key, y)))
+    said.append(f"{label}: {', '.join(shown)}")
+  named = (f"{n.rpartition('/')[0]} {_metric(config, n).label}".strip() for n in (over, key))
+  axis.set(**dict(zip(("xlabel", "ylabel"), named)))
+  axis.grid(alpha=0.3)
+  axis.legend()
+  with told(f"{path}: cannot be written", OSError):
+    figures.save(figure, path)
+  return said
 
 
 def _make_logarithmic(axis: Any) -> None:

@@ -23,12 +23,14 @@ class Restored(NamedTuple):
   step: int
 
 
-def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Restored:
+def restore(
+  path: str, which: str = "latest", data_dir: str | None = None, **data: str | None
+) -> Restored:
   """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
 
   "mean:5" is the latest with the mean of the parameters of the five latest, as in "Attention is all
-  you need" (Vaswani et al., 2017, Section 6.1). `data_dir` replaces the config's. A UserError: no
-  run, no such checkpoint, or no data.
+  you need" (Vaswani et al., 2017, Section 6.1). `data_dir` and further fields of `data` replace the
+  config's, unless they are None. A UserError: no run, no such checkpoint, or no data.
   """
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
@@ -37,8 +39,8 @@ def restore(path: str, which: str = "latest", data_dir: str | None = None) -> Re
   mesh, available = config.mesh, jax.device_count()
   if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
     mesh.update(data=-1, model=1)
-  if data_dir is not None:
-    config.data.dir = data_dir
+  if changes := {k: v for k, v in {"dir": data_dir, **data}.items() if v is not None}:
+    config.data.update(changes)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which)  # a missing one is told before data are read
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))

@@ -56,6 +56,23 @@ def test_seeds_are_a_line_over_their_mean_time(runs, drawn, tmp_path):
   assert np.asarray(Image.open(tmp_path / "a.png")).std() > 0
 
 
+def test_one_metric_against_another_is_a_point_for_each_label(runs, drawn, tmp_path):
+  for path, own in ((tmp_path / "adam-0", 4.0), (tmp_path / "adam-1", 2.0)):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["test/error"] = own
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  said = compare.compare(runs, "train/error", "test/error", tmp_path / "a.png")
+  assert said == ["Adam: test/error 3, train/error 1.5", "K-FAC: test/error 1, train/error 1"]
+  (axis,) = drawn
+  points = [line.get_xydata().tolist() for line in axis.lines if line.get_marker() == "o"]
+  assert points == [[[3, 1.5]], [[1, 1]]]
+  assert (axis.get_xlabel(), axis.get_ylabel()) == ("test error (m)", "train error (m)")
+  with pytest.raises(
+    UserError, match="--over is 'hours'; allowed: seconds, step, epoch or a metric"
+  ):
+    compare.compare(runs, "train/error", "hours", tmp_path / "a.png")
+
+
 def test_other_axes_and_labels(runs, drawn, tmp_path):
   labelled = [f"first={tmp_path}/adam-0", f"second={tmp_path}/adam-1"]
   said = compare.compare(labelled, "train/error", "step", tmp_path / "a.png")

@@ -184,7 +184,14 @@ class ImageClassification(BaseTask):
     return {"features": self._build(0).apply(variables, batch["image"])}
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    """Sums of the metrics; of labels that are sets of classes, bool [batch, classes], of `top1` alone.
+
+    A prediction is right if it is in the set; an example without a class does not count (Beyer et
+    al., 2020, https://arxiv.org/abs/2006.07159). No loss is defined there.
+    """
     outputs, labels, *_ = self.predict(variables, batch)
+    if labels.ndim == 2:
+      return {"top1": WeightedSum.of(_in_set(outputs, labels), mask & labels.any(axis=1))}
     # Of five classes or fewer every answer is among the first five.
     names = ("loss", "top1", "top5")[: 3 if outputs.shape[1] > 5 else 2]
     scores = (self._losses(outputs, batch), *_hits(outputs, labels))
@@ -249,6 +256,8 @@ class ImageClassification(BaseTask):
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     images, labels = first(split, _PICTURED)
+    if labels.ndim > 1:
+      raise UserError("pictures need one label an image; this split has sets of labels")
     found, names = self.probabilities(variables, images), self.class_names
     drawn = {"confusion": pictures.draw_confusion(pictures.confusion(labels, found), names)}
     if len(rows := pictures.worst(labels, found)):
@@ -283,6 +292,13 @@ def first(split: Dataset, most: int, start: int = 0) -> tuple[np.ndarray, np.nda
     examples = [split.read(i, np.random.default_rng(i)) for i in range(start, end)]
     arrays, start, end = jax.tree.map(lambda *x: np.stack(x), *examples), 0, end - start
   return np.asarray(arrays["image"][start:end]), np.asarray(arrays["label"][start:end])
+
+
+def _in_set(logits: jax.Array, sets: jax.Array) -> jax.Array:
+  """Whether the likeliest class is in the set, bool [batch]."""
+  best = jnp.argmax(logits, axis=1)[:, None]
+  hit = jnp.take_along_axis(sets, best, axis=1)[:, 0]
+  return hit & jnp.isfinite(jnp.take_along_axis(logits, best, axis=1))[:, 0]
 
 
 def _hits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
