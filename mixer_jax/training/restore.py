@@ -12,7 +12,7 @@ from mixer_jax import experiment, tasks
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
-from mixer_jax.training.state import averages, evaluated
+from mixer_jax.training.state import AVERAGES, averages, evaluated
 
 
 class Restored(NamedTuple):
@@ -75,13 +75,15 @@ def _variables(
 ) -> tuple[int, dict[str, Any]]:
   """The step and the variables that are evaluated; see `Checkpoints.restore_variables`."""
   first, *others = _steps(saved, which)
-  step, variables = saved.restore_variables(first, sharding, shapes)
-  total = (variables := evaluated(variables))["params"]
+  step, found = saved.restore_variables(first, sharding, shapes)
+  total = evaluated(found)
   for name in others:
-    step, variables = saved.restore_variables(name, sharding, shapes)
-    total = jax.tree.map(jnp.add, total, (variables := evaluated(variables))["params"])
-  mean = lambda x: x / (1 + len(others)) if others else x
-  return step, {**variables, "params": jax.tree.map(mean, total)}
+    step, found = saved.restore_variables(name, sharding, shapes)
+    latest = evaluated(found)
+    summed = {k: jax.tree.map(jnp.add, total[k], latest[k]) for k in AVERAGES if k in latest}
+    total = latest | summed
+  mean = lambda x: x / (1 + len(others))
+  return step, total | {k: jax.tree.map(mean, total[k]) for k in AVERAGES if others and k in total}
 
 
 def without_data(path: str, which: str = "latest") -> tuple[tasks.Task, dict[str, Any]]:
