@@ -65,5 +65,8 @@ def test_draws_one_image_per_unit_and_writes_the_numbers(tmp_path):
 
 
 def test_a_model_without_such_a_matrix_is_refused(tmp_path):
+  with pytest.raises(UserError, match="the model has no matrix over tokens"):
+    convolutions = {"BasicBlock_0": {"conv1": {"kernel": np.ones((3, 3, 4, 4))}}}
+    weight_pictures.draw(convolutions, (10, 10), tmp_path)
   with pytest.raises(UserError, match="no token-mixing matrix for 3x3 patches.*MixerBlock_0"):
     weight_pictures.draw(mixer_like(), (3, 3), tmp_path)
