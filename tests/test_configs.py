@@ -23,6 +23,8 @@ def load(name, *args):
 @pytest.mark.parametrize("name", [p.stem for p in CONFIGS])
 def test_loads_and_survives_json(name):
   config = load(name)
+  if config.get("pretrained") == config_lib.REQUIRED:
+    config.pretrained = "weights.npz"
   assert config.keys() == config_lib.default(config.task, config.model.name).keys()
   config_lib.check(config)
   stored = json.loads(config.to_json())
@@ -50,6 +52,35 @@ def test_resmlp_s_recipe():
       load(name, choice)
   for recipe in ("deit", "old_fashioned"):
     config_lib.check(load("resmlp_cifar", recipe))
+
+
+def test_transfer_s_recipes():
+  """DeiT's transfer keeps its augmentation but erasing; Mixer's has ViT's lengths."""
+  config = load("transfer", "oxford_flowers102")
+  optimizer, augment = config.optimizer, config.augment
+  assert (optimizer.name, optimizer.learning_rate, optimizer.weight_decay) == ("sgd", 0.01, 1e-4)
+  assert (config.batch_size, config.num_epochs, config.model.name) == (768, 1000, "resmlp_s12")
+  assert (augment.policy, augment.mixup, augment.erasing) == ("rand", 0.8, 0.0)
+  assert (config.data.crop, config.data.train_split) == ("inception", "train+validation")
+  assert config.data.mean == (0.485, 0.456, 0.406)
+  config = load("transfer", "cifar100,mixer_b16,mixer")
+  assert (config.batch_size, config.num_steps, config.optimizer.clip_norm) == (512, 10_000, 1.0)
+  assert (config.data.mean, config.augment.smallest_area) == ((0.5, 0.5, 0.5), 0.05)
+  with pytest.raises(UserError, match="pretrained is missing"):
+    config_lib.check(config)
+  for choice in (
+    "cifar10",
+    "oxford_iiit_pet,mixer_b16,mixer",
+    "cars196",
+    "folder,,small",
+    "sample,,small",
+  ):
+    config = load("transfer", choice)
+    config.pretrained = ""
+    config_lib.check(config)
+  for wrong in ("cifar10,resmlp_s12,x", "cifar10,resmlp_s12,small,x"):
+    with pytest.raises(UserError, match="recipes: deit, mixer, small"):
+      load("transfer", wrong)
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
