@@ -37,7 +37,7 @@ def train_input(
   if how.flip:
     flip = jax.random.bernoulli(flip_rng, shape=(len(images), 1, 1, 1))
     images = jnp.where(flip, images[:, :, ::-1], images)
-  images = _normalise(_changed(jax.random.fold_in(rng, 0), images, how, policy), how)
+  images = normalise(_changed(jax.random.fold_in(rng, 0), images, how, policy), how)
   erase_key = jax.random.fold_in(rng, 1)
   return mixing.erase(erase_key, images, policy.erasing) if policy.erasing else images
 
@@ -45,7 +45,7 @@ def train_input(
 def plain_input(images: jax.Array, how: ImageData) -> jax.Array:
   """Normalises test images, after resize and centre crop if `how.resize`; as `train_input`."""
   check(how, images.shape)
-  return _normalise(_resize_centre_crop(images, how) if how.resize else images, how)
+  return normalise(_resize_centre_crop(images, how) if how.resize else images, how)
 
 
 def check(how: ImageData, shape: tuple[int, ...]) -> None:
@@ -70,7 +70,8 @@ def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
 
 def _random_areas(key: jax.Array, images: jax.Array, smallest: float, side: int) -> jax.Array:
   uniform = jax.random.uniform(key, (len(images), warp.BOX))
-  return jax.vmap(lambda u, image: warp.random_area(u, image, smallest, side))(uniform, images)
+  area = lambda u, image: warp.random_area(u, image, (smallest, 1.0), side)
+  return jax.vmap(area)(uniform, images)
 
 
 def _changed(key: jax.Array, images: jax.Array, how: ImageData, policy: Augment) -> jax.Array:
@@ -84,7 +85,7 @@ def _changed(key: jax.Array, images: jax.Array, how: ImageData, policy: Augment)
   elif policy.policy == "three":
     images = rand_augment.three_augment(policy_key, images)
   if policy.colour_jitter:
-    images = rand_augment.colour_jitter(jitter_key, images, policy.colour_jitter)
+    images = rand_augment.colour_jitter(jitter_key, images, (policy.colour_jitter,) * 3)
   return images
 
 
@@ -128,6 +129,7 @@ def _pad_random_crop(rng: jax.Array, images: jax.Array, pad: int) -> jax.Array:
   return jax.vmap(crop)(images, offsets)
 
 
-def _normalise(images: jax.Array, how: ImageData) -> jax.Array:
+def normalise(images: jax.Array, how: ImageData) -> jax.Array:
+  """Pixels of 0 to 255 with the mean and standard deviation of the options taken off, float32."""
   mean, std = np.array(how.mean, np.float32), np.array(how.std, np.float32)
   return (images.astype(jnp.float32) / 255 - mean) / std

@@ -60,6 +60,18 @@ def solarized(image: jax.Array, threshold: int) -> jax.Array:
   return jnp.where(image < threshold, image, 255 - image)
 
 
+def hue_moved(image: jax.Array, move: jax.Array) -> jax.Array:
+  """Adds to the hue, whose circle has the length 1; saturation and value of HSV stay."""
+  r, g, b = (image[..., i].astype(jnp.float32) for i in range(3))
+  value, least = jnp.maximum(jnp.maximum(r, g), b), jnp.minimum(jnp.minimum(r, g), b)
+  chroma = value - least
+  c = jnp.maximum(chroma, 1.0)  # of a grey pixel the hue does not matter
+  hue = jnp.where(value == r, (g - b) / c, jnp.where(value == g, 2 + (b - r) / c, 4 + (r - g) / c))
+  sixths = jnp.mod(hue[..., None] + 6 * move + jnp.array([5.0, 3.0, 1.0]), 6.0)
+  less = jnp.clip(jnp.minimum(sixths, 4 - sixths), 0, 1)
+  return (value[..., None] - chroma[..., None] * less + 0.5).astype(jnp.uint8)
+
+
 def _bins(image: jax.Array) -> jax.Array:
   return image.astype(jnp.int32) + 256 * jnp.arange(3)
 

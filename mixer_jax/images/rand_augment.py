@@ -4,7 +4,7 @@ All take a key and images [batch, height, width, 3] uint8, and draw for each ima
 """
 
 import functools
-from typing import Mapping
+from typing import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -125,17 +125,25 @@ def three_augment(key: jax.Array, images: jax.Array) -> jax.Array:
   return jax.vmap(change)(images, kinds, radii)
 
 
-def colour_jitter(key: jax.Array, images: jax.Array, most: float) -> jax.Array:
-  """Brightness, contrast and saturation in a random order, by factors uniform in 1 -/+ most."""
-  which, factors = jnp.moveaxis(jax.random.uniform(key, (len(images), 3, 2)), -1, 0)
-  orders, factors = jnp.argsort(which, axis=1), 1 + most * (2 * factors - 1)
+def colour_jitter(key: jax.Array, images: jax.Array, most: Sequence[float]) -> jax.Array:
+  """Brightness, contrast, saturation and, if there is a fourth number, hue in a random order.
 
-  def change(image, order, factors):
-    for kind, factor in zip(order, factors):
-      grey = colour.grey(image)
-      mean = jnp.floor(jnp.mean(grey, dtype=jnp.float32) + 0.5).astype(jnp.uint8)
-      poorer = jnp.where(kind == 0, jnp.uint8(0), jnp.where(kind == 1, mean, grey))
-      image = colour.blend(poorer[..., None], image, factor)
-    return image
+  The factors of the first three are uniform in 1 -/+ `most`; the hue moves along its circle, whose
+  length is 1, by a number uniform in -/+ `most`.
+  """
+  shape = (len(images), len(most), 2)
+  which, uniform = jnp.moveaxis(jax.random.uniform(key, shape), -1, 0)
+  orders = jnp.argsort(which, axis=1)
+  moves = jnp.array(most, jnp.float32)[orders] * (2 * uniform - 1)
 
-  return jax.vmap(change)(images, orders, factors)
+  def change(image, kind, move):
+    grey = colour.grey(image)
+    mean = jnp.floor(jnp.mean(grey, dtype=jnp.float32) + 0.5).astype(jnp.uint8)
+    poorer = jnp.where(kind == 0, jnp.uint8(0), jnp.where(kind == 1, mean, grey))
+    blended = colour.blend(poorer[..., None], image, 1 + move)
+    turned = colour.hue_moved(image, move) if len(most) > 3 else image
+    return jnp.where(kind < 3, blended, turned)
+
+  # A loop for the reason in `apply`.
+  stage = lambda images, now: (jax.vmap(change)(images, *now), None)
+  return jax.lax.scan(stage, images, (orders.T, moves.T))[0]

@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mixer_jax.images.crops import LARGEST_RATIO
 
@@ -91,14 +92,16 @@ def random_box(
   return jnp.stack([jnp.floor(x * (width - w + 1)), jnp.floor(y * (height - h + 1)), w, h])
 
 
-def random_area(uniform: jax.Array, image: jax.Array, smallest: float, side: int) -> jax.Array:
+def random_area(
+  uniform: jax.Array, image: jax.Array, share: tuple[float, float], side: int
+) -> jax.Array:
   """`crops.random_area` on the device: uint8 [side, side, 3] of an image [height, width, 3].
 
-  Bilinear and antialiased, rounded once, where Pillow rounds after each axis. `uniform` is as in
-  `random_box`.
+  Bilinear and antialiased, rounded once, where Pillow rounds after each axis. `uniform` and `share`
+  are as in `random_box`.
   """
   height, width, _ = image.shape
-  box = random_box(uniform, (height, width), (smallest, 1.0), LARGEST_RATIO)
+  box = random_box(uniform, (height, width), share, LARGEST_RATIO)
   most_w, most_h = (
     min(width, round(height * LARGEST_RATIO)),
     min(height, round(width * LARGEST_RATIO)),
@@ -118,16 +121,17 @@ def to_bytes(image: jax.Array) -> jax.Array:
 def blurred(image: jax.Array, radius: jax.Array) -> jax.Array:
   """A Gaussian blur, uint8, that repeats the border; `radius` is its standard deviation.
 
-  Pillow's GaussianBlur is three box blurs, which come close to it.
+  Pillow's GaussianBlur is three box blurs, which come close to it. Along an axis it is a product of
+  matrices: XLA would compute a sum of slices anew for each slice of the other axis.
   """
-  steps = jnp.arange(-_REACH, _REACH + 1)
-  weights = jnp.exp(-0.5 * jnp.square(steps / radius))
+  weights = jnp.exp(-0.5 * jnp.square(jnp.arange(-_REACH, _REACH + 1) / radius))
   weights /= weights.sum()
+  rows, columns = (jnp.tensordot(weights, _taps(size), 1) for size in image.shape[:2])
   image = image.astype(jnp.float32)
-  for axis in (0, 1):
-    size, borders = image.shape[axis], [(0, 0)] * 3
-    borders[axis] = (_REACH, _REACH)
-    padded = jnp.pad(image, borders, mode="edge")
-    cut = lambda i: jax.lax.slice_in_dim(padded, i, i + size, axis=axis)
-    image = sum(weights[i] * cut(i) for i in range(len(steps)))
-  return to_bytes(image)
+  return to_bytes(jnp.einsum("ih,hwc,jw->ijc", rows, image, columns, precision="highest"))
+
+
+def _taps(size: int) -> np.ndarray:
+  """Where each tap of a blur takes its value from, [taps, size, size] of 0 and 1."""
+  places = np.arange(size) + np.arange(-_REACH, _REACH + 1)[:, None]
+  return np.eye(size, dtype=np.float32)[places.clip(0, size - 1)]

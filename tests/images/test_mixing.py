@@ -117,7 +117,7 @@ def test_random_areas_are_those_of_pillow():
   rng = np.random.default_rng(0)
   image = rng.integers(0, 256, (40, 33, 3), np.uint8)
   side = 24
-  run = jax.jit(jax.vmap(lambda u: warp.random_area(u, jnp.asarray(image), 0.08, side)))
+  run = jax.jit(jax.vmap(lambda u: warp.random_area(u, jnp.asarray(image), (0.08, 1.0), side)))
   uniform = rng.uniform(size=(40, warp.BOX)).astype(np.float32)
   boxes = jax.jit(jax.vmap(lambda u: warp.random_box(u, (40, 33), (0.08, 1.0), 4 / 3)))(uniform)
   for one, (left, top, w, h) in zip(np.asarray(run(uniform), int), np.asarray(boxes, int)):
@@ -144,7 +144,9 @@ def test_what_never_fits_is_the_largest_allowed_centre():
   image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 30, 3), np.uint8))
   uniform = jnp.full(warp.BOX, 0.999)  # nearly the whole area, at a ratio of 4/3
   expected = Image.fromarray(np.asarray(image)).resize((8, 8), 2, box=(12, 0, 17, 4))
-  found = np.asarray(jax.jit(warp.random_area, static_argnums=(2, 3))(uniform, image, 0.9, 8), int)
+  found = np.asarray(
+    jax.jit(warp.random_area, static_argnums=(2, 3))(uniform, image, (0.9, 1.0), 8), int
+  )
   assert np.abs(found - np.asarray(expected, int)).max() <= 1
 
 

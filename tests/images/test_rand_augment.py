@@ -1,5 +1,7 @@
 """Each operation against Pillow, and how often each is chosen."""
 
+import colorsys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -211,20 +213,43 @@ def test_blur_is_gaussian_and_near_pillow_s(images, radius):
   assert np.abs(found - by_boxes).mean() < 2
 
 
-def test_jitter_is_pillow_s_in_some_order(images):
+def _turned(move):
+  """Moves the hue of an image by a share of its circle, pixel by pixel, in Python's own HSV."""
+
+  def turn(image):
+    pixels = np.asarray(image).reshape(-1, 3) / 255
+    hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in pixels]
+    rgb = np.array([colorsys.hsv_to_rgb((h + move) % 1, s, v) for h, s, v in hsv])
+    return Image.fromarray(np.uint8(255 * rgb.reshape(*image.size[::-1], 3) + 0.5))
+
+  return turn
+
+
+@pytest.mark.parametrize("most", [(0.3, 0.3, 0.3), (0.4, 0.4, 0.2, 0.1)])
+def test_jitter_is_pillow_s_in_some_order(images, most):
   image = images[0]
-  n, most = 40, 0.3
+  n, kinds = 60, len(most)
   out = jax.jit(rand_augment.colour_jitter, static_argnums=2)(
     jax.random.key(3), np.repeat(image[None], n, 0), most
   )
-  drawn = np.asarray(jax.random.uniform(jax.random.key(3), (n, 3, 2)))
-  orders, factors = drawn[..., 0].argsort(1), 1 + most * (2 * drawn[..., 1] - 1)
-  for one, order, factor in zip(np.asarray(out, int), orders, factors):
+  drawn = np.asarray(jax.random.uniform(jax.random.key(3), (n, kinds, 2)))
+  orders = drawn[..., 0].argsort(1)
+  moves = np.array(most)[orders] * (2 * drawn[..., 1] - 1)
+  for one, order, each in zip(np.asarray(out, int), orders, moves):
     expected = Image.fromarray(image)
-    for kind, f in zip(order, factor):
-      expected = _enhance(("Brightness", "Contrast", "Color")[kind])(float(f))(expected)
+    for kind, move in zip(order, each):
+      blended = _enhance(("Brightness", "Contrast", "Color")[min(kind, 2)])
+      expected = (blended(float(1 + move)) if kind < 3 else _turned(move))(expected)
     assert np.abs(one - np.asarray(expected, int)).max() <= 2
-  assert len({tuple(order) for order in orders}) == 6
+  assert len({tuple(order) for order in orders}) >= 6
+
+
+def test_a_moved_hue_is_that_of_hsv():
+  pixels = np.random.default_rng(1).integers(0, 256, (20, 30, 3), np.uint8)
+  pixels[0], pixels[1, :, 0], pixels[2, :, 1] = 77, pixels[1, :, 1], pixels[2, :, 2]  # grey, ties
+  for move in (-0.5, -0.1, 0.0, 0.037, 0.5):
+    found = np.asarray(jax.jit(colour.hue_moved)(pixels, move), int)
+    assert np.abs(found - np.asarray(_turned(move)(Image.fromarray(pixels)), int)).max() <= 1
 
 
 def test_a_grey_value_is_pillow_s(images):
