@@ -15,7 +15,7 @@ class UserError(Exception):
 
 
 class Diverged(UserError):
-  """Training gave numbers that are not finite."""
+  """Training gave numbers that are not finite, or its task refuses to go on."""
 
   exit_code = 3
 

@@ -125,6 +125,13 @@ class BaseTask:
     """Metrics of a test set that are no sums over examples, such as BLEU."""
     return {}
 
+  def complaint(self, variables: Variables) -> str:
+    """Why a run must not go on, asked after each evaluation; "" if it may.
+
+    The training step notes it in a collection. A checkpoint is written, then the run stops.
+    """
+    return ""
+
   def notes(self) -> Mapping[str, str]:
     """What the record of a run says of its data and metrics beside their numbers."""
     return {}

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim, tasks
-from mixer_jax.errors import UserError
+from mixer_jax.errors import Diverged, UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file, provenance
@@ -39,7 +39,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   Raises:
     UserError: something that the user can mend.
     Diverged: loss, update or test metrics were not finite, and `config.on_nonfinite` does not
-      help it. Nothing of it was saved.
+      help it: nothing of it was saved. Or the task has a `complaint`: a checkpoint was written.
     SystemExit: 130 or 143 after SIGINT or SIGTERM. The steps under way were finished and a
       checkpoint was written. A second signal of a kind ends the process at once.
   """
@@ -139,7 +139,7 @@ def _loop(
       stack.enter_context(contextlib.closing(writer))
     while not ended(run, trainer.step, rows):
       trainer.advance(asked.soon)
-      stop, score, improved = asked.now(), None, False
+      stop, score, improved, complaint = asked.now(), None, False, ""
       if run.clock.evaluates(trainer.step):
         rows.append(row := _row(trainer, scorers, rows))
         if writer:
@@ -148,10 +148,14 @@ def _loop(
         score = row[f"{run.selection}/{metrics[0].name}"]
         score = score if metrics[0].higher_is_better else -score
         improved = row[f"{run.selection}/best_step"] == trainer.step
+        complaint = run.task.complaint(trainer.state.variables)
       saved.check()
       last = ended(run, trainer.step, rows)
-      if stop or last or improved or run.clock.saves(trainer.step):
+      if stop or last or improved or complaint or run.clock.saves(trainer.step):
         saved.save(trainer.step, trainer.state, trainer.seconds, score)
+      if complaint:
+        saved.wait()
+        raise Diverged(f"stopped at step {trainer.step}, whose checkpoint is written: {complaint}")
       if last and trainer.step < run.clock.num_steps:
         why = f"no better {run.selection} {metrics[0].name} in {run.config.patience} evaluations"
         print(f"ended by patience: {why}", flush=True)
