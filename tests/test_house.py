@@ -19,7 +19,7 @@ ORDER = (
   "errors npz options models runtime pretrained data images text pde optim tasks config experiment"
   " rundir training study report commands"
 ).split()
-COMMANDS = ("main.py", "evaluate.py", "predict.py", "export.py")
+COMMANDS = ("main.py", "evaluate.py", "predict.py", "export.py", "probe.py")
 # Rooms that know less than the order allows.
 ALONE = {
   "models": {"errors", "options"},
