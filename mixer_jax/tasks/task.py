@@ -178,6 +178,7 @@ class BaseTask:
 # By the name in `config.task`; a task is imported when it is needed.
 TASKS = {
   "image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification",
+  "self_distillation": "mixer_jax.tasks.self_distillation.task:SelfDistillation",
   "autoencoding": "mixer_jax.tasks.autoencoding.task:Autoencoding",
   "masked_lm": "mixer_jax.tasks.masked_lm.task:MaskedLm",
   "translation": "mixer_jax.tasks.translation.task:Translation",

@@ -1,0 +1,1 @@
+"""Self-distillation of images without labels (DINO)."""

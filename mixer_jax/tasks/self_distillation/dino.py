@@ -1,0 +1,164 @@
+"""DINO's network, schedules and loss.
+
+Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021,
+https://arxiv.org/abs/2104.14294. Where its text leaves a choice, this follows the released code.
+"""
+
+import dataclasses
+import math
+from typing import Annotated, Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from mixer_jax import options
+from mixer_jax.images.views import GLOBAL
+from mixer_jax.models import layers
+from mixer_jax.options import COUNT, Option
+
+_Width = lambda text: Annotated[int, Option(text, 2, 10**6)]
+_Temperature = lambda text: Annotated[float, Option(text, 1e-3, 10)]
+_Epochs = lambda text: Annotated[float, Option(text, 0, COUNT)]
+_COLLAPSE = (
+  "in a row with a teacher entropy within 1% of log out_dim, or of 0, that end a run; 0: any"
+)
+_START = nn.initializers.truncated_normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dino:
+  """The group `config.dino`; the defaults are those of the paper for 300 epochs of ImageNet."""
+
+  out_dim: _Width("outputs of the head, K") = 65536
+  hidden_dim: _Width("hidden width of the head") = 2048
+  bottleneck_dim: _Width("width before the last layer of the head") = 256
+  momentum: Annotated[float, Option("of the teacher at the first step; 1 at the last", 0, 1)] = (
+    0.996
+  )
+  centre_momentum: Annotated[float, Option("of the centre of the teacher's outputs", 0, 1)] = 0.9
+  student_temperature: _Temperature("divides the student's outputs") = 0.1
+  teacher_temperature: _Temperature("divides the teacher's outputs") = 0.07
+  first_temperature: _Temperature("of the teacher at the first step") = 0.04
+  temperature_epochs: _Epochs("in which it rises to teacher_temperature") = 30.0
+  freeze_epochs: _Epochs("in which the last layer of the head stays as it is") = 1.0
+  collapse_steps: Annotated[int, Option(f"steps {_COLLAPSE}", 0, COUNT, free=True)] = 200
+
+  @classmethod
+  def of(cls, group: ml_collections.ConfigDict) -> "Dino":
+    return cls(**options.given(group))
+
+
+class UnitDense(nn.Module):
+  """y = x W / |W|: each column of W counts by its direction (weight normalisation, lengths of 1).
+
+  K-FAC takes its plain gradient: the kernel is no free matrix.
+  """
+
+  features: int
+  curvature: ClassVar[str] = "gradient"
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [..., inputs] to [..., features]."""
+    inputs = x.shape[-1]
+    start = layers.uniform_start(inputs)["kernel_init"]
+    kernel = self.param("kernel", start, (inputs, self.features), jnp.float32)
+    return x @ unit(kernel, axis=0)
+
+
+class Head(nn.Module):
+  """Three dense layers with GELU between, the length taken off, and a `UnitDense`; float32."""
+
+  hidden_dim: int
+  bottleneck_dim: int
+  out_dim: int
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps features [batch, any] to [batch, out_dim]."""
+    for i, width in enumerate((self.hidden_dim, self.hidden_dim, self.bottleneck_dim)):
+      x = layers.gelu(x, "exact") if i else x
+      x = nn.Dense(width, kernel_init=_START, name=f"Dense_{i}")(x)
+    return UnitDense(self.out_dim, name="last")(unit(x, axis=-1))
+
+
+class Network(nn.Module):
+  """A model of images without a head, and DINO's head: student and teacher are one each."""
+
+  backbone: nn.Module
+  head: Head
+
+  def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps [batch, height, width, 3] to [batch, out_dim]."""
+    return self.head(self.backbone(images, train=train))
+
+
+def unit(x: jax.Array, axis: int) -> jax.Array:
+  """Vectors along an axis, divided by their lengths."""
+  return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=axis, keepdims=True) + 1e-24)
+
+
+def moved(teacher: Any, params: Any, rate: jax.Array) -> Any:
+  """The teacher's parameters after an update: (1 - rate) times the old ones and rate times these."""
+  move = lambda old, new: old + rate * (jax.lax.stop_gradient(new) - old)
+  return jax.tree.map(move, teacher, params)
+
+
+def teacher_rate(step: jax.Array, num_steps: int, momentum: float) -> jax.Array:
+  """One minus the momentum of the update after a step (from 0), which rises to 1 as a cosine."""
+  return (1 - momentum) * 0.5 * (1 + jnp.cos(math.pi * step / num_steps))
+
+
+def teacher_temperature(step: jax.Array, warmup_steps: float, how: Dino) -> jax.Array:
+  """The temperature at a step (from 0), on a line up to its last value."""
+  done = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else 1.0
+  return how.first_temperature + (how.teacher_temperature - how.first_temperature) * done
+
+
+def pairs(views: int) -> jax.Array:
+  """Which views of the teacher a view of the student learns from: bool [2, views].
+
+  The first two views are the teacher's; each is compared with all views but itself.
+  """
+  return jnp.arange(GLOBAL)[:, None] != jnp.arange(views)
+
+
+def losses(logits: jax.Array, probabilities: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Cross-entropies of the views of images, and the weights that make DINO's loss their mean.
+
+  Args:
+    logits: of the student, divided by its temperature, [batch, views, K].
+    probabilities: of the teacher, [batch, 2, K].
+
+  Returns:
+    Of each view the mean over the teacher's views that it learns from, [batch, views]; and how many
+    these are, [views].
+  """
+  learns = pairs(logits.shape[1]).astype(jnp.float32)
+  normaliser = jax.nn.logsumexp(logits, axis=-1)[:, None]
+  each = normaliser - jnp.einsum("btk,bvk->btv", probabilities, logits, precision="highest")
+  count = learns.sum(axis=0)
+  return jnp.sum(each * learns, axis=1) / count, count
+
+
+def entropy(logits: jax.Array) -> jax.Array:
+  """The mean entropy, in nats, of distributions with these logits [..., K]."""
+  logs = jax.nn.log_softmax(logits)
+  return -jnp.mean(jnp.sum(jnp.exp(logs) * logs, axis=-1))
+
+
+def spread(features: jax.Array) -> jax.Array:
+  """How far features [n, any] point in different directions: 0 if all are parallel, at most 1.
+
+  It is one minus the squared length of the mean of the unit vectors.
+  """
+  return 1 - jnp.sum(jnp.square(jnp.mean(unit(features, axis=-1), axis=0)))
+
+
+def counted(collapsed: jax.Array, entropy: jax.Array, out_dim: int, limit: int) -> jax.Array:
+  """Steps in a row up to this one whose entropy is that of a collapse; once `limit`, it stays."""
+  share = entropy / math.log(out_dim)
+  new = jnp.where((share > 0.99) | (share < 0.01), collapsed + 1, 0)
+  return jnp.where((collapsed >= limit) & (limit > 0), collapsed, new)
