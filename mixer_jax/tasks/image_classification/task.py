@@ -79,19 +79,9 @@ class ImageClassification(BaseTask):
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    if config.resize_tokens and not config.pretrained:
-      why = "there are no weights to resize: pretrained is ''"
-      raise UserError(f"resize_tokens is {config.resize_tokens!r}, but {why}")
     (data := ImageData.of(config.data)).check()
     Augment.of(config.augment).check(pad=data.pad, random_crop=data.random_crop, crop=data.crop)
-    size, patch = config.data.image_size, 1
-    if "patch_size" in models.fields(config.model.name):
-      patch = options.value(models.VARIANTS, config.model, "patch_size")
-    # A run to start from fixes the patch size when the config is completed.
-    open_patch = start.is_run(config.pretrained) and config.model.get("patch_size") is None
-    if size % patch and not open_patch:
-      why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
-      raise UserError(f"data.image_size is {size}; {why}")
+    start.check(config)
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -95,6 +95,21 @@ def _flat(params: Mapping[str, Any]) -> dict[str, Any]:
   return traverse_util.flatten_dict(models.unrolled(dict(params)), sep="/")
 
 
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError for fields that contradict each other: `Start`'s, and sizes of patches."""
+  if config.resize_tokens and not config.pretrained:
+    why = "there are no weights to resize: pretrained is ''"
+    raise UserError(f"resize_tokens is {config.resize_tokens!r}, but {why}")
+  size, patch = config.data.image_size, 1
+  if "patch_size" in models.fields(config.model.name):
+    patch = options.value(models.VARIANTS, config.model, "patch_size")
+  # A run to start from fixes the patch size when the config is completed.
+  open_patch = is_run(config.pretrained) and config.model.get("patch_size") is None
+  if size % patch and not open_patch:
+    why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
+    raise UserError(f"data.image_size is {size}; {why}")
+
+
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Fills in the fields of the model that its weights fix and the config leaves open.
 
