@@ -13,6 +13,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import config as config_lib
+from mixer_jax import tasks
 from mixer_jax.errors import UserError
 
 _WORD = re.compile(r"[A-Za-z0-9_.+]+")  # names become directories and parts of commands
@@ -70,7 +71,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """A grid of runs: every value of each axis with every other and every seed; all of one task."""
+  """A grid of runs: every value of each axis with every other and every seed.
+
+  Their tasks have one primary metric."""
 
   title: str  # a heading
   config: Callable[..., ConfigDict]  # from a value of each axis, by keyword, to a run's config
@@ -174,8 +177,10 @@ class Study:
     for i, run in enumerate(runs):
       config = json.loads(override(self.run_config(run.name), own[run.name]).to_json())
       runs[i] = dataclasses.replace(run, overrides=tuple(own[run.name]), config=config)
-    if len(names := {run.config["task"] for run in runs}) > 1:
-      raise UserError(f"the study has runs of {' and '.join(sorted(names))}; allowed: one task")
+    names = sorted({run.config["task"] for run in runs})
+    if len({tasks.find(name).metrics[0] for name in names}) > 1:
+      why = "tasks with one primary metric"
+      raise UserError(f"the study has runs of {' and '.join(names)}; allowed: {why}")
     return runs
 
 

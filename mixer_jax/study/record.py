@@ -72,7 +72,7 @@ class Record:
 
   @functools.cached_property
   def primary(self) -> tasks.Metric:
-    """The primary metric of the study's task."""
+    """The primary metric of the study's tasks."""
     return tasks.find(self.runs[0].config["task"]).metrics[0]
 
   def path(self, run: Run) -> pathlib.Path:

@@ -25,6 +25,7 @@ SIZES = {
   "gates": 4 * 3,
   "sst2": 7 * 3,
   "burgers": 8 * 2 * 3,
+  "recipes": 5 * 3,
 }
 
 
