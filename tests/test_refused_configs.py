@@ -167,7 +167,7 @@ def test_unknown_and_missing_fields(group):
   "name, overrides, message",
   [
     ("quickstart", ["model.name=mixer_smal"], "model.name is 'mixer_smal'; allowed: mixer_small"),
-    ("quickstart", ["model.name=resnet50"], "model.name is 'resnet50'; allowed: mixer_s32, "),
+    ("quickstart", ["model.name=alexnet"], "model.name is 'alexnet'; allowed: mixer_s32, "),
     ("quickstart", ["optimizer.name=lion"], "optimizer.name is 'lion'; allowed: sgd, adam, "),
     ("quickstart", ["task=segmentation"], "task is 'segmentation'; allowed: image_classification"),
     ("sgd_cifar10", ["optimizer.damping=1"], "optimizer.damping is no option of sgd"),
