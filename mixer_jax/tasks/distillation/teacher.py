@@ -67,7 +67,8 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
 
 
 def _of_run(path: str, where: pathlib.Path) -> Teacher:
-  with told(f"{path!r} is no run of image classification", OSError, ValueError, KeyError):
+  wrong = OSError, ValueError, KeyError, TypeError
+  with told(f"{path!r} is no run of image classification", *wrong):
     config = json.loads((where / "config.json").read_text())
     if not issubclass(find(config["task"]), ImageClassification):
       raise ValueError(f"its task is {config['task']}")
@@ -102,7 +103,8 @@ def read(
 
 def _check_names(path: str, where: pathlib.Path, own: Sequence[str]) -> None:
   record = where / "run.json"
-  with told(f"{record} is not the record of a run's sessions", OSError, ValueError, LookupError):
+  wrong = OSError, ValueError, KeyError, TypeError
+  with told(f"{record} is not the record of a run's sessions", *wrong):
     sessions = json.loads(record.read_text())["sessions"] if record.exists() else []
     names = next((s["class_names"] for s in reversed(sessions) if "class_names" in s), ())
   differing = [pair for pair in zip(names, own) if pair[0] != pair[1]]
