@@ -68,7 +68,7 @@ def test_files(path: str, flat: bool) -> "Files":
   A UserError if there are none.
   """
   place = pathlib.Path(os.path.expanduser(path)).absolute()
-  if not place.is_dir():
+  if not os.path.isdir(place):
     raise UserError(f"{place}: no such folder")
   if not flat or _listed(place, folders=True):
     return Folder(str(place.parent), place.name).read(place.name)

@@ -7,6 +7,7 @@ A run is one of any task with a `backbone` whose config has `model`, one of `mod
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from typing import Annotated, Any, Mapping, Sequence
 
@@ -44,7 +45,7 @@ _file = functools.lru_cache(maxsize=1)(pretrained.read)
 
 def is_run(path: str) -> bool:
   """Whether a path is a directory, and so no file, address or name of weights."""
-  return bool(path) and pathlib.Path(path).expanduser().is_dir()
+  return bool(path) and os.path.isdir(os.path.expanduser(path))
 
 
 def describe(path: str) -> Weights:
