@@ -75,8 +75,6 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
       if line := run.order.told():
         print(line, flush=True)
       processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
-      if names := list(run.task.class_names):
-        processes.lead(lambda: directory_lib.write_json(directory / "classes.json", names))
       if verbose_model:
         print(tables, flush=True)
       sizes = {name: len(dataset) for name, dataset in run.datasets.items()}

@@ -65,7 +65,9 @@ def test_the_mistaken_one_of_several_overrides_is_named(tmp_path):
 
 def test_a_study_has_one_task(tmp_path):
   config = lambda model, optimizer: tiny(model, optimizer) if model == "m1" else errors(optimizer)
-  with pytest.raises(UserError, match="runs of image_classification and tests.*allowed: tasks with one"):
+  with pytest.raises(
+    UserError, match="runs of image_classification and tests.*allowed: tasks with one"
+  ):
     record.open_study(tmp_path, Study(**GRID | dict(config=config)), "f.py", [])
 
 

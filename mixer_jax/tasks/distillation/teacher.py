@@ -15,6 +15,7 @@ from mixer_jax.errors import UserError, told
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.pretrained import catalog
 from mixer_jax.tasks.image_classification.task import ImageClassification
+from mixer_jax.tasks.images import start
 from mixer_jax.tasks.task import ReadRun, Variables, find
 
 # Describing a teacher and reading it are two calls: the file is read once.
@@ -102,11 +103,7 @@ def read(
 
 
 def _check_names(path: str, where: pathlib.Path, own: Sequence[str]) -> None:
-  record = where / "run.json"
-  wrong = OSError, ValueError, KeyError, TypeError
-  with told(f"{record} is not the record of a run's sessions", *wrong):
-    sessions = json.loads(record.read_text())["sessions"] if record.exists() else []
-    names = next((s["class_names"] for s in reversed(sessions) if "class_names" in s), ())
+  names = start.class_names(where)
   differing = [pair for pair in zip(names, own) if pair[0] != pair[1]]
   if differing and len(names) == len(own):
     its, mine = differing[0]

@@ -74,10 +74,15 @@ def describe(path: str) -> Weights:
   fields = {field: getattr(model, field) for field in models.fields(name) if field not in _FREE}
   arrays = {k: x for k, x in _flat(shapes).items() if not k.startswith("head/")}
   statistics = Normalization(tuple(mean), tuple(std))
-  names = where / "classes.json"
-  with told(f"{names} cannot be read", OSError, ValueError):
-    classes = tuple(json.loads(names.read_text())) if names.exists() else ()
-  return Weights(path, "", "own", arrays, fields, statistics, name, size, classes)
+  return Weights(path, "", "own", arrays, fields, statistics, name, size, class_names(where))
+
+
+def class_names(run: pathlib.Path) -> tuple[str, ...]:
+  """The names of a run's classes, from its record; () if they are not in it."""
+  record = run / "run.json"
+  with told(f"{record} is not the record of a run's sessions", OSError, ValueError, LookupError):
+    sessions = json.loads(record.read_text())["sessions"] if record.exists() else []
+    return tuple(next((s["class_names"] for s in reversed(sessions) if "class_names" in s), ()))
 
 
 def read(path: str, read_run: task_lib.ReadRun) -> Weights:

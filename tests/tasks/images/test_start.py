@@ -1,6 +1,5 @@
 """Runs that start from other runs: all that is taken over, and all that is refused."""
 
-import json
 import logging
 import shutil
 
@@ -131,7 +130,8 @@ def test_directories_without_a_run_on_images_are_refused(config, tmp_path):
 
 def test_a_run_without_names_of_classes_is_told_by_their_number(donor, config, tmp_path):
   own = shutil.copytree(donor, tmp_path / "donor")
-  assert json.loads((own / "classes.json").read_text()) == list("0123")
-  (own / "classes.json").unlink()
+  assert start.describe(str(own)).class_names == tuple("0123")
+  (own / "run.json").unlink()
+  assert start.describe(str(own)).class_names == ()
   config.pretrained = str(own)
   assert np.any(start_of(config)["head"]["kernel"])
