@@ -80,6 +80,8 @@ def _labelled(
     features = run.task.representations(variables, batch).get("features")
     if features is None or not isinstance(batch, dict) or "label" not in batch:
       raise UserError(f"task {run.config.task} has no features of images with labels to probe")
+    if batch["label"].ndim > 1:
+      raise UserError(f"split {split!r} has sets of classes; probes take one class an image")
     return features, batch["label"], mask
 
   found = map(jax.device_get, each_batch(run, split, pair)(variables))

@@ -4,6 +4,7 @@ They are a collection beside "params": the gradient, the optimizer and its curva
 checkpoints hold them once, and averages leave them out.
 """
 
+import inspect
 import re
 from typing import Any, Callable, Mapping
 
@@ -12,7 +13,7 @@ import jax
 
 from mixer_jax import models
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Sums, Task, Variables, WeightedSum
+from mixer_jax.tasks.task import Batch, Prediction, ReadRun, Task, Variables
 
 FROZEN = "frozen_params"
 BACKBONE = "backbone"
@@ -52,7 +53,11 @@ class _Frozen:
     self._task, self._pattern, self._found = task, pattern, found
 
   def __getattr__(self, name: str) -> Any:
-    return getattr(self._task, name)
+    """The task's own; a method whose first argument is `variables` gets them joined."""
+    found = getattr(self._task, name)
+    if not callable(found) or [*inspect.signature(found).parameters][:1] != ["variables"]:
+      return found
+    return lambda variables, *args, **kwargs: found(joined(variables), *args, **kwargs)
 
   def init(self, key: jax.Array) -> Variables:
     return self._split(self._task.init(key))
@@ -60,15 +65,6 @@ class _Frozen:
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     variables = self._task.initial(joined(shapes), read_run)
     return variables and self._split(variables)
-
-  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
-    return self._task.loss(joined(variables), batch, key)
-
-  def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    return self._task.predict(joined(variables), batch)
-
-  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    return self._task.evaluate(joined(variables), batch, mask)
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
     predict, layout = self._task.curvature_view()

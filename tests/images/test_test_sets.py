@@ -9,7 +9,7 @@ from PIL import Image
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import evaluate, tasks
+from mixer_jax import evaluate, probe, tasks
 from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
 from mixer_jax.images import sources, test_sets
@@ -196,6 +196,8 @@ def test_a_run_is_tested_on_them_by_its_config_and_afterwards(tiny_config, shape
   directory = loop.train(config, str(tmp_path / "run"))
   found = evaluate.evaluate(str(directory))
   assert found["again"] == found["test"] and found["sets"] == {"top1": found["test"]["top1"]}
+  with pytest.raises(UserError, match="split 'sets' has sets of classes; probes take one class"):
+    probe.probe(str(directory), split="sets")
   config.data.update(test_sets="", test_labels="")
   loop.train(config, str(directory))  # they do not matter to a run that goes on
   further["test_sets"] = f"sets={shapes_npz}"

@@ -137,6 +137,8 @@ def test_a_frozen_backbone_stays_and_costs_the_optimizer_nothing(config, tmp_pat
   run = experiment.build(config)
   start = init_state(run)
   assert start.params.keys() == start.variables["average"].keys() == {"head"}
+  images = np.zeros((3, 8, 8, 3), np.uint8)
+  assert run.task.probabilities(start.variables, images).shape == (3, 4)
   like_head = {x.shape for x in jax.tree.leaves(start.params)} | {()}
   assert {x.shape for x in jax.tree.leaves(start.opt_state)} <= like_head
 

@@ -80,6 +80,9 @@ class SelfDistillation(BaseTask):
       if (value := getattr(data, name)) != other:
         why = f"views are cut out of the stored images; set it to {other!r}"
         raise UserError(f"data.{name} is {value!r}: {why}")
+    if data.test_labels:
+      why = "neighbours vote for one class an image; set it to ''"
+      raise UserError(f"data.test_labels is {data.test_labels!r}: {why}")
     if config.accum_steps > 1:
       why = "allowed: 1, since the centre is the mean of a whole batch"
       raise UserError(f"accum_steps is {config.accum_steps}; {why}")

@@ -152,6 +152,7 @@ def test_spread_and_entropy_by_hand():
   "fields, message",
   [
     (dict(accum_steps=2), "^accum_steps is 2; allowed: 1, since the centre is the mean"),
+    ({"data.test_sets": "a=x", "data.test_labels": "a=y"}, "^data.test_labels is .a=y.: neighb"),
     (dict(ema_decay=0.9), "^ema_decay is 0.9; allowed: 0, since the teacher"),
     ({"data.pad": 4}, "^data.pad is 4: views are cut out of the stored images; set it to 0"),
     ({"data.random_crop": True, "data.resize": 8}, "^data.random_crop is True: views are"),
