@@ -104,6 +104,21 @@ def test_scanned_blocks_start_from_those_of_a_run_apart(config):
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[None]), stacked, apart)
 
 
+def test_a_run_of_dino_gives_its_teacher_and_the_head_is_fresh(shapes_npz, tmp_path):
+  dino = config_lib.default("self_distillation", "mixer_small")
+  dino.model, dino.data.image_size = tiny(shapes_npz).model, 8
+  dino.dino.update(out_dim=8, hidden_dim=4, bottleneck_dim=4)
+  (tmp_path / directory_lib.CONFIG).write_text(dino.to_json())
+  variables = jax.device_get(tasks.find("self_distillation")(dino).init(jax.random.key(1)))
+  variables["params"] = jax.tree.map(np.zeros_like, variables["params"])  # the student's
+  config = tiny(shapes_npz)
+  config.pretrained = str(tmp_path)
+  run = experiment.build(tasks.find(config.task).complete(config))
+  found = run.task.initial(run.variable_shapes, lambda path: (dino, variables))["params"]
+  assert not np.any(found.pop("head")["kernel"])
+  jax.tree.map(np.testing.assert_array_equal, found, variables["teacher"]["backbone"])
+
+
 MISTAKES = {
   "patch": (dict(model=dict(patch_size=2)), "model.patch_size is 2, but '.*run' has 4; leave it"),
   "width": (dict(model=dict(hidden_dim=9)), "model.hidden_dim is 9, but '.*' has 8"),
