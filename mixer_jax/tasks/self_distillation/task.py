@@ -12,13 +12,12 @@ import ml_collections
 import numpy as np
 
 from mixer_jax import models, options, pretrained
-from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, told
 from mixer_jax.images import augment, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.views import Views, views
-from mixer_jax.tasks.images import probes
+from mixer_jax.tasks.images import batches, probes
 from mixer_jax.tasks.images.probes import Knn
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.self_distillation import dino, pictures
@@ -45,7 +44,8 @@ class SelfDistillation(BaseTask):
   temperature, as outputs of a "categorical" likelihood. Its weight is the number of the teacher's
   views that it learns from. Since the curvature of a cross-entropy does not depend on its target,
   this Fisher matrix (estimation="sampled" or "exact") is the generalised Gauss-Newton matrix of
-  DINO's loss. With "empirical" the target is the most probable output of the teacher.
+  DINO's loss. With "empirical" the target is the most probable output of the teacher before
+  its last move: K-FAC's parameters have another structure than the teacher's.
   """
 
   options = {
@@ -197,10 +197,10 @@ class SelfDistillation(BaseTask):
 
     Targets are the most probable outputs of the teacher, see the class.
     """
-    return self._predict(self.model, variables, batch)
+    return self._predict(self.model, {**variables, "teacher": self.teacher(variables)}, batch)
 
   def _predict(self, model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
-    is_test, teacher = "image" in batch, self.teacher(variables)
+    is_test, teacher = "image" in batch, variables["teacher"]
     images = batch["image"][:, None] if is_test else batch["global"]
     taught = self._taught(teacher, images)[1] - variables["progress"]["centre"]
     if is_test:
@@ -236,18 +236,22 @@ class SelfDistillation(BaseTask):
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
     """The accuracy of k-NN on a split, by the training images that `config.knn` asks for."""
-    _, labels, features = self._labelled(variables, self._loaded.splits["train"], self._knn.images)
-    _, wanted, queries = self._labelled(variables, split)
+    train = self._loaded.splits["train"]
+    labels, features = self._labelled(variables, train, batches.spaced(train, self._knn.images))
+    wanted, queries = self._labelled(variables, split, batches.spaced(split))
     found = probes.knn(features, labels, queries, self._knn, len(self._loaded.class_names))
     return {"knn": float(np.mean(found == wanted))}
 
-  def _labelled(self, variables: Variables, split: Dataset, most: int = 0) -> tuple:
-    """Images [n, h, w, 3] uint8, labels and features of a split, or of some of it, evenly spaced."""
-    images, labels = _examples(split, most)
-    n = len(images)
-    ids, _ = order.test_indices(n, min(self._config.eval_batch_size, n))
-    found = [np.asarray(self._plain_features(variables, images[row])) for row in ids]
-    return images, labels, np.concatenate(found)[:n]
+  def _labelled(
+    self, variables: Variables, split: Dataset, rows: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Labels [n] and features [n, d] of some rows of a split."""
+    found = [
+      (batch["label"], np.asarray(self._plain_features(variables, batch["image"])))
+      for batch in batches.each_batch(split, rows, self._config.eval_batch_size)
+    ]
+    labels, features = (np.concatenate(x)[: len(rows)] for x in zip(*found))
+    return labels, features
 
   @functools.cached_property
   def _plain_features(self) -> Callable[[Variables, np.ndarray], jax.Array]:
@@ -270,33 +274,26 @@ class SelfDistillation(BaseTask):
     )
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    train, labels, features = self._labelled(variables, self._loaded.splits["train"], _PICTURED)
-    images, wanted, queries = self._labelled(variables, split, _QUERIES)
-    near, rows = map(np.asarray, probes.nearest(features, queries, pictures.NEIGHBOURS))
-    names = self._loaded.class_names
-    drawn = pictures.draw_neighbours(images, wanted, train[rows], labels[rows], near, names)
-    return {"neighbours": drawn}
+    train, shown = self._loaded.splits["train"], batches.spaced(split, _QUERIES)
+    rows = batches.spaced(train, _PICTURED)
+    labels, features = self._labelled(variables, train, rows)
+    wanted, queries = self._labelled(variables, split, shown)
+    near, places = map(np.asarray, probes.nearest(features, queries, pictures.NEIGHBOURS))
+    [found] = batches.each_batch(train, rows[places].ravel(), places.size)
+    [images] = batches.each_batch(split, shown, len(shown))
+    found = found["image"].reshape(*places.shape, *found["image"].shape[1:])
+    others = (wanted, found, labels[places], near, self._loaded.class_names)
+    return {"neighbours": pictures.draw_neighbours(images["image"], *others)}
 
   def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
-    images, _ = _examples(self._loaded.splits["train"], _VIEWED)
-    batch = jax.jit(lambda key: self.prepare(key, {"image": images}, train=True))(key)
-    shown = [
-      np.asarray(x) * self._data.std + self._data.mean for x in (batch["global"], batch["local"])
-    ]
-    each = [view for views_ in shown for view in views_.swapaxes(0, 1)]
-    return {"views": pictures.draw_views(images, each)}
+    train = self._loaded.splits["train"]
+    [examples] = batches.each_batch(train, batches.spaced(train, _VIEWED), _VIEWED)
+    batch = jax.jit(lambda key: self.prepare(key, examples, train=True))(key)
+    pixels = lambda x: np.asarray(x).swapaxes(0, 1) * self._data.std + self._data.mean
+    shown = [*pixels(batch["global"]), *pixels(batch["local"])]
+    return {"views": pictures.draw_views(examples["image"], shown)}
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
     """Writes the teacher's model of images, without a head, see `pretrained.save`."""
     statistics = pretrained.Normalization(self._data.mean, self._data.std)
     pretrained.save(path, self.backbone(variables), self.model.backbone, statistics)
-
-
-def _examples(split: Dataset, most: int = 0) -> tuple[np.ndarray, np.ndarray]:
-  """Images [n, h, w, 3] uint8 and labels [n] of a split, or of so many, evenly spaced."""
-  n = min(most or len(split), len(split))
-  rows = np.arange(n) * len(split) // n
-  if (arrays := split.arrays()) is None:
-    examples = [split.read(int(i), np.random.default_rng(int(i))) for i in rows]
-    arrays, rows = jax.tree.map(lambda *x: np.stack(x), *examples), np.arange(n)
-  return np.asarray(arrays["image"][rows]), np.asarray(arrays["label"][rows])

@@ -1,0 +1,116 @@
+"""Runs of DINO: killed and resumed, collapsed, by K-FAC; probed, drawn and handed on."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import experiment, probe, tasks
+from mixer_jax.errors import Diverged, UserError
+from mixer_jax.tasks.images.probes import Knn
+from mixer_jax.training import loop, restore
+from mixer_jax.training.checkpoint import Checkpoints
+from tests import children
+from tests.conftest import waves
+from tests.tasks.self_distillation.test_dino import small
+
+
+@pytest.fixture(scope="module")
+def config(shapes_npz):
+  config = small(shapes_npz)
+  config.update(num_steps=6, eval_steps=3, checkpoint_steps=3)
+  config.mesh.data = 1
+  config.knn.images = 100
+  config.optimizer = config_lib.optimizer("adamw", learning_rate=1e-2)
+  return config
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+  path = tmp_path_factory.mktemp("dino")
+  return children.trained(config, path / "whole") and path / "whole"
+
+
+def test_a_killed_run_goes_on_bit_for_bit(config, finished):
+  parts = finished.parent / "parts"
+  stopped = children.Child(config, parts, children.signal_at, (4,))
+  assert stopped.wait() == 143, stopped.err
+  children.trained(config, parts)
+  children.assert_same_run(config, finished, parts)
+  rows = children.rows(finished)
+  assert {"train/loss", "train/teacher_entropy", "train/centre_norm", "train/spread"} <= rows[
+    0
+  ].keys()
+
+
+def test_a_collapse_stops_the_run_with_a_checkpoint(config, tmp_path):
+  config = config.copy_and_resolve_references()
+  # Temperatures that make every distribution of the teacher uniform.
+  config.dino.update(teacher_temperature=10.0, first_temperature=10.0, collapse_steps=2)
+  config.checkpoint_steps = 1000
+  with pytest.raises(Diverged) as told:
+    loop.train(config, str(tmp_path / "run"))
+  pattern = (
+    r"^stopped at step 3, whose checkpoint is written: the teacher has collapsed: its entropy"
+  )
+  assert re.match(
+    rf"{pattern} is 1.79\d* nats.* log out_dim = 1.792 for 2 steps, .*norm", str(told.value)
+  )
+  assert told.value.exit_code == 3 and "\n" not in str(told.value)
+  assert Checkpoints(tmp_path / "run", read_only=True).latest() == 3
+
+
+@pytest.mark.thorough  # test_dino.py looks at what K-FAC sees
+def test_kfac_trains_it(config):
+  config = config.copy_and_resolve_references()
+  config.update(num_steps=2, eval_steps=2)
+  config.optimizer = config_lib.optimizer("kfac", learning_rate=0.05, norms="gradient")
+  run = experiment.build(config)
+  line, _ = loop.model_summary(run)
+  assert "kronecker" in line
+  (state, row), *_ = loop.evaluations(run)
+  assert np.isfinite(row["train/loss"]) and 0 <= row["test/knn"] <= 1
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(config, finished):
+  found = probe.probe(str(finished), how=Knn(images=100))
+  row = children.rows(finished)[-1]
+  assert found["knn"] == pytest.approx(row["test/knn"])
+  assert 0.25 <= found["linear"] <= 1 and 0 <= found["held_out"] <= 1
+  fresh = probe.probe(str(finished), untrained=True, with_linear=False)
+  assert fresh.keys() == {"knn"} and 0 <= fresh["knn"] <= 1
+  # The untrained teacher is the fresh student.
+  run, variables, _ = restore.restore(str(finished))
+  fresh = probe._fresh(run)
+  jax.tree.map(np.testing.assert_array_equal, run.task.backbone(fresh), fresh["params"]["backbone"])
+  with pytest.raises(UserError, match="^--split is 'x'; allowed: train, test"):
+    probe.probe(str(finished), split="x")
+
+
+def test_other_tasks_are_not_probed(tmp_path):
+  path = loop.train(waves(num_steps=1), str(tmp_path / "run"))
+  with pytest.raises(UserError, match="^task docs.own_task:Derivative has no features of images"):
+    probe.probe(str(path))
+
+
+def test_pictures_and_exported_weights_are_the_teacher_s(config, finished, tmp_path):
+  run, variables, _ = restore.restore(str(finished))
+  figures = run.task.pictures(variables, run.datasets["test"])
+  assert figures.keys() == {"neighbours"} and len(figures["neighbours"].axes) == 8 * 9
+  drawn = run.task.prepared_pictures(jax.random.key(0))
+  assert len(drawn["views"].axes) == 6 * 6
+  path = tmp_path / "teacher.npz"
+  run.task.export(jax.device_get(variables), path)
+  other = config_lib.default(model="resmlp_s12")
+  other.model = config.model
+  other.data.update(name="npz", dir=config.data.dir, image_size=8, pad=0)
+  other.pretrained = str(path)
+  task = tasks.find("image_classification")(other)
+  start = task.initial(jax.eval_shape(task.init, jax.random.key(0)), None)["params"]
+  expected = jax.device_get(run.task.backbone(variables))
+  jax.tree.map(
+    np.testing.assert_array_equal, {k: v for k, v in start.items() if k != "head"}, expected
+  )
