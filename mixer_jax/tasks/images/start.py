@@ -80,7 +80,8 @@ def describe(path: str) -> Weights:
 def class_names(run: pathlib.Path) -> tuple[str, ...]:
   """The names of a run's classes, from its record; () if they are not in it."""
   record = run / "run.json"
-  with told(f"{record} is not the record of a run's sessions", OSError, ValueError, LookupError):
+  wrong = OSError, ValueError, LookupError, TypeError, AttributeError
+  with told(f"{record} is not the record of a run's sessions", *wrong):
     sessions = json.loads(record.read_text())["sessions"] if record.exists() else []
     return tuple(next((s["class_names"] for s in reversed(sessions) if "class_names" in s), ()))
 
