@@ -30,8 +30,11 @@ def fields_of(model: nn.Module, block: type[nn.Module]) -> dict[str, Any]:
 
 def apply(
   model: Any, block: type, x: jax.Array, *shared: Any, drop_rates: list, train: bool, **own: Any
-) -> jax.Array:
+) -> jax.Array | list[jax.Array]:
   """Applies equal blocks to x, in the compact method of a model.
+
+  The result is that of the last block; of a model with `feature_blocks` it is a list, the results
+  of these blocks.
 
   The model's `remat` keeps only each block's input for the backward pass, which computes the rest
   again (Chen et al., 2016, https://arxiv.org/abs/1604.06174). Its `scan_blocks` loops over one
@@ -41,7 +44,7 @@ def apply(
   Args:
     model: the calling module; gives blocks its fields of the same names.
     block: class of the blocks, one of `SCANNABLE`.
-    x: tokens, [batch, tokens, channels]; each block, and this, returns the same shape.
+    x: tokens, [batch, tokens, channels]; each block returns the same shape.
     *shared: further arguments of all blocks, after x.
     drop_rates: of stochastic depth, one a block; they act if `train`.
     **own: fields of the blocks that the model does not have.
@@ -53,20 +56,27 @@ def apply(
     # Inside a loop nothing can be merged with the forward pass, outside it must be kept from it.
     return nn.remat(run, prevent_cse=not scan)(module, x) if remat else run(module, x)
 
-  name = block.__name__
+  name, chosen = block.__name__, getattr(model, "feature_blocks", ())
   if not scan or not drop_rates:
+    each = []
     for i, rate in enumerate(drop_rates):
       x = call(block(**fields, name=f"{name}_{i}"), x, rate)
-    return x
+      each.append(x)
+    return [each[i] for i in chosen] if chosen else x
   drops = any(drop_rates)  # a known rate of zero needs no random numbers
-  step = lambda module, x, rate: (call(module, x, rate if drops else 0.0), None)
+
+  def step(module, x, rate):
+    x = call(module, x, rate if drops else 0.0)
+    return x, x if chosen else None
+
   loop = nn.scan(
     step,
     variable_axes={"params": 0, "intermediates": 0},
     split_rngs={"params": True, "dropout": True},
     length=len(drop_rates),
   )
-  return loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))[0]
+  x, each = loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))
+  return [each[i] for i in chosen] if chosen else x
 
 
 def apart(model: Any) -> Any:

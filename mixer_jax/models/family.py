@@ -72,20 +72,25 @@ class Stack(nn.Module):
 class Model(Stack, kw_only=True):
   """Image patches, blocks, a normalisation, the mean over tokens, a head.
 
-  A family has its blocks in `mix`. With num_classes=0 there is no head: the mean is the output.
+  A family has its blocks in `mix`. With num_classes=0 there is no head: the mean is the output. With
+  `feature_blocks`, numbers of blocks from 0 in rising order, the last block among them, the outputs
+  are grids of tokens after these blocks, for decoders of pixels.
   """
 
   num_classes: int
+  feature_blocks: tuple[int, ...] = ()
   patch_size: Annotated[int, Option("side of a square patch in pixels", 1, SIDE)]
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
 
-    Without a head: to features [batch, hidden_dim], float32. Tokens are rows of patches from the top, each from the left; after the last block they are sown
-    as "tokens" [batch, tokens, channels] into the collection "intermediates". The head starts at
-    zero, hence at the uniform prediction, as the published Mixer. A ValueError if `patch_size` does
-    not divide the images.
+    Without a head: to features [batch, hidden_dim], float32; with `feature_blocks` to a list of
+    [batch, rows, columns, hidden_dim], the last one normalised as a head would see it. Tokens are
+    rows of patches from the top, each from the left; after the last block they are sown as "tokens"
+    [batch, tokens, channels] into the collection "intermediates". The head starts at zero, hence at
+    the uniform prediction, as the published Mixer. A ValueError if `patch_size` does not divide the
+    images.
     """
     side, (height, width) = self.patch_size, images.shape[1:3]
     if height % side or width % side:
@@ -93,16 +98,27 @@ class Model(Stack, kw_only=True):
     patches = dict(kernel_size=(side, side), strides=(side, side), padding="VALID")
     x = nn.Conv(self.hidden_dim, **patches, dtype=self.dtype, name="stem")(images)
     x = x.reshape(len(x), -1, self.hidden_dim)
-    x = self.mix(x, (height // side, width // side), train)
+    grid = height // side, width // side
+    x = self.mix(x, grid, train)
+    if self.feature_blocks:
+      return self._grids(x, grid)
     self.sow("intermediates", "tokens", x)
     x = jnp.mean(self.pool(x), axis=1, dtype=jnp.float32)
     if not self.num_classes:
       return x
     return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
 
-  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
+  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> Any:
     """Applies the blocks to tokens [batch, tokens, channels], `grid` rows and columns of them."""
     raise NotImplementedError
+
+  def _grids(self, each: list[jax.Array], grid: tuple[int, int]) -> list[jax.Array]:
+    last = self.pool(each[-1])
+    if last.shape != each[-1].shape:
+      raise ValueError(
+        "the model pools its tokens before the last norm: it has no grid of features"
+      )
+    return [x.reshape(len(x), *grid, -1) for x in (*each[:-1], last)]
 
 
 LAYER_KINDS = ("stem", "token_mixing", "channel_mixing", "norms", "head")
