@@ -28,9 +28,12 @@ def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
 
 def arrays(run: Experiment, variables: Any, split: str = "test") -> dict[str, np.ndarray]:
   """The parts of the prediction, and the task's `representations`, by name; else as `predict`."""
-  both = lambda *args: (run.task.predict(*args), dict(run.task.representations(*args)))
-  prediction, others = _of_all(run, variables, split, both)
-  return {name: x for name, x in prediction._asdict().items() if x is not None} | others
+
+  def both(*args):  # in one program: it computes no part that a representation replaces
+    parts = run.task.predict(*args)._asdict() | dict(run.task.representations(*args))
+    return {name: x for name, x in parts.items() if x is not None}
+
+  return _of_all(run, variables, split, both)
 
 
 def _of_all(run: Experiment, variables: Any, split: str, function: Callable) -> Any:

@@ -149,7 +149,10 @@ class BaseTask:
     return path.rpartition("/")[2] == "kernel"
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """Further arrays [batch, ...] by name that `predict` writes, such as codes (traceable)."""
+    """Arrays [batch, ...] by name that `predict` writes, such as codes (traceable).
+
+    They come beside the parts of a `Prediction`, or in the place of those of the same name.
+    """
     return {}
 
   def texts(self, variables: Variables, split: Dataset) -> Mapping[str, Sequence[str]]:
