@@ -99,12 +99,78 @@ class Largest:
     return self.largest
 
 
-Sums = WeightedSum | Largest
+_LOW = 20  # bits of a count that are kept apart
+
+
+@flax.struct.dataclass
+class Confusion:
+  """How often each class (row) was taken for each (column), as exact counts below 2^51.
+
+  A float32 counts to 2^24 only, and an int32 to 2^31: a count is `high` 2^20 + `low`, both int32
+  [classes, classes].
+  """
+
+  high: jax.Array
+  low: jax.Array
+
+  @classmethod
+  def of(
+    cls, labels: jax.Array, found: jax.Array, classes: int, weights: Any = True
+  ) -> "Confusion":
+    """Of int labels and answers [...], both below `classes`, where the weights [...] are not 0."""
+    counted = jnp.broadcast_to(jnp.asarray(weights) != 0, labels.shape).reshape(-1)
+    pairs = (jnp.where(counted.reshape(labels.shape), labels, 0) * classes + found).reshape(-1)
+    counts = jnp.zeros(classes**2, jnp.int32).at[pairs].add(counted.astype(jnp.int32))
+    return cls._of_counts(jnp.zeros_like(counts), counts, (classes, classes))
+
+  @classmethod
+  def _of_counts(cls, high: jax.Array, low: jax.Array, shape: tuple[int, int]) -> "Confusion":
+    return cls((high + (low >> _LOW)).reshape(shape), (low & (2**_LOW - 1)).reshape(shape))
+
+  def empty(self) -> "Confusion":
+    """Counts of nothing, of as many classes."""
+    return type(self)(*(jnp.zeros(self.low.shape, jnp.int32) for _ in range(2)))
+
+  def merge(self, other: "Confusion") -> "Confusion":
+    return self._of_counts(self.high + other.high, self.low + other.low, self.low.shape)
+
+  def counts(self) -> jax.Array:
+    """As float32 [classes, classes], each rounded once."""
+    return self.high.astype(jnp.float32) * 2**_LOW + self.low.astype(jnp.float32)
+
+
+@flax.struct.dataclass
+class MeanIou(Confusion):
+  """The mean over classes of intersection over union.
+
+  A class that neither labels nor answers have does not count, as in mmsegmentation.
+  """
+
+  def value(self) -> jax.Array:
+    return jnp.nanmean(ious(self.counts()))
+
+
+@flax.struct.dataclass
+class Hits(Confusion):
+  """The share of answers that are right."""
+
+  def value(self) -> jax.Array:
+    counts = self.counts()
+    return jnp.trace(counts) / jnp.sum(counts)
+
+
+def ious(counts: jax.Array) -> jax.Array:
+  """Intersection over union of each class from counts as in `Confusion`; NaN where both are 0."""
+  own = jnp.diagonal(counts)
+  return own / (counts.sum(0) + counts.sum(1) - own)
+
+
+Sums = WeightedSum | Largest | Confusion
 
 
 def empty(shapes: Mapping[str, Sums]) -> dict[str, Sums]:
   """The metrics of nothing, of the same kinds as some metrics or their shapes."""
-  return {name: type(sums).empty() for name, sums in shapes.items()}
+  return {name: sums.empty() for name, sums in shapes.items()}
 
 
 def merge(a: Mapping[str, Sums], b: Mapping[str, Sums]) -> dict[str, Sums]:
