@@ -41,7 +41,7 @@ class Folder:
         train = self._root / self._train_base
         why = f"is not among the {len(known)} class folders of {train}"
         raise UserError(f"{place / name}: class {name!r} {why}")
-      images = [x for x in _listed(place / name) if x.lower().endswith(EXTENSIONS)]
+      images = [x for x in listed(place / name) if x.lower().endswith(EXTENSIONS)]
       if not images and base == self._train_base:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
       names += [os.fsencode(f"{name}/{image}") for image in images]
@@ -55,9 +55,9 @@ class Folder:
   def _classes(self, base: str) -> list[str]:
     path = self._root / base
     if not path.is_dir():
-      found = ", ".join(_listed(self._root, folders=True)) or "none"
+      found = ", ".join(listed(self._root, folders=True)) or "none"
       raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {_LAYOUT}")
-    if not (names := _listed(path, folders=True)):
+    if not (names := listed(path, folders=True)):
       raise UserError(f"{path}: no class folders in it; {_LAYOUT}")
     return names
 
@@ -70,9 +70,9 @@ def test_files(path: str, flat: bool) -> "Files":
   place = pathlib.Path(os.path.expanduser(path)).absolute()
   if not os.path.isdir(place):
     raise UserError(f"{place}: no such folder")
-  if not flat or _listed(place, folders=True):
+  if not flat or listed(place, folders=True):
     return Folder(str(place.parent), place.name).read(place.name)
-  if not (names := [x for x in _listed(place) if x.lower().endswith(EXTENSIONS)]):
+  if not (names := [x for x in listed(place) if x.lower().endswith(EXTENSIONS)]):
     raise UserError(f"{place}: no images in it; {_ENDINGS}")
   found = np.array([os.fsencode(name) for name in names])
   return Files(place, ("flat", str(place), ("",)), found, np.zeros(len(names), np.int32))
@@ -109,7 +109,7 @@ def read_file(path: str | os.PathLike) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
-def _listed(path: pathlib.Path, folders: bool = False) -> list[str]:
+def listed(path: pathlib.Path, folders: bool = False) -> list[str]:
   """The sorted names in a folder, or of its folders, without hidden ones (.DS_Store)."""
   with _readable(path), os.scandir(path) as entries:
     shown = (entry for entry in entries if not entry.name.startswith("."))

@@ -186,6 +186,7 @@ TASKS = {
   "masked_lm": "mixer_jax.tasks.masked_lm.task:MaskedLm",
   "translation": "mixer_jax.tasks.translation.task:Translation",
   "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
+  "segmentation": "mixer_jax.tasks.segmentation.task:Segmentation",
   "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
   "distillation": "mixer_jax.tasks.distillation.task:Distillation",
 }

@@ -1,0 +1,1 @@
+"""Segmentation of images: a class for each pixel."""

@@ -1,0 +1,54 @@
+"""Random scale, crop, mirror image and jitter of images and masks, inside the compiled step."""
+
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.images import augment, rand_augment, warp
+from mixer_jax.tasks.segmentation.data import SegmentationData
+
+
+def train_input(
+  key: jax.Array, images: jax.Array, masks: jax.Array, how: SegmentationData
+) -> tuple[jax.Array, jax.Array]:
+  """Crops of [batch, height, width, 3] and [batch, height, width] uint8, at random scales.
+
+  The results have sides of `how.image_size`: images are float32, normalised, 0 outside of the old
+  ones, by bilinear and antialiased interpolation; masks are uint8, `how.void` outside, the nearest
+  pixels. Each image has its own random numbers.
+  """
+  place_key, jitter_key = jax.random.split(key)
+  uniform = jax.random.uniform(place_key, (len(images), 4))
+  images, masks, inside = jax.vmap(lambda *args: _placed(*args, how))(uniform, images, masks)
+  if how.jitter:
+    images = rand_augment.colour_jitter(jitter_key, images, how.jitter)
+  return jnp.where(inside[..., None], augment.normalise(images, how), 0), masks
+
+
+def _placed(
+  uniform: jax.Array, image: jax.Array, mask: jax.Array, how: SegmentationData
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """One crop, its mask, and which of its pixels lie inside the old image."""
+  side, spread = how.image_size, how.largest_scale - how.smallest_scale
+  length = side / (how.smallest_scale + spread * uniform[0])  # of the crop, in old pixels
+  axes = [_axis(u * (n - length), length, side, n) for u, n in zip(uniform[1:3], mask.shape)]
+  (rows, row_ids, row_in), (columns, column_ids, column_in) = axes
+  # The highest precision, because GPUs would otherwise round pixels to 10 bits or fewer.
+  pixels = image.astype(jnp.float32)
+  pixels = jnp.einsum("ih,hwc,jw->ijc", rows, pixels, columns, precision="highest")
+  inside = row_in[:, None] & column_in
+  ids = jnp.where(inside, mask[row_ids[:, None], column_ids], jnp.uint8(how.void))
+  found = warp.to_bytes(pixels), ids, inside
+  if how.flip:
+    found = tuple(jnp.where(uniform[3] < 0.5, x[:, ::-1], x) for x in found)
+  return found
+
+
+def _axis(
+  start: jax.Array, length: jax.Array, side: int, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Of one axis: weights [side, size], the nearest pixels [side], and whether they exist [side]."""
+  places = start + (jnp.arange(side) + 0.5) * (length / side)
+  inside = (places >= 0) & (places < size)
+  weights = warp.axis_matrix(start, length, side, size)
+  nearest = jnp.clip(jnp.floor(places).astype(jnp.int32), 0, size - 1)
+  return jnp.where(inside[:, None], weights, 0), nearest, inside

@@ -1,0 +1,251 @@
+"""Segmentation of images by an all-MLP backbone and UperNet, with a softmax for each pixel."""
+
+import functools
+import os
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from mixer_jax import models, options
+from mixer_jax.data import order
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import told
+from mixer_jax.images import augment as images_lib
+from mixer_jax.images import decode, folder
+from mixer_jax.models import family, upernet
+from mixer_jax.tasks.images import start
+from mixer_jax.tasks.metrics import Confusion, Hits, MeanIou, Metric, Sums, WeightedSum
+from mixer_jax.tasks.segmentation import augment, data, pairs, pictures, windows
+from mixer_jax.tasks.segmentation.data import SegmentationData
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
+
+# Models whose tokens are a grid.
+BACKBONES = {k: v for k, v in models.VARIANTS.items() if issubclass(v.func, family.Model)}
+_PICTURED = 256  # images of a split that the confusion is counted of
+_AUGMENTED, _DRAWS = 6, 7  # examples of a picture of augmentation, and draws of each
+_LEAST = 1e-6  # weight of a batch that is all void: its loss is 0, not NaN
+
+
+class Segmentation(BaseTask):
+  """A class for each pixel; a batch is {"image": float32, "label": int32, "weight": float32}.
+
+  Images are [batch, height, width, 3], normalised; labels [batch, height, width] are classes, with
+  the weight 1, or 0 where a pixel is void. The loss is the mean cross-entropy of the pixels that
+  count, in a batch and in a split; that of the decoder's second head is added with its weight.
+  Test images larger than `data.image_size` are seen by windows of that size.
+
+  `miou` is the mean over classes of intersection over union, from the counts of all pixels of the
+  split that are not void; `accuracy` the share of these pixels that are right.
+
+  K-FAC's rows are the logits on the decoder's own grid, before they are interpolated to pixels, with
+  the labels of the pixels at the grid's centres. The Fisher matrix of the pixels' own likelihood
+  takes the interpolated logits, of many times as many rows, which are nearly copies of each other;
+  both are means over rows, and agree where neighbouring logits have equal gradients.
+  """
+
+  options = {
+    "": start.Start,
+    "model": BACKBONES,
+    "decoder": upernet.upernet,
+    "data": SegmentationData,
+  }
+  metrics = (
+    Metric("miou", higher_is_better=True, percent=True),
+    Metric("accuracy", higher_is_better=True, percent=True),
+    Metric("loss", higher_is_better=False, unit="nats"),
+  )
+  likelihood = "categorical"
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    self._config, self._data = config, SegmentationData.of(config.data)
+
+  @classmethod
+  def check(cls, config: ml_collections.ConfigDict) -> None:
+    SegmentationData.of(config.data).check()
+    start.check(config)
+
+  complete = staticmethod(start.complete)
+
+  def datasets(self) -> Mapping[str, Dataset]:
+    return self._loaded.splits
+
+  @functools.cached_property
+  def _loaded(self) -> data.Loaded:
+    # A mistake in the model is told before data are read.
+    jax.eval_shape(functools.partial(self._fresh, self._build(2)), jax.random.key(0))
+    return data.load(self._data)
+
+  @property
+  def class_names(self) -> tuple[str, ...]:
+    return self._loaded.class_names
+
+  @functools.cached_property
+  def model(self) -> upernet.UperNet:
+    """From images [batch, image_size, image_size, 3] to logits on a grid."""
+    return self._build(len(self.class_names))
+
+  def _build(self, num_classes: int) -> upernet.UperNet:
+    group = self._config.model
+    backbone = functools.partial(BACKBONES[group.name], **options.given(group))
+    with told(f"model {group.name}", ValueError):
+      return upernet.upernet(backbone, num_classes, **options.given(self._config.decoder))
+
+  def _fresh(self, model: upernet.UperNet, key: jax.Array) -> Variables:
+    size = self._data.image_size
+    with told(f"model {self._config.model.name}", ValueError):
+      return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
+
+  def init(self, key: jax.Array) -> Variables:
+    return self._fresh(self.model, key)
+
+  def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
+    """A fresh decoder on the backbone of a run or of public weights."""
+    if not self._config.pretrained:
+      return None
+    backbone = start.params(self._config, shapes["params"]["backbone"], read_run)
+    fresh = jax.device_get(jax.jit(self.init)(jax.random.key(self._config.seed)))
+    return {"params": {**fresh["params"], "backbone": backbone}}
+
+  def backbone(self, variables: Variables) -> Any:
+    return variables["params"]["backbone"]
+
+  def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
+    images, masks, void = examples["image"], examples["mask"], self._data.void
+    if train:
+      images, masks = augment.train_input(key, images, masks, self._data)
+    else:
+      images = images_lib.normalise(images, self._data)
+    ids = masks.astype(jnp.int32)
+    labels = jnp.where(ids == void, 0, ids - (ids > void))
+    return {"image": images, "label": labels, "weight": (ids != void).astype(jnp.float32)}
+
+  def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
+    apply = functools.partial(self.model.apply, variables, train=True, rngs={"dropout": key})
+    logits, second = apply(batch["image"])
+    logits = upernet.resized(logits, batch["label"].shape[1:])
+    sums = self._sums(logits, batch, batch["weight"])
+    loss = sums["loss"]
+    if second is not None:
+      other = _cross_entropy(upernet.resized(second, batch["label"].shape[1:]), batch)
+      other = WeightedSum.of(other, batch["weight"]).total
+      loss = loss.replace(total=loss.total + self.model.auxiliary * other)
+    return loss.replace(weight=jnp.maximum(loss.weight, _LEAST)), Aux(sums)
+
+  def _sums(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Sums]:
+    """Metrics of logits of pixels [batch, height, width, classes]."""
+    counts = Confusion.of(batch["label"], jnp.argmax(logits, -1), logits.shape[-1], weights)
+    loss = WeightedSum.of(_cross_entropy(logits, batch), weights)
+    parts = counts.high, counts.low
+    return {"miou": MeanIou(*parts), "accuracy": Hits(*parts), "loss": loss}
+
+  def logits(self, variables: Variables, images: jax.Array) -> jax.Array:
+    """Of all pixels of normalised images: float32 [batch, height, width, classes]."""
+    size = self._data.image_size
+
+    def of_windows(images: jax.Array) -> jax.Array:
+      return upernet.resized(self.model.apply(variables, images)[0], (size, size))
+
+    return windows.sliding(of_windows, images, size, self._data.window_stride)
+
+  def predict(self, variables: Variables, batch: Batch) -> Prediction:
+    """Logits [batch, pixels, classes], row by row, with their labels and weights."""
+    logits = self.logits(variables, batch["image"])
+    rows = lambda x: x.reshape(len(x), -1, *x.shape[3:])
+    return Prediction(rows(logits), rows(batch["label"]), rows(batch["weight"]))
+
+  def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
+    weights = batch["weight"] * mask[:, None, None]
+    return self._sums(self.logits(variables, batch["image"]), batch, weights)
+
+  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
+    whole = self.model
+    apart = whole.clone(backbone=whole.backbone.clone(scan_blocks=False, remat=False))
+
+    def predict(variables: Variables, batch: Batch) -> Prediction:
+      logits = apart.apply(variables, batch["image"])[0]
+      size = logits.shape[1:3]
+      rows = lambda x: x.reshape(len(x), -1, *x.shape[3:])
+      at = [np.int32((np.arange(n) + 0.5) * m / n) for n, m in zip(size, batch["label"].shape[1:])]
+      chosen = lambda x: rows(x[:, at[0][:, None], at[1]])
+      return Prediction(rows(logits), chosen(batch["label"]), chosen(batch["weight"]))
+
+    if not whole.backbone.scan_blocks:
+      return predict, None
+    from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
+
+    return predict, Layout(models.unrolled, models.stacked)
+
+  decayed = staticmethod(models.is_decayed)
+
+  def layer_kind(self, path: str) -> str:
+    return models.layer_kind(path) if path.startswith("backbone/") else "decoder"
+
+  def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
+    """Of images [batch, height, width], in the place of logits and rows: classes and weights."""
+    found = jnp.argmax(self.logits(variables, batch["image"]), -1)
+    classes = {"outputs": found, "targets": batch["label"], "weights": batch["weight"]}
+    return {name: x.astype(jnp.uint8) for name, x in classes.items()}
+
+  def classes(self, variables: Variables, images: np.ndarray) -> np.ndarray:
+    """The most probable classes, uint8 [n, height, width], of images uint8 [n, height, width, 3]."""
+    size = min(self._config.eval_batch_size, len(images))
+    ids, _ = order.test_indices(len(images), size)
+    found = [jax.device_get(self._classes(variables, images[row])) for row in ids]
+    return np.concatenate(found)[: len(images)]
+
+  @functools.cached_property
+  def _classes(self) -> Callable[[Variables, np.ndarray], jax.Array]:
+    def classes(variables, images):
+      logits = self.logits(variables, images_lib.normalise(images, self._data))
+      return jnp.argmax(logits, -1).astype(jnp.uint8)
+
+    return jax.jit(classes)
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """The shares of the classes in image files, the largest first; of a size each one program."""
+    for path in inputs:
+      found = self.classes(variables, self.read_image(path)[None])[0]
+      shares = np.bincount(found.reshape(-1), minlength=len(self.class_names)) / found.size
+      best = [i for i in np.argsort(-shares, kind="stable") if shares[i]]
+      yield {"path": path, "shares": {self.class_names[i]: float(shares[i]) for i in best}}
+
+  def read_image(self, path: str | os.PathLike) -> np.ndarray:
+    """An image file, uint8 [height, width, 3], resized to fit into `data.canvas`, if there is one.
+
+    A UserError if the file is missing or broken.
+    """
+    image = decode.decode_image(folder.read_file(path), str(path))
+    if not (canvas := tuple(map(int, self._data.canvas))):
+      return image
+    height, width = pairs.fitting(image.shape, canvas)
+    return pairs.on_canvas(image, canvas, 0)[:height, :width]
+
+  def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
+    arrays = {name: x[:_PICTURED] for name, x in split.arrays().items()}
+    found, names = self.classes(variables, arrays["image"]), self.class_names
+    batch = jax.jit(lambda x: self.prepare(None, x, train=False))(
+      {"image": arrays["image"][:, :1, :1], "mask": arrays["mask"]}
+    )
+    labels, weights = np.asarray(batch["label"]), np.asarray(batch["weight"])
+    counts = np.asarray(Confusion.of(labels, found, len(names), weights).counts())
+    return {
+      "masks": pictures.draw_masks(arrays["image"], labels, found, weights, names),
+      "confusion": pictures.draw_confusion(counts, names),
+    }
+
+  def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
+    examples = {k: x[:_AUGMENTED] for k, x in self._loaded.splits["train"].arrays().items()}
+    prepare = jax.jit(lambda key: self.prepare(key, examples, train=True))
+    batches = [jax.device_get(prepare(k)) for k in jax.random.split(key, _DRAWS)]
+    for batch in batches:
+      batch["image"] = batch["image"] * self._data.std + self._data.mean
+    return {"augmented": pictures.draw_augmented(batches, self.class_names)}
+
+
+def _cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
+  """Of each pixel, float32 [batch, height, width]."""
+  return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])

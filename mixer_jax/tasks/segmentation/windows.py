@@ -1,0 +1,47 @@
+"""Images of any size by a model of windows of one size: overlapping answers are averaged."""
+
+import itertools
+from typing import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def starts(length: int, window: int, stride: int) -> list[int]:
+  """Where windows begin on an axis of at least one window; the last one ends with the axis."""
+  count = -(-(length - window) // stride) + 1
+  return [min(i * stride, length - window) for i in range(count)]
+
+
+def sliding(
+  function: Callable[[jax.Array], jax.Array], images: jax.Array, window: int, stride: int
+) -> jax.Array:
+  """Applies a function of [batch, window, window, channels] to windows of larger images.
+
+  It returns values [batch, window, window, n], of which each pixel gets the mean over the windows
+  that see it: [batch, height, width, n]. Images with a side below `window` are filled up with zeros.
+  """
+  _, height, width, _ = images.shape
+  if (height, width) == (window, window):
+    return function(images)
+  rows, columns = max(height, window), max(width, window)
+  images = jnp.pad(images, ((0, 0), (0, rows - height), (0, columns - width), (0, 0)))
+  places = np.array(
+    list(itertools.product(*(starts(n, window, stride) for n in (rows, columns)))), np.int32
+  )
+  counts = np.zeros((rows, columns, 1), np.float32)
+  for i, j in places:
+    counts[i : i + window, j : j + window] += 1
+
+  def add(total: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
+    corner = (0, place[0], place[1], 0)
+    seen = jax.lax.dynamic_slice(images, corner, (len(images), window, window, images.shape[3]))
+    values = function(seen)
+    before = jax.lax.dynamic_slice(total, corner, values.shape)
+    return jax.lax.dynamic_update_slice(total, before + values, corner), None
+
+  found = jax.eval_shape(function, images[:, :window, :window])
+  total = jnp.zeros((len(images), rows, columns, found.shape[3]), found.dtype)
+  total, _ = jax.lax.scan(add, total, places)
+  return (total / counts)[:, :height, :width]

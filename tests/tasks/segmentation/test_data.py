@@ -1,0 +1,162 @@
+"""Pairs of files as arrays, and what is refused."""
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.segmentation import data, pairs, shapes
+from mixer_jax.tasks.segmentation.data import SegmentationData
+from tests.tasks.segmentation import files
+
+
+def options(root, **fields):
+  fields = dict(void=files.VOID, cache_dir=str(root / "cache")) | fields
+  return SegmentationData(name="folder", dir=str(root), image_size=8, **fields)
+
+
+@pytest.fixture(scope="module")
+def camvid(tmp_path_factory):
+  return files.write(tmp_path_factory.mktemp("camvid"), {"train": 5, "val": 2, "test": 3})
+
+
+def test_pairs_belong_together_and_come_from_the_cache(camvid):
+  loaded = data.load(options(camvid, validation_split="val"))
+  assert {name: len(split) for name, split in loaded.splits.items()} == {
+    "train": 5,
+    "test": 3,
+    "validation": 2,
+  }
+  assert loaded.class_names == ("0", "1", "2")
+  for split in loaded.splits.values():
+    found = split.arrays()
+    assert found["image"].shape[1:] == (20, 24, 3) and found["mask"].dtype == np.uint8
+    np.testing.assert_array_equal(found["image"], files.colours(found["mask"]))
+  images = sorted(x.tobytes() for x in loaded.splits["train"].arrays()["image"])
+  written = sorted(np.asarray(Image.open(p)).tobytes() for p in (camvid / "train").iterdir())
+  assert images == written
+  before = (camvid / "train/a0.png").read_bytes()
+  halves = data.load(options(camvid, train_split="train[:3]", test_split="train[3:]")).splits
+  assert (len(halves["train"]), len(halves["test"])) == (3, 2)
+  assert len({x.tobytes() for s in halves.values() for x in s.arrays()["image"]}) == len(
+    set(images)
+  )
+  assert before == (camvid / "train/a0.png").read_bytes()
+
+
+def test_a_palette_is_not_looked_up_and_names_come_from_a_file(tmp_path):
+  root = files.write(tmp_path, {"training": 4, "validation": 2}, ade=True)
+  (root / "classes.txt").write_text("wall\nsky\n\nroad\n")
+  splits = dict(train_split="training", test_split="validation")
+  loaded = data.load(options(root, void=0, **splits))
+  assert loaded.class_names == ("wall", "sky", "road")
+  found = loaded.splits["train"].arrays()
+  as_camvid = np.where(found["mask"] == 0, files.VOID, found["mask"] - 1)
+  np.testing.assert_array_equal(found["image"], files.colours(as_camvid.astype(np.uint8)))
+  assert set(np.unique(found["mask"])) == {0, 1, 2, 3}
+  assert data.load(options(root, void=0, classes="a, b,c", **splits)).class_names == ("a", "b", "c")
+
+
+def test_a_canvas_takes_pairs_of_any_size(tmp_path):
+  root = files.write(tmp_path, {"train": 2, "test": 1})
+  wide = np.full((20, 60, 3), 77, np.uint8)
+  Image.fromarray(wide).save(root / "train/a0.png")
+  Image.fromarray(wide[..., 0] % 2).save(root / "trainannot/a0.png")
+  with pytest.raises(UserError, match="set data.canvas to a height and a width"):
+    data.load(options(root))
+  found = data.load(options(root, canvas=(10, 15))).splits["train"].arrays()
+  i = int(np.argmax((found["image"][:, 0, 0] == 77).all(1)))
+  assert found["image"].shape == (2, 10, 15, 3)
+  assert (found["image"][i, :5] == 77).all() and (found["image"][i, 5:] == 0).all()
+  assert (found["mask"][i, :5] == 1).all() and (found["mask"][i, 5:] == files.VOID).all()
+
+
+def test_generated_shapes_are_a_function_of_seed_and_number():
+  images, masks = shapes.make(0, 6)
+  more, more_masks = shapes.make(0, 9)
+  np.testing.assert_array_equal(images, more[:6])
+  np.testing.assert_array_equal(masks, more_masks[:6])
+  assert set(np.unique(more_masks)) == {0, 1, 2, 3, shapes.VOID}
+  assert (shapes.make(1, 6)[0] != images).mean() > 0.9
+  for kind, name in enumerate(shapes.NAMES[1:]):  # a shape's outline is void, all around it
+    inside = shapes._inside(kind, np.array([32, 32]), 12, *np.mgrid[:64, :64])
+    assert 150 < (inside <= 0).sum() < 460, name
+
+
+def spoil(change):
+  """A set after `change(root)`."""
+
+  def made(tmp_path):
+    root = files.write(tmp_path / "set", {"train": 3, "test": 1})
+    change(root)
+    return root
+
+  return made
+
+
+def rgb(root):
+  Image.fromarray(np.zeros((20, 24, 3), np.uint8)).save(root / "trainannot/a1.png")
+
+
+def deep(root):
+  Image.fromarray(np.zeros((20, 24), np.uint16)).save(root / "trainannot/a1.png")
+
+
+def large(root):
+  Image.fromarray(np.zeros((24, 20), np.uint8)).save(root / "trainannot/a1.png")
+
+
+def unknown(root):
+  Image.fromarray(np.full((20, 24), 7, np.uint8)).save(root / "testannot/a0.png")
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (rgb, "trainannot/a1.png: a mask of mode RGB; allowed: 8 bits, grey .L. or a palette .P."),
+    (deep, "trainannot/a1.png: a mask of mode I;16; allowed"),
+    (large, "trainannot/a1.png has 20x24 pixels .* but its image 24x20 pixels"),
+    (unknown, "testannot/a0.png: has pixels of id 7; allowed: 0 to 2 for 3 classes, and .*void, 3"),
+    (lambda r: (r / "trainannot/a1.png").unlink(), "train/a1.png: the first of 1 .of 3. without a"),
+    (
+      lambda r: (r / "train/a1.png").unlink(),
+      "trainannot/a1.png: the first of 1 .of 3. without an?",
+    ),
+    (lambda r: (r / "train/a1.jpg").write_bytes(b""), "a second image of this name"),
+    (lambda r: (r / "trainannot/a1.png").write_bytes(b"x"), "trainannot/a1.png: broken mask"),
+    (lambda r: (r / "train/a1.png").write_bytes(b"x"), "train/a1.png: broken image"),
+    (lambda r: (r / "testannot").rename(r / "masks"), "testannot: no such folder; pairs"),
+  ],
+)
+def test_mistakes_in_files_are_told_in_one_line(tmp_path, change, message):
+  root = spoil(change)(tmp_path)
+  with pytest.raises(UserError, match=message) as error:
+    data.load(options(root))
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    (dict(canvas=(3,)), "data.canvas is .3,.; allowed: a height and a width"),
+    (dict(smallest_scale=3.0), "data.smallest_scale is 3.0, above data.largest_scale, 2.0"),
+    (dict(stride=9), "data.stride is 9; it must be at most data.image_size, 8"),
+    (dict(dir="nowhere"), "data.dir='nowhere': no such folder"),
+    (dict(name="shapes", test_split="val"), "shapes have no 'val', but train, test"),
+  ],
+)
+def test_options_that_contradict_each_other(tmp_path, fields, message):
+  chosen = dict(name="folder", dir=str(tmp_path), image_size=8) | fields
+  with pytest.raises(UserError, match=message):
+    data.load(SegmentationData(**chosen))
+
+
+def test_a_mask_file_keeps_its_ids(tmp_path):
+  ids = np.arange(256, dtype=np.uint8).reshape(16, 16)
+  for name, palette in (("grey", False), ("palette", True)):
+    file = Image.fromarray(ids)
+    if palette:
+      file.putpalette(list(range(255, -1, -1)) * 3)
+    file.save(tmp_path / f"{name}.png")
+    found = pairs.decode_mask((tmp_path / f"{name}.png").read_bytes(), name)
+    np.testing.assert_array_equal(found, ids)
