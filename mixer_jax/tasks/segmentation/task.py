@@ -149,7 +149,8 @@ class Segmentation(BaseTask):
     def of_windows(images: jax.Array) -> jax.Array:
       return upernet.resized(self.model.apply(variables, images)[0], (size, size))
 
-    return windows.sliding(of_windows, images, size, self._data.window_stride)
+    classes = self.model.num_classes
+    return windows.sliding(of_windows, images, classes, size, self._data.window_stride)
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
     """Logits [batch, pixels, classes], row by row, with their labels and weights."""

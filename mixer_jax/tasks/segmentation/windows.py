@@ -15,12 +15,17 @@ def starts(length: int, window: int, stride: int) -> list[int]:
 
 
 def sliding(
-  function: Callable[[jax.Array], jax.Array], images: jax.Array, window: int, stride: int
+  function: Callable[[jax.Array], jax.Array],
+  images: jax.Array,
+  channels: int,
+  window: int,
+  stride: int,
 ) -> jax.Array:
-  """Applies a function of [batch, window, window, channels] to windows of larger images.
+  """Applies a function of [batch, window, window, any] to windows of larger images.
 
-  It returns values [batch, window, window, n], of which each pixel gets the mean over the windows
-  that see it: [batch, height, width, n]. Images with a side below `window` are filled up with zeros.
+  It returns float32 [batch, window, window, channels], of which each pixel gets the mean over the
+  windows that see it: [batch, height, width, channels]. Images with a side below `window` are filled
+  up with zeros.
   """
   _, height, width, _ = images.shape
   if (height, width) == (window, window):
@@ -41,7 +46,6 @@ def sliding(
     before = jax.lax.dynamic_slice(total, corner, values.shape)
     return jax.lax.dynamic_update_slice(total, before + values, corner), None
 
-  found = jax.eval_shape(function, images[:, :window, :window])
-  total = jnp.zeros((len(images), rows, columns, found.shape[3]), found.dtype)
+  total = jnp.zeros((len(images), rows, columns, channels))
   total, _ = jax.lax.scan(add, total, places)
   return (total / counts)[:, :height, :width]

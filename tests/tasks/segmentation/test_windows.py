@@ -39,7 +39,7 @@ def test_overlapping_answers_are_averaged(size):
       i, j = min(i, rows - 6), min(j, columns - 6)  # noqa: PLW2901
       total[:, i : i + 6, j : j + 6] += function(padded[:, i : i + 6, j : j + 6])
       count[i : i + 6, j : j + 6] += 1
-  found = windows.sliding(function, images, 6, 4)
+  found = windows.sliding(function, images, 4, 6, 4)
   expected = (total / count)[:, : size[0], : size[1]]
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
   if size == (6, 6):
