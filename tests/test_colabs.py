@@ -11,7 +11,15 @@ import pytest
 
 from tests.colabs import NOTEBOOKS, ROOT, execute, read
 
-NAMES = ("finetune_b16", "inside_mlps", "kfac_and_grafting", "mixer_jax", "operators", "text")
+NAMES = (
+  "finetune_b16",
+  "inside_mlps",
+  "kfac_and_grafting",
+  "mixer_jax",
+  "operators",
+  "text",
+  "translation",
+)
 
 
 def address():
@@ -261,3 +269,25 @@ def test_operators_results(tmp_path):
     assert value < (1e-4 if block == "GalerkinBlock_0" else 0.1)
   assert found["pictures"] == ["functions", "errors", "attention"]
   assert found["darcy"][-1] < min(0.15, found["darcy"][0])
+
+
+@pytest.mark.slow
+def test_translation_s_results(tmp_path):
+  """Both models learn the toy pair; no place sees words after it."""
+  found = execute(
+    "translation",
+    tmp_path,
+    {
+      "bleu": "{' '.join(map(str, key)): score for key, score in scores.items()}",
+      "greedy": "{title: rows[-1]['test/bleu'] for title, rows in history.items()}",
+      "answers": "[answer['translation'] for answer in answers]",
+      "pictures": "list(drawn)",
+      "difference": "[float(x) for x in difference[:length]]",
+    },
+  )
+  assert len(found["bleu"]) == 8 and all(score > 80 for score in found["bleu"].values())
+  for title, score in found["greedy"].items():
+    assert found["bleu"][f"{title} latest 1"] == pytest.approx(score, abs=1e-6)
+  assert len(found["answers"]) == 3 and all(found["answers"])
+  assert found["pictures"] == ["encoder", "decoder", "cross_attention"]
+  assert set(found["difference"][:5]) == {0.0} and min(found["difference"][5:]) > 0.1
