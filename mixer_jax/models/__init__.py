@@ -14,7 +14,7 @@ from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.models.absorb import absorb_affine
 from mixer_jax.models.blocks import apart, stacked, unrolled
-from mixer_jax.models.family import LAYER_KINDS
+from mixer_jax.models.family import LAYER_KINDS, Model
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.operator_model import Operator
@@ -38,6 +38,8 @@ from mixer_jax.models.translation import FAMILY as _TRANSLATION
 from mixer_jax.models.translation import Translator
 
 VARIANTS = {name: model for family in FAMILIES for name, model in family.variants.items()}
+# Those of images as a grid of patches, without statistics of batches: backbones of other tasks.
+BACKBONES = {name: model for name, model in VARIANTS.items() if issubclass(model.func, Model)}
 ENCODERS = {name: model for family in TEXT_FAMILIES for name, model in family.variants.items()}
 OPERATORS = {k: model for family in OPERATOR_FAMILIES for k, model in family.variants.items()}
 TRANSLATORS = _TRANSLATION.variants

@@ -16,15 +16,13 @@ from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import told
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import decode, folder
-from mixer_jax.models import family, upernet
+from mixer_jax.models import upernet
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Confusion, Hits, MeanIou, Metric, Sums, WeightedSum
 from mixer_jax.tasks.segmentation import augment, data, pairs, pictures, windows
 from mixer_jax.tasks.segmentation.data import SegmentationData
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 
-# Models whose tokens are a grid.
-BACKBONES = {k: v for k, v in models.VARIANTS.items() if issubclass(v.func, family.Model)}
 _PICTURED = 256  # images of a split that the confusion is counted of
 _AUGMENTED, _DRAWS = 6, 7  # examples of a picture of augmentation, and draws of each
 _LEAST = 1e-6  # weight of a batch that is all void: its loss is 0, not NaN
@@ -49,7 +47,7 @@ class Segmentation(BaseTask):
 
   options = {
     "": start.Start,
-    "model": BACKBONES,
+    "model": models.BACKBONES,
     "decoder": upernet.upernet,
     "data": SegmentationData,
   }
@@ -90,7 +88,7 @@ class Segmentation(BaseTask):
 
   def _build(self, num_classes: int) -> upernet.UperNet:
     group = self._config.model
-    backbone = functools.partial(BACKBONES[group.name], **options.given(group))
+    backbone = functools.partial(models.BACKBONES[group.name], **options.given(group))
     with told(f"model {group.name}", ValueError):
       return upernet.upernet(backbone, num_classes, **options.given(self._config.decoder))
 

@@ -49,7 +49,7 @@ class SelfDistillation(BaseTask):
   """
 
   options = {
-    "model": models.VARIANTS,
+    "model": models.BACKBONES,
     "data": functools.partial(ImageData, pad=0),
     "views": Views,
     "dino": Dino,
@@ -68,7 +68,7 @@ class SelfDistillation(BaseTask):
       cls.of(config[name]) for name, cls in (("views", Views), ("dino", Dino), ("knn", Knn))
     )
     self.repeats = self._data.repeats
-    backbone = models.VARIANTS[config.model.name](num_classes=0, **options.given(config.model))
+    backbone = models.BACKBONES[config.model.name](num_classes=0, **options.given(config.model))
     head = dino.Head(self._dino.hidden_dim, self._dino.bottleneck_dim, self._dino.out_dim)
     self.model = dino.Network(backbone, head)
 
@@ -89,7 +89,7 @@ class SelfDistillation(BaseTask):
     if config.ema_decay:
       why = "allowed: 0, since the teacher, which is evaluated, is an average already"
       raise UserError(f"ema_decay is {config.ema_decay}; {why}")
-    patch = options.value(models.VARIANTS, config.model, "patch_size")
+    patch = options.value(models.BACKBONES, config.model, "patch_size")
     sizes = {"data.image_size": data.image_size, "views.local_size": config.views.local_size}
     for name, size in sizes.items():
       if size % patch:
