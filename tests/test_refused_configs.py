@@ -169,7 +169,7 @@ def test_unknown_and_missing_fields(group):
     ("quickstart", ["model.name=mixer_smal"], "model.name is 'mixer_smal'; allowed: mixer_small"),
     ("quickstart", ["model.name=alexnet"], "model.name is 'alexnet'; allowed: mixer_s32, "),
     ("quickstart", ["optimizer.name=lion"], "optimizer.name is 'lion'; allowed: sgd, adam, "),
-    ("quickstart", ["task=segmentation"], "task is 'segmentation'; allowed: image_classification"),
+    ("quickstart", ["task=segments"], "task is 'segments'; allowed: image_classification"),
     ("sgd_cifar10", ["optimizer.damping=1"], "optimizer.damping is no option of sgd"),
     ("sgd_cifar10", ["optimizer.name=graft"], "optimizer.magnitude is missing; graft takes two"),
     ("graft_cifar10", ["optimizer.name=sgd"], "optimizer.direction is no option of sgd"),

@@ -181,14 +181,14 @@ class BaseTask:
 # By the name in `config.task`; a task is imported when it is needed.
 TASKS = {
   "image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification",
+  "distillation": "mixer_jax.tasks.distillation.task:Distillation",
   "self_distillation": "mixer_jax.tasks.self_distillation.task:SelfDistillation",
+  "segmentation": "mixer_jax.tasks.segmentation.task:Segmentation",
   "autoencoding": "mixer_jax.tasks.autoencoding.task:Autoencoding",
   "masked_lm": "mixer_jax.tasks.masked_lm.task:MaskedLm",
-  "translation": "mixer_jax.tasks.translation.task:Translation",
   "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
-  "segmentation": "mixer_jax.tasks.segmentation.task:Segmentation",
+  "translation": "mixer_jax.tasks.translation.task:Translation",
   "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
-  "distillation": "mixer_jax.tasks.distillation.task:Distillation",
 }
 
 

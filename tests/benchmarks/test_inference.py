@@ -50,6 +50,7 @@ def test_sizes_alone_and_with_absorbed_affine_layers():
   assert row.parameters - absorbed.parameters == gone - 12 * (384 + 196 * 384)
 
 
+@pytest.mark.thorough
 def test_rate_and_percentiles_by_hand(monkeypatch):
   # Batches of 8 take 1, 2 and 9 s, single images 1 to 21 s: the median is 11 s, and
   # 95% of the way from the least to the greatest is 20 s.

@@ -125,6 +125,7 @@ def test_a_training_set_of_numbers_is_matched_by_name(tmp_path):
   assert names == [str(x[0, 0, 0]) for x in arrays["image"]]
 
 
+@pytest.mark.thorough
 def test_tfds_sets_by_names_by_real_labels_and_by_the_number_of_the_file(tmp_path, monkeypatch):
   import tensorflow_datasets as tfds
 

@@ -60,6 +60,7 @@ def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
 
 
 @pytest.mark.parametrize("kind, p", CASES)
+@pytest.mark.first(4)
 def test_equals_numpy(kind, p):
   x, positions = inputs(p=p)
   model = build(kind)
@@ -127,6 +128,7 @@ def test_only_positions_tell_tokens_apart(kind):
 
 
 @pytest.mark.parametrize("kind", attention.KINDS)
+@pytest.mark.first(1)
 def test_two_norms_of_each_head_and_start_near_a_small_identity(kind):
   x, positions = inputs()
   params = build(kind).init(jax.random.key(0), x, positions)["params"]
@@ -143,6 +145,7 @@ def test_two_norms_of_each_head_and_start_near_a_small_identity(kind):
 
 
 @pytest.mark.parametrize("kind", attention.KINDS)
+@pytest.mark.first(2)
 def test_bfloat16_computes_low_and_stores_high(kind):
   x, positions = inputs()
   params = randomised(build(kind), x, positions)

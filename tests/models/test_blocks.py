@@ -101,7 +101,7 @@ def test_the_drop_rates_of_a_scan_grow_with_depth():
 
 
 @pytest.mark.parametrize("case", ["mixer", "gmlp"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_scanned_blocks_start_as_the_others_do(case):
   """The spread of each kernel is that of one block, and no two blocks are equal."""
   wide = dict(hidden_dim=64, scan_blocks=False)
@@ -200,6 +200,7 @@ def test_rematerialisation_saves_memory():
   assert saving < 0.4 * min(plain, scanned)
 
 
+@pytest.mark.thorough
 def test_rematerialisation_adds_less_than_a_forward_pass():
   """Forward and backward take 3 units; of the second forward pass the last products go unused."""
   plain, saving = (

@@ -178,7 +178,7 @@ def test_galerkin_mixer_equals_numpy():
     pytest.param("fourier", "bfloat16", marks=pytest.mark.slow),
   ],
 )
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_mixers_with_attention_run_in_any_size(token_mixer, dtype):
   model = small(token_mixer=token_mixer, num_heads=3, dtype=dtype)
   params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 8, 8, 3)))["params"]

@@ -93,7 +93,7 @@ def along(y, grid):
 # Outputs of that code in float32, by the parameters of `drawn`, its grids halfway, and no dropout of
 # attention weights, which it has in evaluation as well.
 @pytest.mark.parametrize("case", np.load(FIXTURE))
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_equals_the_published_code(case):
   name, _, kind = case.partition(" ")
   grid, expected = CASES[name][0], np.load(FIXTURE)[case]
@@ -149,7 +149,7 @@ def smooth(grid):
 
 
 @pytest.mark.parametrize("name, fine", [("galerkin_1d", 193), ("galerkin_2d", 67), ("fno_1d", 193)])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_a_finer_grid_gives_the_same_function(name, fine):
   coarse = (fine + 2) // 3
   rank = len(CASES[name][0])

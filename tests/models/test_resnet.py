@@ -96,6 +96,7 @@ def shaken(model, images):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("train", [False, True])
+@pytest.mark.first(3)
 def test_outputs_and_averages_are_those_of_numpy(name, train):
   model = models.build(name, 4, **CASES[name])
   images = np.random.default_rng(1).normal(size=(3, 9, 8, 3)).astype(np.float32)
@@ -133,6 +134,7 @@ def test_roles_and_decay_of_parameters(name, path):
   assert models.token_axes(path) == () and not models.reads_tokens(path)
 
 
+@pytest.mark.thorough
 def test_kfac_lowers_the_loss_by_stored_averages():
   model = models.build("resnet_20", 4, stages=(1,), width=4)
   labels = np.arange(32) % 4

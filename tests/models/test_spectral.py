@@ -73,6 +73,7 @@ def test_too_few_points_are_named():
     conv(3).init(jax.random.key(0), jnp.zeros((1, 9, 3, 1)))
 
 
+@pytest.mark.thorough
 def test_a_block_adds_a_dense_layer_and_drops_on_the_spectral_path_alone():
   x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)
   start = jax.nn.initializers.normal(0.5)

@@ -76,6 +76,7 @@ def test_sizes(name):
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.first(1)
 def test_no_token_sees_the_future(mixing):
   """Over all places and lengths; and earlier words reach every later logit."""
   model = small(mixing)
@@ -97,6 +98,7 @@ def test_no_token_sees_the_future(mixing):
     assert moved[early].max(initial=0) <= 1e-6 and moved[~early].min() > 1e-4
 
 
+@pytest.mark.thorough
 def test_a_matrix_is_triangular_in_the_decoder_alone():
   model = small("linear", num_blocks=2)
   variables, batch = randomised(model), pairs()

@@ -24,6 +24,7 @@ def shapes_of(model, size):
   return jax.eval_shape(init, jnp.zeros((1, size, size, 3)))["params"]
 
 
+@pytest.mark.thorough
 def test_the_published_size_has_the_published_layers():
   """ResMLP-S12, width 512, 150 classes: every weight of the paper's decoder, and norms."""
   model = upernet.upernet(models.VARIANTS["resmlp_s12"], 150, auxiliary=0.4)
@@ -49,7 +50,7 @@ def test_the_published_size_has_the_published_layers():
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_features_are_the_tokens_of_shorter_backbones(name):
   build = functools.partial(models.VARIANTS[name], num_classes=0, **SMALL[name])
   whole = build(num_blocks=4, feature_blocks=(0, 1, 1, 3))

@@ -68,7 +68,7 @@ def brute_force(params, batch, weights):
 @pytest.mark.parametrize("shape", [(6, 7), (6, 3, 7)], ids=["rows", "tokens"])
 @pytest.mark.parametrize("estimation", ["exact", "empirical"])
 @pytest.mark.parametrize("token_averaging", ["published", "expand"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_factors_equal_brute_force(shape, estimation, token_averaging):
   predict, params, batch = problem(shape)
   options = dict(estimation=estimation, token_averaging=token_averaging)

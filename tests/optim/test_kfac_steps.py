@@ -65,6 +65,7 @@ def test_scan_makes_the_steps_of_a_loop():
   close(scanned, looped, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_composes_with_optax():
   params, batch = problem()
   tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)

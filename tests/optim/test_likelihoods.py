@@ -38,6 +38,7 @@ def fisher_of_outputs(name, y):
 
 @pytest.mark.parametrize("name", ["categorical", "normal", "bernoulli"])
 @pytest.mark.parametrize("shape", [(6, 4), (3, 2, 4)], ids=["rows", "tokens"])
+@pytest.mark.first(3)
 def test_exact_factor_in_closed_form(name, shape):
   predict, params, x = setup(shape)
   options = dict(likelihood=name, token_averaging="expand")
@@ -136,7 +137,7 @@ class Hidden(nn.Module):
 
 @pytest.mark.parametrize("estimation", ["exact", "empirical"])
 @pytest.mark.parametrize("per_token", [False, True], ids=["examples", "tokens"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_padding_counts_nowhere(per_token, estimation):
   """A padded batch gives the factors of the one without padding."""
   rng = np.random.default_rng(0)

@@ -37,7 +37,7 @@ def problem(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_every_parameter_is_in_a_block(name):
   predict, init, batch = problem(name)
   params = jax.eval_shape(init)

@@ -82,6 +82,7 @@ def test_a_ragged_last_batch_is_a_batch():
   close(first(tx, params, last), first(own, params, last), rtol=0)
 
 
+@pytest.mark.thorough
 def test_a_mesh_of_explicit_axes():
   params, batch = problem()
   tx = optim.kfac(0.1, predict, params, batch, **EXACT)
@@ -302,7 +303,7 @@ class Wrapped(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["plain", "subclass", "jit", "checkpoint", "vmap", "frozen"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_transformations_around_layers(how):
   params, batch = problem()
   model = Wrapped(how)
@@ -387,7 +388,7 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_diagonals_of_normalisations_equal_brute_force(kind):
   x = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
   variables = Normalised(kind).init(jax.random.key(0), x)
@@ -422,6 +423,7 @@ class Recurrent(nn.Module):
     return nn.Dense(3)(y)
 
 
+@pytest.mark.thorough
 def test_a_recurrent_cell_has_the_factors_of_a_loop_over_time():
   x = jax.random.normal(jax.random.key(0), (6, 5, 3))
   params = Recurrent(True).init(jax.random.key(1), x)["params"]
@@ -506,6 +508,7 @@ def test_a_dense_layer_of_ones_own():
   close(found, optim.kfac_factors(predict, params, batch, None, estimation="exact"))
 
 
+@pytest.mark.thorough
 def test_the_leading_part_of_a_matrix_has_the_factors_of_zeros_for_the_rest():
   class Leading(nn.Module):
     curvature = "dense"

@@ -408,6 +408,7 @@ def test_a_part_of_the_parameters_is_moved():
   assert 0.5 < float(ratio) < 1.5  # of the part alone
 
 
+@pytest.mark.thorough
 def test_devices_that_share_a_batch_make_the_same_steps():
   params, batch = problem(rows=16)
   options = CHOSEN | EXACT | dict(damping=0.1, damping_period=2)

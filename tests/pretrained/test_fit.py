@@ -22,7 +22,7 @@ def saved(tmp_path, family, size, **fields):
 
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_block_diagonal_mixes_each_tile_as_the_small_net_does(tmp_path, family, times):
   """K times larger images of K x K tiles (Mixer paper, Appendix C)."""
   side, grid = 24, 3

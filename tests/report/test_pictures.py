@@ -50,6 +50,7 @@ def test_mistakes_are_named(draw, tmp_path):
   assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.thorough
 def test_augmented_images_of_a_config_are_drawn_without_a_run(
   tmp_path, monkeypatch, capsys, tiny_config
 ):

@@ -49,7 +49,7 @@ _LARGE = pytest.param("frontier", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [_LARGE if name == "frontier" else name for name in SIZES])
-@pytest.mark.first(4)
+@pytest.mark.first(3)
 def test_shipped_studies_expand_to_usable_runs(name, tmp_path):
   study = shipped(name)
   opened = record.open_study(tmp_path, study, str(STUDIES / f"{name}.py"), [])  # checks configs

@@ -48,6 +48,7 @@ def first_moments(variables, images):
 
 
 @pytest.mark.parametrize("parts, devices", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.first(1)
 def test_averages_are_those_of_numpy(config, parts, devices):
   """Each part of a batch counts alone, all devices together; averages of averages are evaluated."""
   config.update(accum_steps=parts, ema_decay=0.75)
@@ -80,6 +81,7 @@ def test_a_run_resumes_bit_for_bit(config, tmp_path):
   assert found["top1"] == row["test/top1"]
 
 
+@pytest.mark.thorough
 def test_it_learns_with_kfac_and_its_weights_start_another_run(config, tmp_path):
   config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, damping=0.1, inverse_period=4)
   config.num_epochs = 6

@@ -20,7 +20,7 @@ def test_a_task_is_found_by_name_and_by_place():
 
 @pytest.mark.parametrize(
   "name",
-  ["segmentation", "", ":", "docs.own_task", "docs.own_task:", "docs.own_task:Nothing", "nowhere:X",
+  ["segmentatio", "", ":", "docs.own_task", "docs.own_task:", "docs.own_task:Nothing", "nowhere:X",
    "docs.own_task:np", ":X", "..own_task:X", "a\nb:c"],
 )  # fmt: skip
 def test_other_names_are_refused(name):

@@ -28,7 +28,7 @@ def test_masked_rows_are_weighed(batch_size, devices):
 
 
 @pytest.mark.parametrize("batch_size, devices", [(8, 8), (64, 1), (100, 8), (333, 8)])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_images(batch_size, devices, tiny_config):
   tiny_config.eval_batch_size, tiny_config.mesh.data = batch_size, devices
   tiny_config.model.num_blocks = 1

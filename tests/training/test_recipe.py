@@ -21,6 +21,7 @@ def recipe(tiny_config):
   return tiny_config
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_goes_on_with_the_same_bits(recipe):
   run = experiment.build(recipe)
   assert run.clock.num_steps == 8 and run.order.repeats == 3

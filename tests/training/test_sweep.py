@@ -15,6 +15,7 @@ def losses(fields):
   return [(row["train/error"], row["test/error"]) for _, row in loop.evaluations(run)]
 
 
+@pytest.mark.thorough
 def test_a_sweep_compiles_once_and_is_that_of_separate_processes(tmp_path, capsys):
   swept = [losses(fields) for fields in RUNS]
   assert capsys.readouterr().out.count("compiled in ") == 1

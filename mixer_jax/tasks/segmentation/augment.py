@@ -20,7 +20,7 @@ def train_input(
   uniform = jax.random.uniform(place_key, (len(images), 4))
   images, masks, inside = jax.vmap(lambda *args: _placed(*args, how))(uniform, images, masks)
   if how.jitter:
-    images = rand_augment.colour_jitter(jitter_key, images, how.jitter)
+    images = rand_augment.colour_jitter(jitter_key, images, (how.jitter,) * 3)
   return jnp.where(inside[..., None], augment.normalise(images, how), 0), masks
 
 

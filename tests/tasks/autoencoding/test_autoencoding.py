@@ -81,6 +81,7 @@ def test_colours_are_kept_and_sizes_may_stay(images):
   np.testing.assert_allclose(found.reshape(9, 12, 12, 3), images[1]["test_images"] / 255, atol=1e-6)
 
 
+@pytest.mark.first(1)
 def test_losses_and_metrics_are_those_of_numpy(task, variables, config):
   x = np.float64(task.datasets()["test"].arrays()["image"])
   outputs, _ = reconstructed(variables["params"], x, config.likelihood)
@@ -103,6 +104,7 @@ def test_losses_and_metrics_are_those_of_numpy(task, variables, config):
   assert aux.metrics == {"loss": loss}
 
 
+@pytest.mark.first(1)
 def test_the_loss_is_the_one_that_kfac_takes(task, variables):
   """The gradient of each image's loss is that of minus the log-likelihood."""
   images = jnp.asarray(task.datasets()["test"].arrays()["image"])
@@ -214,7 +216,7 @@ def test_it_is_evaluated_and_predicted_and_drawn(runs, images):
   assert ended.code == 0, ended.err
   assert f"loss {row['test/loss']:.6g}" in ended.out.splitlines()[-1]
   ended = children.command(path / "log", "predict", workdir, f"--out={path}/p.npz")
-  shapes = "outputs [9, 36], targets [9, 36], codes [9, 3], reconstructions [9, 6, 6, 1]"
+  shapes = "codes [9, 3], outputs [9, 36], reconstructions [9, 6, 6, 1], targets [9, 36]"
   assert ended.code == 0 and shapes in ended.out, ended.err
   found = np.load(path / "p.npz")
   squares = np.square(found["reconstructions"].reshape(9, 36) - found["targets"]).sum(1)

@@ -81,6 +81,7 @@ def started(config):
 
 
 @pytest.mark.parametrize("kind, weight", [("hard", 0.5), ("soft", 0.25), ("consistent", 0.25)])
+@pytest.mark.first(1)
 def test_the_loss_of_a_batch_is_that_of_numpy(config, kind, weight):
   """With Mixup: the teacher sees the mixed images, by its own statistics."""
   config.distillation.update(kind=kind, weight=weight, temperature=2.0)
@@ -117,6 +118,7 @@ def test_a_run_that_has_read_no_teacher_stops(config):
     next(loop.evaluations(run))
 
 
+@pytest.mark.thorough
 def test_the_teacher_answers_as_its_own_run(config, teacher_run):
   """Logits of training images as `predict` of the run gives them, and its accuracy, once."""
   config.distillation.teacher = str(teacher_run)
@@ -188,6 +190,7 @@ def public(model, classes, path):
   return params
 
 
+@pytest.mark.thorough
 def test_a_file_of_weights_is_a_teacher(config, tmp_path, monkeypatch):
   small = models.build("mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=4,
                        channels_mlp_dim=8, gelu="exact")  # fmt: skip

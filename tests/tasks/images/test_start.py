@@ -64,6 +64,7 @@ def test_the_same_classes_keep_the_averaged_parameters_and_the_head(donor, confi
   assert (model.hidden_dim, model.num_blocks, model.gelu, model.remat) == (8, 1, "exact", None)
 
 
+@pytest.mark.thorough
 def test_the_donor_s_file_may_be_gone_when_a_run_goes_on(donor, config, tmp_path):
   own = shutil.copytree(donor, tmp_path / "donor")
   config.update(pretrained=str(own), num_steps=2, checkpoint_steps=1, eval_steps=2)
@@ -104,6 +105,7 @@ def test_scanned_blocks_start_from_those_of_a_run_apart(config):
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[None]), stacked, apart)
 
 
+@pytest.mark.thorough
 def test_a_run_of_dino_gives_its_teacher_and_the_head_is_fresh(shapes_npz, tmp_path):
   dino = config_lib.default("self_distillation", "mixer_small")
   dino.model, dino.data.image_size = tiny(shapes_npz).model, 8

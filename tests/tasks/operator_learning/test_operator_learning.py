@@ -55,6 +55,7 @@ def config(folder):
   return config
 
 
+@pytest.mark.thorough
 def test_metrics_are_numpys_for_any_batch_devices_and_grid(config):
   config.data.extra_test_steps = "1"
   config.normalise = "pointwise"
@@ -80,6 +81,7 @@ def test_metrics_are_numpys_for_any_batch_devices_and_grid(config):
         np.testing.assert_allclose(metrics[split][name], value, rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_squares_are_the_squares_of_the_relative_errors(config):
   config.update(loss="square", h1=0.0)
   run = experiment.build(config)

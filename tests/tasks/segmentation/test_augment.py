@@ -55,6 +55,7 @@ def test_colours_and_labels_stay_together():
   assert set(np.unique(ids[flat])) >= {0, 1, 2}
 
 
+@pytest.mark.thorough
 def test_scales_places_and_mirror_images_have_the_wanted_rates():
   """Columns of an image that is its own coordinate tell the place of each crop."""
   n, how = 400, SegmentationData(image_size=8, jitter=0.0, mean=(0, 0, 0), std=(1 / 255,) * 3)

@@ -67,7 +67,7 @@ def by_numpy(logits, labels, weights):
 
 
 @pytest.mark.parametrize("devices, size", [(1, 3), (2, 4), (8, 7)])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_metrics_of_ragged_batches_are_those_of_numpy(config, devices, size):
   config.mesh.data, config.eval_batch_size = devices, size
   run = experiment.build(config)
@@ -117,6 +117,7 @@ def test_void_pixels_give_no_gradient(config):
   assert loss == 0 and not any(x.any() for x in jax.tree.leaves(grads))
 
 
+@pytest.mark.thorough
 def test_the_second_head_adds_its_loss(config):
   config.decoder.update(auxiliary=0.4, dropout_rate=0.0)
   task = built(config)
@@ -143,6 +144,7 @@ def test_ids_become_classes_without_the_void_one(config):
   np.testing.assert_array_equal(batch["weight"], [[[1, 0], [1, 1]]])
 
 
+@pytest.mark.thorough
 def test_the_curvature_s_labels_are_those_at_the_grid_s_centres(config):
   config.model.patch_size, config.data.image_size = 8, 16  # a grid of 8 for 16 pixels
   task = built(config)
@@ -182,6 +184,7 @@ def test_kfac_lowers_the_loss(by_kfac):
   assert row["test/loss"] < 0.9 * np.log(3)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_bit_for_bit_predicts_and_draws(config, tmp_path):
   whole = loop.train(config, str(tmp_path / "whole"))
   parts = shutil.copytree(whole, tmp_path / "parts")
@@ -205,6 +208,7 @@ def test_a_run_goes_on_bit_for_bit_predicts_and_draws(config, tmp_path):
   assert run.task.prepared_pictures(jax.random.key(0)).keys() == {"augmented"}
 
 
+@pytest.mark.thorough
 def test_a_backbone_starts_from_weights_of_a_classifier_and_leaves_its_head(config, tmp_path):
   fields = dict(patch_size=4, hidden_dim=8, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=8)
   model = models.build("mixer_small", 10, **fields)

@@ -169,6 +169,7 @@ def test_contradictions(config, fields, message):
     config_lib.check(config)
 
 
+@pytest.mark.thorough
 def test_small_views_of_another_size_are_for_models_of_any_number_of_tokens(config):
   config = config.copy_and_resolve_references()
   config.views.local_size = 4

@@ -96,6 +96,7 @@ def test_other_tasks_are_not_probed(tmp_path):
     probe.probe(str(path))
 
 
+@pytest.mark.thorough
 def test_pictures_and_exported_weights_are_the_teacher_s(config, finished, tmp_path):
   run, variables, _ = restore.restore(str(finished))
   figures = run.task.pictures(variables, run.datasets["test"])
