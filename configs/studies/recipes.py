@@ -1,7 +1,7 @@
 """Recipes for a small ResMLP, as in the table "Training" of ResMLP: labels, a teacher, DINO first.
 
   python -m mixer_jax.main --config=configs/resnet_cifar.py --workdir=runs/teacher
-  python -m mixer_jax.main --config=configs/dino_cifar.py --workdir=runs/dino
+  python -m mixer_jax.main --config=configs/dino_cifar.py:resmlp --workdir=runs/dino
   python -m mixer_jax.study --study=configs/studies/recipes.py --workdir=DIR
 
 All recipes have 50 epochs on the images of the bundled sample; the teacher and DINO have their own.

@@ -223,6 +223,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_workers_outlive_ctrl_c_but_not_their_parent(root, tmp_path):
   script = tmp_path / "program.py"
   script.write_text(_PROGRAM)

@@ -47,6 +47,7 @@ def source(tmp_path):
   return tmp_path / "jpg"
 
 
+@pytest.mark.thorough
 def test_sample_is_balanced_and_its_splits_share_no_image(tmp_path, connections):
   sample = load(_config(tmp_path))
   assert sample.class_names == (

@@ -163,6 +163,7 @@ def within(count, n, p):
   return abs(count - n * p) <= 5 * np.sqrt(n * p * (1 - p))
 
 
+@pytest.mark.thorough
 def test_rates_of_operations_and_their_strength():
   n = 20_000
   kinds, values = rand_augment.draw(jax.random.key(0), n, Augment(policy="rand"), SIZE)

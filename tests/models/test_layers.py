@@ -11,7 +11,7 @@ from mixer_jax.models import layers
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 4, 5), (0, 3, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_dense_is_linens(shape, dtype):
   x = jax.random.normal(jax.random.key(0), shape)
   ours, plain = layers.Dense(7, dtype=dtype), nn.Dense(7, dtype=dtype)

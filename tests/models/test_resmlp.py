@@ -301,6 +301,7 @@ def test_stochastic_depth_has_one_rate_and_keeps_the_mean():
     assert 70 <= dropped.sum() <= 130  # binomial(200, 1/2), four standard deviations
 
 
+@pytest.mark.thorough
 def test_dropout_acts_in_training_only():
   images = np.ones((2, 8, 8, 3), np.float32)
   model = small(num_blocks=1, dropout_rate=0.5, patch_communication="mlp")

@@ -131,7 +131,7 @@ def test_gmlp_equals_numpy():
 
 
 @pytest.mark.parametrize("backbone", [*FEW, "resmlp none", "mixer galerkin", "resmlp mlp"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_shortened_parameters_are_the_same_function(backbone):
   model, params = with_params(backbone)
   short = small(backbone, max_length=5)
@@ -189,7 +189,7 @@ def test_bfloat16_computes_low_and_stores_high(backbone):
 
 
 @pytest.mark.parametrize("backbone", ["mixer", "resmlp", "bert"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_dropout_acts_in_training_alone(backbone):
   model, params = with_params(backbone, dropout_rate=0.5, num_blocks=1)
   drop = lambda seed: run(

@@ -93,7 +93,7 @@ def kfac_config(**values):
 
 
 @pytest.mark.parametrize("damping_type", ["exact", "factored"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_traced_numbers_make_the_update_of_fixed_ones(damping_type):
   params, batch = small_net.problem()
   problem = optim.Problem(small_net.predict, params, batch, "categorical")

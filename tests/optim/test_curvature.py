@@ -129,6 +129,7 @@ def test_two_tokens_by_hand():
     np.testing.assert_allclose(factors.outputs, [[outputs]], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_patch_embedding_equals_a_dense_layer_over_patches():
   class Stem(nn.Module):
     @nn.compact
@@ -230,6 +231,7 @@ def mixer_blocks(**overrides):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.first(1)
 def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
   params, blocks = mixer_blocks(dtype=dtype)
   kernels = {

@@ -48,6 +48,7 @@ def test_periods_decide_what_a_step_renews():
   ]
 
 
+@pytest.mark.thorough
 def test_scan_makes_the_steps_of_a_loop():
   params, batch = problem()
   tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)

@@ -182,7 +182,7 @@ SAME_LAYER = [pytest.param(name, marks=pytest.mark.slow) for name in ("key", "va
 
 
 @pytest.mark.parametrize("name", ["query", *SAME_LAYER, "out", "words"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_one_example_of_one_row_is_exact(name):
   """A (x) G is the Fisher matrix itself where there is one row: attention, embeddings."""
   model = Words() if name == "words" else Attention()

@@ -462,7 +462,7 @@ def test_factors_of_scaled_parameters_are_scaled():
 
 
 @pytest.mark.parametrize("span, cosine", [(1, 0.9999), (2, 0.99)])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   """Inputs of scales 10^-span to 10^span: docs/kfac.md says where float32 ends."""
   rng = np.random.default_rng(0)

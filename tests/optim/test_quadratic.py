@@ -253,7 +253,7 @@ class Linear(nn.Module):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_least_squares_are_solved_in_one_step(decay):
   """K-FAC's matrix is exact for one linear layer: the step is Newton's, and alpha is 1."""
   rng = np.random.default_rng(0)

@@ -81,6 +81,7 @@ def test_the_peers_settings_come_with_the_file(peer, name):
     ("timm_gmlp", dict(gate_epsilon=1e-6)),
   ],
 )
+@pytest.mark.first(2)
 def test_these_comparisons_would_see_a_wrong_setting(peer, name, wrong):
   peer = peer(name)
   assert error(outputs(peer, **wrong)[1], peer.tokens) > 5e-5

@@ -136,6 +136,7 @@ def test_missing_runs_are_named_and_count_nowhere(opened):
   assert line_of(text, "m1", "SGD", "0 of 3")[10:] == ["60.50", "-", "38"]
 
 
+@pytest.mark.thorough
 def test_tables_in_the_form_of_the_paper(opened):
   for name, accuracy in {"m1-sgd": 0.6, "m2-kfac": 0.7, "m1-sgd_kfac": 0.75}.items():
     write_run(opened, f"{name}-seed0", (accuracy, 0.1, 0.1, 0.1))

@@ -16,6 +16,7 @@ def opened(tmp_path):
 
 
 @pytest.mark.parametrize("text", NONSENSE)
+@pytest.mark.first(6)
 def test_the_plan(opened, text):
   path = opened.directory / "study.json"
   path.write_text(text)
@@ -46,6 +47,7 @@ def test_any_part_of_the_plan(opened):
 
 
 @pytest.mark.parametrize("text", NONSENSE)
+@pytest.mark.first(6)
 def test_outcomes(opened, text):
   run = opened.runs[0]
   opened.path(run).mkdir()

@@ -83,7 +83,7 @@ def _recipe(config, **fields):
 
 
 @pytest.mark.parametrize("loss", ["softmax", "binary"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_losses_of_mixed_labels_are_those_of_numpy(config, variables, loss):
   task = _recipe(config, loss=loss)
   arrays = task.datasets()["train"].arrays()

@@ -50,6 +50,7 @@ def test_steps_are_those_of_batches_that_nothing_was_cut_from(config):
     jax.tree.map(close, trainer.state.params, params)
 
 
+@pytest.mark.thorough
 def test_examples_per_second_counts_what_was_trained_on(config):
   trainer = Trainer(run := experiment.build(config), init_state(run))
   while trainer.step < run.clock.steps_per_epoch:

@@ -79,6 +79,7 @@ def test_depths_of_models_inside_others():
 
 
 @pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.first(1)
 def test_updates_of_sgd_shrink_with_the_depth(config, scanned):
   config.optimizer = config_lib.optimizer("sgd", learning_rate=0.1, momentum=0.0)
   config.optimizer.update(weight_decay=0.5, decay="all")
@@ -103,7 +104,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.first(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_whole_updates_of_any_optimizer_shrink(config, name):
   config.optimizer = OPTIMIZERS[name]()

@@ -103,6 +103,7 @@ def test_counts_are_exact_beyond_float32_and_absent_classes_do_not_count():
   assert values(total) == pytest.approx({"x": (1 / 3 + 2 / 4) / 2, "y": 3 / 5}, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_void_pixels_give_no_gradient(config):
   task = built(config)
   variables, key = moved(task), jax.random.key(0)
@@ -168,6 +169,7 @@ def by_kfac(config):
   return config
 
 
+@pytest.mark.thorough
 def test_kfac_sees_the_decoder_s_grid(by_kfac):
   run = experiment.build(by_kfac)
   shapes = jax.eval_shape(run.problem.predict, run.problem.params, run.problem.batch)
