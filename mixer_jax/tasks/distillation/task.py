@@ -18,7 +18,8 @@ from mixer_jax.images import augment
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.options import TINY, Option, one_of
 from mixer_jax.tasks.distillation import teacher as teacher_lib
-from mixer_jax.tasks.image_classification.task import ImageClassification, first
+from mixer_jax.tasks.image_classification.task import ImageClassification
+from mixer_jax.tasks.images import batches
 from mixer_jax.tasks.metrics import Metric, WeightedSum
 from mixer_jax.tasks.task import Aux, Batch, ReadRun, Variables
 
@@ -143,12 +144,11 @@ class Distillation(ImageClassification):
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
     """The teacher's accuracy on a test set; it does not change, and is computed once."""
     if id(split) not in self._teacher_top1:
-      size, hits = min(self._config.eval_batch_size, len(split)), 0
-      for start in range(0, len(split), size):
-        images, labels = first(split, size, start)
-        answers = np.asarray(self._answers(variables["teacher"], images))
-        hits += int((answers == labels).sum())
-      self._teacher_top1[id(split)] = hits / len(split)
+      hits = [
+        np.asarray(self._answers(variables["teacher"], batch["image"])) == batch["label"]
+        for batch in batches.each_batch(split, batches.spaced(split), self._config.eval_batch_size)
+      ]
+      self._teacher_top1[id(split)] = float(np.concatenate(hits)[: len(split)].mean())
     return {"teacher_top1": self._teacher_top1[id(split)]}
 
   @functools.cached_property

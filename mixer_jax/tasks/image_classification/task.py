@@ -21,6 +21,7 @@ from mixer_jax.images import augment, crops, decode, folder, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
+from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -188,19 +189,13 @@ class ImageClassification(BaseTask):
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    apart = models.apart(self.model)
-
-    def predict(variables: Variables, batch: Batch) -> Prediction:
-      logits, targets = apart.apply(_own(variables), batch["image"]), batch["label"]
+    def predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
+      logits, targets = model.apply(_own(variables), batch["image"]), batch["label"]
       if self._binary:
         targets = batch.get("target", jax.nn.one_hot(targets, logits.shape[1]))
       return Prediction(logits, targets)
 
-    if not getattr(self.model, "scan_blocks", False):
-      return predict, None
-    from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
-
-    return predict, Layout(models.unrolled, models.stacked)
+    return layers_apart.view(self.model, lambda model: functools.partial(predict, model))
 
   layer_kind = staticmethod(models.layer_kind)
   decayed = staticmethod(models.is_decayed)
@@ -275,13 +270,13 @@ def _own(variables: Variables) -> Variables:
   return {name: variables[name] for name in _COLLECTIONS if name in variables}
 
 
-def first(split: Dataset, most: int, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
-  """Images [n, h, w, 3] uint8 and labels [n] of the first examples of a split, or from a start."""
-  end = min(start + most, len(split))
+def first(split: Dataset, most: int) -> tuple[np.ndarray, np.ndarray]:
+  """Images [n, h, w, 3] uint8 and labels [n] of the first examples of a split."""
+  n = min(most, len(split))
   if (arrays := split.arrays()) is None:
-    examples = [split.read(i, np.random.default_rng(i)) for i in range(start, end)]
-    arrays, start, end = jax.tree.map(lambda *x: np.stack(x), *examples), 0, end - start
-  return np.asarray(arrays["image"][start:end]), np.asarray(arrays["label"][start:end])
+    examples = [split.read(i, np.random.default_rng(i)) for i in range(n)]
+    arrays = jax.tree.map(lambda *x: np.stack(x), *examples)
+  return np.asarray(arrays["image"][:n]), np.asarray(arrays["label"][:n])
 
 
 def _in_set(logits: jax.Array, sets: jax.Array) -> jax.Array:

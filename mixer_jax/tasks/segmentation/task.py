@@ -4,6 +4,7 @@ import functools
 import os
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -17,6 +18,7 @@ from mixer_jax.errors import told
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import decode, folder
 from mixer_jax.models import upernet
+from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Confusion, Hits, MeanIou, Metric, Sums, WeightedSum
 from mixer_jax.tasks.segmentation import augment, data, pairs, pictures, windows
@@ -161,22 +163,16 @@ class Segmentation(BaseTask):
     return self._sums(self.logits(variables, batch["image"]), batch, weights)
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    whole = self.model
-    apart = whole.clone(backbone=whole.backbone.clone(scan_blocks=False, remat=False))
-
-    def predict(variables: Variables, batch: Batch) -> Prediction:
-      logits = apart.apply(variables, batch["image"])[0]
+    def on_grid(backbone: nn.Module, variables: Variables, batch: Batch) -> Prediction:
+      logits = self.model.clone(backbone=backbone).apply(variables, batch["image"])[0]
       size = logits.shape[1:3]
       rows = lambda x: x.reshape(len(x), -1, *x.shape[3:])
       at = [np.int32((np.arange(n) + 0.5) * m / n) for n, m in zip(size, batch["label"].shape[1:])]
       chosen = lambda x: rows(x[:, at[0][:, None], at[1]])
       return Prediction(rows(logits), chosen(batch["label"]), chosen(batch["weight"]))
 
-    if not whole.backbone.scan_blocks:
-      return predict, None
-    from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
-
-    return predict, Layout(models.unrolled, models.stacked)
+    whole = lambda backbone: functools.partial(on_grid, backbone)
+    return layers_apart.view(self.model.backbone, whole)
 
   decayed = staticmethod(models.is_decayed)
 

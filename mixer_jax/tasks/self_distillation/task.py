@@ -17,6 +17,7 @@ from mixer_jax.errors import UserError, told
 from mixer_jax.images import augment, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.views import Views, views
+from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.images import batches, probes
 from mixer_jax.tasks.images.probes import Knn
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -32,8 +33,9 @@ class SelfDistillation(BaseTask):
   """DINO (`dino.py`); labels are for the metric alone, k-NN by the features of the teacher.
 
   A training batch has the views of each image, {"global": [batch, 2, side, side, 3], "local": [batch,
-  any, side, side, 3]}; a test batch {"image": float32, "label": int32 [batch]}. All-MLP models have a fixed number of tokens, so small views are resized
-  to the size of the large ones, unless `views.local_size` says otherwise for a model that fits.
+  any, side, side, 3]}; a test batch {"image": float32, "label": int32 [batch]}. All-MLP models have
+  a fixed number of tokens, so small views are resized to the size of the large ones, unless
+  `views.local_size` says otherwise for a model that fits.
 
   The collection "teacher" has the teacher's parameters. DINO moves them towards the student's after
   each step: that happens at the start of the next `loss`, at the rate that "progress" keeps, and
@@ -215,13 +217,8 @@ class SelfDistillation(BaseTask):
     return Prediction(logits.reshape(-1, logits.shape[-1]), targets.ravel(), weights.ravel())
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    apart = self.model.backbone.clone(scan_blocks=False, remat=False)
-    predict = functools.partial(self._predict, self.model.clone(backbone=apart))
-    if not self.model.backbone.scan_blocks:
-      return predict, None
-    from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
-
-    return predict, Layout(models.unrolled, models.stacked)
+    whole = lambda backbone: functools.partial(self._predict, self.model.clone(backbone=backbone))
+    return layers_apart.view(self.model.backbone, whole)
 
   layer_kind = staticmethod(models.layer_kind)
   decayed = staticmethod(models.is_decayed)

@@ -14,6 +14,7 @@ from mixer_jax import models, options
 from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option
 from mixer_jax.pretrained import bert, fit
+from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.task import Batch, Prediction, ReadRun, Variables
 
 _START = 'run on text, or BERT\'s weights (.safetensors), to start from; "": none'
@@ -144,9 +145,5 @@ def curvature_view(
   model: nn.Module, predict: Callable[[nn.Module, Variables, Batch], Prediction]
 ) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
   """A task's `curvature_view` of a model with a field `encoder`."""
-  apart = functools.partial(predict, model.clone(encoder=models.apart(model.encoder)))
-  if not model.encoder.scan_blocks:
-    return apart, None
-  from mixer_jax.optim import Layout  # of all optimizers' code only K-FAC's needs it
-
-  return apart, Layout(models.unrolled, models.stacked)
+  whole = lambda encoder: functools.partial(predict, model.clone(encoder=encoder))
+  return layers_apart.view(model.encoder, whole)
