@@ -184,6 +184,7 @@ def test_accuracy_on_sets_is_that_of_a_loop():
   assert (float(found["top1"].total), float(found["top1"].weight)) == (hits, count)
 
 
+@pytest.mark.thorough
 def test_a_run_is_tested_on_them_by_its_config_and_afterwards(tiny_config, shapes_npz, tmp_path):
   """With the set of the own label the accuracy is that of the test split."""
   config = tiny_config

@@ -137,7 +137,7 @@ def test_roles_of_parameters(name, field):
 
 
 @pytest.mark.parametrize("name", ["mixer_small", "resmlp_s12", "gmlp_small"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_a_model_without_a_head_gives_what_the_head_sees(name):
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
   whole = models.build(name, 5, **SMALL)

@@ -321,7 +321,7 @@ def steps_of_kfac_jax(params, batch, steps, damping, decay):
 
 @needs_kfac_jax_s_tracer
 @pytest.mark.parametrize("damping, decay", [(0.1, 1e-3), (0.3, 0.0)])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_fifty_steps_are_those_of_kfac_jax(damping, decay):
   """Rounding alone differs: 1e-7 of a step, amplified where two vectors are nearly parallel."""
   params, batch = problem(rows=64)

@@ -41,6 +41,7 @@ def outputs(peer, **fields):
 
 
 @pytest.mark.parametrize("name", PEERS)
+@pytest.mark.first(2)
 def test_outputs_are_those_of_the_peers_code(peer, name):
   peer = peer(name)
   logits, tokens = outputs(peer)

@@ -83,6 +83,7 @@ def test_the_other_commands_name_mistakes(module, args, message, tmp_path):
   assert message in ended.error and ended.code in (1, 2)
 
 
+@pytest.mark.thorough
 def test_an_unusable_cache_is_told(tmp_path):
   (tmp_path / "file").write_text("")
   ended = command(

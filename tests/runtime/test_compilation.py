@@ -29,6 +29,7 @@ def count_programs(path, cache):
   loop.train = train_and_count
 
 
+@pytest.mark.thorough
 def test_a_second_start_finds_all_programs_and_ends_the_same(tmp_path):
   config, cache, counts = waves("adam"), tmp_path / "compiled", []
   for name in ("first", "second"):

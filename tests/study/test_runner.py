@@ -152,6 +152,7 @@ def test_the_deadline_stops_runs_and_the_next_call_resumes_them(tmp_path, capsys
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.thorough
 def test_an_interruption_ends_all_processes(tmp_path, monkeypatch, number):
   opened = open_tiny(tmp_path)
   monkeypatch.setattr(runner, "_PATIENCE_SECONDS", 1.0)

@@ -16,7 +16,7 @@ def opened(tmp_path):
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-@pytest.mark.first(6)
+@pytest.mark.first(3)
 def test_the_plan(opened, text):
   path = opened.directory / "study.json"
   path.write_text(text)

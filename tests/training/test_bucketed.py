@@ -25,6 +25,7 @@ def config():
   return config
 
 
+@pytest.mark.thorough
 def test_steps_are_those_of_batches_that_nothing_was_cut_from(config):
   """On one device; on two, in two parts a batch; on eight."""
   run = experiment.build(config)
@@ -62,6 +63,7 @@ def test_examples_per_second_counts_what_was_trained_on(config):
   assert 150 - 8 < expected <= 150
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_ends_with_the_same_bits(config, tmp_path):
   config.optimizer = optimizer_of("kfac")
   whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -100,6 +100,7 @@ def spoil_metrics(step):
     *(pytest.param(f, marks=pytest.mark.slow) for f in (truncate, remove, empty_metadata)),
   ],
 )
+@pytest.mark.first(1)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(spoil, copied):
   config, path, whole = copied
   spoiled = spoil(path / "checkpoints" / "24")

@@ -58,6 +58,7 @@ def test_a_run_by_steps_is_stopped_between_and_goes_on(tmp_path):
   children.assert_same_run(config, parts, whole)
 
 
+@pytest.mark.thorough
 def test_windows_end_at_evaluations_and_checkpoints(tmp_path):
   """Stopped in windows of one step, a run goes on in windows of four, and the reverse."""
   whole = tmp_path / "whole"

@@ -83,6 +83,7 @@ def fill(path):
   before_second_save(to_the_last_byte)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_fills_up_and_is_cleared(config, tmp_path):
   with small_disk(tmp_path / "disk", "8m") as disk:
     path = disk / "run"

@@ -37,6 +37,7 @@ def weights(config, tmp_path):
   return params
 
 
+@pytest.mark.thorough
 def test_starts_from_the_weights_with_a_fresh_head_and_does_not_need_them_again(
   config, weights, tmp_path
 ):

@@ -79,7 +79,7 @@ def test_depths_of_models_inside_others():
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_updates_of_sgd_shrink_with_the_depth(config, scanned):
   config.optimizer = config_lib.optimizer("sgd", learning_rate=0.1, momentum=0.0)
   config.optimizer.update(weight_decay=0.5, decay="all")
@@ -160,6 +160,7 @@ def test_a_frozen_backbone_stays_and_costs_the_optimizer_nothing(config, tmp_pat
   assert evaluate.evaluate(str(directory)) == whole
 
 
+@pytest.mark.thorough
 def test_kfac_of_a_frozen_backbone_is_that_of_the_head_alone(config):
   config.freeze = "backbone"
   config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1)

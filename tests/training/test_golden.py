@@ -50,6 +50,7 @@ def losses(name: str, steps: int = STEPS) -> list[float]:
   return found
 
 
+@pytest.mark.thorough
 def test_the_very_first_losses_are_unchanged(steps=7):
   expected = json.loads(FILE.read_text())["sgd"][:steps]
   np.testing.assert_allclose(losses("sgd", steps), expected, rtol=TOLERANCE)

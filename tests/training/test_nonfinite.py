@@ -193,6 +193,7 @@ def test_checks_look_at_everything(part, expected, value):
   assert jax.jit(nonfinite.checks)(*trees.values()).tolist() == expected
 
 
+@pytest.mark.thorough
 def test_a_lost_curvature_factor_is_noticed_before_it_is_used(tiny_config):
   """Pixels of 1e22: LayerNorm makes loss and gradients finite, the factor's squares overflow."""
   tiny_config.optimizer = optimizer_of("kfac")

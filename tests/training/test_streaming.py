@@ -19,9 +19,9 @@ from tests.environment import OLDER_LOOPS
 
 @pytest.fixture
 def sample_config(tiny_config, tmp_path):
-  """A small Mixer on 96 + 50 images of the bundled sample, a TFDS directory."""
+  """A stem and a head on 96 + 50 images of the bundled sample, a TFDS directory."""
   config = tiny_config
-  config.num_epochs, config.model.num_blocks, config.model.patch_size = 1, 1, 8
+  config.num_epochs, config.model.num_blocks, config.model.patch_size = 1, 0, 8
   config.data = config_lib.data("sample")
   splits = dict(train_split="train[:96]", test_split="test[:50]")
   config.data.update(cache_dir=str(tmp_path / "cache"), workers=0, **splits)

@@ -194,6 +194,7 @@ def runs(tmp_path_factory, images):
   return path, config
 
 
+@pytest.mark.thorough
 def test_it_is_resumed_bit_for_bit(runs):
   path, config = runs
   children.assert_same_run(config, path / "run", path / "whole")

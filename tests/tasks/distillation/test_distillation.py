@@ -144,6 +144,7 @@ def test_another_size_is_resized(config):
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_its_teacher_and_resumes_without_its_folder(config, teacher_run, tmp_path):
   """A student with batch statistics, averages, two parts of a batch, two devices."""
   given = restore.stored(str(teacher_run))[1]

@@ -33,6 +33,7 @@ def finished(config, tmp_path_factory):
   return children.trained(config, path / "whole") and path / "whole"
 
 
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_bit_for_bit(config, finished):
   parts = finished.parent / "parts"
   stopped = children.Child(config, parts, children.signal_at, (4,))
@@ -75,6 +76,7 @@ def test_kfac_trains_it(config):
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
 
 
+@pytest.mark.thorough
 def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(config, finished):
   found = probe.probe(str(finished), how=Knn(images=100))
   row = children.rows(finished)[-1]

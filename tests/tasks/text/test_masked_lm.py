@@ -101,6 +101,7 @@ def test_a_run_learns_and_fills_masks(config, tmp_path):
   assert "'a film' has no [MASK]" in wrong.error
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_that_is_gone_is_not_missed(config, folder, tmp_path):
   own = tmp_path / "own"
   shutil.copy(folder / "vocab.txt", own)
@@ -115,6 +116,7 @@ def test_a_vocabulary_that_is_gone_is_not_missed(config, folder, tmp_path):
   assert refused.wait() == 2 and "num_epochs was 1, is 2" in refused.error
 
 
+@pytest.mark.thorough
 def test_kfac_trains_it(config, tmp_path):
   """Words are drawn independently: the best perplexity is near that of their frequencies."""
   values = dict(factor_period=2, factor_decay=0.5, inverse_period=4)

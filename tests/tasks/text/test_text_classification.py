@@ -50,6 +50,7 @@ def test_a_run_learns_and_answers(config, tmp_path):
   assert "allowed: one sentence" in wrong.error
 
 
+@pytest.mark.thorough
 def test_it_starts_from_a_language_model(config_of, tmp_path):
   """Whose sequences are longer, and which is gone when the run is resumed."""
   donor = config_of("masked_lm", field="sentence", max_length=24)
@@ -75,6 +76,7 @@ def test_it_starts_from_a_language_model(config_of, tmp_path):
   assert again.wait() == 0, again.err
 
 
+@pytest.mark.thorough
 def test_a_frozen_encoder_stays_and_is_kept_with_the_run(config_of, tmp_path):
   donor = config_of("masked_lm", field="sentence")
   donor.num_epochs = 1
