@@ -16,7 +16,8 @@ mixer: SGD with clipped gradients, batch 512, no decay, crops and flips alone (T
   Appendix B.1.1); 2,500 for sets that it leaves out. Rates were tuned there: 0.01 is one of four.
   448 pixels take --config.data.image_size=448 --config.data.resize=512
   --config.resize_tokens=block_diagonal.
-small: two cores, images of 32x32, from a run of configs/resmlp_cifar.py; settings of our own.
+small: two cores, images of 32x32, from a run of configs/resmlp_cifar.py, or of another model, whose
+  sizes are then taken from the run; settings of our own.
 
 Others of use: --config.layer_decay=0.75, --config.freeze=backbone.
 """
@@ -69,7 +70,8 @@ def _mixer(config):
 
 
 def _small(config):
-  config.model.update(patch_size=4, hidden_dim=128, num_blocks=6, channels_mlp_dim=512)
+  if config.model.name == "resmlp_s12":  # as in configs/resmlp_cifar.py
+    config.model.update(patch_size=4, hidden_dim=128, num_blocks=6, channels_mlp_dim=512)
   config.optimizer = config_lib.optimizer("adamw", learning_rate=1e-3, weight_decay=0.05)
   config.schedule.update(name="cosine", warmup_epochs=1.0)
   config.augment.smallest_area = 0.25
