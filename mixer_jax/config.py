@@ -1,6 +1,6 @@
 """The config of a run: its groups are made from the options of the code that takes them.
 
-A config file calls `default` and changes what differs. A field that is None takes the
+A config file calls `default` and changes fields. A field that is None takes the
 default of the model or optimizer that its group names.
 """
 
@@ -90,7 +90,7 @@ def model_and_optimizer(
 ) -> tuple[str, ConfigDict]:
   """The model's name and the optimizer part that "MODEL[,OPTIMIZER]" names.
 
-  `optimizers` are settings by name, of which the first is the default; another is a UserError.
+  `optimizers` are settings by name; the first is the default, an unknown name a UserError.
   """
   model, _, name = choice.partition(",")
   name = name or next(iter(optimizers))

@@ -22,7 +22,7 @@ _TRIALS = 8
 
 
 class Rule(NamedTuple):
-  """An optimizer with its epochs, settings, and lowest and highest values of what is drawn."""
+  """An optimizer with its epochs, its settings and the ranges of drawn settings."""
 
   epochs: int
   learning_rate: tuple[float, float]  # logarithms are drawn uniformly

@@ -23,7 +23,7 @@ def get_study():
     title="Mixers of two sizes and two patches, 20 epochs of CIFAR-10",
     config=config,
     axes={"model": ("s32", "s16", "b32", "b16"), "optimizer": ("adam",)},
-    source="a report on MLP-Mixer, of which this value alone is known",
+    source="a report on MLP-Mixer; no other value of it is known",
     published={("b32", "adam"): study.Published(69.24)},
     notes=[
       "The report is known by its models, its image size, its 20 epochs and the accuracy of B/32"

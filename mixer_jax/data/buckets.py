@@ -18,7 +18,7 @@ def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> 
   Args:
     lengths: of the examples, [n].
     batch_tokens: a size times its length, at most.
-    multiple: of which each size is one.
+    multiple: divides each size.
     most: number of shapes.
 
   Raises:

@@ -19,7 +19,7 @@ _ALL_ONES = bytes.fromhex("54641f64")
 
 
 class TfRecords:
-  """The records of files, one after the other, each of which has to hold so many; picklable.
+  """The records of files, one file after the other, with their numbers checked; picklable.
 
   Raises:
     ValueError: a file is cut short, is no TFRecord file, or holds another number of records.
@@ -77,7 +77,7 @@ def masked_crc(content: bytes) -> int:
   blocks = np.frombuffer(bytes(-len(content) % _BLOCK) + content, np.uint8).reshape(-1, _BLOCK)
   crc, tables = 0, _table()[:4].tolist()
   for register in _registers(blocks).tolist():
-    for table in tables:  # what the last block adds at the end of this one
+    for table in tables:  # the last block's share at the end of this one
       register ^= table[crc & 0xFF]
       crc >>= 8
     crc = register
@@ -96,7 +96,7 @@ def _registers(rows: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _table() -> np.ndarray:
-  """What a byte adds to a register, by its place in a block: uint32 [_BLOCK, 256]."""
+  """A byte's share of a register, by its place in a block: uint32 [_BLOCK, 256]."""
   one = np.arange(256, dtype=np.uint32)
   for _ in range(8):
     one = (one >> 1) ^ np.where(one & 1, np.uint32(0x82F63B78), np.uint32(0))

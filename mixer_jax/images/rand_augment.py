@@ -32,7 +32,7 @@ def rand_augment(key: jax.Array, images: jax.Array, how: Augment, fill: jax.Arra
     key: of the random choices.
     images: uint8 [batch, height, width, 3].
     how: the options of the policy.
-    fill: the colour of what is moved in from outside, uint8 [3].
+    fill: the colour outside the image, uint8 [3].
   """
   kinds, values = draw(key, len(images), how, images.shape[1:3])
   return apply(images, kinds, values, fill)
@@ -59,8 +59,8 @@ def arguments(
 ) -> Mapping[str, jax.Array]:
   """The argument of each operation that takes one, for a level in [0, 1] and a sign of 1 or -1.
 
-  Posterize, Solarize and the four blends have the plain scales of timm, or those that `increasing`
-  names PosterizeIncreasing and so on: stronger with the level. `size` is height and width.
+  Posterize, Solarize and the four blends have the plain scales of timm, or, if `increasing`, its
+  scales PosterizeIncreasing and so on: stronger with the level. `size` is height and width.
   """
   height, width = size
   factor = 0.1 + 1.8 * level

@@ -32,8 +32,8 @@ def open_set(
 
   Args:
     name: of the set, for messages.
-    place: an `.npz`, of which the test split counts; "tfds:NAME[@SPLIT]"; or a folder, of a folder
-      for each class or, with `labels`, also of images alone.
+    place: an `.npz`, for its test split; "tfds:NAME[@SPLIT]"; or a folder, of a folder for each
+      class or, with `labels`, also of images alone.
     labels: a JSON file of sets of classes in the place of other labels, see `_Sets`; "": none.
     data_dir: of TFDS.
 

@@ -142,7 +142,7 @@ class _Inert:
 
 # The reader in Python, because the one in C lets a file ask for all memory (LONG_BINPUT).
 class _Unpickler(pickle._Unpickler):
-  """Reads constants and containers; of what a NumPy array names nothing is looked up."""
+  """Reads constants and containers; looks up none of the names that a NumPy array is made by."""
 
   def find_class(self, module: str, name: str) -> type:
     if f"{module}.{name}" in _OF_ARRAYS:

@@ -64,7 +64,7 @@ class Stack(nn.Module):
     super().__post_init__()
 
   def pool(self, x: jax.Array) -> jax.Array:
-    """The normalised tokens [batch, any, channels] of which the head sees the mean."""
+    """The normalised tokens [batch, any, channels]; the head sees their mean."""
     epsilon = self.layer_norm_epsilon
     return nn.LayerNorm(epsilon=epsilon, dtype=self.dtype, name=self.last_norm)(x)
 

@@ -107,7 +107,7 @@ class SpatialGatingUnit(nn.Module):
   zero; the linear unit with W at the usual scale, since near zero it would shut the block.
 
   W has the size `max_tokens`; of n tokens, fewer, its leading n x n part is used. `GATINGS` says
-  what s is, and `SPATIALS` which kinds of W there are.
+  the kinds of s, and `SPATIALS` the kinds of W.
   """
 
   max_tokens: int

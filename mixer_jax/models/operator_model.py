@@ -71,7 +71,7 @@ class Operator(nn.Module, kw_only=True):
     return jnp.pad(y[inside], [(0, 0), *[(1, 1)] * rank, (0, 0)])
 
   def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
-    """Features [batch, *grid, any] of which the head makes the outputs.
+    """Features [batch, *grid, any], the input of the head.
 
     On a coarser grid with the same ends the outputs are interpolated.
     """

@@ -73,7 +73,7 @@ class BasicBlock(_Block):
 
 
 class BottleneckBlock(_Block):
-  """A 1x1, a 3x3 and a 1x1 layer, of which the last has four times the features."""
+  """A 1x1, a 3x3 and a 1x1 layer; the last has four times the features."""
 
   expansion = 4
 

@@ -35,8 +35,8 @@ class SpectralConv(nn.Module):
   """y = irfft(W rfft(x)): a complex matrix W for each low mode, zero for the others (Equation 4).
 
   A mode's matrix is stored as the real kernel [Re W; Im W], [2 * channels, features], and acts on
-  two rows an example, [Re x, -Im x] to Re y and [Im x, Re x] to Im y. So it is a dense layer over
-  two tokens, one for each mode, of which K-FAC takes the factors. In two dimensions the modes are
+  two rows an example, [Re x, -Im x] to Re y and [Im x, Re x] to Im y. So each mode has a dense layer
+  over two tokens, and K-FAC has its factors. In two dimensions the modes are
   0 to modes - 1 along both axes, then -modes to -1 along the first.
 
   The transforms divide by the number of points on the way there: any division that returns gives

@@ -38,7 +38,7 @@ def upernet(
 ) -> "UperNet":
   """The decoder on a backbone that is ready but for `num_classes` and `feature_blocks`.
 
-  A ValueError for blocks that are not four in rising order of which the last is the backbone's last.
+  A ValueError unless there are four blocks that rise and end at the backbone's last one.
   """
   model = backbone(num_classes=0)
   chosen = tuple(blocks) or feature_blocks(model.num_blocks)
@@ -71,7 +71,7 @@ class _ConvNorm(nn.Module):
 
 
 class _Doubled(nn.Module):
-  """A transposed convolution of 2x2 with stride 2: a dense layer, each point of which becomes four.
+  """A transposed convolution of 2x2 with stride 2: a dense layer that makes four points of each.
 
   Each of the four has a bias of its own. XLA's convolution takes some forty times as long on a CPU.
   """

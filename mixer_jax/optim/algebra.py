@@ -1,4 +1,4 @@
-"""The linear algebra of K-FAC: inverses of factors and what is done with them."""
+"""The linear algebra of K-FAC: inverses of factors and products with them."""
 
 import functools
 from typing import Any, Callable, NamedTuple, Sequence

@@ -19,7 +19,7 @@ def check(axis_name: Any) -> None:
 
 
 def automatic(estimate: Callable, arrays: Any) -> Callable:
-  """Under a mesh of explicit axes, leaves the sharding of what is inside to the compiler."""
+  """Under a mesh of explicit axes, leaves the sharding inside a function to the compiler."""
   for x in jax.tree.leaves(arrays):
     mesh = jax.typeof(x).sharding.mesh
     axes = [n for n, kind in zip(mesh.axis_names, mesh.axis_types) if kind == AxisType.Explicit]

@@ -146,7 +146,7 @@ def _intercepted(react: Callable) -> Iterator[None]:
     if _COMPANION not in own:
       return y
     bound = inspect.signature(context.orig_method.func).bind(module, *args, **kwargs)
-    args, kwargs = bound.args[1:], bound.kwargs  # what has a place stands there
+    args, kwargs = bound.args[1:], bound.kwargs  # an argument with a place stands there
     view = layer_views.view(context, args, kwargs)
     return y if view is None else react(view, module, own[_COMPANION], args, y)
 

@@ -267,7 +267,7 @@ class Curvature:
 
 
 def _patterns(plain: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-  """The regular expressions of `plain`, each of which matches a parameter."""
+  """The regular expressions of `plain`; a ValueError for one that matches no parameter."""
   patterns = ((plain,) if plain else ()) if isinstance(plain, str) else tuple(plain)
   for pattern in patterns:
     try:

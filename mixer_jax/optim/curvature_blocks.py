@@ -6,7 +6,7 @@ import jax
 
 
 class Diagonals(NamedTuple):
-  """A factor of which the diagonal is kept, float32 [d]."""
+  """The diagonal of a factor whose other entries are not kept, float32 [d]."""
 
   values: jax.Array
 

@@ -26,7 +26,7 @@ from mixer_jax.optim.curvature_blocks import Block
 
 
 def averaged(old: dict[str, jax.Array], fresh: dict[str, jax.Array], decay: Any) -> dict[str, Any]:
-  """The averages after one more estimate; as they were of what is not in it."""
+  """The averages after one more estimate; a name that the estimate lacks keeps its average."""
   mix = lambda name: decay * old[name] + (1.0 - decay) * fresh[name]
   return {name: mix(name) if name in fresh else moments for name, moments in old.items()}
 

@@ -112,7 +112,7 @@ def _traced(predict, structure, leaves, options):
 
 
 def _warn(blocks) -> None:
-  """Says once in a process what a user would not expect."""
+  """Logs once in a process that large factors are diagonal, or that OpenBLAS may be slow."""
   for block in blocks:
     for size, diagonal in zip(block.factor_sizes, block.diagonal):
       if diagonal and not block.paths[0].endswith("embedding"):

@@ -103,7 +103,7 @@ def _weighted(weight: float, likelihood: Likelihood) -> Likelihood:
 
 
 def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
-  """Independent outputs, the log-likelihoods of which are added up."""
+  """Independent outputs: their log-likelihoods are added up."""
 
   def sample(key, outputs):
     keys = dict(zip(parts, jax.random.split(key, len(parts))))

@@ -26,7 +26,7 @@ from mixer_jax.options import COUNT, TINY, Option
 
 # Reduction ratios below and above which damping grows and shrinks.
 _LOW, _HIGH = 0.25, 0.75
-# Two vectors of which no more than this, squared, is independent are one in float32.
+# A vector with at most this share of its squared length outside of another is parallel to it.
 _INDEPENDENT = 1e-6
 
 
@@ -239,7 +239,7 @@ def slopes(gradient: Any, vectors: Sequence[Any]) -> jax.Array:
 
 
 def _tangent(params: Any, vector: Any) -> Any:
-  """A vector like all parameters, zero for those that it lacks."""
+  """A vector like all parameters, filled up with zeros."""
   leaves = by_path(vector)
   whole = lambda path, p: leaves.get(path_name(path), jnp.zeros_like(p)).astype(p.dtype)
   return jax.tree_util.tree_map_with_path(whole, params)

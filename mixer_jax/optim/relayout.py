@@ -18,7 +18,7 @@ def relayout(
   """Runs an optimizer in another layout of the parameters.
 
   What an optimizer does by tensor or by layer (K-FAC's blocks, LAMB's and grafting's
-  norms) so stays what it is when several layers lie in one array. `tx` and its state know
+  norms) so stays the same when several layers lie in one array. `tx` and its state know
   the other layout only, the returned transform the caller's.
   """
   tx = optax.with_extra_args_support(tx)

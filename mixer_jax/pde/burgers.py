@@ -51,7 +51,7 @@ def _solve(initial, mean, spread, viscosity, time, refine):
   steps = int(np.ceil(refine * max(_FEWEST_STEPS, time * spread**2 / (_STEP * viscosity))))
   spectrum = fft.rfft(initial, norm="forward")
   if points % 2 == 0:
-    spectrum[:, -1] /= 2  # a cosine, of which a longer spectrum has both halves
+    spectrum[:, -1] /= 2  # a cosine: a longer spectrum has its two halves
   spectrum = _resized(spectrum, modes)
   spectrum = _advance(spectrum, viscosity, time / steps, steps)
   k = np.arange(modes)

@@ -18,7 +18,7 @@ _MATRIX, _COMPRESSED = 14, 15
 _STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}  # fmt: skip
 _CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}  # fmt: skip
 _COMPLEX = 0x800
-_PREFIX = 1024  # bytes, more than what comes before the numbers of an array
+_PREFIX = 1024  # bytes, more than the header of an array
 _MAX_RATIO = 1032  # deflate shrinks nothing further
 
 

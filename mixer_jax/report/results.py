@@ -75,7 +75,7 @@ class CellResult(NamedTuple):
     return [self.metric.scale * value for value in found]
 
   def reached(self) -> list[dict[str, Any]]:
-    """The row at which each finished run reached the target, of those that did."""
+    """The row at which a finished run reached the target, for each run that did."""
     key, target = f"{self.selection}/{self.metric.name}", self.target
     hits = ([x for x in r.rows if not self.metric.better(target, x[key])] for r in self.done)
     return [rows[0] for rows in hits if rows]

@@ -174,7 +174,7 @@ def _tuning(opened: Record) -> str:
 
 
 def _held_out(opened: Record) -> set[str]:
-  """The settings that tuning runs have, beside those that they try."""
+  """The settings of tuning runs, without the ones that differ between tries."""
   tuning, last = (next(r for r in opened.runs if r.tunes == tunes) for tunes in (True, False))
   flat = [traverse_util.flatten_dict(run.config, sep=".") for run in (tuning, last)]
   own = {k: v for k, v in flat[0].items() if flat[1].get(k) != v and k not in tuning.settings}

@@ -97,7 +97,7 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], free: frozenset[str]) -> list[str]:
-  """The fields in which two configs differ, a phrase each, without those that are free to."""
+  """The differing fields of two configs, a phrase each; `free` fields may differ."""
   old, new = (traverse_util.flatten_dict(c, sep=".") for c in (old, new))
   differing = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and k not in free]
   return [f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted(differing)]

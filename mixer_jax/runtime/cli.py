@@ -96,7 +96,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _told(error: Exception) -> str:
-  """What is wrong with a config or an override, without the wrapping of ml_collections."""
+  """The mistake in a config or an override, without the wrapping of ml_collections."""
   while error.args and isinstance(error.args[0], Exception):
     error = error.args[0]
   text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)

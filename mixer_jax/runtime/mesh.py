@@ -1,6 +1,6 @@
 """The mesh of devices and where arrays live on it.
 
-The batch is split over all devices. Parameters and what an optimizer keeps of them are whole on
+The batch is split over all devices. Parameters and the state of the optimizer are whole on
 every device along the axis "data" and split along "model" (fully sharded data parallelism:
 Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054).
 """

@@ -1,4 +1,4 @@
-"""Kinds of tasks: what an example is, what is lost, what is measured."""
+"""Kinds of tasks: their examples, losses and metrics."""
 
 from mixer_jax.tasks.metrics import ExpMean, Largest, Metric, RootMeanSquare, WeightedSum
 from mixer_jax.tasks.task import TASKS, Aux, BaseTask, Prediction, Task, find

@@ -63,7 +63,7 @@ class WeightedSum:
 
 @flax.struct.dataclass
 class RootMeanSquare(WeightedSum):
-  """The root of the mean of squares, which are what is summed."""
+  """The root of the mean of squares; `total` is the sum of squares."""
 
   def value(self) -> jax.Array:
     return jnp.sqrt(self.total / self.weight)

@@ -1,6 +1,6 @@
 """The contract between a task and the commands, which know nothing else of it.
 
-A task says what an example is, what is lost, what is measured and what is drawn. It is made from
+A task defines its examples, loss, metrics and pictures. It is made from
 the whole config and is found by name (`TASKS`), or as "module.path:Class" outside the package.
 `docs/adding_a_task.md` builds one.
 """
@@ -80,7 +80,7 @@ class Task(Protocol):
     """
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    """Outputs without dropout, with their targets (traceable): what K-FAC sees."""
+    """Outputs without dropout, with their targets (traceable), for K-FAC."""
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     """Sums of metrics of a test batch by name; `mask` [batch] is False for padding (traceable)."""
@@ -105,7 +105,7 @@ class BaseTask:
 
   @classmethod
   def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    """Paths of files, by the field that names them, of which a run keeps copies.
+    """Paths of files that a run keeps copies of, by the field that names them.
 
     From the first start on the run reads its copies: the fields then name them.
     """
@@ -133,7 +133,7 @@ class BaseTask:
     return ""
 
   def notes(self) -> Mapping[str, str]:
-    """What the record of a run says of its data and metrics beside their numbers."""
+    """Facts about data and metrics for the record of a run, beside the numbers."""
     return {}
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:

@@ -63,7 +63,7 @@ def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]
 
 
 def _steps(saved: Checkpoints, which: str) -> list[str]:
-  """The checkpoints of which the parameters are averaged."""
+  """The checkpoints whose parameters are averaged."""
   if which.startswith("mean:"):
     return [str(step) for step in saved.latest_steps(which.removeprefix("mean:"))]
   saved.find(which)

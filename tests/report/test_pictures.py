@@ -1,4 +1,4 @@
-"""The pictures of a task, of which the report knows nothing."""
+"""The pictures of a task; the report knows nothing of it."""
 
 import types
 

@@ -52,7 +52,7 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
   Args:
     path: the directory; or a file, an address or a name, as `pretrained.read` takes them.
     model: name of the model of a file that the catalogue does not know.
-    own: the student's data, whose statistics stand for those that a file does not tell.
+    own: the student's data; a file without statistics of pixels takes theirs.
   """
   if (where := pathlib.Path(path).expanduser()).is_dir():
     return _of_run(path, where)

@@ -49,7 +49,7 @@ def is_run(path: str) -> bool:
 
 
 def describe(path: str) -> Weights:
-  """The weights of a run, of which only shapes are known, without a head; or those of a file.
+  """The shapes of a run's weights, without a head; or the weights of a file.
 
   A UserError if there is no such run, or it has no model of images.
   """

@@ -14,7 +14,7 @@ _MASKED, _RANDOM = 0.8, 0.1
 
 
 class Masked(NamedTuple):
-  """A batch of sequences with chosen tokens, of which the first `count` of k are real.
+  """A batch of sequences with k chosen tokens each, real ones in the first `count` places.
 
   Attributes:
     ids: int32 [batch, tokens], chosen tokens replaced.

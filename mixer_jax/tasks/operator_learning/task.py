@@ -175,8 +175,8 @@ class OperatorLearning(BaseTask):
   def curvature_view(self) -> tuple[Any, None]:
     """Outputs [batch, points, 1] by the functions' norms: their squares are relative errors.
 
-    The loss of a function is |e| / |u|, of which |e|^2 / (2 |u| |e0|) is the quadratic model at
-    e0 = e; its weight is that of the rows. The H1 term, a small one, is left out.
+    The loss of a function is |e| / |u|. Its quadratic model at e0 = e is |e|^2 / (2 |u| |e0|), whose
+    weight is that of the rows. The H1 term, a small one, is left out.
     """
 
     def predict(variables, batch):

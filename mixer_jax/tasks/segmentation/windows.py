@@ -23,8 +23,8 @@ def sliding(
 ) -> jax.Array:
   """Applies a function of [batch, window, window, any] to windows of larger images.
 
-  It returns float32 [batch, window, window, channels], of which each pixel gets the mean over the
-  windows that see it: [batch, height, width, channels]. Images with a side below `window` are filled
+  It returns float32 [batch, window, window, channels]. Each pixel gets the mean over the windows
+  that see it: [batch, height, width, channels]. Images with a side below `window` are filled
   up with zeros.
   """
   _, height, width, _ = images.shape

@@ -179,7 +179,7 @@ class SelfDistillation(BaseTask):
     return self.model.backbone.apply({"params": params}, images)
 
   def _held(self, params: Any, frozen: jax.Array) -> Any:
-    """The parameters, of which the head's last layer gets no gradient where it is frozen."""
+    """The parameters; the head's last layer gets no gradient where it is frozen."""
     kernel = params["head"]["last"]["kernel"]
     kernel = jnp.where(frozen, jax.lax.stop_gradient(kernel), kernel)
     return {**params, "head": {**params["head"], "last": {"kernel": kernel}}}

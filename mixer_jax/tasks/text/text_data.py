@@ -38,7 +38,7 @@ class TextData:
     int, Option("tokens of a sequence, [CLS] and [SEP] included", sequences.SHORTEST, 2**14)
   ] = 128
 
-  # What a kind of text has of its own: the sample, and how its vocabularies are called and made.
+  # Each kind of text has its own sample, and its own name and maker of vocabularies.
   sample_splits: ClassVar[Mapping[str, pathlib.Path]] = sample.SPLITS
   sample_vocabulary: ClassVar[pathlib.Path] = sample.VOCABULARY
   vocabulary_kind: ClassVar[str] = "WordPiece file"

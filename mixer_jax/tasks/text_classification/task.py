@@ -33,7 +33,7 @@ class ClassificationOptions:
   """Fields of the config itself."""
 
   pooling: one_of(
-    "what the head sees: the first token, [CLS], or the mean", text_heads.POOLINGS
+    "tokens that the head sees: the first, [CLS], or the mean of all", text_heads.POOLINGS
   ) = "mean"
   head_dropout: Annotated[float, Option("dropout before the head", 0, 0.999)] = 0.0
   pretrained: encoders.Pretrained = ""
@@ -70,7 +70,7 @@ class TextClassification(BaseTask):
       named = (
         f"data.text, data.pair and data.label are {data.text!r}, {data.pair!r}, {data.label!r}"
       )
-      raise UserError(f"{named}; allowed: different columns, of which pair may be ''")
+      raise UserError(f"{named}; allowed: different columns; pair may be ''")
     if config.pretrained and config.frozen_from:
       why = "the model that reads a frozen encoder's outputs has no words of its own"
       raise UserError(f"pretrained is {config.pretrained!r} and frozen_from is set, but {why}")

@@ -8,7 +8,7 @@ TOKENIZERS = ("13a", "intl", "char", "zh", "none")
 
 
 class Bleu(NamedTuple):
-  """A score of 0 to 100 and what it was computed with."""
+  """A score of 0 to 100 and the signature of its computation."""
 
   score: float
   signature: str

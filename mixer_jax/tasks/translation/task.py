@@ -109,7 +109,7 @@ class Translation(BaseTask):
     return self.model.apply({"params": variables["params"]}, *inputs, **how)
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
-    """Cross-entropy to targets of which all tokens share a part (Szegedy et al., 2016)."""
+    """Cross-entropy with label smoothing (Szegedy et al., 2016)."""
     logits = self._logits(variables, batch, train=True, rngs={"dropout": key})
     log_probs, smoothing = nn.log_softmax(logits), self._config.label_smoothing
     losses, sums = _scores(log_probs, batch)
