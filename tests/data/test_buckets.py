@@ -92,7 +92,7 @@ def test_padding_is_counted():
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 30], ids=["gathered", "resident"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_batches_are_cut_to_their_length(limit, monkeypatch):
   monkeypatch.setattr(feed, "DEVICE_BYTES", limit)
   ordered = order()

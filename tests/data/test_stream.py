@@ -194,6 +194,7 @@ def test_labels_without_a_class_are_refused_by_name(root):
     image.read(0, np.random.default_rng(0))
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_told(root):
   killed = open_stream(root, workers=1)
   take(killed, 1, 0, 1)

@@ -102,6 +102,7 @@ def test_there_are_fewer_operations(kind, pooling):
 
 
 @pytest.mark.parametrize("kind, pooling", CASES)
+@pytest.mark.first(3)
 def test_parameters_fit_the_model(kind, pooling):
   model = small(kind, pooling)
   params = jax.tree.map(jnp.asarray, randomised(model))

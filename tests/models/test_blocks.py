@@ -59,7 +59,7 @@ def outputs_and_gradient(model, params, train_key=None):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_a_scan_computes_what_blocks_one_by_one_do(case):
   params = random_params(build(case))
   outputs, gradient = outputs_and_gradient(build(case), params)

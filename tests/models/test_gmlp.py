@@ -274,6 +274,7 @@ def test_stochastic_depth_drops_whole_branches_of_every_block_and_rescales():
   assert 18 <= is_stem.sum() <= 46  # binomial(64, 1/2)
 
 
+@pytest.mark.thorough
 def test_mistakes_are_named():
   init = lambda model, tokens=9: model.init(jax.random.key(0), jnp.zeros((1, tokens, 4)))
   for make in (block, small):

@@ -224,6 +224,7 @@ def test_stochastic_depth_drops_whole_branches():
   assert 6 <= untouched.sum() <= 28  # binomial(64, 1/4)
 
 
+@pytest.mark.thorough
 def test_dropout_acts_in_training_only():
   images = jnp.ones((2, 8, 8, 3))
   model = small(dropout_rate=0.5)

@@ -131,7 +131,7 @@ def test_examples_do_not_matter_to_each_other(name):
 
 
 @pytest.mark.parametrize("field", ["dropout_rate", "decoder_dropout", "stochastic_depth"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_drops_in_training(field):
   models_ = [build("galerkin_1d", num_blocks=1, **{field: rate}) for rate in (0.0, 0.5)]
   params, values, positions = drawn(models_[0], (13,))

@@ -33,7 +33,7 @@ def test_masked_lm_has_the_logits_of_its_positions():
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_classifier_pools_real_tokens(pooling):
   ids, mask, segments = sequences()
   model = models.TextClassifier(small("mixer"), num_classes=3, pooling=pooling)

@@ -211,7 +211,7 @@ def test_logits_equal_numpy(mixing):
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_steps_equal_the_whole_at_all_places_and_lengths(mixing):
   """Beams of other words share a source; each equals a target of its own."""
   model = small(mixing, num_blocks=2)

@@ -29,6 +29,7 @@ def test_all_but_convolutional_networks_cut_patches():
 
 
 @pytest.mark.parametrize("name", PATCHES)
+@pytest.mark.first(12)
 def test_every_variant_builds_for_its_own_images(name):
   size, fields = models.image_size(name), models.fields(name)
   found = shapes(models.build(name, 10, scan_blocks=True), size)

@@ -205,7 +205,7 @@ def test_one_step_equals_kfac_jax():
 
 
 @pytest.mark.parametrize("damping_type", ["exact", "factored"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_factors_inverted_together_equal_those_inverted_apart(monkeypatch, damping_type):
   *_, factors = first_update(damping_type)
   factors = jax.tree.map(np.float32, factors)

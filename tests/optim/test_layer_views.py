@@ -127,7 +127,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_a_layer_equals_brute_force(name):
   make, shape, inputs = CASES[name]
   model = Named(make)
@@ -238,7 +238,7 @@ def stacked_model(lift):
 
 
 @pytest.mark.parametrize("lift", ["scan", "remat scan", "remat"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_lifted_layers_equal_those_of_a_loop(lift):
   x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
   plain = stacked_model("loop").init(jax.random.key(0), x)["params"]

@@ -388,7 +388,7 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_diagonals_of_normalisations_equal_brute_force(kind):
   x = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
   variables = Normalised(kind).init(jax.random.key(0), x)

@@ -212,7 +212,7 @@ class Fixed(quadratic.Model):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_damping_follows_the_rule(decay):
   """The ratios swing over both thresholds; the bounds are reached; NumPy does the same."""
   plain = optax.sgd(0.1)

@@ -34,7 +34,7 @@ IMAGES = jax.ShapeDtypeStruct((16, 16, 16, 3), "float32")
 
 
 @pytest.mark.parametrize("name, fields", CASES, ids=IDS)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_a_block_per_dense_layer(name, fields):
   model = models.build(name, 4, **SMALL[name] | fields)
   params = jax.eval_shape(model.init, jax.random.key(0), IMAGES)["params"]

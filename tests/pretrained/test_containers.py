@@ -179,6 +179,7 @@ def test_refused_with_one_line(tmp_path, name):
     ({f"x{i}": np.ones(1) for i in range(500)}, "left over are x0, .* and 480 more"),
   ],
 )
+@pytest.mark.first(3)
 def test_arrays_that_no_model_has(tmp_path, spoiled, message):
   model = FAMILIES["mixer"]()
   params = traverse_util.flatten_dict(random_params(model), sep="/")

@@ -51,6 +51,7 @@ def test_outputs_are_those_of_the_peers_code(peer, name):
 
 
 @pytest.mark.parametrize("name", ["google_mixer", "deit_resmlp", "timm_gmlp"])
+@pytest.mark.first(1)
 def test_scanned_blocks_take_them_too(peer, name):
   peer = peer(name)
   logits, tokens = outputs(peer, scan_blocks=True)

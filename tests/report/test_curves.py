@@ -38,7 +38,7 @@ def test_labels_have_the_unit():
 
 
 @pytest.mark.parametrize("config", [config_lib.default(), errors("sgd")])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_any_run_is_drawn(config, tmp_path):
   (tmp_path / "config.json").write_text(config.to_json())
   with pytest.raises(UserError, match=r"holds no metrics \(no lines in metrics.jsonl\)"):

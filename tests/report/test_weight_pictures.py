@@ -50,6 +50,7 @@ def test_blocks_are_counted_in_whole_numbers():
   assert all(tick == round(tick) for tick in figure.axes[0].get_xticks())
 
 
+@pytest.mark.thorough
 def test_draws_one_image_per_unit_and_writes_the_numbers(tmp_path):
   params = mixer_like(blocks=2)
   files = weight_pictures.draw(params, (2, 3), tmp_path / "new")

@@ -212,6 +212,7 @@ def tuned(tmp_path, **fields):
   return record.open_study(tmp_path, study, "f.py", [])
 
 
+@pytest.mark.thorough
 def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   opened = tuned(tmp_path)
   tries = [run for run in opened.runs if run.tunes]

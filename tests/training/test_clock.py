@@ -38,6 +38,7 @@ def keep_all(path):
   Checkpoints.save = save_and_note
 
 
+@pytest.mark.thorough
 def test_a_run_by_steps_is_stopped_between_and_goes_on(tmp_path):
   """Steps 5, 10, 12 are evaluated, 4, 8, 12 saved; a better evaluation is saved, too."""
   config = waves("adam", num_steps=12, eval_steps=5, checkpoint_steps=4)

@@ -11,6 +11,7 @@ from tests.conftest import waves
 
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("batch_size", [64, 100, 333])
+@pytest.mark.first(2)
 def test_masked_rows_are_weighed(batch_size, devices):
   """450 examples: 333 is no multiple of 8, 100 is none of 8, 64 leaves a last batch of 2."""
   fields = {"eval_batch_size": batch_size, "mesh.data": devices, "data.examples": 1800}

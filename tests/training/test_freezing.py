@@ -133,6 +133,7 @@ def test_a_decay_that_cannot_be_is_refused(config):
     experiment.build(waves)
 
 
+@pytest.mark.thorough
 def test_a_frozen_backbone_stays_and_costs_the_optimizer_nothing(config, tmp_path):
   config.update(freeze="backbone", ema_decay=0.5, num_steps=2, checkpoint_steps=1, eval_steps=2)
   run = experiment.build(config)

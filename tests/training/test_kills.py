@@ -17,6 +17,7 @@ from tests.conftest import optimizer_of, waves
 KILLS_A_RUN = 7
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_a_few_times_ends_as_if_it_had_not_been(tmp_path):
   kill_again_and_again(waves("adam", num_epochs=5), 4, tmp_path)
 

@@ -117,6 +117,7 @@ def by_hand(config):
   return state.params, state.opt_state
 
 
+@pytest.mark.thorough
 def test_a_run_goes_back_and_takes_another_order(config, tmp_path):
   """It can be interrupted after that, too, and ends as if it had not been."""
   config.on_nonfinite = "restore"
@@ -138,6 +139,7 @@ def poison_and_signal(step, *args):
   children.signal_at(step)
 
 
+@pytest.mark.thorough
 def test_it_does_not_go_back_for_ever(config, tmp_path):
   config.on_nonfinite = "restore"
   child = children.Child(config, tmp_path / "run", poison, (1, A))

@@ -13,6 +13,7 @@ def stuck(**fields):
   return waves(num_epochs=9, **{"optimizer.learning_rate": 0.0}, **fields)
 
 
+@pytest.mark.thorough
 def test_a_run_ends_after_so_many_evaluations_and_stays_ended(tmp_path, capsys):
   config = stuck(patience=2, checkpoint_epochs=100.0)
   loop.train(config, str(tmp_path))

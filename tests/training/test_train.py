@@ -139,6 +139,7 @@ def test_a_last_step_that_diverges_saves_nothing(tmp_path):
   assert len(metrics_file.read(tmp_path)) == 1
 
 
+@pytest.mark.thorough
 def test_a_run_may_move_and_be_evaluated_elsewhere(tmp_path):
   path = loop.train(waves(), str(tmp_path))
   stored = json.loads((path / "config.json").read_text())

@@ -210,6 +210,7 @@ def test_the_best_checkpoint_has_the_lowest_loss(runs):
   assert Checkpoints(path / "run", read_only=True).find("best") == best
 
 
+@pytest.mark.thorough
 def test_it_is_evaluated_and_predicted_and_drawn(runs, images):
   path, _ = runs
   row, workdir = metrics_file.read(path / "run")[-1], f"--workdir={path}/run"

@@ -88,6 +88,7 @@ def test_other_classes_get_a_head_of_zeros_and_a_line(donor, config, tmp_path, c
   assert f"has a head for 4{other} classes; fresh zero head for {len(names)}" in caplog.text
 
 
+@pytest.mark.thorough
 def test_another_resolution_takes_a_choice(config):
   config.data.image_size = config.data.resize = 16
   with pytest.raises(UserError, match="grid.*set resize_tokens to block_diagonal"):

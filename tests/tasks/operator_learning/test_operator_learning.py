@@ -257,6 +257,7 @@ def test_columns_of_attention_are_functions_on_its_grid(config, name, scan):
   assert len(drawn["attention"].axes) == 2 * 3 * (1 if scan else 2)
 
 
+@pytest.mark.thorough
 def test_a_run_through_the_commands(config, folder, tmp_path):
   """Trained with K-FAC's eigenbasis, evaluated on two grids, asked for a function, drawn."""
   config.data.extra_test_steps = "1"

@@ -46,6 +46,7 @@ def test_a_killed_run_goes_on_bit_for_bit(config, finished):
   ].keys()
 
 
+@pytest.mark.thorough
 def test_a_collapse_stops_the_run_with_a_checkpoint(config, tmp_path):
   config = config.copy_and_resolve_references()
   # Temperatures that make every distribution of the teacher uniform.
@@ -92,6 +93,7 @@ def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(conf
     probe.probe(str(finished), split="x")
 
 
+@pytest.mark.thorough
 def test_other_tasks_are_not_probed(tmp_path):
   path = loop.train(waves(num_steps=1), str(tmp_path / "run"))
   with pytest.raises(UserError, match="^task docs.own_task:Derivative has no features of images"):

@@ -142,6 +142,7 @@ def test_the_last_of_two_starts_decides_on_a_kept_file(tmp_path):
   assert pathlib.Path(kept).read_text() == "new"
 
 
+@pytest.mark.thorough
 def test_pictures_show_matrices_and_attention(config_of):
   config = config_of("masked_lm", "amlp_text_small", field="sentence")
   config.model.update(num_blocks=2)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mixer_jax.tasks.masked_lm import masking
 
@@ -51,6 +52,7 @@ def test_eight_of_ten_become_masks_and_one_another_word():
   assert within(len(random) / n, 0.1 * (1 - 2 / SIZE)) and len(set(random)) > SIZE / 2
 
 
+@pytest.mark.thorough
 def test_all_tokens_are_chosen_equally_often():
   tokens, batch = 20, 4000
   real = np.ones((batch, tokens), bool)

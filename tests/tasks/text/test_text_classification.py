@@ -35,6 +35,7 @@ def test_scores_of_two_classes():
   assert [float(x.value()) for x in nothing.values()] == [0.0, 0.0]
 
 
+@pytest.mark.thorough
 def test_a_run_learns_and_answers(config, tmp_path):
   config.num_epochs = config.eval_epochs = 10
   config.data.extra_test_splits = "more.tsv"

@@ -151,6 +151,7 @@ def test_translations_do_not_depend_on_the_batch(config):
   assert task.host_metrics(variables, split) == {"bleu": expected.score}
 
 
+@pytest.mark.thorough
 def test_a_run_learns_and_its_files_have_its_bleu(config, folder, tmp_path):
   config.update(num_epochs=24, eval_epochs=8, checkpoint_epochs=8)
   config.data.extra_test_splits = "val"
