@@ -1,8 +1,6 @@
 """Teachers: runs of image classification, or public weights."""
 
 import functools
-import json
-import pathlib
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import flax.linen as nn
@@ -11,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax import models, pretrained
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.pretrained import catalog
 from mixer_jax.tasks.image_classification.task import ImageClassification
@@ -54,8 +52,8 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
     model: name of the model of a file that the catalogue does not know.
     own: the student's data; a file without statistics of pixels takes theirs.
   """
-  if (where := pathlib.Path(path).expanduser()).is_dir():
-    return _of_run(path, where)
+  if start.is_run(path):
+    return _of_run(path)
   weights = _weights(path)
   entry = catalog.find(path) or catalog.find_by_sha256(weights.sha256)
   if (name := model or (entry.model if entry else "")) not in models.VARIANTS:
@@ -67,17 +65,12 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
   return Teacher(name, fields, size, *(weights.normalization or (own.mean, own.std)))
 
 
-def _of_run(path: str, where: pathlib.Path) -> Teacher:
-  wrong = OSError, ValueError, KeyError, TypeError
-  with told(f"{path!r} is no run of image classification", *wrong):
-    config = json.loads((where / "config.json").read_text())
-    if not issubclass(find(config["task"]), ImageClassification):
-      raise ValueError(f"its task is {config['task']}")
-    model, data = dict(config["model"]), config["data"]
-    own = {k: v for k, v in model.items() if v is not None and k != "name"}
-    fields = models.fields(model["name"]) | own
-    sizes = data["image_size"], data["mean"], data["std"]
-    return Teacher(model["name"], fields, *sizes, config["loss"])
+def _of_run(path: str) -> Teacher:
+  run = start.run_model(path)
+  if not issubclass(find(task := run.config.get("task")), ImageClassification):
+    raise UserError(f"{path!r} is a run of task {task}; allowed: a run of image classification")
+  fields = models.fields(run.name) | run.fields
+  return Teacher(run.name, fields, run.image_size, run.mean, run.std, run.config["loss"])
 
 
 def read(
@@ -88,10 +81,10 @@ def read(
   A UserError if it is for other classes: their number, or their names if the teacher is a run that
   has recorded them.
   """
-  if (where := pathlib.Path(path).expanduser()).is_dir():
+  if start.is_run(path):
     _, variables = read_run(path)
     found = {name: variables[name] for name in shapes}
-    _check_names(path, where, class_names)
+    _check_names(path, class_names)
     number = found["params"]["head"]["bias"].size
   else:
     weights, found = _weights(path), None
@@ -102,8 +95,8 @@ def read(
   return found if found else weights.fit_variables(shapes)
 
 
-def _check_names(path: str, where: pathlib.Path, own: Sequence[str]) -> None:
-  names = start.class_names(where)
+def _check_names(path: str, own: Sequence[str]) -> None:
+  names = start.class_names(path)
   differing = [pair for pair in zip(names, own) if pair[0] != pair[1]]
   if differing and len(names) == len(own):
     its, mine = differing[0]

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import pathlib
-from typing import Annotated, Any, Mapping, Sequence
+from typing import Annotated, Any, Mapping, NamedTuple, Sequence
 
 from flax import traverse_util
 import jax
@@ -48,6 +48,32 @@ def is_run(path: str) -> bool:
   return bool(path) and os.path.isdir(os.path.expanduser(path))
 
 
+class RunModel(NamedTuple):
+  """The model of a run on images, by its config."""
+
+  config: Mapping[str, Any]
+  name: str  # of `models.VARIANTS`
+  fields: Mapping[str, Any]  # that the config sets
+  image_size: int
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+
+
+def run_model(path: str) -> RunModel:
+  """The model of a run; a UserError if there is no such run, or it has no model of images."""
+  with told(f"{path!r} is no run", OSError, ValueError):
+    config = json.loads((pathlib.Path(path).expanduser() / "config.json").read_text())
+  match config:
+    case {
+      "model": {"name": str(name), **own},
+      "data": {"image_size": int(size), "mean": [*mean], "std": [*std]},
+    } if name in models.VARIANTS:
+      given = options.given(ml_collections.ConfigDict(own))
+      return RunModel(config, name, given, size, tuple(mean), tuple(std))
+  task = config.get("task") if isinstance(config, dict) else None
+  raise UserError(f"{path!r} is a run of task {task}, which has no model of images")
+
+
 def describe(path: str) -> Weights:
   """The shapes of a run's weights, without a head; or the weights of a file.
 
@@ -55,31 +81,21 @@ def describe(path: str) -> Weights:
   """
   if not is_run(path):
     return _file(path)
-  where = pathlib.Path(path).expanduser()
-  with told(f"{path!r} is no run", OSError, ValueError):
-    config = json.loads((where / "config.json").read_text())
-  match config:
-    case {
-      "model": {"name": str(name), **own},
-      "data": {"image_size": int(size), "mean": [*mean], "std": [*std]},
-    } if name in models.VARIANTS:
-      given = options.given(ml_collections.ConfigDict(own))
-    case _:
-      task = config.get("task") if isinstance(config, dict) else None
-      raise UserError(f"{path!r} is a run of task {task}, which has no model of images")
-  with told(f"the model {name} of {path!r}", ValueError):
-    model = models.build(name, 1, **{k: v for k, v in given.items() if k not in _FREE})
-    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+  run = run_model(path)
+  with told(f"the model {run.name} of {path!r}", ValueError):
+    own = {k: v for k, v in run.fields.items() if k not in _FREE}
+    model = models.build(run.name, 1, **own)
+    images = jax.ShapeDtypeStruct((1, run.image_size, run.image_size, 3), jnp.float32)
     shapes = pretrained.beside(jax.eval_shape(model.init, jax.random.key(0), images))
-  fields = {field: getattr(model, field) for field in models.fields(name) if field not in _FREE}
+  fields = {k: getattr(model, k) for k in models.fields(run.name) if k not in _FREE}
   arrays = {k: x for k, x in _flat(shapes).items() if not k.startswith("head/")}
-  statistics = Normalization(tuple(mean), tuple(std))
-  return Weights(path, "", "own", arrays, fields, statistics, name, size, class_names(where))
+  statistics, names = Normalization(run.mean, run.std), class_names(path)
+  return Weights(path, "", "own", arrays, fields, statistics, run.name, run.image_size, names)
 
 
-def class_names(run: pathlib.Path) -> tuple[str, ...]:
+def class_names(path: str) -> tuple[str, ...]:
   """The names of a run's classes, from its record; () if they are not in it."""
-  record = run / "run.json"
+  record = pathlib.Path(path).expanduser() / "run.json"
   wrong = OSError, ValueError, LookupError, TypeError, AttributeError
   with told(f"{record} is not the record of a run's sessions", *wrong):
     sessions = json.loads(record.read_text())["sessions"] if record.exists() else []

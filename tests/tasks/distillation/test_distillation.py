@@ -1,6 +1,7 @@
 """Distillation: losses in NumPy, the teacher in the state, runs without its folder, mistakes."""
 
 import functools
+import json
 import shutil
 
 import jax
@@ -225,11 +226,14 @@ def test_mistakes_are_one_line(config, teacher_run, tmp_path, shapes_npz):
 
   refused("--config.distillation.teacher=RUN", **{"distillation.teacher": ""})
   refused("loss is 'binary'; distillation takes softmax", loss="binary")
-  refused("is no run of image classification", **{"distillation.teacher": str(tmp_path)})
+  refused("is no run: .*No such file", **{"distillation.teacher": str(tmp_path)})
   (tmp_path / "config.json").write_text('{"task": "image_classification", "model": 3}')
-  refused("is no run of image classification", **{"distillation.teacher": str(tmp_path)})
+  refused("has no model of images", **{"distillation.teacher": str(tmp_path)})
   (tmp_path / "config.json").write_text('{"task": "masked_lm"}')
-  refused("its task is masked_lm", **{"distillation.teacher": str(tmp_path)})
+  refused("run of task masked_lm", **{"distillation.teacher": str(tmp_path)})
+  stored = json.loads((teacher_run / "config.json").read_text()) | {"task": "segmentation"}
+  (tmp_path / "config.json").write_text(json.dumps(stored))
+  refused("segmentation; allowed: a run of image", **{"distillation.teacher": str(tmp_path)})
   refused("nowhere", **{"distillation.teacher": str(tmp_path / "nowhere")})
   refused("distillation.described is None", experiment.build)
   arrays = dict(np.load(shapes_npz))
