@@ -17,6 +17,7 @@ NAMES = (
   "kfac_and_grafting",
   "mixer_jax",
   "operators",
+  "recipes",
   "text",
   "translation",
 )
@@ -291,3 +292,30 @@ def test_translation_s_results(tmp_path):
   assert len(found["answers"]) == 3 and all(found["answers"])
   assert found["pictures"] == ["encoder", "decoder", "cross_attention"]
   assert set(found["difference"][:5]) == {0.0} and min(found["difference"][5:]) > 0.1
+
+
+@pytest.mark.slow
+def test_recipes_results(tmp_path):
+  """Students learn and one of them agrees more and more; features gain; shapes are found."""
+  found = execute(
+    "recipes",
+    tmp_path,
+    {
+      "teacher": "metrics_file.read(directory / 'teacher')[-1]['test/top1']",
+      "told": "history['labels and teacher'][-1]['test/teacher_top1']",
+      "agreement": "[row['train/agreement'] for row in history['labels and teacher']]",
+      "top1": "{name: rows_[-1]['test/top1'] for name, rows_ in history.items()}",
+      "knn": "[untrained['knn'], *(row['test/knn'] for row in rows)]",
+      "entropy": "[row['train/teacher_entropy'] for row in rows]",
+      "starts": "{name: rows_[-1]['test/top1'] for name, rows_ in starts.items()}",
+      "miou": "[row['test/miou'] for row in pixels]",
+      "pictures": "list(drawn)",
+    },
+  )
+  assert found["teacher"] == pytest.approx(found["told"], abs=1e-6) and found["told"] > 0.42
+  assert found["agreement"][-1] > max(0.4, found["agreement"][0])
+  assert all(top1 > 0.32 for top1 in found["top1"].values())
+  # One standard error over 1,000 images is 1.5 points; log(512) is 6.2.
+  assert found["knn"][-1] > 0.25 and all(0.5 < entropy < 6 for entropy in found["entropy"])
+  assert found["starts"]["trained"] > found["starts"]["frozen"] > 0.18
+  assert found["miou"][-1] > found["miou"][0] > 0.1 and "masks" in found["pictures"]
