@@ -170,7 +170,7 @@ def test_the_search_stops_when_all_have_ended(beams):
 
 @pytest.mark.parametrize("mixing", MIXINGS)
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_translations_equal_those_without_a_cache(mixing, beams):
   model = small(mixing, num_blocks=2, max_length=7)
   variables = randomised(model)

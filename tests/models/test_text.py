@@ -273,6 +273,7 @@ def test_published_sizes():
   assert count("bert_base", **bert) == 109_482_240 - 590_592
 
 
+@pytest.mark.thorough
 def test_every_encoder_is_built():
   for name in models.ENCODERS:
     if "large" not in name:

@@ -43,7 +43,7 @@ class Images(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Words(), Images()])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_second_moments_of_examples_are_those_of_their_gradients(model):
   rng = np.random.default_rng(0)
   ids = np.stack([rng.permutation(9)[:3] for _ in range(5)])

@@ -111,6 +111,7 @@ def test_multi_transform_preconditions_its_part():
   close(updates["two"], jax.tree.map(lambda g: 2 * g, grads["two"]), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_sharded_batch_makes_the_same_steps():
   params, batch = problem(batch_size=16)
   tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=5)

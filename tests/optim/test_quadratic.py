@@ -467,6 +467,7 @@ def test_a_layout_is_left_before_the_loss_is_taken():
   assert float(state.ratio) == pytest.approx(0.9)
 
 
+@pytest.mark.thorough
 def test_mistakes_are_one_line():
   params, batch = problem()
   build = lambda **kw: optim.kfac(1.0, predict, params, batch, **EXACT, **kw)

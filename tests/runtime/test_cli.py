@@ -41,7 +41,7 @@ OWN = "--config=docs/own_task.py"
     ),
   ],
 )
-@pytest.mark.first(10)
+@pytest.mark.first(6)
 def test_main_names_mistakes(args, message, tmp_path):
   broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
   broken.write_text("def get_config(:\n")

@@ -217,6 +217,7 @@ def test_a_run_of_eight_devices_answers_on_one_and_the_reverse(tmp_path):
     np.testing.assert_array_equal(targets, expected.targets)
 
 
+@pytest.mark.thorough
 def test_the_mean_of_the_latest_checkpoints(tmp_path):
   """Its parameters, by commands and for another run; more checkpoints than two are kept."""
   config, path = waves("adam", num_epochs=5, keep_checkpoints=4), tmp_path / "run"

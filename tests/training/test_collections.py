@@ -32,10 +32,12 @@ def stopped_and_whole(tmp_path_factory):
   return config, path / "whole", path / "parts"
 
 
+@pytest.mark.thorough
 def test_a_run_with_them_resumes_bit_for_bit(stopped_and_whole):
   children.assert_same_run(*stopped_and_whole)
 
 
+@pytest.mark.thorough
 def test_the_loss_changes_statistics_and_nothing_changes_frozen_weights(stopped_and_whole):
   config, whole, _ = stopped_and_whole
   run = experiment.build(config)
@@ -48,6 +50,7 @@ def test_the_loss_changes_statistics_and_nothing_changes_frozen_weights(stopped_
   np.testing.assert_allclose(end["statistics"]["mean"], mean, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_every_split_is_evaluated_and_validation_picks_the_checkpoint(stopped_and_whole):
   _, whole, _ = stopped_and_whole
   rows = metrics_file.read(whole)

@@ -43,6 +43,7 @@ def config():
   return waves("adam", num_epochs=3, **{"model.width": 80})
 
 
+@pytest.mark.thorough
 def test_a_write_that_fails_is_one_line_and_the_run_goes_on_later(config, tmp_path):
   path, whole = tmp_path / "run", tmp_path / "whole"
   child = children.Child(config, path, starve, (20_000,))

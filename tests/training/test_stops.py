@@ -64,6 +64,7 @@ def test_signals_mean_what_they_meant_afterwards(tmp_path):
   assert signal.set_wakeup_fd(-1) == -1
 
 
+@pytest.mark.thorough
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path):
   """And not once it was killed. The live run, which saves every step, is evaluated and exported."""
   path, config = tmp_path / "run", waves("adam", num_steps=10**6, eval_steps=7, checkpoint_steps=1)

@@ -62,6 +62,7 @@ def resident_and_streamed(config, path):
   return resident, (arrays(streamed), metrics, tested)
 
 
+@pytest.mark.thorough
 def test_a_stream_trains_and_tests_as_a_resident_set(sample_config, tmp_path):
   (tmp_path / "tensorflow").mkdir()  # importing it ends a process
   (tmp_path / "tensorflow" / "__init__.py").write_text("import os; os._exit(77)")

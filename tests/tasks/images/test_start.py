@@ -54,6 +54,7 @@ def start_of(config):
   return run.task.initial(run.variable_shapes, restore.stored)["params"]
 
 
+@pytest.mark.thorough
 def test_the_same_classes_keep_the_averaged_parameters_and_the_head(donor, config):
   params = start_of(config)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -67,7 +67,7 @@ def by_numpy(logits, labels, weights):
 
 
 @pytest.mark.parametrize("devices, size", [(1, 3), (2, 4), (8, 7)])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_metrics_of_ragged_batches_are_those_of_numpy(config, devices, size):
   config.mesh.data, config.eval_batch_size = devices, size
   run = experiment.build(config)

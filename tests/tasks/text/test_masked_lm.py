@@ -32,6 +32,7 @@ def shaken(variables, seed=0):
   return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), variables)
 
 
+@pytest.mark.thorough
 def test_perplexity_is_that_of_numpy_for_any_batch_and_devices(config):
   config.data.packing = "cut"
   found = {}
@@ -85,6 +86,7 @@ def test_padding_changes_neither_loss_nor_gradient(config_of, model):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole, other)
 
 
+@pytest.mark.thorough
 def test_a_run_learns_and_fills_masks(config, tmp_path):
   config.num_epochs = 4
   children.trained(config, tmp_path / "whole")
