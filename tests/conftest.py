@@ -14,8 +14,10 @@ from mixer_jax import config as config_lib
 LONGEST = (
   "tests/runtime/test_processes.py",
   "tests/test_own_task.py",
-  "tests/test_study.py",
-  "tests/training/test_streaming.py",
+  "tests/training/test_train.py",
+  "tests/tasks/autoencoding/test_autoencoding.py",
+  "tests/training/test_checkpoint.py",
+  "tests/training/test_stops.py",
   "tests/docs/test_commands.py",
 )
 

@@ -10,7 +10,7 @@ from mixer_jax.errors import UserError
 
 
 def keep_in(directory: str | None) -> None:
-  """Looks for compiled programs in a directory, and keeps there those of a second or more.
+  """Looks for compiled programs in a directory, and keeps there each that took a second or more.
 
   "" is nowhere. None is the one that JAX_COMPILATION_CACHE_DIR names, else, on an accelerator,
   `$XDG_CACHE_HOME/mixer_jax/compiled` if it can be made. On a CPU it has to be asked for: XLA

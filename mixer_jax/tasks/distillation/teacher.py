@@ -67,10 +67,10 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
 
 def _of_run(path: str) -> Teacher:
   run = start.run_model(path)
-  if not issubclass(find(task := run.config.get("task")), ImageClassification):
-    raise UserError(f"{path!r} is a run of task {task}; allowed: a run of image classification")
+  if not issubclass(find(run.task), ImageClassification):
+    raise UserError(f"{path!r} is a run of task {run.task}; allowed: one of image classification")
   fields = models.fields(run.name) | run.fields
-  return Teacher(run.name, fields, run.image_size, run.mean, run.std, run.config["loss"])
+  return Teacher(run.name, fields, run.image_size, run.mean, run.std, run.loss)
 
 
 def read(

@@ -51,7 +51,8 @@ def is_run(path: str) -> bool:
 class RunModel(NamedTuple):
   """The model of a run on images, by its config."""
 
-  config: Mapping[str, Any]
+  task: str
+  loss: str  # "" of a task without this field
   name: str  # of `models.VARIANTS`
   fields: Mapping[str, Any]  # that the config sets
   image_size: int
@@ -65,11 +66,13 @@ def run_model(path: str) -> RunModel:
     config = json.loads((pathlib.Path(path).expanduser() / "config.json").read_text())
   match config:
     case {
+      "task": str(task),
       "model": {"name": str(name), **own},
       "data": {"image_size": int(size), "mean": [*mean], "std": [*std]},
     } if name in models.VARIANTS:
       given = options.given(ml_collections.ConfigDict(own))
-      return RunModel(config, name, given, size, tuple(mean), tuple(std))
+      loss = str(config.get("loss", ""))
+      return RunModel(task, loss, name, given, size, tuple(mean), tuple(std))
   task = config.get("task") if isinstance(config, dict) else None
   raise UserError(f"{path!r} is a run of task {task}, which has no model of images")
 

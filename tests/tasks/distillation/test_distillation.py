@@ -233,7 +233,7 @@ def test_mistakes_are_one_line(config, teacher_run, tmp_path, shapes_npz):
   refused("run of task masked_lm", **{"distillation.teacher": str(tmp_path)})
   stored = json.loads((teacher_run / "config.json").read_text()) | {"task": "segmentation"}
   (tmp_path / "config.json").write_text(json.dumps(stored))
-  refused("segmentation; allowed: a run of image", **{"distillation.teacher": str(tmp_path)})
+  refused("segmentation; allowed: one of image", **{"distillation.teacher": str(tmp_path)})
   refused("nowhere", **{"distillation.teacher": str(tmp_path / "nowhere")})
   refused("distillation.described is None", experiment.build)
   arrays = dict(np.load(shapes_npz))
