@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FILE = ROOT / "docs" / "own_task.py"
 # Long enough that it is killed before its end: every step is saved.
 SIZES = {"model.width": 16, "data.points": 8, "data.examples": 512, "batch_size": 64}
-SIZES |= {"num_steps": 24, "eval_steps": 4, "checkpoint_steps": 1}
+SIZES |= {"num_steps": 24, "eval_steps": 4, "checkpoint_steps": 1, "mesh.data": 1}
 STUDY = """
 from docs import own_task
 from mixer_jax import config as config_lib

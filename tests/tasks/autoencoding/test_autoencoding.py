@@ -13,6 +13,7 @@ from mixer_jax import optim, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.autoencoding import autoencoder, pixels
+from mixer_jax.training import loop
 from mixer_jax.training.checkpoint import Checkpoints
 from tests import children
 
@@ -178,42 +179,41 @@ def test_images_have_to_be_squares(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, images):
-  """The directory of a run that was stopped and resumed, and of a whole one; rates that overshoot."""
-  path = tmp_path_factory.mktemp("runs")
+def run(tmp_path_factory, images):
+  """The directory of a run whose rates overshoot, and its config."""
   config = config_lib.default("autoencoding", "autoencoder_small")
   config.update(batch_size=16, num_steps=14, eval_steps=2, checkpoint_steps=4, eval_batch_size=16)
+  config.mesh.data = 1
   config.model.widths = (6, 3)
   config.data.update(name="npz", dir=str(images[0]), image_size=6)
   options = dict(damping=1e-2, factor_decay=0.8, factor_period=1, inverse_period=2)
   config.optimizer = config_lib.optimizer("kfac", 0.5, norm_constraint=1.0, **options)
-  stopped = children.Child(config, path / "run", children.signal_at, (5,))
-  children.trained(config, path / "whole")
-  assert stopped.wait() == 143, stopped.err
-  children.trained(config, path / "run")
-  return path, config
+  return loop.train(config, str(tmp_path_factory.mktemp("runs") / "run")), config
 
 
 @pytest.mark.thorough
-def test_it_is_resumed_bit_for_bit(runs):
-  path, config = runs
-  children.assert_same_run(config, path / "run", path / "whole")
+def test_it_is_resumed_bit_for_bit(run, tmp_path):
+  whole, config = run
+  stopped = children.Child(config, tmp_path / "run", children.signal_at, (5,))
+  assert stopped.wait() == 143, stopped.err
+  children.trained(config, tmp_path / "run")
+  children.assert_same_run(config, tmp_path / "run", whole)
 
 
-def test_the_best_checkpoint_has_the_lowest_loss(runs):
-  path, _ = runs
-  rows = metrics_file.read(path / "run")
+def test_the_best_checkpoint_has_the_lowest_loss(run):
+  path, _ = run
+  rows = metrics_file.read(path)
   losses = {row["step"]: row["test/loss"] for row in rows}
   best = min(losses, key=losses.get)
   assert best < rows[-1]["step"] and losses[best] < 0.9 * losses[2]  # it overshot after it
   assert (rows[-1]["test/best_step"], rows[-1]["test/best_loss"]) == (best, losses[best])
-  assert Checkpoints(path / "run", read_only=True).find("best") == best
+  assert Checkpoints(path, read_only=True).find("best") == best
 
 
 @pytest.mark.thorough
-def test_it_is_evaluated_and_predicted_and_drawn(runs, images):
-  path, _ = runs
-  row, workdir = metrics_file.read(path / "run")[-1], f"--workdir={path}/run"
+def test_it_is_evaluated_and_predicted_and_drawn(run, images, tmp_path):
+  workdir, path = f"--workdir={run[0]}", tmp_path
+  row = metrics_file.read(run[0])[-1]
   ended = children.command(path / "log", "evaluate", workdir)
   assert ended.code == 0, ended.err
   assert f"loss {row['test/loss']:.6g}" in ended.out.splitlines()[-1]
