@@ -60,6 +60,7 @@ def test_rate_and_percentiles_by_hand(monkeypatch):
   assert (row.images_per_second, row.latency, row.latency_p95) == (4.0, 11.0, 20.0)
 
 
+@pytest.mark.thorough
 def test_a_model_that_does_not_fit_is_not_run(monkeypatch):
   monkeypatch.setattr(inference, "fits", lambda size: False)
   (row,) = inference.measure(["mixer_small"], 2, "float32", rounds=1, single_rounds=1)

@@ -38,7 +38,7 @@ def test_the_plain_mixer_computes_what_ours_does():
   plain = peers.plain_mixer(dict(patch_size=4, **sizes), 5, "float32")
   rng = np.random.default_rng(0)
   images = rng.normal(size=(3, 8, 8, 3)).astype(np.float32)
-  params = ours.init(jax.random.key(0), images)["params"]
+  params = jax.jit(ours.init)(jax.random.key(0), images)["params"]
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
   moved = {to_plain(path): x for path, x in tree.flatten_dict(params).items()}
   expected = ours.apply({"params": params}, images)

@@ -40,7 +40,7 @@ def test_pytorch_s_gmlp_computes_what_ours_does():
   ours, rng = models.MaskedLm(encoder), np.random.default_rng(0)
   ids, positions = rng.integers(11, size=(3, 6)), rng.integers(6, size=(3, 2))
   inputs = (ids, ids >= 0, None, positions)
-  params = ours.init(jax.random.key(0), *inputs)["params"]
+  params = jax.jit(ours.init)(jax.random.key(0), *inputs)["params"]
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
   theirs = text_peers.torch_gmlp(SIZES)
   theirs.load_state_dict({k: torch.tensor(np.array(x)) for k, x in to_torch(params).items()})
@@ -67,6 +67,7 @@ def small(monkeypatch):
   monkeypatch.setattr(text_peers, "config_of", config_of)
 
 
+@pytest.mark.thorough
 def test_what_the_workers_are_told(small):
   told = json.loads(json.dumps(text_peers._shared("gmlp_text_small", options())))
   words = experiment.build(text_peers.config_of("gmlp_text_small", 4, "float32", 16)).task

@@ -79,6 +79,7 @@ def dataset(n=50):
 
 @pytest.mark.parametrize("limit", [0, 1 << 30], ids=["gathered", "resident"])
 @pytest.mark.parametrize("devices", [1, 5])
+@pytest.mark.first(2)
 def test_windows_hold_the_examples_asked_for(limit, devices, monkeypatch):
   monkeypatch.setattr(feed, "DEVICE_BYTES", limit)
   examples, sharding = dataset(), batched(devices)

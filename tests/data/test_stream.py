@@ -256,6 +256,7 @@ def test_workers_outlive_ctrl_c_but_not_their_parent(root, tmp_path):
     (dict(name="npz", crop="", stream="always"), "data.stream=always: .* set it to auto"),
   ],
 )
+@pytest.mark.first(3)
 def test_what_does_not_go_together(root, fields, message):
   with pytest.raises(UserError, match=message):
     load(config(root, **fields))

@@ -180,7 +180,7 @@ def test_the_readme_s_snippet_runs():
   (snippet,) = snippets("README.md")
   x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
   model, batch = nn.Dense(3), {"x": x}
-  params = model.init(jax.random.key(0), x)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
   names = dict(model=model, params=params, batch=batch, key=jax.random.key(1), optax=optax)
   setup, _, step = snippet.partition("updates, state")
   exec(setup, names)

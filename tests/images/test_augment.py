@@ -21,6 +21,7 @@ def _images(*shape, seed=0):
 @pytest.mark.parametrize(
   "height,width,size", [(32, 32, 256), (20, 33, 64), (300, 200, 96), (50, 400, 128)]
 )
+@pytest.mark.first(2)
 def test_resize_is_that_of_pillow_and_jax(height, width, size):
   images = _images(2, height, width, 3)
   ours = augment.plain_input(images, augmentation(size, resize=size))

@@ -91,6 +91,7 @@ def test_single_operations_are_those_of_pillow(images, run):
     assert far.sum() <= (2 if name == "Rotate" else 0), (i, name, value)
 
 
+@pytest.mark.thorough
 def test_pairs_are_one_after_the_other(images, run):
   """But of two geometric ones, which are tested below."""
   rng, cases = np.random.default_rng(1), []
@@ -200,6 +201,7 @@ def test_three_augment_is_grey_solarise_or_blur(images):
 
 
 @pytest.mark.parametrize("radius", [0.1, 0.8, 2.0])
+@pytest.mark.first(1)
 def test_blur_is_gaussian_and_near_pillow_s(images, radius):
   for image in images[3:5]:
     found = np.asarray(warp.blurred(jnp.asarray(image), radius), float)
@@ -227,6 +229,7 @@ def _turned(move):
 
 
 @pytest.mark.parametrize("most", [(0.3, 0.3, 0.3), (0.4, 0.4, 0.2, 0.1)])
+@pytest.mark.first(1)
 def test_jitter_is_pillow_s_in_some_order(images, most):
   image = images[0]
   n, kinds = 60, len(most)

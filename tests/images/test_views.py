@@ -82,6 +82,7 @@ def test_rates_of_jitter_grey_and_solarisation():
   assert not is_one(values[:, [0, 2]], solarised(colour)).any()
 
 
+@pytest.mark.thorough
 def test_rates_of_blur():
   n = 400
   images = np.random.default_rng(0).integers(0, 256, (n, 8, 8, 3), np.uint8)

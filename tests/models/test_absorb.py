@@ -58,7 +58,7 @@ def outputs(model, params):
 
 
 @pytest.mark.parametrize("kind, pooling", CASES)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_outputs_are_equal(kind, pooling):
   model = small(kind, pooling)
   params = randomised(model)
@@ -125,6 +125,7 @@ def test_s12_gains_a_term_a_block():
   assert round(gained / before, 2) == 0.06
 
 
+@pytest.mark.thorough
 def test_bfloat16():
   model = small(pooling="class_mlp", dtype="bfloat16")
   params = randomised(model)

@@ -60,7 +60,7 @@ def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
 
 
 @pytest.mark.parametrize("kind, p", CASES)
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_equals_numpy(kind, p):
   x, positions = inputs(p=p)
   model = build(kind)
@@ -97,7 +97,7 @@ def test_galerkin_and_linear_are_linear_in_the_tokens_the_others_quadratic():
 
 
 @pytest.mark.parametrize("kind, p", CASES)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_masked_tokens_do_not_matter(kind, p):
   x, positions = inputs(9, p)
   mask = np.array([[1, 1, 0, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 0]], bool)
@@ -114,6 +114,7 @@ def test_masked_tokens_do_not_matter(kind, p):
 
 
 @pytest.mark.parametrize("kind", attention.KINDS)
+@pytest.mark.first(1)
 def test_only_positions_tell_tokens_apart(kind):
   x, positions = inputs()
   order = np.array([3, 0, 6, 1, 5, 2, 4])
@@ -131,7 +132,7 @@ def test_only_positions_tell_tokens_apart(kind):
 @pytest.mark.first(1)
 def test_two_norms_of_each_head_and_start_near_a_small_identity(kind):
   x, positions = inputs()
-  params = build(kind).init(jax.random.key(0), x, positions)["params"]
+  params = jax.jit(build(kind).init)(jax.random.key(0), x, positions)["params"]
   assert set(params) == {"q", "k", "v", "out"} | (
     {"k_norm", "v_norm"} if kind in ("galerkin", "linear") else {"q_norm", "k_norm"}
   )
@@ -145,14 +146,14 @@ def test_two_norms_of_each_head_and_start_near_a_small_identity(kind):
 
 
 @pytest.mark.parametrize("kind", attention.KINDS)
-@pytest.mark.first(2)
+@pytest.mark.thorough
 def test_bfloat16_computes_low_and_stores_high(kind):
   x, positions = inputs()
   params = randomised(build(kind), x, positions)
   low = build(kind, dtype="bfloat16")
   out = low.apply({"params": params}, x, positions)
   assert out.dtype == jnp.bfloat16
-  own = low.init(jax.random.key(0), x, positions)["params"]
+  own = jax.jit(low.init)(jax.random.key(0), x, positions)["params"]
   assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype("float32")}
   expected = build(kind).apply({"params": params}, x, positions)
   np.testing.assert_allclose(np.float32(out), expected, rtol=0.05, atol=0.3)

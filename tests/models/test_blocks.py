@@ -107,7 +107,7 @@ def test_scanned_blocks_start_as_the_others_do(case):
   wide = dict(hidden_dim=64, scan_blocks=False)
   wide |= dict(ffn_dim=128) if case == "gmlp" else dict(channels_mlp_dim=128)
   apart, scanned = (
-    jax.jit(build(case, **wide | dict(scan_blocks=scan)).init)(jax.random.key(3), images())
+    build(case, **wide | dict(scan_blocks=scan)).init(jax.random.key(3), images())
     for scan in (False, True)
   )
   apart, scanned = apart["params"], models.unrolled(scanned["params"])
@@ -144,6 +144,7 @@ def test_layouts_by_hand():
     models.stacked({k: v for k, v in apart.items() if k != "GmlpBlock_3"})
 
 
+@pytest.mark.thorough
 def test_layouts_of_an_optimizer_s_state():
   params = random_params(build("mixer"))
   tx = optax.chain(optax.trace(0.9), optax.adam(1e-3))
@@ -178,6 +179,7 @@ def test_a_scanned_program_does_not_grow_with_depth(remat):
 
 
 @pytest.mark.parametrize("fields", [dict(remat=True), dict(scan_blocks=True)], ids=str)
+@pytest.mark.first(1)
 def test_multiply_adds_are_counted_in_every_form(fields):
   # 4 tokens of 4x4x3 pixels, 16 channels, 2 blocks of 6 and 20 hidden units, 5 classes.
   block = 16 * 2 * 4 * 6 + 4 * 2 * 16 * 20

@@ -68,6 +68,7 @@ def plain(hypotheses, example, rank=0):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
+@pytest.mark.first(1)
 def test_a_beam_for_all_prefixes_finds_the_best_of_all_sequences(alpha):
   toy, length = Toy(), 4
   every = [[*words, EOS] for n in range(length) for words in itertools.product(WORDS, repeat=n)]

@@ -35,6 +35,7 @@ def count(params):
 
 
 @pytest.mark.parametrize("name, millions", PAPER_MILLIONS.items())
+@pytest.mark.first(3)
 def test_sizes_are_those_of_the_paper(name, millions):
   params = shapes(name, scan_blocks=True)
   assert round((count(params) - count(params["head"])) / 1e6) == millions
@@ -197,6 +198,7 @@ def test_head_starts_at_zero():
   np.testing.assert_array_equal(logits, 0.0)
 
 
+@pytest.mark.thorough
 def test_bfloat16_computes_low_and_stores_high():
   images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
   params = randomised(small(), images)
@@ -209,6 +211,7 @@ def test_bfloat16_computes_low_and_stores_high():
   np.testing.assert_allclose(logits, run(small(), params, images)[0], rtol=0.1, atol=0.3)
 
 
+@pytest.mark.thorough
 def test_stochastic_depth_drops_whole_branches():
   images = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(np.float32)
   model = small(stochastic_depth=0.5)

@@ -73,6 +73,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name, grid", COUNTS)
+@pytest.mark.first(2)
 def test_published_numbers_of_parameters(name, grid):
   assert count(name, grid) == COUNTS[name, grid]
 
@@ -121,7 +122,7 @@ def test_published_grids_between():
 
 
 @pytest.mark.parametrize("name", ["galerkin_1d", "resmlp_operator", "fno_2d"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_examples_do_not_matter_to_each_other(name):
   model = build(name)
   params, values, positions = drawn(model, CASES[name][0])

@@ -62,6 +62,7 @@ def multiply_adds(model, params):
 
 
 @pytest.mark.parametrize("name, overrides, millions, billions", PAPER)
+@pytest.mark.first(5)
 def test_sizes_and_costs_are_those_of_the_paper(name, overrides, millions, billions):
   model = build(name, scan_blocks=True, **overrides)
   params = shapes(model)
@@ -122,6 +123,7 @@ def test_layer_scale_starts_by_depth():
   assert {n: resmlp.VARIANTS[n].keywords["layer_scale_init"] for n in LAYER_SCALES} == LAYER_SCALES
 
 
+@pytest.mark.thorough
 def test_first_values():
   model = small(num_blocks=1, pooling="class_mlp", layer_scale_init=0.01)
   params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]
@@ -215,7 +217,7 @@ ABLATIONS = [
 
 
 @pytest.mark.parametrize("overrides", ABLATIONS, ids=str)
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_forward_equals_numpy(overrides):
   images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
   model = small(**overrides)
@@ -228,6 +230,7 @@ def test_forward_equals_numpy(overrides):
   np.testing.assert_allclose(state["intermediates"]["tokens"][0], tokens, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_tanh_gelu_is_another():
   images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
   params = {"params": randomised(small(), images)}

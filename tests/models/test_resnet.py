@@ -96,7 +96,7 @@ def shaken(model, images):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_outputs_and_averages_are_those_of_numpy(name, train):
   model = models.build(name, 4, **CASES[name])
   images = np.random.default_rng(1).normal(size=(3, 9, 8, 3)).astype(np.float32)
@@ -125,6 +125,7 @@ ROLES = {
 
 
 @pytest.mark.parametrize("name, path", ROLES)
+@pytest.mark.first(3)
 def test_roles_and_decay_of_parameters(name, path):
   model = models.build(name, 4, **CASES[name])
   tree = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]

@@ -45,6 +45,7 @@ GRIDS = [((7,), 4), ((8,), 5), ((9,), 2), ((1,), 1), ((8, 6), 4), ((7, 9), 3), (
 
 
 @pytest.mark.parametrize("grid, modes", GRIDS)
+@pytest.mark.first(3)
 def test_equals_complex_matrices_in_numpy(grid, modes):
   x = np.random.default_rng(1).normal(size=(2, *grid, 3)).astype(np.float32)
   weights = kernel(modes, len(grid))
@@ -78,7 +79,7 @@ def test_a_block_adds_a_dense_layer_and_drops_on_the_spectral_path_alone():
   x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)
   start = jax.nn.initializers.normal(0.5)
   block = spectral.SpectralBlock(2, 3, start, jnp.tanh, dropout_rate=0.5)
-  params = block.init(jax.random.key(0), x)["params"]
+  params = jax.jit(block.init)(jax.random.key(0), x)["params"]
   skip = x @ params["skip"]["kernel"] + params["skip"]["bias"]
   both = np.tanh(in_numpy(params["conv"]["modes"]["kernel"], x, 3) + skip)
   np.testing.assert_allclose(block.apply({"params": params}, x), both, rtol=1e-4, atol=1e-5)
@@ -87,10 +88,11 @@ def test_a_block_adds_a_dense_layer_and_drops_on_the_spectral_path_alone():
   np.testing.assert_allclose(dropped, np.tanh(skip), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_bfloat16_transforms_in_float32():
   x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)
   low = spectral.SpectralConv(2, 3, jax.nn.initializers.normal(0.5), "bfloat16")
-  params = low.init(jax.random.key(0), x)
+  params = jax.jit(low.init)(jax.random.key(0), x)
   y = low.apply(params, x)
   assert y.dtype == jnp.bfloat16 and params["params"]["modes"]["kernel"].dtype == jnp.float32
   expected = in_numpy(params["params"]["modes"]["kernel"], x, 3)

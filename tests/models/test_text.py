@@ -105,7 +105,7 @@ def test_padding_changes_neither_outputs_nor_gradients(backbone):
 
 
 @pytest.mark.parametrize("backbone", [*FEW, "mixer galerkin", "resmlp mlp"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_tokens_reach_each_other(backbone):
   model, params = with_params(backbone, scan_blocks=True)
   ids, mask, segments = sequences()
@@ -131,7 +131,7 @@ def test_gmlp_equals_numpy():
 
 
 @pytest.mark.parametrize("backbone", [*FEW, "resmlp none", "mixer galerkin", "resmlp mlp"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_shortened_parameters_are_the_same_function(backbone):
   model, params = with_params(backbone)
   short = small(backbone, max_length=5)
@@ -171,7 +171,7 @@ def test_scanned_and_rematerialised_blocks_are_the_same_function(backbone):
 
 
 @pytest.mark.parametrize("backbone", FEW)
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_bfloat16_computes_low_and_stores_high(backbone):
   model, params = with_params(backbone, num_blocks=1)
   low = small(backbone, num_blocks=1, dtype="bfloat16")

@@ -199,6 +199,7 @@ def numpy_translator(p, mixing, source, target):
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.first(1)
 def test_logits_equal_numpy(mixing):
   model = small(mixing)
   variables, batch = randomised(model), pairs()
@@ -252,6 +253,7 @@ def test_dropout_acts_in_training_alone():
   np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.thorough
 def test_bfloat16_computes_low_and_stores_high():
   model = small("linear")
   variables, batch = randomised(model), pairs()

@@ -75,7 +75,7 @@ def test_features_are_the_tokens_of_shorter_backbones(name):
 def test_points_become_four():
   layer = upernet._Doubled(3, "float32")
   x = np.random.default_rng(0).normal(size=(2, 2, 3, 5)).astype(np.float32)
-  params = layer.init(jax.random.key(0), x)["params"]
+  params = jax.jit(layer.init)(jax.random.key(0), x)["params"]
   kernel = np.asarray(params["dense"]["kernel"]).reshape(5, 2, 2, 3)
   found = layer.apply({"params": params}, x)
   expected = np.zeros((2, 4, 6, 3))

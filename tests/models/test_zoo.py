@@ -29,7 +29,7 @@ def test_all_but_convolutional_networks_cut_patches():
 
 
 @pytest.mark.parametrize("name", PATCHES)
-@pytest.mark.first(12)
+@pytest.mark.first(5)
 def test_every_variant_builds_for_its_own_images(name):
   size, fields = models.image_size(name), models.fields(name)
   found = shapes(models.build(name, 10, scan_blocks=True), size)
@@ -116,6 +116,7 @@ ROLES = {
 
 
 @pytest.mark.parametrize("name, field", ROLES)
+@pytest.mark.first(3)
 def test_roles_of_parameters(name, field):
   fields = SMALL | ({k: v for k, _, v in [field.partition("=")]} if field else {})
   found = shapes(models.build(name, 5, **fields))
@@ -142,7 +143,7 @@ def test_roles_of_parameters(name, field):
 def test_a_model_without_a_head_gives_what_the_head_sees(name):
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
   whole = models.build(name, 5, **SMALL)
-  params = whole.init(jax.random.key(1), images)["params"]
+  params = jax.jit(whole.init)(jax.random.key(1), images)["params"]
   params["head"]["kernel"] = jax.random.normal(jax.random.key(2), (8, 5))
   without = models.build(name, 0, **SMALL)
   assert shapes(whole).keys() - shapes(without).keys() == {"head/kernel", "head/bias"}

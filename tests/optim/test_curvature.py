@@ -27,7 +27,7 @@ def problem(shape, seed=0):
   rng = np.random.default_rng(seed)
   x = rng.normal(size=shape).astype(np.float32)
   batch = {"x": x, "y": rng.integers(0, 5, shape[0])}
-  params = Net().init(jax.random.key(seed), x)["params"]
+  params = jax.jit(Net().init)(jax.random.key(seed), x)["params"]
   predict = lambda p, b: (Net().apply({"params": p}, b["x"]), b["y"])
   return predict, params, batch
 
@@ -144,7 +144,7 @@ def test_patch_embedding_equals_a_dense_layer_over_patches():
       return nn.Dense(5, name="head")(nn.Dense(4, name="stem")(x).mean(axis=1))
 
   x = np.random.default_rng(0).normal(size=(6, 4, 6, 3)).astype(np.float32)
-  params = Stem().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Stem().init)(jax.random.key(0), x)["params"]
   flat = params | {"stem": params["stem"] | {"kernel": params["stem"]["kernel"].reshape(12, 4)}}
 
   def factors(model, params, token_averaging):
@@ -169,7 +169,7 @@ def test_convolution_equals_brute_force():
       return nn.Dense(3, name="head")(x.reshape(len(x), -1))
 
   x = np.random.default_rng(0).normal(size=(4, 4, 3, 2)).astype(np.float32)
-  params = Conv().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Conv().init)(jax.random.key(0), x)["params"]
   predict = lambda p, b: Conv().apply({"params": p}, b)
   curvature = Curvature(predict, params, x, estimation="exact", token_averaging="expand")
   factors = jax.jit(curvature.estimate)(params, x, jax.random.key(0))["conv"]
@@ -205,7 +205,7 @@ def test_layers_declare_their_blocks():
       return nn.Dense(3, name="head")(Gate(name="gated")(x).mean(axis=(1, 2)))
 
   x = np.random.default_rng(0).normal(size=(4, 5, 5, 2)).astype(np.float32)
-  params = Net().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Net().init)(jax.random.key(0), x)["params"]
   predict = lambda p, b: Net().apply({"params": p}, b)
   with pytest.raises(ValueError, match="grouped/kernel .a grouped nn.Conv.: list them in `plain`"):
     optim.kfac_blocks(predict, params, x, norms="diagonal")
@@ -253,6 +253,7 @@ def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
   )
 
 
+@pytest.mark.thorough
 def test_factors_are_float32_under_bfloat16():
   model = models.build("mixer_small", 10, hidden_dim=12, num_blocks=1, dtype="bfloat16")
   images, key = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.float32), jax.random.key(0)
@@ -271,7 +272,7 @@ def test_a_parameter_without_a_block_is_named():
       return nn.Dense(5, name="head")(x * gate)
 
   x = jnp.ones((2, 3))
-  params = Scaled().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Scaled().init)(jax.random.key(0), x)["params"]
   predict = lambda p, b: Scaled().apply({"params": p}, b)
   with pytest.raises(ValueError, match="no K-FAC block covers the parameters gate"):
     optim.kfac_blocks(predict, params, x)
@@ -279,6 +280,7 @@ def test_a_parameter_without_a_block_is_named():
   assert kinds == {"one": "kronecker", "head": "kronecker", "gate": "gradient"}
 
 
+@pytest.mark.thorough
 def test_norm_diagonal_equals_brute_force():
   class Norm(nn.Module):
     @nn.compact
@@ -286,7 +288,7 @@ def test_norm_diagonal_equals_brute_force():
       return nn.Dense(5, name="head")(nn.LayerNorm(name="norm")(x))
 
   x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-  params = Norm().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Norm().init)(jax.random.key(0), x)["params"]
   predict = lambda p, b: Norm().apply({"params": p}, b)
   curvature = Curvature(predict, params, x, estimation="exact", norms="diagonal")
   scale, bias = jax.jit(curvature.estimate)(params, x, jax.random.key(0))["norm"].values
@@ -310,7 +312,7 @@ def test_factors_of_a_linear_classifier_in_closed_form():
       return nn.Dense(5, name="head")(x)
 
   x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-  params = Linear().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Linear().init)(jax.random.key(0), x)["params"]
   predict = lambda p, b: Linear().apply({"params": p}, b)
   factors = optim.kfac_factors(predict, params, x, jax.random.key(1), estimation="exact")
   inputs = np.concatenate([x, np.ones((6, 1))], axis=1)

@@ -137,6 +137,7 @@ def test_adam_in_the_basis_of_kfac():
 
 
 @pytest.mark.parametrize("eigenvalues", ["batch", "examples"])
+@pytest.mark.first(1)
 def test_ekfac(eigenvalues):
   params, batch, _ = sequence()[0]
   options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, inverse_period=6)
@@ -325,6 +326,7 @@ def test_devices_share_warm_started_steps():
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), shared, alone)
 
 
+@pytest.mark.thorough
 def test_shampoo_knows_no_scale_of_the_loss():
   """With p = 1/4 on both sides the step is of degree 0 in the gradient, however small that is."""
   g = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
@@ -337,6 +339,7 @@ def test_shampoo_knows_no_scale_of_the_loss():
 
 
 @pytest.mark.parametrize("make", [optim.scale_by_soap, optim.scale_by_shampoo])
+@pytest.mark.first(1)
 def test_types_and_empty_arrays(make):
   params = {
     "w": jnp.ones((4, 3), jnp.bfloat16),

@@ -49,7 +49,7 @@ def test_second_moments_of_examples_are_those_of_their_gradients(model):
   ids = np.stack([rng.permutation(9)[:3] for _ in range(5)])
   x = ids if isinstance(model, Words) else rng.normal(size=(5, 3, 3, 2)).astype(np.float32)
   batch = {"x": x, "y": rng.integers(0, 3, 5)}
-  params = model.init(jax.random.key(0), x)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
 
   def predict(params, batch):
     weights = jnp.ones(len(batch["x"])).at[4].set(0.0)  # the last example is padding
@@ -92,7 +92,7 @@ class Tagger(nn.Module):
 def test_both_second_moments_have_the_scale_of_the_loss_s_rows():
   """The expected square of a batch's gradient, labels drawn for every token, in closed form."""
   x = np.random.default_rng(0).normal(size=(4, 5, 2)).astype(np.float32)
-  params = Tagger().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Tagger().init)(jax.random.key(0), x)["params"]
   predict = lambda params, x: Tagger().apply({"params": params}, x)
   p = np.float64(jax.nn.softmax(predict(params, x))).reshape(-1, 3)
   squares = np.einsum("ry,ryo->ro", p, (p[:, None] - np.eye(3)) ** 2)  # E[d^2] of each row
@@ -113,13 +113,14 @@ def test_rows_without_the_examples_in_front_are_refused():
       return nn.Dense(3, name="head")(x.mean(axis=0))
 
   x = jnp.ones((4, 5, 2))
-  params = TimeFirst().init(jax.random.key(0), x)["params"]
+  params = jax.jit(TimeFirst().init)(jax.random.key(0), x)["params"]
   predict = lambda params, x: TimeFirst().apply({"params": params}, x)
   tx = optim.scale_by_kfac(predict, params, x, eigenvalues="examples")
   with pytest.raises(ValueError, match="needs the 4 examples first .* leading size 5"):
     tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
 
 
+@pytest.mark.thorough
 def test_factors_of_a_part_of_the_batch():
   params, batch, grads = sequence()[0]
   options = dict(estimation="empirical", factor_decay=0.0)

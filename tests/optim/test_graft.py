@@ -51,7 +51,7 @@ PAIRS = [("sgd", "sgd"), *itertools.pairwise([*OPTIMIZERS, "sgd"])]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_each_tensor_has_the_norm_of_one_and_the_direction_of_the_other(pair):
   magnitude, direction = pair
   steps = run(optim.graft(OPTIMIZERS[magnitude], OPTIMIZERS[direction]), steps=2)

@@ -85,6 +85,7 @@ def test_accumulated_gradients_make_a_step_of_their_mean():
   close(every_second, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_saved_and_restored_state_goes_on(tmp_path):
   params, batch = problem()
   tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)
@@ -98,6 +99,7 @@ def test_a_saved_and_restored_state_goes_on(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again, whole)
 
 
+@pytest.mark.thorough
 def test_multi_transform_preconditions_its_part():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)

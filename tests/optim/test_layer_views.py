@@ -133,7 +133,7 @@ def test_a_layer_equals_brute_force(name):
   model = Named(make)
   with jax.enable_x64(True):
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape))
-    params = model.init(jax.random.key(0), x)["params"]
+    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
     params = jax.tree.map(lambda p: p + 0.1, params)
     [(path, module, args, _)] = [c for c in captured(model, params, x) if c[0] == ("layer",)]
     kernel = params["layer"]["kernel"]
@@ -241,7 +241,7 @@ def stacked_model(lift):
 @pytest.mark.thorough
 def test_lifted_layers_equal_those_of_a_loop(lift):
   x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-  plain = stacked_model("loop").init(jax.random.key(0), x)["params"]
+  plain = jax.jit(stacked_model("loop").init)(jax.random.key(0), x)["params"]
   params = plain
   if "scan" in lift:
     both = jax.tree.map(lambda a, b: jnp.stack([a, b]), plain["block_0"], plain["block_1"])
@@ -273,9 +273,10 @@ class Twice(nn.Module):
     return nn.Dense(3, name="head")(nn.tanh(h).reshape(len(x), -1))
 
 
+@pytest.mark.thorough
 def test_uses_of_a_layer_count_like_tokens():
   x = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
-  params = Twice(True).init(jax.random.key(0), x)["params"]
+  params = jax.jit(Twice(True).init)(jax.random.key(0), x)["params"]
   factors = [
     optim.kfac_factors(
       lambda p, x: Twice(t).apply({"params": p}, x), params, x, None, estimation="exact"
@@ -299,7 +300,7 @@ class Tied(nn.Module):
 
 def test_a_tied_embedding_mixes_the_factors_of_both_uses():
   ids = np.random.default_rng(0).integers(0, 7, (6, 4))
-  params = Tied().init(jax.random.key(0), ids)["params"]
+  params = jax.jit(Tied().init)(jax.random.key(0), ids)["params"]
   params = {"words": {"embedding": params["words"]["embedding"] + 0.2}}
   untied = {**params, "head": {"kernel": params["words"]["embedding"].T}}
   factors = lambda tied, p: optim.kfac_factors(

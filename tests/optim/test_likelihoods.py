@@ -20,7 +20,7 @@ class Linear(nn.Module):
 def setup(shape=(6, 4), width=3, seed=0):
   rng = np.random.default_rng(seed)
   x = rng.normal(size=shape).astype(np.float32)
-  params = Linear(width).init(jax.random.key(seed), x)["params"]
+  params = jax.jit(Linear(width).init)(jax.random.key(seed), x)["params"]
   return (lambda p, x: Linear(width).apply({"params": p}, x)), params, x
 
 
@@ -38,7 +38,7 @@ def fisher_of_outputs(name, y):
 
 @pytest.mark.parametrize("name", ["categorical", "normal", "bernoulli"])
 @pytest.mark.parametrize("shape", [(6, 4), (3, 2, 4)], ids=["rows", "tokens"])
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_exact_factor_in_closed_form(name, shape):
   predict, params, x = setup(shape)
   options = dict(likelihood=name, token_averaging="expand")
@@ -49,7 +49,7 @@ def test_exact_factor_in_closed_form(name, shape):
 
 
 @pytest.mark.parametrize("name", ["categorical", "normal", "bernoulli"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_sampled_factors_average_to_the_exact_one(name):
   predict, params, x = setup((3, 2, 4))
   one = lambda key: optim.kfac_factors(predict, params, x, key, likelihood=name)["head"].outputs
@@ -71,7 +71,7 @@ class Spread(nn.Module):
 def test_a_normal_of_its_own_variance():
   """The Fisher matrix is 1 / v for means and 1 / (2 v^2) for variances v."""
   x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-  params = Spread().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Spread().init)(jax.random.key(0), x)["params"]
   predict = lambda p, x: Spread().apply({"params": p}, x)
   options = dict(likelihood="normal_variance", estimation="exact")
   factors = optim.kfac_factors(predict, params, x, None, **options)
@@ -92,7 +92,7 @@ class Two(nn.Module):
 
 def test_several_outputs_with_weights():
   x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-  params = Two().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Two().init)(jax.random.key(0), x)["params"]
   predict = lambda p, x: Two().apply({"params": p}, x)
   likelihood = {"class": "categorical", "box": (0.25, "normal")}
   for estimation, rng in (("exact", None), ("sampled", jax.random.key(0))):
@@ -145,7 +145,7 @@ def test_padding_counts_nowhere(per_token, estimation):
   x = rng.normal(size=(4, 3, 2)).astype(np.float32)
   y = rng.integers(0, 3, (4, 3) if per_token else 4)
   ones = np.ones((4, 3), np.float32)
-  params = model.init(jax.random.key(0), x, ones)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), x, ones)["params"]
 
   def predict(p, batch):
     outputs = model.apply({"params": p}, batch["x"], batch["mask"])
@@ -216,7 +216,7 @@ class Positions(nn.Module):
 def test_positions_without_a_batch_axis():
   """In the mean over labels their factors are those of positions given for each example."""
   ids = np.random.default_rng(0).integers(0, 7, (5, 6))
-  params = Positions(True).init(jax.random.key(0), ids)["params"]
+  params = jax.jit(Positions(True).init)(jax.random.key(0), ids)["params"]
   weights = (np.arange(6) < np.array([[6], [4], [5], [6], [3]])).astype(np.float32)
   predict = lambda spread: lambda p, b: (Positions(spread).apply({"params": p}, b), None, weights)
   one = lambda s: lambda k: optim.kfac_factors(predict(s), params, ids, k)["places"].outputs

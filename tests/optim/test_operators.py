@@ -32,7 +32,7 @@ def problem(name):
   axes = np.meshgrid(*[np.linspace(0, 1, n) for n in grid], indexing="ij")
   positions = np.stack(axes, axis=-1).astype(np.float32)
   predict = lambda p, b: (model.apply({"params": p}, b[0], positions), b[1])
-  init = lambda: model.init(jax.random.key(0), values, positions)["params"]
+  init = lambda: jax.jit(model.init)(jax.random.key(0), values, positions)["params"]
   return predict, init, (values, targets)
 
 

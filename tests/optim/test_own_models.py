@@ -61,6 +61,7 @@ def first(tx, params, batch, **extra):
 EXACT = dict(estimation="exact", damping=1e-2)
 
 
+@pytest.mark.thorough
 def test_an_example_batch_of_any_size_will_do():
   params, batch = problem()
   updates = [
@@ -75,6 +76,7 @@ def test_an_example_batch_of_any_size_will_do():
   close(updates[1], updates[2], rtol=0)
 
 
+@pytest.mark.thorough
 def test_a_ragged_last_batch_is_a_batch():
   params, batch = problem()
   last = jax.tree.map(lambda x: x[:3], batch)
@@ -104,7 +106,7 @@ def mean_gradient(params, batch):
 
 
 @pytest.mark.parametrize("how", ["checked", "unchecked", "pmap"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_manual_axes(how):
   params, batch = problem()
   expected = first(optim.kfac(0.1, predict, params, batch, **EXACT), params, batch)
@@ -132,6 +134,7 @@ def test_manual_axes(how):
     update(None)
 
 
+@pytest.mark.thorough
 def test_hyperparameters_may_be_traced_and_injected():
   params, batch = problem()
   plain = first(optim.kfac(0.1, predict, params, batch, **EXACT), params, batch)
@@ -179,7 +182,7 @@ def test_options_out_of_range_are_refused_when_made(option, told):
 @pytest.mark.parametrize("likelihood", ["normal", "bernoulli"])
 def test_targets_that_would_broadcast_are_refused(likelihood):
   model, x, t = nn.Dense(1), jnp.ones((8, 3)), jnp.ones(8)
-  params = model.init(jax.random.key(0), x)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
   both = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
   options = dict(likelihood=likelihood, estimation="empirical")
   with pytest.raises(ValueError, match=r"targets have shape \(8,\) for outputs \(8, 1\)"):
@@ -198,7 +201,7 @@ def test_padded_steps_of_a_recurrent_net_count_in_no_factor():
   rng = np.random.default_rng(0)
   x, lengths = rng.normal(size=(3, 6, 2)).astype(np.float32), np.array([3, 2, 2])
   real = (np.arange(6) < lengths[:, None]).astype(np.float32)
-  params = Tagger().init(jax.random.key(0), x, lengths)["params"]
+  params = jax.jit(Tagger().init)(jax.random.key(0), x, lengths)["params"]
 
   def tagged(p, b):
     return Tagger().apply({"params": p}, b["x"], lengths), b["labels"], b["real"]
@@ -224,6 +227,7 @@ def test_plain_is_one_pattern_or_several():
   assert listed(("^one/", "^two/")) == set()
 
 
+@pytest.mark.thorough
 def test_without_identity_the_average_is_of_the_estimates_alone():
   """Weights of age k are decay^k, in sum 1: NumPy in float64, at a decay of 0.9999."""
   params, batch = problem()
@@ -276,7 +280,7 @@ def test_parameters_used_outside_their_layer_are_named():
       return nn.tanh(layer(x)) @ layer.variables["params"]["kernel"].T
 
   x = problem()[1]["x"]
-  params = Tied().init(jax.random.key(0), x)["params"]
+  params = jax.jit(Tied().init)(jax.random.key(0), x)["params"]
   tied = lambda p, x: Tied().apply({"params": p}, x)
   with pytest.raises(ValueError, match="one/kernel are also used outside of their layers"):
     optim.kfac_blocks(tied, params, x)
@@ -303,11 +307,11 @@ class Wrapped(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["plain", "subclass", "jit", "checkpoint", "vmap", "frozen"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_transformations_around_layers(how):
   params, batch = problem()
   model = Wrapped(how)
-  params = model.init(jax.random.key(0), batch["x"])["params"]
+  params = jax.jit(model.init)(jax.random.key(0), batch["x"])["params"]
   apply = lambda p, x: model.apply({"params": p}, x)
   if how == "jit":
     apply = jax.jit(apply)
@@ -344,7 +348,7 @@ def test_layers_side_by_side():
       return many(name="net")(x).mean(axis=1)
 
   _, batch = problem()
-  params = Members().init(jax.random.key(0), batch["x"])["params"]
+  params = jax.jit(Members().init)(jax.random.key(0), batch["x"])["params"]
   members = lambda p, x: Members().apply({"params": p}, x)
   factors = optim.kfac_factors(members, params, batch["x"], None, estimation="exact")
   tx = optim.scale_by_kfac(members, params, batch["x"], **EXACT)
@@ -391,7 +395,7 @@ class Normalised(nn.Module):
 @pytest.mark.thorough
 def test_diagonals_of_normalisations_equal_brute_force(kind):
   x = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
-  variables = Normalised(kind).init(jax.random.key(0), x)
+  variables = jax.jit(Normalised(kind).init)(jax.random.key(0), x)
   params = jax.tree.map(lambda p: p + 0.2, variables["params"])
   rest = {k: v for k, v in variables.items() if k != "params"}
   apply = lambda p, x: Normalised(kind).apply({"params": p, **rest}, x)
@@ -426,7 +430,7 @@ class Recurrent(nn.Module):
 @pytest.mark.thorough
 def test_a_recurrent_cell_has_the_factors_of_a_loop_over_time():
   x = jax.random.normal(jax.random.key(0), (6, 5, 3))
-  params = Recurrent(True).init(jax.random.key(1), x)["params"]
+  params = jax.jit(Recurrent(True).init)(jax.random.key(1), x)["params"]
   found = []
   for lifted in (True, False):
     predict = lambda p, b: Recurrent(lifted).apply({"params": p}, b)
@@ -468,7 +472,7 @@ def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   rng = np.random.default_rng(0)
   x = (rng.normal(size=(200, 8)) * np.logspace(-span, span, 8)).astype(np.float32)
   model = nn.Dense(4)
-  params = model.init(jax.random.key(0), 1e-3 * x)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), 1e-3 * x)["params"]
   params = {**params, "kernel": params["kernel"] / np.logspace(-span, span, 8)[:, None]}
   apply = lambda p, x: model.apply({"params": p}, x)
   options = dict(estimation="exact", damping=1e-3, identity_start=False)
@@ -532,7 +536,7 @@ def test_the_leading_part_of_a_matrix_has_the_factors_of_zeros_for_the_rest():
       return nn.Dense(4, name="two")(nn.tanh(x).mean(axis=1))
 
   x = np.random.default_rng(0).normal(size=(6, 3, 5)).astype(np.float32)
-  params = Model(False).init(jax.random.key(0), x)["params"]
+  params = jax.jit(Model(False).init)(jax.random.key(0), x)["params"]
   factors = lambda whole: optim.kfac_factors(
     lambda p, x: Model(whole).apply({"params": p}, x), params, x, None, estimation="exact"
   )
@@ -550,9 +554,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.first(1)
 def test_layers_that_are_no_matrix_over_rows_are_refused(reason):
   x = jnp.ones((2, 2, 4))
-  params = REFUSED[reason].init(jax.random.key(0), x)["params"]
+  params = jax.jit(REFUSED[reason].init)(jax.random.key(0), x)["params"]
   apply = lambda p, x: REFUSED[reason].apply({"params": p}, x)
   with pytest.raises(ValueError, match=f"kernel .*{reason}.*list them in `plain`"):
     optim.kfac_blocks(apply, params, x)

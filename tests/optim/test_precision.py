@@ -48,7 +48,7 @@ def trainer(**options):
   """From a seed of K-FAC's samples to the losses of its steps, on labels that another net gives."""
   x = jax.random.normal(jax.random.key(0), (STEPS, 64, 16))
   y = jnp.argmax(Net().apply(Net().init(jax.random.key(1), x[0]), x), axis=-1)
-  params = Net().init(jax.random.key(2), x[0])["params"]
+  params = jax.jit(Net().init)(jax.random.key(2), x[0])["params"]
   predict = lambda params, batch: Net().apply({"params": params}, batch)
 
   def loss(params, x, y):

@@ -42,6 +42,7 @@ def rsqrt(t, start):
   ],
   ids=str,
 )
+@pytest.mark.first(8)
 def test_values_equal_numpy(form, warmup, length):
   t = np.arange(STEPS + 20)
   schedule = Multiplier(form.__name__, end=0.2, epochs=(4, 8), **warmup).build(STEPS, EPOCH)

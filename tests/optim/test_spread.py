@@ -33,7 +33,7 @@ def mesh(data, model):
 
 @pytest.mark.parametrize("shape", [(2, 2), (8, 1)], ids=str)
 @pytest.mark.parametrize("inverses", [algebra.exact_inverses, algebra.factored_inverses])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_shared_inversions_equal_those_of_one_device(inverses, shape):
   alone = jax.jit(lambda f: inverses(f, 0.1))(factors())
   shared = jax.jit(lambda f: inverses(f, 0.1, mesh(*shape)))(factors())

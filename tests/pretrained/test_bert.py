@@ -81,6 +81,7 @@ def test_every_layer_equals_that_of_transformers(peer):
   check(peer, loaded)
 
 
+@pytest.mark.thorough
 def test_scanned_and_shortened(peer):
   loaded = peer.load()
   model = loaded.model(scan_blocks=True, max_length=9)

@@ -61,6 +61,7 @@ def value(weights):
 
 
 @pytest.mark.parametrize("path", ["w.npz", "unknown/w.npz?key=1", "a%20b/.."])
+@pytest.mark.first(1)
 def test_a_download_is_kept_and_verified(server, tmp_path, path):
   url, cache = f"{server.url}/{path}", tmp_path / "deep" / "cache"
   for _ in range(3):
@@ -123,6 +124,7 @@ def test_a_download_that_broke_off_before_the_end_starts_anew(server, tmp_path, 
     ("page.npz", "holds no weights: it begins with b'<html>Pl'"),
   ],
 )
+@pytest.mark.first(2)
 def test_a_bad_download_is_refused_and_not_kept(server, tmp_path, path, message):
   for _ in range(2):
     with pytest.raises(UserError, match=message) as caught:

@@ -89,7 +89,7 @@ def test_interpolation_does_on_the_new_grid_what_was_done_on_the_old(
 
 @pytest.mark.parametrize("resize", ["", *pretrained.RESIZES])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_equal_grids_change_nothing(tmp_path, family, resize):
   params, weights = saved(tmp_path, family, 32)
   fitted = weights.fit(shapes(FAMILIES[family]()), resize)
@@ -129,7 +129,7 @@ def test_only_square_grids_are_resized(tmp_path):
 # 24 units are no square; nine are, as are the tokens of an image of 24x24 pixels.
 @pytest.mark.parametrize("hidden", [24, 9])
 @pytest.mark.parametrize("resize", ["", *pretrained.RESIZES])
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_a_transposed_kernel_is_named_with_both_shapes(tmp_path, hidden, resize):
   params = random_params(FAMILIES["mixer"](tokens_mlp_dim=hidden))
   first = params["MixerBlock_0"]["token_mixing"]["Dense_0"]
@@ -215,6 +215,7 @@ def test_weights_of_another_family_are_refused(peer):
 
 
 @pytest.mark.parametrize("resize", pretrained.RESIZES)
+@pytest.mark.first(1)
 def test_a_block_of_another_size_is_named(tmp_path, resize):
   params = random_params(FAMILIES["resmlp"]())
   params["ResMlpBlock_1"]["cross_patch"]["kernel"] = np.ones((16, 9), np.float32)

@@ -169,6 +169,7 @@ def test_half_precision(peer):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "backbone.", "module.backbone."])
+@pytest.mark.first(1)
 def test_prefixes_of_training(peer, tmp_path, prefix):
   peer = peer("deit_resmlp")
   arrays = {k: v for k, v in torch_state(peer).items() if not k.startswith("head.")}

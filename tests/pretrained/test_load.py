@@ -22,6 +22,7 @@ def load(peer, **options):
 
 
 @pytest.mark.parametrize("name", PEERS)
+@pytest.mark.first(2)
 def test_one_call_gives_the_peers_model_with_its_gelu_and_epsilons(peer, name):
   peer = peer(name)
   model, params, normalization = load(peer)

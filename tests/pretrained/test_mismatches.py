@@ -13,6 +13,7 @@ PEERS = ("google_mixer", "timm_mixer", "timm_resmlp", "deit_resmlp", "timm_gmlp"
 
 @pytest.mark.parametrize("classes", [5, 7])
 @pytest.mark.parametrize("name", PEERS)
+@pytest.mark.first(3)
 def test_half_a_head_is_refused(peer, name, classes):
   """A fresh head is for files that have none at all."""
   peer = peer(name)
@@ -24,6 +25,7 @@ def test_half_a_head_is_refused(peer, name, classes):
 
 
 @pytest.mark.parametrize("name", PEERS[1:])
+@pytest.mark.first(2)
 def test_messages_have_the_names_in_the_file(peer, name):
   peer = peer(name)
   arrays, template = file_arrays(peer), shapes(peer.model())
@@ -46,6 +48,7 @@ def test_blocks_are_named_together_as_in_the_file(peer):
 @pytest.mark.parametrize(
   "name", ["blocks.0.norm1.alpha", "norm.beta", "blocks.1.gamma_2", "blocks.0.attn.bias"]
 )
+@pytest.mark.first(4)
 def test_vectors_of_another_shape_are_refused(peer, name, shape):
   peer = peer("deit_resmlp")
   arrays = file_arrays(peer)

@@ -32,6 +32,7 @@ def test_a_saved_mixer_has_the_layout_of_googles_file(peer, tmp_path, scan):
     ("gmlp", dict(gelu="exact", layer_norm_epsilon=1e-6, gate_epsilon=1e-4, gating="additive")),
   ],
 )
+@pytest.mark.first(1)
 def test_what_is_saved_comes_back(tmp_path, family, fields):
   model = FAMILIES[family](**fields)
   params = random_params(model)

@@ -168,6 +168,7 @@ def test_a_study_without_published_values_targets_or_panels_has_no_empty_cells(t
   assert line_of(text, "top1 (%)") == ["top1 (%)", "70.00", "70.00"]
 
 
+@pytest.mark.thorough
 def test_origin(opened):
   write_run(opened, "m1-sgd-seed0", (0.6,) * EPOCHS)
   write_run(opened, "m1-sgd-seed1", (0.6,) * EPOCHS, commit=None, ended="2026-01-03T01:00:00+00:00")
@@ -283,6 +284,7 @@ def test_steps_of_a_pair_are_drawn_for_a_task_outside_the_package(tmp_path):
   assert line_of(matrix, "SGD") == ["SGD", "0.05 ± 0"]
 
 
+@pytest.mark.thorough
 def test_an_optimizer_may_be_the_target_of_the_others(tmp_path):
   axes = {"model": ("m1",), "optimizer": ("sgd", "adam")}
   study = Study(title="Title", config=config, axes=axes, seeds=(0, 1), target_of="sgd")

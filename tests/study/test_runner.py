@@ -249,6 +249,7 @@ def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   assert (kinds_of("sgd"), kinds_of("adam")) == (["interrupted"] * 3, ["failed", "done", "done"])
 
 
+@pytest.mark.thorough
 def test_a_cell_whose_tuning_failed_is_told_and_can_be_retried(tmp_path):
   opened = tuned(
     tmp_path,

@@ -97,6 +97,7 @@ def test_it_learns_with_kfac_and_its_weights_start_another_run(config, tmp_path)
   assert pretrained.read(str(file)).num_tokens == 0
 
 
+@pytest.mark.thorough
 def test_weight_decay_leaves_norms_and_biases_out(config):
   config.optimizer = config_lib.optimizer("adamw", learning_rate=0.1, weight_decay=0.5, eps=1.0)
   config.data.flip = False

@@ -50,18 +50,18 @@ def variables(task):
 def test_metrics_are_those_of_numpy(task, variables):
   arrays = task.datasets()["test"].arrays()
   batch = task.prepare(None, arrays, train=False)
-  outputs, labels, *_ = task.predict(variables, batch)
+  outputs, labels, *_ = jax.jit(task.predict)(variables, batch)
   logits, mask = np.asarray(outputs, float), np.arange(9) != 4
   np.testing.assert_array_equal(labels, arrays["label"])
   losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(9), labels]
   ranks = [list(np.argsort(-row)).index(label) for row, label in zip(logits, labels)]
   expected = dict(loss=losses, top1=np.array(ranks) < 1, top5=np.array(ranks) < 5)
-  found = task.evaluate(variables, batch, jnp.array(mask))
+  found = jax.jit(task.evaluate)(variables, batch, jnp.array(mask))
   assert found.keys() == {metric.name for metric in task.metrics} == expected.keys()
   for name, values in expected.items():
     np.testing.assert_allclose(found[name].value(), values[mask].mean(), rtol=1e-5)
     assert found[name].weight == 8
-  loss, aux = task.loss(variables, batch, jax.random.key(0))
+  loss, aux = jax.jit(task.loss)(variables, batch, jax.random.key(0))
   np.testing.assert_allclose(loss.value(), losses.mean(), rtol=1e-5)
   assert aux.metrics.keys() == {"loss", "top1"}
 

@@ -26,6 +26,7 @@ def of(kind, rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.first(2)
 def test_any_split_gives_the_value_of_the_whole(kind):
   expected = KINDS[kind](np.float64(VALUES), WEIGHTS)
   for cuts in ((), (4, 9), range(1, 12)):

@@ -57,7 +57,7 @@ def test_the_parts_of_the_contract_fit_together(waves):
 
 
 def test_padding_of_an_evaluation_does_not_count(waves):
-  variables = waves.init(jax.random.key(0))
+  variables = jax.jit(waves.init)(jax.random.key(0))
   whole = examples(waves, 12, "test")
   padding = dict(x=np.nan, y=np.nan, mask=1)
   padded = {k: np.concatenate([v, np.full_like(v[:4], padding[k])]) for k, v in whole.items()}

@@ -50,6 +50,7 @@ def _cut(tokens, vocabulary, max_length):
 @pytest.mark.parametrize("characters", [10, 2000, 2**20])
 @pytest.mark.parametrize("max_length", [4, 16, 512])
 @pytest.mark.parametrize("mode", sequences.MODES)
+@pytest.mark.first(6)
 def test_documents_equal_plain_python(
   mode, max_length, characters, corpus, vocabulary, texts, tmp_path, monkeypatch
 ):

@@ -98,6 +98,7 @@ def test_a_vocabulary_is_saved_and_read(vocabulary, tmp_path):
   assert "cannot be written" in _error(vocabulary.save, tmp_path / "none" / "vocab.txt")
 
 
+@pytest.mark.thorough
 def test_training_gives_the_same_entries_in_every_process(vocabulary, sentences, tmp_path):
   """The library alone would not: its order of letters is that of a hash table."""
   here = Vocabulary.train(sentences, 1000).words
@@ -115,6 +116,7 @@ def test_training_gives_the_same_entries_in_every_process(vocabulary, sentences,
   assert Vocabulary.read(out).words == here
 
 
+@pytest.mark.thorough
 def test_the_command_names_what_is_missing(tmp_path):
   command = [sys.executable, "-m", "mixer_jax.text", f"--out={tmp_path}/v", f"{tmp_path}/no.txt"]
   done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100)

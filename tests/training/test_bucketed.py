@@ -87,7 +87,7 @@ def test_kfac_takes_batches_of_any_shape(config):
   """Statistics of a batch of one length are those of the same batch with padding."""
   config.optimizer = optimizer_of("kfac")
   run = experiment.build(config)
-  variables = run.task.init(jax.random.key(0))
+  variables = jax.jit(run.task.init)(jax.random.key(0))
   examples = jax.tree.map(lambda x: x[run.order(0)], run.datasets["train"].tree)
   optimizer, states = run.optimizer(), []
   for cut in (run.order.cut, lambda x: x):

@@ -151,6 +151,7 @@ def test_it_does_not_go_back_for_ever(config, tmp_path):
   assert "last good checkpoint: none. Try" in line and line.endswith("or on_nonfinite=skip")
 
 
+@pytest.mark.thorough
 def test_it_does_not_skip_a_whole_epoch(config, tmp_path):
   config.on_nonfinite = "skip"
   child = children.Child(config, tmp_path / "run", poison, (0,))

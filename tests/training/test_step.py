@@ -80,6 +80,7 @@ def test_accumulation_of_images_equals_one_batch(tiny_config):
   assert_close(advanced(tiny_config), one)
 
 
+@pytest.mark.thorough
 def test_a_set_that_does_not_fit_makes_the_steps_of_a_resident_one(monkeypatch):
   resident = advanced(waves())
   monkeypatch.setattr(feed, "DEVICE_BYTES", 0)
@@ -144,6 +145,7 @@ def test_many_steps_a_dispatch_are_the_same_steps():
 
 
 @pytest.mark.parametrize("name", ["adam", "kfac"])
+@pytest.mark.first(1)
 def test_the_model_axis_splits_parameters_and_optimizer_state(name, split_all):
   state = init_state(experiment.build(waves(name, **{"mesh.data": 2, "mesh.model": 4})))
 

@@ -57,6 +57,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
   assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
 
 
+@pytest.mark.thorough
 def test_signals_mean_what_they_meant_afterwards(tmp_path):
   before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
   loop.train(waves(num_steps=1), str(tmp_path))

@@ -74,7 +74,7 @@ def test_a_stream_trains_and_tests_as_a_resident_set(sample_config, tmp_path):
 @pytest.mark.thorough
 def test_eight_devices_test_each_streamed_image_once(sample_config):
   run = experiment.build(sample_config)
-  variables = jax.tree.map(lambda x: x + 0.05, run.task.init(jax.random.key(0)))
+  variables = jax.tree.map(lambda x: x + 0.05, jax.jit(run.task.init)(jax.random.key(0)))
   resident = Evaluator(run)(variables)
   sample_config.mesh.data = 8
   sample_config.data.stream = "always"

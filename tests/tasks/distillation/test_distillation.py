@@ -34,6 +34,7 @@ def closed_form(kind, logits, taught, temperature):
 
 @pytest.mark.parametrize("kind", ["hard", "soft", "consistent"])
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.first(3)
 def test_losses_are_the_closed_forms(kind, temperature):
   logits, taught = np.random.default_rng(0).normal(0, 3, (2, 6, 5))
   found = from_teacher(kind, *(jnp.float32(x) for x in (logits, taught)), temperature)
@@ -89,10 +90,11 @@ def test_the_loss_of_a_batch_is_that_of_numpy(config, kind, weight):
   config.augment.mixup, config.label_smoothing = 0.8, 0.1
   run, variables, batch = started(config)
   loss, aux = jax.jit(run.task.loss)(variables, batch, jax.random.key(0))
-  logits = np.asarray(run.task.model.apply({"params": variables["params"]}, batch["image"]), float)
+  logits = jax.jit(run.task.model.apply)({"params": variables["params"]}, batch["image"])
+  logits = np.asarray(logits, float)
   own, its = (np.array(x) for x in ((config.data.mean, config.data.std), (MEAN, STD)))
   images = ((batch["image"] * own[1] + own[0]) - its[0]) / its[1]
-  taught = run.task.teacher.apply(variables["teacher"], images.astype(np.float32))
+  taught = jax.jit(run.task.teacher.apply)(variables["teacher"], images.astype(np.float32))
   taught = np.asarray(taught, float)
   labels = -(batch["target"] * np.log(softmax(logits))).sum(1)
   share = {"hard": 0.5, "soft": 0.25, "consistent": 1.0}[kind]
@@ -104,6 +106,7 @@ def test_the_loss_of_a_batch_is_that_of_numpy(config, kind, weight):
   np.testing.assert_allclose(aux.metrics["top1"].value(), top1, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_no_gradient_flows_into_the_teacher(config):
   run, variables, batch = started(config)
   loss = lambda teacher: run.task.loss({**variables, "teacher": teacher}, batch, jax.random.key(0))
@@ -136,6 +139,7 @@ def test_the_teacher_answers_as_its_own_run(config, teacher_run):
   assert run.task.host_metrics({}, test) == {"teacher_top1": top1}  # known without the teacher
 
 
+@pytest.mark.thorough
 def test_another_size_is_resized(config):
   config.data.update(resize=16, image_size=16)
   run, variables, batch = started(config)

@@ -77,6 +77,7 @@ def test_the_donor_s_file_may_be_gone_when_a_run_goes_on(donor, config, tmp_path
 
 
 @pytest.mark.parametrize("names", [list("abcd"), list("abc")])
+@pytest.mark.first(1)
 def test_other_classes_get_a_head_of_zeros_and_a_line(donor, config, tmp_path, caplog, names):
   arrays = dict(np.load(config.data.dir))
   arrays |= {k: np.minimum(x, len(names) - 1) for k, x in arrays.items() if "labels" in k}
@@ -100,6 +101,7 @@ def test_another_resolution_takes_a_choice(config):
   assert start_of(config)["MixerBlock_0"]["token_mixing"]["Dense_0"]["kernel"].shape == (16, 32)
 
 
+@pytest.mark.thorough
 def test_scanned_blocks_start_from_those_of_a_run_apart(config):
   apart = start_of(config)["MixerBlock_0"]
   config.model.scan_blocks = True

@@ -63,7 +63,7 @@ def test_metrics_are_numpys_for_any_batch_devices_and_grid(config):
   for batch, devices in ((1, 1), (8, 2), (21, 8)):
     config.eval_batch_size, config.mesh.data = batch, devices
     run = experiment.build(config)
-    variables = run.task.init(jax.random.key(0))
+    variables = jax.jit(run.task.init)(jax.random.key(0))
     found[batch] = {s: Evaluator(run, s)(variables) for s in ("test", "test_64")}
   for split in found[1]:
     arrays = run.datasets[split].arrays()
@@ -85,7 +85,7 @@ def test_metrics_are_numpys_for_any_batch_devices_and_grid(config):
 def test_squares_are_the_squares_of_the_relative_errors(config):
   config.update(loss="square", h1=0.0)
   run = experiment.build(config)
-  variables = run.task.init(jax.random.key(0))
+  variables = jax.jit(run.task.init)(jax.random.key(0))
   arrays = {name: x[:8] for name, x in run.datasets["train"].arrays().items()}
   loss = run.task.loss(variables, arrays, jax.random.key(0))[0].value()
   errors = pictures.errors(arrays["outputs"], run.task.predict(variables, arrays).outputs)
@@ -98,7 +98,7 @@ def test_kfac_sees_the_gradient_of_the_loss(config, form):
   """Squares of its outputs, as a mean over rows, have half or all the gradient of the loss."""
   config.update(loss=form, h1=0.0)
   run = experiment.build(config)
-  variables = run.task.init(jax.random.key(0))
+  variables = jax.jit(run.task.init)(jax.random.key(0))
   batch = {name: jnp.asarray(x[:8]) for name, x in run.datasets["train"].arrays().items()}
   predict, _ = run.task.curvature_view()
 
@@ -151,6 +151,7 @@ def test_the_inverse_problem_has_means_over_cells(folder):
   np.testing.assert_allclose(arrays["outputs"][:, 0, 0], cut, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
   """Of a file with inputs and outputs, an inverse problem reads the outputs."""
   arrays = np.load(folder / "test.npz")
@@ -158,7 +159,7 @@ def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
   for inverse in (False, True):
     config.data.inverse = inverse
     run = experiment.build(config)
-    variables = run.task.init(jax.random.key(0))
+    variables = jax.jit(run.task.init)(jax.random.key(0))
     answers = list(run.task.answer(variables, [str(folder / "test.npz")]))
     given = arrays["u" if inverse else "a"]
     wanted = run.task.predict(variables, {"inputs": given, "outputs": given}).outputs
@@ -170,10 +171,11 @@ def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
     list(run.task.answer(variables, [str(tmp_path / "one.npz")]))
 
 
+@pytest.mark.thorough
 def test_an_exported_file_has_all_that_the_answer_needs(config, tmp_path):
   config.normalise = "pointwise"
   run = experiment.build(config)
-  variables = run.task.init(jax.random.key(0))
+  variables = jax.jit(run.task.init)(jax.random.key(0))
   run.task.export(variables, tmp_path / "weights.npz")
   tree = traverse_util.unflatten_dict(dict(np.load(tmp_path / "weights.npz")), sep="/")
   statistics = tree.pop("normaliser")

@@ -23,6 +23,7 @@ def inputs(n=24):
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("scale, x, y", [(0.55, 0.2, 0.4), (1.9, 0.9, 0.1)])
+@pytest.mark.first(1)
 def test_a_crop_is_pillow_s(scale, x, y, flip):
   rng = np.random.default_rng(1)
   image, mask = rng.integers(0, 256, (40, 48, 3), np.uint8), files.example(rng, (40, 48))[1]
@@ -70,6 +71,7 @@ def test_scales_places_and_mirror_images_have_the_wanted_rates():
   assert abs(np.median(scales) - 1.25) < 0.12
 
 
+@pytest.mark.thorough
 def test_jitter_changes_colours_alone():
   images, masks = inputs(4)
   both = []

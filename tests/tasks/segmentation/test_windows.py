@@ -28,6 +28,7 @@ def function(images):
 
 
 @pytest.mark.parametrize("size", [(6, 6), (6, 13), (14, 9), (4, 8)])
+@pytest.mark.first(1)
 def test_overlapping_answers_are_averaged(size):
   images = np.random.default_rng(0).normal(size=(2, *size, 3)).astype(np.float32)
   rows, columns = (max(n, 6) for n in size)

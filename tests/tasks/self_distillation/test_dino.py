@@ -104,6 +104,7 @@ def test_steps_are_those_of_the_paper(task, steps):
     np.testing.assert_allclose(aux.metrics["spread"].value(), spread, rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_what_kfac_sees_has_the_loss_as_its_weighted_mean(task, steps):
   variables, batch, _, _ = steps[3]
   predict, layout = task.curvature_view()
@@ -178,7 +179,7 @@ def test_small_views_of_another_size_are_for_models_of_any_number_of_tokens(conf
   config.model.patch_communication = "depthwise"
   task = tasks.find("self_distillation")(config)
   arrays = jax.tree.map(lambda x: x[:4], task.datasets()["train"].arrays())
-  variables = task.init(jax.random.key(0))
+  variables = jax.jit(task.init)(jax.random.key(0))
 
   def loss(key):
     return task.loss(variables, task.prepare(key, arrays, train=True), key)[0].value()

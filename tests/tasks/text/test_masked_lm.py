@@ -149,7 +149,7 @@ def test_pictures_show_matrices_and_attention(config_of):
   config = config_of("masked_lm", "amlp_text_small", field="sentence")
   config.model.update(num_blocks=2)
   task = tasks.find("masked_lm")(config)
-  variables = task.init(jax.random.key(0))
+  variables = jax.jit(task.init)(jax.random.key(0))
   drawn = task.pictures(variables, task.datasets()["test"])
   assert set(drawn) == {"spatial", "filters", "attention"}
   kernel = variables["params"]["encoder"]["GmlpBlock_1"]["spatial_gating"]["Dense_0"]["kernel"]

@@ -63,6 +63,7 @@ def test_all_tokens_are_chosen_equally_often():
   assert np.abs(counts - expected).max() < 5 * expected**0.5
 
 
+@pytest.mark.thorough
 def test_a_sequence_without_words_has_none_to_find():
   keys = jax.random.split(jax.random.key(0), 2)
   ids = jnp.full((2, 8), 9)

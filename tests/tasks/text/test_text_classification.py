@@ -109,14 +109,14 @@ def test_other_forms_of_a_trained_encoder(config_of):
   ids = np.random.default_rng(0).integers(0, 20, (3, 16)).astype(np.int32)
   real = ids > 1
   donor = built(segments=2)
-  params = donor.init(jax.random.key(0), ids, real)["params"]
+  params = jax.jit(donor.init)(jax.random.key(0), ids, real)["params"]
   expected = donor.apply({"params": params}, ids, real)
   own = built(scan_blocks=True)
-  fresh = {"encoder": own.init(jax.random.key(1), ids, real)["params"], "head": {}}
+  fresh = {"encoder": jax.jit(own.init)(jax.random.key(1), ids, real)["params"], "head": {}}
   start = encoders.started(fresh, {"encoder": params}, None, "donor")
   found = own.apply({"params": start["encoder"]}, ids, real)
   np.testing.assert_allclose(found[real], expected[real], rtol=1e-4, atol=1e-5)
-  shallow = {"encoder": built(num_blocks=1).init(jax.random.key(1), ids, real)["params"]}
+  shallow = {"encoder": jax.jit(built(num_blocks=1).init)(jax.random.key(1), ids, real)["params"]}
   with pytest.raises(UserError, match="donor does not fit the model: left over are GmlpBlock_1"):
     encoders.started(shallow, {"encoder": params}, None, "donor")
 
@@ -134,7 +134,7 @@ def test_pairs_are_told_apart_by_segments(config_of):
     assert second == real.sum() - 1
     np.testing.assert_array_equal(segments[real], np.arange(second + 1) > first)
   logits = lambda batch: np.asarray(run.task.predict(variables, batch).outputs)
-  variables = run.task.init(jax.random.key(0))
+  variables = jax.jit(run.task.init)(jax.random.key(0))
   kernel = variables["params"]["head"]["kernel"]
   variables["params"]["head"]["kernel"] = jax.random.normal(jax.random.key(1), kernel.shape)
   variables["params"]["encoder"]["segment_types"]["embedding"] *= 50.0
@@ -154,7 +154,7 @@ def test_padding_counts_in_no_factor(config, pooling):
   whole = {k: x[:, :6] if x.ndim == 2 else x for k, x in padded.items()}
   rng = np.random.default_rng(0)
   shake = lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32)
-  params = jax.tree.map(shake, task.init(jax.random.key(0))["params"])
+  params = jax.tree.map(shake, jax.jit(task.init)(jax.random.key(0))["params"])
   predict = lambda params, batch: task.predict({"params": params}, batch)
   curvature = Curvature(predict, params, padded, estimation="empirical")
   found, expected = (jax.jit(curvature.estimate)(params, b) for b in (padded, whole))

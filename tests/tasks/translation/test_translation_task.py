@@ -235,7 +235,7 @@ def test_cross_attention_is_that_of_numpy():
     def __call__(self, x, y):
       return Block(name="DecoderBlock_0")(x, y)
 
-  variables = Net().init(jax.random.key(0), x, y)
+  variables = jax.jit(Net().init)(jax.random.key(0), x, y)
   own = variables["params"]["DecoderBlock_0"]["cross_attention"]
   own["query"]["kernel"], own["key"]["kernel"] = kernels
   found = pictures.attention_maps(Net().apply, 2, variables, x, y)["DecoderBlock_0"]
