@@ -5,7 +5,7 @@
 
 DATASET is cifar10, cifar100, oxford_flowers102, oxford_iiit_pet, cars196 or another name of TFDS;
 sample; or folder, with --config.data.dir. MODEL is that of the weights, resmlp_s12 by default. An
-empty --config.pretrained= trains from scratch. RECIPE is
+empty --config.pretrained= trains from scratch, with sizes as --config.model.hidden_dim. RECIPE is
 
 deit: SGD at 0.01 and batch 768 for 1,000 epochs at 224, without erasing and stochastic depth, else
   the recipe of pre-training: DeiT's transfer, which ResMLP's paper repeats (Touvron et al., 2021,
@@ -16,8 +16,7 @@ mixer: SGD with clipped gradients, batch 512, no decay, crops and flips alone (T
   Appendix B.1.1); 2,500 for sets that it leaves out. Rates were tuned there: 0.01 is one of four.
   448 pixels take --config.data.image_size=448 --config.data.resize=512
   --config.resize_tokens=block_diagonal.
-small: two cores, images of 32x32, from a run of configs/resmlp_cifar.py, or of another model, whose
-  sizes are then taken from the run; settings of our own.
+small: two cores, images of 32x32, from a run, whose sizes the model has; settings of our own.
 
 Others of use: --config.layer_decay=0.75, --config.freeze=backbone.
 """
@@ -70,8 +69,6 @@ def _mixer(config):
 
 
 def _small(config):
-  if config.model.name == "resmlp_s12":  # as in configs/resmlp_cifar.py
-    config.model.update(patch_size=4, hidden_dim=128, num_blocks=6, channels_mlp_dim=512)
   config.optimizer = config_lib.optimizer("adamw", learning_rate=1e-3, weight_decay=0.05)
   config.schedule.update(name="cosine", warmup_epochs=1.0)
   config.augment.smallest_area = 0.25
