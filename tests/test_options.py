@@ -115,7 +115,7 @@ def test_a_group_of_several_takes_the_options_of_the_chosen_one():
   config.common = 1
   options.check(config, several, "group", also)
   config.name = "tree"
-  assert message(config, several, also=also) == "group.name is 'tree'; allowed: three"
+  assert message(config, several, also=also) == "group.name is 'tree'; allowed: one, three"
   config = options.group(several, "one")
   config.length = (0, 0, 1)
   refused = message(config, several)

@@ -131,7 +131,8 @@ class BucketOrder:
     padding = 1 - self.lengths[np.concatenate(batches)].sum() / cells
     used = {len(ids) for ids in batches}
     named = ", ".join(f"{size}x{length}" for size, length in self.shapes.items() if size in used)
-    return f"{len(used)} shapes of batches: {named}; {padding:.1%} padding"
+    number = "one shape" if len(used) == 1 else f"{len(used)} shapes"
+    return f"{number} of batches: {named}; {padding:.1%} padding"
 
 
 # An epoch is asked for step after step.

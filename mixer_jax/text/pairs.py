@@ -76,13 +76,17 @@ def pairs(
     rows, where = _read_tfds(path, own, split, data_dir, others), f"{path}, {split!r}"
   else:
     where = str(pathlib.Path(path).expanduser().absolute())
-    rows = (_read_table if where.lower().endswith(_TABLES) else _read_files)(where, own)
+    rows = (_read_table if _is_table(where) else _read_files)(where, own)
   stripped = [(a.strip(), b.strip()) for a, b in rows]
   kept = [pair for pair in stripped if all(pair)]
   if not kept:
     raise UserError(f"{where}: has no pair of sentences")
   sources, targets = map(list, zip(*kept))
   return Pairs(where, own, sources, targets, len(stripped) - len(kept))
+
+
+def _is_table(path: str | pathlib.Path) -> bool:
+  return str(path).lower().endswith(_TABLES)
 
 
 def _read_table(path: str, languages: tuple[str, str]) -> Iterator[list[str]]:
@@ -106,7 +110,10 @@ def _found(path: str) -> pathlib.Path:
   """The file, or that with .gz or .xz."""
   there = [p for packed in _PACKED if (p := pathlib.Path(path + packed)).is_file()]
   if not there:
-    raise UserError(f"{path}: no such file, nor one with .gz or .xz")
+    stem = pathlib.Path(path).with_suffix("")
+    tables_there = [p.name for p in sorted(stem.parent.glob(f"{stem.name}.*")) if _is_table(p)]
+    table = f"; the split may be the table {tables_there[0]!r}" if tables_there else ""
+    raise UserError(f"{path}: no such file, nor one with .gz or .xz{table}")
   return there[0]
 
 

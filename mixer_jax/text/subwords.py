@@ -70,7 +70,7 @@ class Subwords:
       min_frequency: of pairs of entries that become one.
 
     Raises:
-      UserError: `size` is too small for the bytes.
+      UserError: `size` is too small for the bytes, or no pair of letters comes often enough.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -88,6 +88,9 @@ class Subwords:
       tokenizer.train_from_iterator(map(clean, documents), trainer)
     # A new one: entries that were given would be found in texts as wholes.
     model = json.loads(tokenizer.to_str())["model"]
+    if not model["merges"] and size > least:
+      why = f"no two letters of the text come {min_frequency} times together"
+      raise UserError(f"there is no vocabulary to learn: {why}")
     made = Tokenizer(models.BPE(model["vocab"], [tuple(pair) for pair in model["merges"]]))
     made.decoder = decoders.ByteLevel()
     return cls(made)

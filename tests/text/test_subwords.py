@@ -115,6 +115,9 @@ def test_the_command_reads_aligned_files_and_columns(tmp_path):
 
 
 def test_bad_vocabularies_are_a_line(vocabulary, tmp_path):
+  for texts in ([], ["", " "], ["ab", "cd"]):
+    with pytest.raises(UserError, match="no two letters of the text come 2 times together"):
+      Subwords.train(texts, 300)
   def error(call, *args):
     with pytest.raises(UserError) as caught:
       call(*args)
