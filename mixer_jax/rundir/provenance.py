@@ -66,6 +66,14 @@ def read(directory: pathlib.Path) -> list[dict[str, Any]]:
   raise UserError(f"{path} is not the record of a run's sessions; move it away to go on without")
 
 
+def check_data(directory: pathlib.Path, examples: int) -> None:
+  """A UserError if a run would go on with another number of training examples than it had."""
+  match read(directory):
+    case [*_, {"data": {"train": int(before)}}] if before != examples:
+      had = f"{directory} was trained on {before:,} examples, and the training set has {examples:,}"
+      raise UserError(f"{had}: take the same data to resume, or another --workdir")
+
+
 def commit() -> str | None:
   """The commit of this package, "-dirty" if it was changed; None outside its own clone."""
   git = ["git", "-C", str(pathlib.Path(mixer_jax.__file__).parent)]

@@ -62,7 +62,9 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     stack.enter_context(contextlib.closing(saved))
     started = saved.latest() is not None
     processes.lead(lambda: directory_lib.store_config(directory, config, started))
-    if not started:
+    if started:
+      processes.lead(lambda: provenance.check_data(directory, len(run.datasets["train"])))
+    else:
       files = tasks.find(config.task).files(config)
       processes.lead(lambda: directory_lib.keep_files(directory, files))
     again = "the same --config and overrides with this --workdir resume"
