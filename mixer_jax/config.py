@@ -5,9 +5,10 @@ default of the model or optimizer that its group names.
 """
 
 import dataclasses
-from typing import Annotated, Any, Mapping
+from typing import Annotated, Any, Mapping, Sequence
 
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import optim, options, tasks
 from mixer_jax.errors import UserError, told
@@ -223,3 +224,38 @@ def small_deit(config: ConfigDict) -> None:
   config.augment.update(smallest_area=0.08, mix="example")
   config.model.stochastic_depth, config.ema_decay = 0.05, 0.998
   config.schedule.warmup_epochs = 2.0
+
+
+def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
+  """Sets fields, in place, by "field=value" as `--config.field=value` of a command line does.
+
+  A UserError if there is no such field, or it does not take the value.
+  """
+  for assignment in assignments:
+    values, argument = flags.FlagValues(), f"--config.{assignment}"
+    field = assignment.partition("=")[0]
+    try:
+      config_flags.DEFINE_config_dict(
+        "config",
+        _only(config, field),
+        flag_values=values,
+        lock_config=False,
+        sys_argv=["", argument],
+      )
+      values(["", argument])
+    except (KeyError, AttributeError) as e:
+      raise UserError(f"override {assignment}: the config has no field {field}") from e
+    except (flags.Error, TypeError, ValueError) as e:
+      raise UserError(f"override {assignment}: {' '.join(str(e).split())}") from e
+  return config
+
+
+def _only(config: ConfigDict, field: str) -> ConfigDict:
+  """A config of this field alone, which shares its value: a flag prints all of its config twice."""
+  *groups, leaf = field.split(".")
+  for name in groups:
+    config = config[name]
+  only = ConfigDict({leaf: config.get_ref(leaf)})
+  for name in reversed(groups):
+    only = ConfigDict({name: only})
+  return only

@@ -1,8 +1,10 @@
 """Exact metrics of a run's checkpoint on its test sets.
 
 python -m mixer_jax.evaluate --workdir=DIR [--checkpoint=latest|best|STEP|mean:N] [--split=NAME]
-    [--test_sets=NAME=PLACE,...] [--test_labels=NAME=FILE.json,...]
+    [--test_sets=NAME=PLACE,...] [--test_labels=NAME=FILE.json,...] [--set=FIELD=VALUE ...]
 """
+
+from typing import Sequence
 
 from absl import flags
 
@@ -17,13 +19,14 @@ def evaluate(
   which: str = "latest",
   data_dir: str | None = None,
   split: str | None = None,
+  overrides: Sequence[str] = (),
   **data: str | None,
 ) -> dict[str, dict[str, float]]:
   """Metrics of a checkpoint by split, equal to those that training logged.
 
   They are of one split, or of all but the training set; for the rest see `restore`.
   """
-  run, variables, step = restore(path, which, data_dir, **data)
+  run, variables, step = restore(path, which, data_dir, overrides, **data)
   if split and split not in run.datasets:
     raise UserError(f"--split is {split!r}; allowed: {', '.join(run.datasets)}")
   scorers = evaluators(run, [split] if split else ())
@@ -35,13 +38,15 @@ def main(_: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
   compilation.keep_in(options.compilation_cache)
   further = dict(test_sets=options.test_sets, test_labels=options.test_labels)
-  found = evaluate(path, options.checkpoint, options.data_dir, options.split, **further)
+  found = evaluate(
+    path, options.checkpoint, options.data_dir, options.split, options.set, **further
+  )
   for split, metrics in found.items():
     print(f"{split}  " + "  ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
 
 
 if __name__ == "__main__":
-  cli.define("workdir", "checkpoint", "data_dir", "compilation_cache")
+  cli.define("workdir", "checkpoint", "data_dir", "set", "compilation_cache")
   flags.DEFINE_string("test_sets", None, "Further test sets, in the place of data.test_sets.")
   flags.DEFINE_string("test_labels", None, "Their labels, in the place of data.test_labels.")
   flags.DEFINE_string("split", None, "One of the run's splits; default: all test sets.")

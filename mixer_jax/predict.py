@@ -1,12 +1,16 @@
 """Predictions of a run's checkpoint: for inputs of yours, or for a whole split.
 
 python -m mixer_jax.predict --workdir=DIR cat.jpg dog.png       # a JSON object a line
+python -m mixer_jax.predict --workdir=DIR --inputs=FILE         # likewise, an input a line; -: stdin
 python -m mixer_jax.predict --workdir=DIR --split=test --out=predictions.npz
 python -m mixer_jax.predict --workdir=DIR --split=test --out=translations.txt   # of texts
+
+--set=FIELD=VALUE changes a field of the config on which training does not depend, such as `beams`.
 """
 
 import json
 import pathlib
+import sys
 from typing import Any, Callable, Mapping, Sequence
 
 from absl import flags
@@ -45,24 +49,33 @@ def _of_all(run: Experiment, variables: Any, split: str, function: Callable) -> 
 
 
 def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
-  """Writes the first texts into `out`, others, such as "references", beside it."""
+  """Writes the first texts into `out`, others, such as "references", beside it; a line for each."""
   for i, (name, lines) in enumerate(texts.items()):
     path = f"{out.removesuffix('.txt')}.{name}.txt" if i else out
     with told(f"{path}: cannot be written", OSError):
-      pathlib.Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+      whole = "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
+      pathlib.Path(path).write_text(whole, encoding="utf-8")
     print(f"{path}: {len(lines):,} {name}")
+
+
+def _lines(path: str) -> list[str]:
+  """The lines of a file, or of the standard input, that are not blank."""
+  with told(f"--inputs={path}", OSError, UnicodeError):
+    text = sys.stdin.read() if path == "-" else pathlib.Path(path).read_text(encoding="utf-8-sig")
+  return [line for line in text.splitlines() if line.strip()]
 
 
 def main(argv: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
-  if bool(argv[1:]) == bool(options.out):
+  inputs = argv[1:] + (_lines(options.inputs) if options.inputs else [])
+  if bool(inputs) == bool(options.out):
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
   if options.out and not options.out.endswith((".npz", ".txt")):
     raise UserError(f"--out is {options.out!r}; predictions are saved as .npz, texts as .txt")
-  run, variables, _ = restore(path, options.checkpoint, options.data_dir)
-  if argv[1:]:
-    for answer in run.task.answer(variables, argv[1:]):
-      print(json.dumps(answer), flush=True)
+  run, variables, _ = restore(path, options.checkpoint, options.data_dir, options.set)
+  if inputs:
+    for answer in run.task.answer(variables, inputs):
+      print(json.dumps(answer, ensure_ascii=False), flush=True)
     return
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
@@ -76,7 +89,8 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  cli.define("workdir", "checkpoint", "data_dir")
+  cli.define("workdir", "checkpoint", "data_dir", "set")
+  flags.DEFINE_string("inputs", None, "Text file with an input on each line; -: standard input.")
   flags.DEFINE_string("split", "test", "The split that is predicted into --out.")
   flags.DEFINE_string("out", None, "File to write, ending in .npz, or in .txt for texts.")
   cli.run(main, arguments=True)

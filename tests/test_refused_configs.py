@@ -10,7 +10,6 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim, options
 from mixer_jax.errors import UserError
-from mixer_jax.study import plan
 from tests.test_configs import load
 
 # Values of another type, by the option's.
@@ -142,7 +141,7 @@ def test_names_of_groups(path):
 def test_unknown_and_missing_fields(group):
   config = load("sgd_cifar10")
   with pytest.raises(UserError, match=f"override {group}new=1: the config has no field {group}new"):
-    plan.override(config, [f"{group}new=1"])
+    config_lib.override(config, [f"{group}new=1"])
   put(config, f"{group}new", 1)
   noun = {"model.": "option of mixer_b4", "optimizer.": "option of sgd"}.get(
     group, "field of a config"
@@ -195,7 +194,7 @@ def test_unknown_and_missing_fields(group):
   ],
 )  # fmt: skip
 def test_contradictions(name, overrides, message):
-  assert message in refusal(plan.override(load(name), overrides))
+  assert message in refusal(config_lib.override(load(name), overrides))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,7 @@ def test_contradictions(name, overrides, message):
   ],
 )  # fmt: skip
 def test_apparent_contradictions_are_taken(overrides):
-  assert refusal(plan.override(load("quickstart"), overrides)) is None
+  assert refusal(config_lib.override(load("quickstart"), overrides)) is None
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_apparent_contradictions_are_taken(overrides):
 )  # fmt: skip
 def test_assignments_of_no_meaning_are_refused(assignment):
   with pytest.raises(UserError) as caught:
-    config_lib.check(plan.override(load("quickstart"), [assignment]))
+    config_lib.check(config_lib.override(load("quickstart"), [assignment]))
   assert "\n" not in str(caught.value)
 
 

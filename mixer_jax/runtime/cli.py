@@ -23,6 +23,7 @@ _SHARED = {
   "workdir": "Directory of the run.",
   "checkpoint": '"latest", "best", a step, or "mean:N", the mean parameters of the N latest.',
   "data_dir": "Where the data are now; default: as trained.",
+  "set": "FIELD=VALUE of the config, for a field on which training does not depend.",
   "compilation_cache": "Directory of compiled programs, '' for none; see docs/compilation.md.",
 }
 # As ml_collections words them.
@@ -34,6 +35,9 @@ flags.disclaim_key_flags()  # they are the command's own in --help
 def define(*names: str) -> None:
   """Defines flags that several commands have."""
   for name in names:
+    if name == "set":
+      flags.DEFINE_multi_string(name, [], _SHARED[name])
+      continue
     flags.DEFINE_string(name, "latest" if name == "checkpoint" else None, _SHARED[name])
 
 

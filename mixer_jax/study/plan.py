@@ -9,8 +9,7 @@ import re
 import runpy
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
@@ -150,7 +149,7 @@ class Study:
     [run] = self.select(name)
     config = self.config(**dict(zip(self.axes, run.cell)))
     config.seed = run.seed
-    return override(config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {}))
+    return config_lib.override(config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {}))
 
   def planned(self, assignments: Sequence[str]) -> list[Run]:
     """All runs with their configs and a user's overrides, "[VALUE:]field=value".
@@ -175,7 +174,7 @@ class Study:
       for run in concerned:
         own[run.name].append(f"{field}={value}")
     for i, run in enumerate(runs):
-      config = json.loads(override(self.run_config(run.name), own[run.name]).to_json())
+      config = json.loads(config_lib.override(self.run_config(run.name), own[run.name]).to_json())
       runs[i] = dataclasses.replace(run, overrides=tuple(own[run.name]), config=config)
     names = sorted({run.config["task"] for run in runs})
     if len({tasks.find(name).metrics[0] for name in names}) > 1:
@@ -185,43 +184,8 @@ class Study:
 
 
 def settings(fields: Mapping[str, Any]) -> list[str]:
-  """Fields and values as "field=value", the form of `override` and of the command line."""
+  """Fields and values as "field=value", the form of `config.override` and of the command line."""
   return [f"{field}={value}" for field, value in fields.items()]
-
-
-def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
-  """Sets fields, in place, by "field=value" as `--config.field=value` of `mixer_jax.main` does.
-
-  A UserError if there is no such field, or it does not take the value.
-  """
-  for assignment in assignments:
-    values, argument = flags.FlagValues(), f"--config.{assignment}"
-    field = assignment.partition("=")[0]
-    try:
-      config_flags.DEFINE_config_dict(
-        "config",
-        _only(config, field),
-        flag_values=values,
-        lock_config=False,
-        sys_argv=["", argument],
-      )
-      values(["", argument])
-    except (KeyError, AttributeError) as e:
-      raise UserError(f"override {assignment}: the config has no field {field}") from e
-    except (flags.Error, TypeError, ValueError) as e:
-      raise UserError(f"override {assignment}: {' '.join(str(e).split())}") from e
-  return config
-
-
-def _only(config: ConfigDict, field: str) -> ConfigDict:
-  """A config of this field alone, which shares its value: a flag prints all of its config twice."""
-  *groups, leaf = field.split(".")
-  for name in groups:
-    config = config[name]
-  only = ConfigDict({leaf: config.get_ref(leaf)})
-  for name in reversed(groups):
-    only = ConfigDict({name: only})
-  return only
 
 
 def load(path: str) -> Study:

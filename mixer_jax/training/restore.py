@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
+from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
@@ -24,13 +26,18 @@ class Restored(NamedTuple):
 
 
 def restore(
-  path: str, which: str = "latest", data_dir: str | None = None, **data: str | None
+  path: str,
+  which: str = "latest",
+  data_dir: str | None = None,
+  overrides: Sequence[str] = (),
+  **data: str | None,
 ) -> Restored:
   """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
 
   "mean:5" is the latest with the mean of the parameters of the five latest, as in "Attention is all
   you need" (Vaswani et al., 2017, Section 6.1). `data_dir` and further fields of `data` replace the
-  config's, unless they are None. A UserError: no run, no such checkpoint, or no data.
+  config's, unless they are None; so do `overrides`, "field=value", of fields on which training does
+  not depend. A UserError: no run, no such checkpoint, no data, or another field.
   """
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
@@ -41,6 +48,7 @@ def restore(
     mesh.update(data=-1, model=1)
   if changes := {k: v for k, v in {"dir": data_dir, **data}.items() if v is not None}:
     config.data.update(changes)
+  _override(config, overrides)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which)  # a missing one is told before data are read
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
@@ -51,6 +59,15 @@ def restore(
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
   step, variables = _variables(saved, which, where, expected)
   return Restored(run, variables, step)
+
+
+def _override(config: ConfigDict, overrides: Sequence[str]) -> None:
+  free = config_lib.free_fields(config)
+  for assignment in overrides:
+    if assignment.partition("=")[0] not in free:
+      raise UserError(f"--set is {assignment!r}; allowed: {', '.join(sorted(free))}")
+  if overrides:
+    config_lib.check(config_lib.override(config, overrides))
 
 
 def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]]:

@@ -70,6 +70,23 @@ def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences
   with pytest.raises(UserError, match=r"optimizer.learning_rate was 0.1, is 0.5\."):
     loop.train(config, str(tmp_path))
 
+  row = json.loads(before.splitlines()[-1])
+  found = evaluate.evaluate(str(tmp_path), overrides=["eval_batch_size=7"])
+  assert found["test"]["error"] == pytest.approx(row["test/error"], rel=1e-6)
+  with pytest.raises(UserError, match="--set is 'seed=1'; allowed: .*eval_batch_size, "):
+    evaluate.evaluate(str(tmp_path), overrides=["seed=1"])
+  with pytest.raises(UserError, match="eval_batch_size is 0; allowed: 1 or more"):
+    evaluate.evaluate(str(tmp_path), overrides=["eval_batch_size=0"])
+
+
+def test_other_data_are_refused(tmp_path):
+  config = waves()
+  loop.train(config, str(tmp_path))
+  record = tmp_path / "run.json"
+  record.write_text(record.read_text().replace('"train": 256', '"train": 255'))
+  with pytest.raises(UserError, match="was trained on 255 examples, and the training set has 256"):
+    loop.train(config, str(tmp_path))
+
 
 def test_a_directory_of_somebody_else_is_refused(tmp_path):
   foreign, begun = tmp_path / "foreign", tmp_path / "begun"

@@ -28,9 +28,9 @@ class TranslationOptions:
   """Fields of the config itself."""
 
   label_smoothing: Annotated[float, Option("share of all tokens in the target", 0, 0.9)] = 0.1
-  eval_beams: Annotated[int, Option("likewise, of evaluations", 1, 1000)] = 1
   beams: Annotated[int, Option(_BEAMS, 1, 1000, free=True)] = 4
-  length_penalty: Annotated[float, Option("alpha of GNMT's length penalty", 0, 10)] = 0.6
+  eval_beams: Annotated[int, Option("likewise, of evaluations", 1, 1000)] = 1
+  length_penalty: Annotated[float, Option("alpha of GNMT's length penalty", 0, 10, free=True)] = 0.6
   bleu_tokenizer: one_of("words of sacrebleu, by its names", bleu.TOKENIZERS) = "13a"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, tasks
+from mixer_jax import experiment, predict, tasks
 from mixer_jax.data.dataset import Arrays, Bucketed
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import metrics_file, provenance
@@ -175,10 +175,19 @@ def test_a_run_learns_and_its_files_have_its_bleu(config, folder, tmp_path):
   [(printed, signature)] = re.findall(r"BLEU ([\d.]+) with 4 beams \((.*)\)", said.out)
   assert float(printed) == round(score["score"], 2)
   assert score["signature"] == signature == session["data"]["bleu"]
-  said = children.command(log, "predict", f"--workdir={run}", "two four", " one ")
+  (tmp_path / "lines.txt").write_text("two four\n\n one \n\u043e\n")
+  greedy = ("--set=beams=1", f"--inputs={tmp_path}/lines.txt")
+  said = children.command(log, "predict", f"--workdir={run}", *greedy, "three")
   answers = [json.loads(line) for line in said.out.splitlines()]
-  assert [answer["text"] for answer in answers] == ["two four", " one "]
+  assert [answer["text"] for answer in answers] == ["three", "two four", " one ", "\u043e"]
+  assert "\u043e" in said.out
   assert all(answer["score"] < 0 and answer["translation"] for answer in answers)
+
+
+def test_a_text_takes_a_line_of_its_file(tmp_path):
+  out = tmp_path / "found.txt"
+  predict._write_texts({"translations": ["a", "b"], "references": ["c\nd", "e\r"]}, str(out))
+  assert (out.read_text(), (tmp_path / "found.references.txt").read_text()) == ("a\nb\n", "c d\ne\n")
 
 
 def test_the_command_line_of_sacrebleu_gives_the_same(tmp_path):
@@ -274,6 +283,9 @@ def test_mistakes_are_one_line(config, folder, monkeypatch):
   refused("no tokenizer.json", **{"data.vocabulary": str(folder / "val.en")})
   refused("'en' and 'en'; allowed: two", **{"data.target_language": "en"})
   refused("train.fr: no such file", **{"data.target_language": "fr"})
+  (folder / "few.tsv").write_text("en\tde\none\teins\n")
+  refused("few.en: no such file.* may be the table 'few.tsv'", **{"data.train_split": "few"})
+  refused("data.dir is .*, but data.name is 'sample'", **{"data.name": "sample"})
   refused("every training pair is longer", **{"data.max_length": 4, "data.train_split": "long"})
   refused("num_heads 3 does not divide", **{"model.num_heads": 3})
   refused("batch_tokens is 100; allowed: at least", **{"data.batch_tokens": 100})
