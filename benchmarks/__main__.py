@@ -6,7 +6,17 @@ from absl import flags
 from ml_collections import config_flags
 
 from benchmarks import compile as compile_benchmark
-from benchmarks import dispatch, inference, optimizers, peers, scaling, text_peers, train, updates
+from benchmarks import (
+  dispatch,
+  inference,
+  optimizers,
+  peers,
+  scaling,
+  text_peers,
+  train,
+  translation_peers,
+  updates,
+)
 from benchmarks import input as input_benchmark
 from mixer_jax.runtime import cli
 
@@ -21,13 +31,14 @@ _COMMANDS = {
   "zoo": inference.zoo,
   "peers": peers.main,
   "text_peers": text_peers.main,
+  "translation_peers": translation_peers.main,
   "scaling": scaling.main,
 }
 
 
 def _run(command, argv: list[str]) -> None:
   del argv
-  if command is not text_peers.main:  # its models are encoders of text
+  if command not in (text_peers.main, translation_peers.main):  # whose models are of text
     train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
   command(flags.FLAGS)
 
@@ -46,7 +57,7 @@ if __name__ == "__main__":
     lower_bound=1,
   )
   flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation of --models.")
-  flags.DEFINE_integer("max_length", 128, "Tokens of a sequence of text_peers.", lower_bound=4)
+  flags.DEFINE_integer("max_length", 128, "Tokens of a sequence of text.", lower_bound=4)
   flags.DEFINE_multi_integer(
     "workers", [1, 2], "Numbers of worker processes of streamed input.", lower_bound=0
   )

@@ -212,6 +212,17 @@ class Worker:
     self._process.wait()
 
 
+def turns(workers: dict[str, Worker], call: str, rounds: int) -> dict[str, list[float]]:
+  """Seconds of a call by worker, round by round, after two rounds that warm up."""
+  seconds = {name: [] for name in workers}
+  for i in range(rounds + 2):
+    for name, worker in workers.items():
+      taken = worker(call)
+      if i >= 2:
+        seconds[name].append(taken)
+  return seconds
+
+
 def has(python: str, *modules: str) -> bool:
   """Whether modules are installed there."""
   if python == sys.executable:
@@ -247,12 +258,7 @@ def _compare(model: str, pythons: dict[str, str], options: Any) -> None:
 
   def rows():
     for call in ("forward", "step"):
-      seconds = {name: [] for name in workers}
-      for i in range(options.rounds + 2):  # two warm up
-        for name, worker in workers.items():
-          taken = worker(call)
-          if i >= 2:
-            seconds[name].append(taken)
+      seconds = turns(workers, call, options.rounds)
       for name, own in seconds.items():
         over_ours = ratio(own, seconds["ours"])
         all_rounds = " ".join(f"{s:.3f}" for s in own)

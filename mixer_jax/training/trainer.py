@@ -80,6 +80,7 @@ class Trainer:
         args = (self.state, *next(self._windows), self.run.numbers)
         sizes = jax.tree.leaves(args[2])[0].shape[:2]
         if sizes not in self._programs:
+          print("compiling a step ... ", end="", flush=True)
           before, program = time.perf_counter(), step_lib.make_train_steps(self.run)
           self._programs[sizes] = program.lower(*args).compile()
           compiling += (took := time.perf_counter() - before)
