@@ -5,8 +5,8 @@
 
 Two cores train on the 5,000 images of the bundled sample, or on CIFAR-10. `old_fashioned` has padded
 crops and flips alone. `deit` is the recipe of `configs/resmlp_imagenet.py`, with random areas of the
-stored images, shares and boxes drawn for each example, a shorter warm-up, and an average of the
-parameters over fewer steps. Larger images take
+stored images, shares and boxes drawn for each example, a shorter warm-up, an average of the
+parameters over fewer steps, and AdamW. Larger images take
 
   --config.data.name=folder --config.data.dir=DIR --config.data.stored_size=64 \
       --config.data.image_size=64 --config.model.patch_size=8
@@ -30,6 +30,6 @@ def get_config(recipe="deit"):
   if recipe == "deit":
     config_lib.small_deit(config)
   else:
-    config.optimizer = config_lib.optimizer("lamb", learning_rate=5e-3, weight_decay=0.05)
+    config.optimizer = config_lib.optimizer("adamw", learning_rate=5e-3, weight_decay=0.05)
     config.schedule.update(name="cosine", warmup_epochs=2.0)
   return config
