@@ -51,7 +51,9 @@ class Multiplier:
     field = "warmup_steps" if self.warmup_steps else "warmup_epochs"
     length = num_steps if self.warmup_steps else num_steps / steps_per_epoch
     if not (value := getattr(self, field)) < length:
-      raise UserError(f"schedule.{field} is {value}; it must be below the run's length, {length:g}")
+      unit = field.removeprefix("warmup_")
+      why = f"it must be below the run's length, {length:g} {unit}; 0: none"
+      raise UserError(f"schedule.{field} is {value}; {why}")
 
   def build(self, num_steps: int, steps_per_epoch: int) -> Schedule:
     """The multiplier as a function of the update count, for a run of num_steps updates."""

@@ -56,7 +56,7 @@ def _here(source: str) -> tuple[pathlib.Path, str]:
   if not path.exists():
     near = difflib.get_close_matches(source, catalog.CATALOG)
     hint = f"; public files with a near name: {', '.join(near)}" if near else ""
-    raise UserError(f"{source}: no such file{hint}")
+    raise UserError(f"{source}: no such file, and no such directory of a run{hint}")
   if not path.is_file():
     raise UserError(f"{source}: is no file")
   with told(f"{source}: cannot be read", OSError):

@@ -232,7 +232,8 @@ def model_summary(run: Experiment) -> tuple[str, str]:
   """A line about the model, and the tables of its parameters and curvature blocks."""
   shapes = run.variable_shapes["params"]
   sizes = [x.size for x in jax.tree.leaves(shapes)]
-  line = f"{sum(sizes) / 1e6:,.2f} million parameters in {len(sizes)} arrays"
+  number = f"{sum(sizes):,}" if sum(sizes) < 1e5 else f"{sum(sizes) / 1e6:,.2f} million"
+  line = f"{number} parameters in {len(sizes)} arrays"
   tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
   if side := optim.kfac_side(run.config.optimizer):
     p, chosen = run.problem, {name: side[name] for name in ("norms", "plain") if side.get(name)}

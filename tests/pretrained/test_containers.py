@@ -270,7 +270,7 @@ def test_names_that_point_elsewhere_write_nothing(tmp_path):
 
 
 def test_missing_files_and_folders(tmp_path):
-  with pytest.raises(UserError, match="absent.npz: no such file$"):
+  with pytest.raises(UserError, match="absent.npz: no such file, and no such directory of a run$"):
     pretrained.read(str(tmp_path / "absent.npz"))
   with pytest.raises(UserError, match="is no file"):
     pretrained.read(str(tmp_path))

@@ -4,6 +4,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from mixer_jax.images.views import GLOBAL
+
 NEIGHBOURS = 8  # of each image
 
 
@@ -48,11 +50,12 @@ def draw_views(images: np.ndarray, views: Sequence[np.ndarray]) -> Any:
   from matplotlib.figure import Figure
 
   n, k = len(images), len(views)
-  figure = Figure(figsize=(k + 1, n + 0.3), layout="constrained")
+  figure = Figure(figsize=(max(k + 1, 4), n + 0.3), layout="constrained")
   axes = figure.subplots(n, k + 1, squeeze=False)
   for row, line in enumerate(axes):
     for axis, shown in zip(line, [images[row], *(np.clip(x[row], 0, 1) for x in views)]):
       axis.imshow(shown)
       axis.axis("off")
-  figure.suptitle("stored images on the left; beside each, two large views and the small ones")
+  small = f" and {k - GLOBAL} small" if k > GLOBAL else ""
+  figure.suptitle(f"stored images, and their {GLOBAL} large{small} views", size=10)
   return figure
