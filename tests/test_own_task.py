@@ -83,7 +83,6 @@ def test_it_is_trained(trained):
   assert rows[-1]["test/error"] < 0.8 * rows[0]["test/error"]
 
 
-@pytest.mark.thorough
 def test_it_is_killed_and_resumed_bit_for_bit(trained, tmp_path):
   killed = start(tmp_path, *ARGS, f"--workdir={tmp_path}/run")
   deadline = time.monotonic() + 200
