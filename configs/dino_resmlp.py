@@ -6,8 +6,8 @@ DIR has the folders `train` and `val` with a folder of images a class. The setti
 for a ViT-S with a batch of 1,024 and 300 epochs; ResMLP's paper has 62.6% k-NN and 67.5% linear for
 ResMLP-S12 and says no more of its own. Small views are resized to 224x224, as the model has a fixed
 number of tokens: a step costs ten forward and backward passes an image, and two of the teacher.
-Unlike DINO's code this keeps the weight decay at 0.04 (there it grows to 0.4), clips the norm of all
-gradients together and cuts views out of squares of 256x256. Nobody has run this file to its end.
+Unlike DINO's code this clips the norm of all gradients together and cuts views out of squares of
+256x256. Nobody has run this file to its end.
 """
 
 from mixer_jax import config as config_lib
@@ -24,6 +24,6 @@ def get_config(model="resmlp_s12"):
   config.num_epochs, config.eval_epochs = 300, 10.0
   config.optimizer = config_lib.optimizer("adamw", learning_rate=2e-3, weight_decay=0.04)
   config.optimizer.clip_norm = 3.0
-  config.schedule.update(name="cosine", warmup_epochs=10.0, end=5e-4)
+  config.schedule.update(name="cosine", warmup_epochs=10.0, end=5e-4, decay_end=10.0)  # to 0.4
   config.require_accelerator = True
   return config

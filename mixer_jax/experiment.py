@@ -72,10 +72,14 @@ class Experiment:
   @functools.cached_property
   def multiplier(self) -> optim.schedules.Schedule:
     """The schedule of the learning rate, a function of the update count."""
-    config, length = self.config.schedule, (self.clock.num_steps, self.clock.steps_per_epoch)
-    schedule = optim.schedules.Multiplier(**options.given(config), name=config.name)
-    schedule.check(*length)
-    return schedule.build(*length)
+    length = self.clock.num_steps, self.clock.steps_per_epoch
+    self._schedule.check(*length)
+    return self._schedule.build(*length)
+
+  @property
+  def _schedule(self) -> optim.schedules.Multiplier:
+    config = self.config.schedule
+    return optim.schedules.Multiplier(**options.given(config), name=config.name)
 
   @functools.cached_property
   def variable_shapes(self) -> dict[str, Any]:
@@ -110,8 +114,8 @@ class Experiment:
 
   def optimizer(self, numbers: Any = None) -> optax.GradientTransformationExtraArgs:
     """The optimizer, maybe with traced learning rates and dampings (see `optim.numbers`)."""
-    config = self.config.optimizer
-    return optim.build(config, self.multiplier, self.problem, numbers, self.task.decayed)
+    config, decay = self.config.optimizer, self._schedule.decay(self.clock.num_steps)
+    return optim.build(config, self.multiplier, self.problem, numbers, self.task.decayed, decay)
 
   @functools.cached_property
   def update_scales(self) -> Any:

@@ -113,6 +113,7 @@ def build(
   problem: Problem,
   numbers: Any = None,
   decayed: Callable[[str], bool] | None = None,
+  decay: schedules.Schedule | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the optimizer that `config.optimizer` describes.
 
@@ -123,12 +124,14 @@ def build(
     problem: the task as K-FAC sees it.
     numbers: replace those of the config, see `numbers`; traced values are welcome.
     decayed: whether decay="kernels" applies to the parameter of a path; None: `kernels`.
+    decay: multiplier of the weight decay by the update count; None: constant.
 
   Returns:
     A transform that takes `batch` and `rng` as extra arguments.
 
   Raises:
-    UserError: an unknown optimizer, or an option that it does not take.
+    UserError: an unknown optimizer, or an option that it does not take; a weight decay of K-FAC, or
+      of an optimizer without one, that is not constant.
   """
   check(config)
   given = _numbers(config) if numbers is None else numbers
@@ -136,11 +139,13 @@ def build(
   inside = problem and problem._replace(layout=None)
   try:
     if config.name == "graft":
-      sides = (build(config[s], multiplier, inside, given[s], decayed) for s in _SIDES)
+      sides = (build(config[s], multiplier, inside, given[s], decayed, decay) for s in _SIDES)
       tx = graft(*sides, **{k: config[k] for k in options.of(graft) if config.get(k) is not None})
     else:
       rate = lambda count: given["learning_rate"] * multiplier(count)
-      tx = OPTIMIZERS[config.name](rate, **_keywords(config, given, inside, decayed or kernels))
+      own = {"weight_decay": _scheduled_decay(config, decay)} if decay else {}
+      keywords = _keywords(config, given, inside, decayed or kernels)
+      tx = OPTIMIZERS[config.name](rate, **keywords | own)
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
   if config.get("clip_norm"):
@@ -166,6 +171,13 @@ def _keywords(config, given, problem, decayed):
   elif problem and "mesh" in takes:
     keywords["mesh"] = problem.mesh
   return keywords
+
+
+def _scheduled_decay(config, decay):
+  if config.name == "kfac" or "weight_decay" not in options.of(OPTIMIZERS[config.name]):
+    raise UserError(f"schedule.decay_end: the weight decay of {config.name} is constant; set it to 1")
+  most = options.value(OPTIMIZERS, config, "weight_decay")
+  return lambda count: most * decay(count)
 
 
 def numbers(config: ml_collections.ConfigDict) -> dict[str, Any]:

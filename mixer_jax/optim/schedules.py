@@ -1,4 +1,4 @@
-"""Learning-rate schedules as multipliers: 1 is the optimizer's own rate.
+"""Schedules of learning rate and weight decay as multipliers: 1 is the optimizer's own number.
 
 A schedule multiplies every learning rate of a run, so both sides of a grafted
 pair follow it.
@@ -14,6 +14,7 @@ import optax
 from mixer_jax.errors import UserError
 from mixer_jax.options import COUNT, Option
 
+_DECAY_END = "last multiplier of the weight decay, which moves there by half a cosine; 1: constant"
 # From an update count to a float32 multiplier.
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -39,6 +40,7 @@ class Multiplier:
     tuple, Option("of step: epochs at which the rate falls, rising", 1e-9, COUNT)
   ] = ()
   factor: Annotated[float, Option("of step: multiplies the rate at each of them", 1e-30, 1)] = 0.1
+  decay_end: Annotated[float, Option(_DECAY_END, 0, 1e6)] = 1.0
 
   def __post_init__(self):
     if list(self.epochs) != sorted(set(self.epochs)):
@@ -82,6 +84,11 @@ class Multiplier:
       return value * jnp.minimum((count + 1) / warmup, 1.0) if warmup else value
 
     return multiplier
+
+  def decay(self, num_steps: int) -> Schedule | None:
+    """The multiplier of the weight decay (Caron et al., 2021, Section 3.2); None: constant."""
+    constant = self.decay_end == 1.0
+    return None if constant else optax.cosine_decay_schedule(1.0, num_steps, self.decay_end)
 
   def _onecycle(self, num_steps: int) -> Schedule:
     """Half a cosine up from `start`, another one down to `end`, as PyTorch's OneCycleLR.

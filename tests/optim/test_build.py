@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mixer_jax import config as config_lib
@@ -11,6 +12,7 @@ from mixer_jax import optim, options
 from mixer_jax.errors import UserError
 from mixer_jax.optim import curvature as curvature_lib
 from mixer_jax.optim import first_order
+from mixer_jax.optim.schedules import Multiplier
 from tests.optim import small_net
 
 ONE = lambda count: 1.0
@@ -67,6 +69,31 @@ def test_a_task_says_which_parameters_decay(decay):
   assert decayed() == (set(params) if decay == "all" else {"kernel"})
   own = decayed(decayed=lambda path: path in ("kernel", "diagonals"))
   assert own == (set(params) if decay == "all" else {"kernel", "diagonals"})
+
+
+@pytest.mark.parametrize("name", ["adamw", "soap", "sgd", "graft"])
+def test_weight_decay_moves_by_half_a_cosine(name):
+  """Without gradients every step is the decay's alone; DINO has 0.04 to 0.4 (its Section 3.2)."""
+  part = lambda name: config_lib.optimizer(name, 0.5, weight_decay=0.04)
+  config = config_lib.grafted(part("adamw"), part("sgd")) if name == "graft" else part(name)
+  if name == "sgd":
+    config.momentum = 0.0
+  decay = Multiplier(decay_end=10.0).decay(4)
+  tx = optim.build(config, ONE, None, decay=decay)
+  params = {"kernel": jnp.arange(6.0).reshape(2, 3)}
+  zeros, expected = jax.tree.map(jnp.zeros_like, params), np.arange(6.0).reshape(2, 3)
+  state = tx.init(params)
+  for t in range(6):
+    updates, state = tx.update(zeros, state, params)
+    params = optax.apply_updates(params, updates)
+    expected *= 1 - 0.5 * (0.4 + (0.04 - 0.4) * (1 + np.cos(np.pi * min(t / 4, 1))) / 2)
+    np.testing.assert_allclose(params["kernel"], expected, rtol=1e-5)
+
+
+def test_the_weight_decay_of_kfac_is_constant():
+  with pytest.raises(UserError, match="schedule.decay_end: the weight decay of kfac is constant"):
+    optim.build(config_lib.optimizer("kfac", 0.1), ONE, None, decay=ONE)
+  assert Multiplier().decay(4) is None
 
 
 def test_a_gradient_is_clipped_before_all_else():
