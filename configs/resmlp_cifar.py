@@ -4,9 +4,9 @@
       [--config.data.name=cifar10]
 
 Two cores train on the 5,000 images of the bundled sample, or on CIFAR-10. `old_fashioned` has padded
-crops and flips alone. `deit` is the recipe of `configs/resmlp_imagenet.py`, with random areas of the
-stored images, shares and boxes drawn for each example, a shorter warm-up, an average of the
-parameters over fewer steps, and AdamW. Larger images take
+crops and flips alone. `deit` has the parts of the recipe of `configs/resmlp_imagenet.py` at a lower
+strength (`config.small_deit`): RandAugment, Mixup, random areas, erasing, label smoothing, stochastic
+depth, an average of the parameters; and AdamW. Larger images take
 
   --config.data.name=folder --config.data.dir=DIR --config.data.stored_size=64 \
       --config.data.image_size=64 --config.model.patch_size=8
