@@ -146,11 +146,25 @@ def check(config: ConfigDict) -> None:
 
 
 def restored(stored: Any) -> ConfigDict:
-  """The config that was written as JSON; a UserError if no run can have it."""
+  """The config that was written as JSON; a UserError if no run can have it.
+
+  Options that the library did not have when it was written take their defaults.
+  """
   with told("it has no fields", TypeError, ValueError, AttributeError):
     config = ConfigDict(stored)
+  if "task" in config:
+    _add_later_options(config)
   check(config)
   return config
+
+
+def _add_later_options(config: ConfigDict) -> None:
+  options.of(Run)["task"].check("task", config.task)
+  for path, made_of in [("", Run), *_groups(config.task).items()]:
+    group = config.get(path) if path else config
+    if isinstance(group, ConfigDict) and not isinstance(made_of, Mapping):
+      lacking = [o for name, o in options.of(made_of).items() if name not in group]
+      group.update({o.name: o.default for o in lacking if o.default is not None})
 
 
 def free_fields(config: ConfigDict) -> frozenset[str]:

@@ -89,7 +89,9 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
   path, new = workdir / CONFIG, json.loads(config.to_json())
   if not (started and path.exists()):
     write_json(path, new)
-  elif differing := differences(read_json(path), new, config_lib.free_fields(config)):
+    return
+  old = json.loads(config_lib.restored(read_json(path)).to_json())
+  if differing := differences(old, new, config_lib.free_fields(config)):
     raise UserError(
       f"workdir {workdir} holds a run of another config: {'; '.join(differing)}."
       " Take another --workdir, or the same config to resume"

@@ -7,6 +7,7 @@ RUN/         a run of `mixer_jax.main`, with its log.txt and outcome.json
 import collections
 import dataclasses
 import functools
+import json
 import math
 import pathlib
 import typing
@@ -207,7 +208,9 @@ def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
   moved = [f"run {name} is new" for name in after if name not in before]
   moved += [f"run {name} is gone" for name in before if name not in after]
   changes = collections.Counter()
+  # An older version may not have had all options of today.
+  whole = lambda config: json.loads(config_lib.restored(config).to_json()) if config else {}
   for name in before.keys() & after.keys():
     free = config_lib.free_fields(config_lib.restored(after[name]))
-    changes.update(directory_lib.differences(before[name], after[name], free))
+    changes.update(directory_lib.differences(whole(before[name]), after[name], free))
   return moved + [f"{what} in {n} of {len(after)} runs" for what, n in sorted(changes.items())]
