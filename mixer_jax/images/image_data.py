@@ -94,7 +94,9 @@ class ImageData:
       why = f"it must be less than data.image_size, {side}, or a crop may show none of the image"
       raise UserError(f"data.pad is {self.pad}; {why}")
     if self.random_crop and not resize:
-      raise UserError("data.random_crop is True, but data.resize, the side of the images that it crops, is 0")
+      raise UserError(
+        "data.random_crop is True, but data.resize, the side of the images that it crops, is 0"
+      )
     for name in sorted({part.strip() for part in self.extra_test_splits.split(",")} & set(OWN)):
       why = f"the name of a split with its own field; write {name}[:]"
       raise UserError(f"data.extra_test_splits has {name!r}, {why}")

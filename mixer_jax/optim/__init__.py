@@ -175,7 +175,9 @@ def _keywords(config, given, problem, decayed):
 
 def _scheduled_decay(config, decay):
   if config.name == "kfac" or "weight_decay" not in options.of(OPTIMIZERS[config.name]):
-    raise UserError(f"schedule.decay_end: the weight decay of {config.name} is constant; set it to 1")
+    raise UserError(
+      f"schedule.decay_end: the weight decay of {config.name} is constant; set it to 1"
+    )
   most = options.value(OPTIMIZERS, config, "weight_decay")
   return lambda count: most * decay(count)
 

@@ -149,7 +149,9 @@ class Study:
     [run] = self.select(name)
     config = self.config(**dict(zip(self.axes, run.cell)))
     config.seed = run.seed
-    return config_lib.override(config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {}))
+    return config_lib.override(
+      config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {})
+    )
 
   def planned(self, assignments: Sequence[str]) -> list[Run]:
     """All runs with their configs and a user's overrides, "[VALUE:]field=value".

@@ -118,6 +118,7 @@ def test_bad_vocabularies_are_a_line(vocabulary, tmp_path):
   for texts in ([], ["", " "], ["ab", "cd"]):
     with pytest.raises(UserError, match="no two letters of the text come 2 times together"):
       Subwords.train(texts, 300)
+
   def error(call, *args):
     with pytest.raises(UserError) as caught:
       call(*args)

@@ -121,7 +121,9 @@ def _by_stem(place: pathlib.Path, what: str) -> dict[str, pathlib.Path]:
       raise UserError(f"{path}: a second {what} of this name, beside {found[path.stem].name}")
     found[path.stem] = path
   if not found:
-    raise UserError(f"{place}: no {what}s in it; they end in {', '.join(_ENDINGS[what])}, and lie in {_LAYOUTS}")
+    raise UserError(
+      f"{place}: no {what}s in it; they end in {', '.join(_ENDINGS[what])}, and lie in {_LAYOUTS}"
+    )
   return found
 
 

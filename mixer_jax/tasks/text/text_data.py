@@ -66,7 +66,9 @@ class TextData:
   def check(self) -> None:
     """Raises a UserError for a split string that is none, or stands twice, or a `dir` for nothing."""
     if self.dir and self.name == "sample":
-      raise UserError(f"data.dir is {self.dir!r}, but data.name is 'sample'; allowed: 'files', TFDS")
+      raise UserError(
+        f"data.dir is {self.dir!r}, but data.name is 'sample'; allowed: 'files', TFDS"
+      )
     for name, spec in self.splits.items():
       splits.base_names(spec, _field(name))
     extra = [spec.strip() for spec in self.extra_test_splits.split(",") if spec.strip()]

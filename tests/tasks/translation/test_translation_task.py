@@ -187,7 +187,10 @@ def test_a_run_learns_and_its_files_have_its_bleu(config, folder, tmp_path):
 def test_a_text_takes_a_line_of_its_file(tmp_path):
   out = tmp_path / "found.txt"
   predict._write_texts({"translations": ["a", "b"], "references": ["c\nd", "e\r"]}, str(out))
-  assert (out.read_text(), (tmp_path / "found.references.txt").read_text()) == ("a\nb\n", "c d\ne\n")
+  assert (out.read_text(), (tmp_path / "found.references.txt").read_text()) == (
+    "a\nb\n",
+    "c d\ne\n",
+  )
 
 
 def test_the_command_line_of_sacrebleu_gives_the_same(tmp_path):
