@@ -163,8 +163,9 @@ def _add_later_options(config: ConfigDict) -> None:
   for path, made_of in [("", Run), *_groups(config.task).items()]:
     group = config.get(path) if path else config
     if isinstance(group, ConfigDict) and not isinstance(made_of, Mapping):
-      lacking = [o for name, o in options.of(made_of).items() if name not in group]
-      group.update({o.name: o.default for o in lacking if o.default is not None})
+      for name, option in options.of(made_of).items():
+        if name not in group and option.default not in (None, options.REQUIRED):
+          group[name] = option.default
 
 
 def free_fields(config: ConfigDict) -> frozenset[str]:

@@ -33,8 +33,8 @@ def get_study():
     source="ResMLP-S12 on ImageNet (Touvron et al., 2022), 90 epochs old-fashioned, 400 others",
     published={(recipe,): study.Published(value) for recipe, value in PUBLISHED.items()},
     notes=[
-      "deit is the recipe of DeiT; hard and soft add a teacher to it, dino starts it from features"
-      " that were trained without labels.",
+      "deit has the parts of DeiT's recipe at a lower strength; hard and soft add a teacher to it, dino"
+      " starts it from features that were trained without labels.",
     ],
   )
 
