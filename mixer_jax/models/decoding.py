@@ -9,6 +9,7 @@ from typing import Annotated, Any, Callable, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from mixer_jax.options import Option
 
@@ -150,7 +151,7 @@ def _best(some: Hypotheses, beams: int) -> tuple[Hypotheses, jax.Array]:
   return Hypotheses(_rows(some.ids, index), scores), index
 
 
-@functools.partial(jax.jit, static_argnames=("model", "length", "special", "beams"))
+@functools.partial(jax.jit, static_argnames=("model", "length", "special", "beams", "mesh"))
 def translate(
   model: nn.Module,
   variables: Any,
@@ -161,16 +162,26 @@ def translate(
   special: Special,
   beams: int = 4,
   alpha: Any = 0.6,
+  mesh: Mesh | None = None,
 ) -> Hypotheses:
   """Translations of sources [batch, n] by a `Translator`; compiled once for each shape and length.
 
-  Other arguments are those of `beam_search`; one beam is `greedy`. A ValueError if there are more
-  tokens than the model's max_length.
+  The devices of a mesh each search for their part of the batch, which they must divide, and wait
+  for no other one. Other arguments are those of `beam_search`; one beam is `greedy`. A ValueError
+  if there are more tokens than the model's max_length.
   """
-  sizes = dict(beams=beams, length=length)
-  memory, cache = model.apply(variables, source_ids, source_mask, **sizes, method="start")
-  step = lambda ids, t, cache: model.apply(variables, ids, t, memory, cache, method="step")
-  options = dict(length=length, special=special, alpha=alpha)
-  if beams == 1:
-    return greedy(step, cache, len(source_ids), **options)
-  return beam_search(step, cache, len(source_ids), beams=beams, **options)
+
+  def search(variables, ids, mask, alpha):
+    sizes = dict(beams=beams, length=length)
+    memory, cache = model.apply(variables, ids, mask, **sizes, method="start")
+    step = lambda ids, t, cache: model.apply(variables, ids, t, memory, cache, method="step")
+    options = dict(length=length, special=special, alpha=alpha)
+    if beams == 1:
+      return greedy(step, cache, len(ids), **options)
+    return beam_search(step, cache, len(ids), beams=beams, **options)
+
+  if mesh is not None:
+    whole, rows = PartitionSpec(), PartitionSpec(mesh.axis_names)
+    specs = dict(in_specs=(whole, rows, rows, whole), out_specs=rows)
+    search = jax.shard_map(search, mesh=mesh, check_vma=False, **specs)
+  return search(variables, source_ids, source_mask, alpha)

@@ -100,6 +100,25 @@ def gathered(mesh: Mesh, tree: Any) -> Any:
   return tree if whole else jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
+def of_process(tree: Any) -> tuple[Any, Mesh]:
+  """Arrays, whole, on the devices that this process has of their mesh, and the mesh of these.
+
+  For work that each process does alone. Its one axis is "data"; arrays of the host get one device.
+  """
+  placed = [x.sharding for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+  whole = next((replicated(x.mesh) for x in placed if isinstance(x, NamedSharding)), None)
+  if whole is None:
+    own = Mesh(jax.local_devices()[:1], AXES[:1])
+    return jax.device_put(tree, replicated(own)), own
+  own = Mesh(whole.mesh.local_devices, AXES[:1])
+
+  def part(x):
+    parts = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, replicated(own), parts)
+
+  return jax.tree.map(part, jax.device_put(tree, whole)), own
+
+
 def place(tree: Any, sharding: NamedSharding) -> Any:
   """Puts arrays, which all processes have alike, on the devices of a sharding."""
   if sharding.is_fully_addressable:

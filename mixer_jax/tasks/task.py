@@ -90,7 +90,6 @@ class BaseTask:
   """The optional parts of the contract, as they are if a task leaves them out."""
 
   options: ClassVar[Mapping[str, Group]] = {}
-  class_names: Sequence[str] = ()  # of a classifier, in the order of its labels
   repeats = 1  # copies of each training example in a row, see `order.train_indices`
   class_names: Sequence[str] = ()  # of labels, in their order; known once the data are
 

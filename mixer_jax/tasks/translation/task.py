@@ -15,6 +15,7 @@ from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.models import decoding
 from mixer_jax.options import Option, one_of
+from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
 from mixer_jax.tasks.text import encoders
@@ -131,14 +132,15 @@ class Translation(BaseTask):
   ) -> Found:
     """Translations of sources [n, tokens] that end with `eos` and have these lengths.
 
-    Sentences of about one length are translated together; a batch ends with its last sentence.
+    Sentences of about one length are translated together; a batch ends with its last sentence. It
+    is split over the devices of this process; each process translates all.
     """
     number, width = source.shape
-    size = min(self._config.eval_batch_size, number)
+    params, mesh = mesh_lib.of_process({"params": variables["params"]})
+    size = -(-min(self._config.eval_batch_size, number) // mesh.size) * mesh.size
     order = np.argsort(lengths, kind="stable")
-    params = {"params": jax.tree.map(_on_one_device, variables["params"])}
     texts, scores = [""] * number, np.zeros(number)
-    how = dict(length=self._data.max_length, special=self._special, beams=beams)
+    how = dict(length=self._data.max_length, special=self._special, beams=beams, mesh=mesh)
     for start in range(0, number, size):
       rows = order[start : start + size]
       padded = np.resize(rows, size)
@@ -216,8 +218,3 @@ def _scores(log_probs: jax.Array, batch: Batch) -> tuple[jax.Array, dict[str, Su
     "loss": WeightedSum.of(losses, weights),
     "accuracy": WeightedSum.of(hits, weights),
   }
-
-
-def _on_one_device(x: jax.Array) -> jax.Array:
-  """This process's copy of an array that all devices have whole: they would do the same work."""
-  return x.addressable_data(0) if isinstance(x, jax.Array) and x.is_fully_replicated else x

@@ -72,9 +72,9 @@ def started(run):
   return shaken(jax.device_get(jax.jit(run.task.init)(jax.random.key(0))))
 
 
-def mesh_of(devices):
-  automatic = (AxisType.Auto,) * 2
-  return jax.make_mesh((devices, 1), mesh_lib.AXES, automatic, devices=jax.devices()[:devices])
+def mesh_of(data, model=1):
+  automatic, devices = (AxisType.Auto,) * 2, jax.devices()[: data * model]
+  return jax.make_mesh((data, model), mesh_lib.AXES, automatic, devices=devices)
 
 
 def test_a_batch_has_the_tokens_before_as_inputs(config):
@@ -135,7 +135,7 @@ def test_padding_and_devices_change_neither_loss_nor_gradient(config):
 
 
 @pytest.mark.thorough
-def test_translations_do_not_depend_on_the_batch(config):
+def test_translations_do_not_depend_on_batch_and_devices(config):
   config.num_steps = config.eval_steps = config.checkpoint_steps = 30
   trainer = Trainer(run := experiment.build(config), init_state(run))
   trainer.advance()
@@ -146,6 +146,12 @@ def test_translations_do_not_depend_on_the_batch(config):
   alone = task.translated(variables, sources[0][7:8], sources[1][7:8], beams=2)
   assert len(set(whole.texts)) > 3 and alone.texts == [whole.texts[7]]
   np.testing.assert_allclose(alone.scores, whole.scores[7:8], rtol=1e-4)
+  for shape in ((2, 1), (8, 1), (2, 2)):  # of 10 sentences, of the 21; parameters whole or split
+    mesh = mesh_of(*shape)
+    spread = jax.device_put(variables, mesh_lib.stored(mesh, variables))
+    found = task.translated(spread, *sources, beams=2)
+    assert found.texts == whole.texts
+    np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-4)
   greedy = task.translated(variables, *sources, beams=1)
   expected = bleu.corpus(greedy.texts, split.references)
   assert task.host_metrics(variables, split) == {"bleu": expected.score}
