@@ -150,8 +150,8 @@ def test_gone_ways_stay_away(name):
   assert not users_of(name)
 
 
-def test_devices_are_told_apart_in_the_inversions_alone():
-  assert users_of(r"shard_map\(") == {"optim/algebra.py"}
+def test_devices_are_told_apart_in_inversions_and_searches_alone():
+  assert users_of(r"shard_map\(") == {"models/decoding.py", "optim/algebra.py"}
 
 
 @pytest.mark.thorough

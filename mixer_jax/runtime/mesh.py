@@ -7,7 +7,7 @@ Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054).
 
 import dataclasses
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Sequence
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -103,20 +103,24 @@ def gathered(mesh: Mesh, tree: Any) -> Any:
 def of_process(tree: Any) -> tuple[Any, Mesh]:
   """Arrays, whole, on the devices that this process has of their mesh, and the mesh of these.
 
-  For work that each process does alone. Its one axis is "data"; arrays of the host get one device.
+  For work that each process does alone. Arrays of the host get one device.
   """
   placed = [x.sharding for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
   whole = next((replicated(x.mesh) for x in placed if isinstance(x, NamedSharding)), None)
   if whole is None:
-    own = Mesh(jax.local_devices()[:1], AXES[:1])
+    own = _data_mesh(jax.local_devices()[:1])
     return jax.device_put(tree, replicated(own)), own
-  own = Mesh(whole.mesh.local_devices, AXES[:1])
+  own = _data_mesh(whole.mesh.local_devices)
 
   def part(x):
     parts = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, replicated(own), parts)
 
   return jax.tree.map(part, jax.device_put(tree, whole)), own
+
+
+def _data_mesh(devices: Sequence[jax.Device]) -> Mesh:
+  return jax.make_mesh((len(devices), 1), AXES, (AxisType.Auto,) * 2, devices=devices)
 
 
 def place(tree: Any, sharding: NamedSharding) -> Any:
