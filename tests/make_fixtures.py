@@ -7,9 +7,13 @@ normalisation. Weights are random, in norms and LayerScale as well, and far
 from where training starts. Run it where the peer can be imported:
 
   python tests/make_fixtures.py timm
+  python tests/make_fixtures.py convnets
   python tests/make_fixtures.py deit DIRECTORY_OF_facebookresearch_deit
   python tests/make_fixtures.py google DIRECTORY_OF_google-research_vision_transformer
   python tests/make_fixtures.py bert
+
+timm_regnety.npz and timm_resnet.npz have no file of weights but `shapes`, JSON, from which
+`convnet_state` draws them.
 
 hf_bert.npz is of text: `config`, the file beside the weights, `ids`, `mask` and
 `segments`, and `hidden` [layers + 1, batch, tokens, channels] of every layer.
@@ -22,6 +26,7 @@ transformers 5.23.0 with PyTorch 2.15.0.
 import functools
 import importlib.util
 import io
+import json
 import pathlib
 import sys
 import types
@@ -136,6 +141,45 @@ def make_timm() -> None:
   save_torch("timm_gmlp", m.MlpMixer(**sizes, **gmlp), ("stem", "blocks.0.mlp_channels.fc1"))
 
 
+def convnet_state(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+  """Random arrays by PyTorch's names: kernels that keep the size of activations, and statistics."""
+  rng, state = np.random.default_rng(0), {}
+  for name, shape in shapes.items():
+    if name.endswith("num_batches_tracked"):
+      state[name] = np.array(7)
+      continue
+    x = rng.normal(0, 0.3, shape)
+    if len(shape) > 1:
+      x *= 5 / np.sqrt(np.prod(shape[1:]))
+    elif name.endswith(("weight", "running_var")):
+      x = 0.5 + np.abs(x)
+    state[name] = x.astype(np.float32)
+  return state
+
+
+def save_convnet(name: str, model) -> None:
+  """Runs a PyTorch model with the weights of `convnet_state` and saves the fixture."""
+  import torch
+
+  shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+  model.load_state_dict({k: torch.tensor(v) for k, v in convnet_state(shapes).items()})
+  with torch.no_grad():
+    logits = model.double().eval()(torch.from_numpy(images()).double().permute(0, 3, 1, 2)).numpy()
+  path = FIXTURES / f"{name}.npz"
+  np.savez_compressed(path, shapes=json.dumps(shapes), images=images(), logits=logits)
+  print(f"{path}: {path.stat().st_size} bytes, logits up to {np.abs(logits).max():.1f}")
+
+
+def make_convnets() -> None:
+  without_torchvision()
+  from timm.models import regnet, resnet
+
+  fields = dict(w0=8, wa=8.0, wm=2.0, group_size=4, depth=6, se_ratio=0.25)  # 1, 1, 3, 1 blocks
+  save_convnet("timm_regnety", regnet.RegNet(regnet.RegNetCfg(**fields), num_classes=CLASSES))
+  layers = dict(layers=(1, 1, 1, 1), num_classes=CLASSES)
+  save_convnet("timm_resnet", resnet.ResNet(resnet.Bottleneck, **layers))
+
+
 def make_deit(directory: str) -> None:
   without_torchvision()
   module = import_file(pathlib.Path(directory) / "resmlp_models.py")
@@ -228,5 +272,6 @@ def make_bert() -> None:
 
 
 if __name__ == "__main__":
-  makers = {"timm": make_timm, "deit": make_deit, "google": make_google, "bert": make_bert}
+  makers = {"timm": make_timm, "convnets": make_convnets, "deit": make_deit}
+  makers |= {"google": make_google, "bert": make_bert}
   makers[sys.argv[1]](*sys.argv[2:])

@@ -47,8 +47,12 @@ def test_resmlp_s_recipe():
   assert (optimizer.name, optimizer.learning_rate, optimizer.weight_decay) == ("lamb", 5e-3, 0.2)
   plain = load("resmlp_imagenet", "resmlp_s24,old_fashioned")
   assert (plain.model.name, plain.num_epochs, plain.augment.policy) == ("resmlp_s24", 90, "")
+  taught = load("resmlp_imagenet", "resmlp_s24,distilled")
+  distillation, teacher = taught.distillation, pretrained.CATALOG[taught.distillation.teacher]
+  assert (taught.model.name, distillation.kind, distillation.weight) == ("resmlp_s24", "hard", 0.5)
+  assert teacher.model == "regnety_160" and taught.augment.to_dict() == augment.to_dict()
   for name, choice in (("resmlp_imagenet", "resmlp_s12,x"), ("resmlp_cifar", "x")):
-    with pytest.raises(UserError, match="the recipe 'x'; allowed: deit, old_fashioned"):
+    with pytest.raises(UserError, match="the recipe 'x'; allowed: deit, (distilled, )?old_fash"):
       load(name, choice)
   for recipe in ("deit", "old_fashioned"):
     config_lib.check(load("resmlp_cifar", recipe))

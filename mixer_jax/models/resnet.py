@@ -36,7 +36,7 @@ Conv = functools.partial(
 BatchNorm = functools.partial(nn.BatchNorm, momentum=0.9, epsilon=1e-5)
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
   """Layers on a branch, each normalised, and a shortcut; `features` are those of a 3x3 layer."""
 
   features: int
@@ -62,7 +62,7 @@ class _Block(nn.Module):
     return BatchNorm(use_running_average=not train, dtype=self.dtype, name="shortcut_norm")(x)
 
 
-class BasicBlock(_Block):
+class BasicBlock(Block):
   """Two 3x3 layers."""
 
   @nn.compact
@@ -72,7 +72,7 @@ class BasicBlock(_Block):
     return nn.relu(self._layer(y, 3, 2, train) + self._shortcut(x, train))
 
 
-class BottleneckBlock(_Block):
+class BottleneckBlock(Block):
   """A 1x1, a 3x3 and a 1x1 layer; the last has four times the features."""
 
   expansion = 4
@@ -86,20 +86,14 @@ class BottleneckBlock(_Block):
     return nn.relu(y + self._shortcut(x, train))
 
 
-class ResNet(nn.Module):
-  """A stem, stages of blocks, each with half the side and twice the width, mean of places, a head.
+class ConvNet(nn.Module):
+  """A stem, stages of blocks, mean of places, a head.
 
   A UserError if a field has a value that its option does not allow.
   """
 
   num_classes: int
   stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1, 1000)]
-  width: family.width("channels of the first stage, of a 3x3 layer")
-  bottleneck: Annotated[bool, Option("blocks of 1x1, 3x3 and 1x1 layers, not two of 3x3")] = False
-  stem: one_of('3x3, or "large": 7x7 with stride 2 and a 3x3 maximum', STEMS) = "small"
-  shortcut: one_of("where the shape changes: 1x1 layers, or zeros for new channels", SHORTCUTS) = (
-    "projection"
-  )
   dtype: family.Dtype = "float32"
 
   def __post_init__(self):
@@ -117,36 +111,64 @@ class ResNet(nn.Module):
     itself and 0.1 times the batch's. Else by these averages. The variance is that of n numbers
     divided by n; PyTorch's average has n - 1.
     """
-    x = self._stem(images, train)
-    block: Callable[..., nn.Module] = BottleneckBlock if self.bottleneck else BasicBlock
-    strides = [2 if stage and not i else 1 for stage, n in enumerate(self.stages) for i in range(n)]
-    widths = [self.width * 2**stage for stage, n in enumerate(self.stages) for _ in range(n)]
-    for i, sizes in enumerate(zip(widths, strides)):
-      x = block(*sizes, self.shortcut, self.dtype, name=f"{block.__name__}_{i}")(x, train)
+    x = self.enter(images, train)
+    places = [(stage, i) for stage, n in enumerate(self.stages) for i in range(n)]
+    for number, (stage, i) in enumerate(places):
+      x = self.block(number, stage, first=not i)(x, train)
     x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
     if not self.num_classes:
       return x
     return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
 
-  def _stem(self, x: jax.Array, train: bool) -> jax.Array:
-    side, stride = (7, 2) if self.stem == "large" else (3, 1)
+  def convolved(self, x: jax.Array, width: int, side: int, stride: int, train: bool) -> jax.Array:
+    """The stem: a convolution with kernels of side x side, its normalisation and ReLU."""
     fields = dict(strides=stride, padding=side // 2, dtype=self.dtype, name="stem")
-    x = Conv(self.width, (side, side), **fields)(x)
+    x = Conv(width, (side, side), **fields)(x)
     norm = BatchNorm(use_running_average=not train, dtype=self.dtype, name="stem_norm")
-    x = nn.relu(norm(x))
-    return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))) if self.stem == "large" else x
+    return nn.relu(norm(x))
+
+  def enter(self, images: jax.Array, train: bool) -> jax.Array:
+    """All before the blocks."""
+    raise NotImplementedError
+
+  def block(self, number: int, stage: int, first: bool) -> nn.Module:
+    """The block of this number, all counted, in a stage, of which it may be the first."""
+    raise NotImplementedError
+
+
+class ResNet(ConvNet, kw_only=True):
+  """Stages of blocks, each with half the side and twice the width of the one before."""
+
+  width: family.width("channels of the first stage, of a 3x3 layer")
+  bottleneck: Annotated[bool, Option("blocks of 1x1, 3x3 and 1x1 layers, not two of 3x3")] = False
+  stem: one_of('3x3, or "large": 7x7 with stride 2 and a 3x3 maximum', STEMS) = "small"
+  shortcut: one_of("where the shape changes: 1x1 layers, or zeros for new channels", SHORTCUTS) = (
+    "projection"
+  )
+
+  def enter(self, images: jax.Array, train: bool) -> jax.Array:
+    if self.stem == "small":
+      return self.convolved(images, self.width, 3, 1, train)
+    x = self.convolved(images, self.width, 7, 2, train)
+    return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+
+  def block(self, number: int, stage: int, first: bool) -> nn.Module:
+    cls: Callable[..., nn.Module] = BottleneckBlock if self.bottleneck else BasicBlock
+    stride = 2 if stage and first else 1
+    sizes = self.width * 2**stage, stride, self.shortcut, self.dtype
+    return cls(*sizes, name=f"{cls.__name__}_{number}")
 
 
 _NORMS = dict.fromkeys(("norm1", "norm2", "norm3", "shortcut_norm"), family.NORM)
 _BASIC = _NORMS | dict(conv1=family.TOKENS, conv2=family.TOKENS, shortcut=family.CHANNELS)
-_BOTTLENECK = _BASIC | dict(conv1=family.CHANNELS, conv3=family.CHANNELS)
+BOTTLENECK = _BASIC | dict(conv1=family.CHANNELS, conv3=family.CHANNELS)
 FAMILY = family.Family(
   variants=family.variants(ResNet, _VARIANTS),
   # A 3x3 kernel mixes places, and so is of the kind of layers over tokens.
   layers={
     "stem_norm": family.NORM,
     **{f"BasicBlock/{name}": layer for name, layer in _BASIC.items()},
-    **{f"BottleneckBlock/{name}": layer for name, layer in _BOTTLENECK.items()},
+    **{f"BottleneckBlock/{name}": layer for name, layer in BOTTLENECK.items()},
   },
   image_sizes={"resnet_20": 32, "resnet_56": 32},
 )

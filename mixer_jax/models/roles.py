@@ -12,6 +12,7 @@ from mixer_jax.models import (
   gmlp,
   mixer,
   mlp_operators,
+  regnet,
   resmlp,
   resnet,
   text,
@@ -20,7 +21,7 @@ from mixer_jax.models import (
 )
 from mixer_jax.models.family import COMMON, role
 
-FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY, resnet.FAMILY)
+FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY, resnet.FAMILY, regnet.FAMILY)
 TEXT_FAMILIES = (text.FAMILY, transformer.FAMILY)
 OPERATOR_FAMILIES = (galerkin.FAMILY, fno.FAMILY, mlp_operators.FAMILY)
 

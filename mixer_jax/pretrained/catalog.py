@@ -1,8 +1,8 @@
-"""The public files of Mixer, ResMLP and gMLP that `read` knows by name.
+"""The public files that `read` knows by name: Mixer, ResMLP, gMLP, and convolutional teachers.
 
 Addresses and settings come from google-research/vision_transformer (the list
 of its bucket in vit_jax.ipynb, the input pipeline), facebookresearch/deit
-(resmlp_models.py, README_resmlp.md) and timm 1.0.31 (models/mlp_mixer.py).
+(resmlp_models.py, README_resmlp.md) and timm 1.0.31 (models/mlp_mixer.py, regnet.py, resnet.py).
 """
 
 import re
@@ -34,6 +34,11 @@ class Entry(NamedTuple):
   second_source: str = ""  # name of another publisher's file with the same weights; "": none
   overrides: Mapping[str, Any] = {}  # fields in which the model differs from the named one
 
+
+_HUB = "https://huggingface.co/timm/{}/resolve/main/model.safetensors"
+_RELEASE = "https://github.com/rwightman/pytorch-image-models/releases/download/{}.pth"
+_DEIT = "https://dl.fbaipublicfiles.com/deit/{}.pth"
+_PYTORCH = "https://download.pytorch.org/models/{}.pth"
 
 # Google: path in gs://mixer_models, model, classes, the same weights elsewhere.
 _GOOGLE = (
@@ -75,9 +80,12 @@ _RESMLP = (
   ("resmlp_24_dino", "resmlp_24_224.fb_dino", "resmlp_s24"),
 )
 
-_HUB = "https://huggingface.co/timm/{}/resolve/main/model.safetensors"
-_RELEASE = "https://github.com/rwightman/pytorch-image-models/releases/download/{}.pth"
-_DEIT = "https://dl.fbaipublicfiles.com/deit/{}.pth"
+# Convolutional networks: name in timm, model, address of the same weights at their publisher.
+_CONVNETS = (
+  ("regnety_160.deit_in1k", "regnety_160", _DEIT.format("regnety_160-a5fe301d")),
+  ("resnet18.tv_in1k", "resnet_18", _PYTORCH.format("resnet18-f37072fd")),
+  ("resnet50.tv_in1k", "resnet_50", _PYTORCH.format("resnet50-0676ba61")),
+)
 
 
 def _entries():
@@ -94,6 +102,8 @@ def _entries():
     deit, timm = f"deit/{file}", f"timm/{timm_file}"
     yield Entry(deit, model, 1000, IMAGENET, (_DEIT.format(file),), timm)
     yield Entry(timm, model, 1000, IMAGENET, (_HUB.format(timm_file),), deit)
+  for file, model, publisher in _CONVNETS:
+    yield Entry(f"timm/{file}", model, 1000, IMAGENET, (_HUB.format(file), publisher))
 
 
 CATALOG = {entry.name: entry for entry in _entries()}

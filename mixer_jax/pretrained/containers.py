@@ -22,6 +22,8 @@ _KINDS = ".npz, .safetensors and PyTorch's .pth are read"
 _BIG_VISION = ("params/", "opt/target/")
 _MARK = "mixer_jax"  # of this library's comments of archives
 _MAX_SHARED = 10  # tied parameters share stored numbers, a few times
+# Batches that PyTorch's batch normalisation has seen: integers, and without use.
+_COUNTS = "num_batches_tracked"
 _NAMED, _LINE = 20, 200  # names in a message, and characters of a name
 
 Arrays = dict[str, np.ndarray]
@@ -48,7 +50,7 @@ def kind(path: pathlib.Path) -> str:
 def read(path: pathlib.Path, left_out: Sequence[str] = ()) -> tuple[Arrays, dict[str, Any]]:
   """A file's arrays by name, float32, and the notes that `write` made (empty for other files).
 
-  Arrays of the names `left_out` are as if they were not there.
+  Arrays of the names `left_out`, and counts of batches, are as if they were not there.
   A UserError if the file is damaged, or holds anything but finite floating-point arrays.
   """
   safe = lambda path: (safetensors.numpy.load_file(path), {})
@@ -56,7 +58,8 @@ def read(path: pathlib.Path, left_out: Sequence[str] = ()) -> tuple[Arrays, dict
   # Damaged or hostile files make readers raise anything.
   with told(f"{path}: is damaged or no plain weights"):
     arrays, notes = reader(path)
-    arrays = {k: _float32(k, array) for k, array in arrays.items() if k not in left_out}
+    kept = [k for k in arrays if k not in left_out and not k.endswith(_COUNTS)]
+    arrays = {k: _float32(k, arrays[k]) for k in kept}
   if not arrays:
     raise UserError(f"{path}: holds no arrays")
   if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
@@ -142,6 +145,7 @@ def _read_torch(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
   state = next(_state_dicts(torch, content), None)
   if state is None:
     raise ValueError("there is no state dict in it")
+  state = {k: v for k, v in state.items() if not str(k).endswith(_COUNTS)}
   for name, value in state.items():
     if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
       raise ValueError(f"{name} is no tensor of floating-point numbers")

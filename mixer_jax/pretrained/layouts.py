@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 import numpy as np
 
 from mixer_jax.errors import UserError
-from mixer_jax.pretrained import catalog
+from mixer_jax.pretrained import catalog, convnets
 from mixer_jax.pretrained.catalog import Normalization
 from mixer_jax.pretrained.containers import Arrays
 
@@ -139,6 +139,8 @@ _GOOGLE = dict(gelu="tanh", layer_norm_epsilon=1e-6), catalog.MINUS_ONE_TO_ONE
 _TIMM = dict(gelu="exact", layer_norm_epsilon=1e-6)
 _GMLP = _TIMM | dict(gate_epsilon=1e-5)
 _RESMLP = dict(gelu="exact", normalization="affine"), catalog.IMAGENET
+_CONVNET = {}, catalog.IMAGENET
+_OWN = r"^(ResMlp|Gmlp|Basic|Bottleneck|RegNetY)Block_\d+/"
 _timm_mixer = _names("stem.proj", "MixerBlock", _TIMM_MIXER, norm="pre_head_layer_norm")
 _timm_resmlp = _names("stem.proj", "ResMlpBlock", _TIMM_RESMLP, "alpha", "beta")
 _deit_resmlp = _names("patch_embed.proj", "ResMlpBlock", _DEIT_RESMLP, "alpha", "beta")
@@ -151,8 +153,10 @@ LAYOUTS = {
   "timm_resmlp": _torch("timm's ResMLP", r"linear_tokens\.", _timm_resmlp, *_RESMLP),
   "deit_resmlp": _torch("deit's ResMLP", r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
   "timm_gmlp": _torch("timm's gMLP", r"mlp_channels\.gate\.", _timm_gmlp, _GMLP),
+  "resnet": Layout("PyTorch's ResNet", r"^layer\d+\.\d+\.conv1\.", convnets.resnet, *_CONVNET),
+  "regnety": Layout("timm's RegNetY", r"^s\d+\.b\d+\.se\.", convnets.regnety, *_CONVNET),
   # `save` writes it of the other families; notes in the file name the fields.
-  "own": Layout("this library's", r"^(ResMlp|Gmlp|Basic|Bottleneck)Block_\d+/", dict, {}, None),
+  "own": Layout("this library's", _OWN, dict, {}, None),
 }
 
 

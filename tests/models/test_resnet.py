@@ -1,4 +1,4 @@
-"""ResNet against NumPy in float64, published numbers of parameters, its statistics and K-FAC."""
+"""ResNet and RegNetY against NumPy in float64, published numbers of parameters, and K-FAC."""
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,20 @@ PARAMETERS = {
   "resnet_50": (1000, 25_557_032),
   "resnet_18": (1000, 11_689_512),
   "resnet_56": (10, 853_018),
+  # Radosavovic et al., Appendix, Table: 3.2, 11.2, 20.6, 39.2 and 83.6 million; here as timm counts.
+  "regnety_002": (1000, 3_162_996),
+  "regnety_016": (1000, 11_202_430),
+  "regnety_040": (1000, 20_646_656),
+  "regnety_080": (1000, 39_180_068),
+  "regnety_160": (1000, 83_590_140),
+}
+# Their design: first width, slope, ratio of widths, and depth (the published configs).
+DESIGNS = {
+  "regnety_002": (24, 36.44, 2.49, 13),
+  "regnety_016": (48, 20.71, 2.65, 27),
+  "regnety_040": (96, 31.41, 2.24, 22),
+  "regnety_080": (192, 76.82, 2.19, 17),
+  "regnety_160": (200, 106.23, 2.48, 18),
 }
 
 
@@ -28,12 +42,25 @@ def test_published_numbers_of_parameters(name):
   assert sum(x.size for x in jax.tree.leaves(params)) == expected
 
 
+@pytest.mark.parametrize("name", DESIGNS)
+def test_widths_follow_from_the_published_designs(name):
+  """Radosavovic et al., Equations 2 to 4, and widths that groups divide."""
+  first, slope, ratio, depth = DESIGNS[name]
+  model = models.build(name, 10)
+  power = np.round(np.log((first + slope * np.arange(depth)) / first) / np.log(ratio))
+  widths, blocks = np.unique(np.round(first * ratio**power / 8) * 8, return_counts=True)
+  group = model.group_width
+  assert tuple(np.round(widths / group) * group) == model.widths and tuple(blocks) == model.stages
+
+
 def conv(x, kernel, stride):
   """Cross-correlation, padded by half the kernel on all sides as PyTorch's padding=k//2."""
-  side = kernel.shape[0]
+  side, groups = kernel.shape[0], x.shape[-1] // kernel.shape[2]
   x = np.pad(x, ((0, 0), *[(side // 2, side // 2)] * 2, (0, 0)))
   windows = np.lib.stride_tricks.sliding_window_view(x, (side, side), axis=(1, 2))
-  return np.einsum("bhwcyx,yxcf->bhwf", windows[:, ::stride, ::stride], kernel)
+  windows = windows[:, ::stride, ::stride]
+  parts = zip(np.split(windows, groups, 3), np.split(kernel, groups, 3))
+  return np.concatenate([np.einsum("bhwcyx,yxcf->bhwf", *pair) for pair in parts], 3)
 
 
 def norm(x, params, stats, train):
@@ -49,7 +76,7 @@ def largest_of_3x3(x):
 
 
 def numpy_resnet(variables, x, model, train):
-  """PyTorch's resnet, and the averages by layer."""
+  """PyTorch's networks, and the averages by layer."""
   params, stats, new = variables["params"], variables["batch_stats"], {}
 
   def layer(x, at, conv_name, norm_name, stride):
@@ -60,17 +87,25 @@ def numpy_resnet(variables, x, model, train):
     y, kept[norm_name] = norm(y, own[norm_name], averages[norm_name], train)
     return y
 
-  large = model.stem == "large"
-  x = np.maximum(layer(x, (), "stem", "stem_norm", 2 if large else 1), 0)
+  def gated(y, squeeze, excite):
+    z = np.maximum(y.mean((1, 2)) @ squeeze["kernel"] + squeeze["bias"], 0)
+    return y / (1 + np.exp(-(z @ excite["kernel"] + excite["bias"])))[:, None, None]
+
+  regnet = hasattr(model, "widths")
+  large = not regnet and model.stem == "large"
+  x = np.maximum(layer(x, (), "stem", "stem_norm", 2 if large or regnet else 1), 0)
   x = largest_of_3x3(x) if large else x
-  kind, depth = ("BottleneckBlock", 3) if model.bottleneck else ("BasicBlock", 2)
-  strided = 1 if model.bottleneck else 0
+  three = regnet or model.bottleneck
+  kind = "RegNetYBlock" if regnet else "BottleneckBlock" if three else "BasicBlock"
+  depth, strided = (3, 1) if three else (2, 0)
   places = [(stage, block) for stage, n in enumerate(model.stages) for block in range(n)]
   for i, (stage, block) in enumerate(places):
-    stride, at, y = 2 if stage and not block else 1, (f"{kind}_{i}",), x
+    stride, at, y = 2 if (stage or regnet) and not block else 1, (f"{kind}_{i}",), x
     for j in range(depth):
       y = layer(y, at, f"conv{j + 1}", f"norm{j + 1}", stride if j == strided else 1)
       y = np.maximum(y, 0) if j < depth - 1 else y
+      if regnet and j == 1:
+        y = gated(y, params[at[0]]["squeeze"], params[at[0]]["excite"])
     if "shortcut" in params[at[0]]:
       x = layer(x, at, "shortcut", "shortcut_norm", stride)
     elif x.shape != y.shape:
@@ -83,6 +118,7 @@ CASES = {
   "resnet_20": dict(stages=(1, 2), width=3),
   "resnet_18": dict(stages=(1, 1), width=3),
   "resnet_50": dict(stages=(1, 1), width=2),
+  "regnety_002": dict(stages=(1, 2), widths=(6, 8), group_width=2),
 }
 
 
@@ -121,6 +157,10 @@ ROLES = {
   ("resnet_50", "BottleneckBlock_0/conv2/kernel"): ("token_mixing", True),
   ("resnet_50", "BottleneckBlock_0/norm3/scale"): ("norms", False),
   ("resnet_50", "head/bias"): ("head", False),
+  ("regnety_002", "RegNetYBlock_0/conv1/kernel"): ("channel_mixing", True),
+  ("regnety_002", "RegNetYBlock_2/conv2/kernel"): ("token_mixing", True),
+  ("regnety_002", "RegNetYBlock_0/excite/bias"): ("channel_mixing", False),
+  ("regnety_002", "RegNetYBlock_1/shortcut_norm/bias"): ("norms", False),
 }
 
 
@@ -183,3 +223,9 @@ def test_mistakes_are_named():
   ):
     with pytest.raises(UserError, match=f"^model.{field} is .*; allowed: {allowed}$"):
       models.build("resnet_20", 4, **{field: value})
+  for fields, message in (
+    (dict(widths=(24,)), "model.widths has 1 numbers, model.stages 4; allowed: one of each for a"),
+    (dict(group_width=16), r"model.group_width is 16; allowed: a divisor of all of \(24, 56, 152"),
+  ):
+    with pytest.raises(UserError, match=f"^{message}"):
+      models.build("regnety_002", 4, **fields)

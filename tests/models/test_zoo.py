@@ -25,7 +25,10 @@ PATCHES = [name for name in models.VARIANTS if "patch_size" in models.fields(nam
 
 
 def test_all_but_convolutional_networks_cut_patches():
-  assert set(models.VARIANTS) - set(PATCHES) == {f"resnet_{n}" for n in (18, 20, 50, 56)}
+  assert set(models.VARIANTS) - set(PATCHES) == {
+    *(f"resnet_{n}" for n in (18, 20, 50, 56)),
+    *(f"regnety_{n}" for n in ("002", "016", "040", "080", "160")),
+  }
 
 
 @pytest.mark.parametrize("name", PATCHES)

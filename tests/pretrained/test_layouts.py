@@ -1,16 +1,20 @@
 """Every public layout, read as a file, against outputs of the peer's own code."""
 
+import json
 import pathlib
 import sys
 import types
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
-from mixer_jax import pretrained
+from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
+from tests import make_fixtures
 from tests.pretrained.conftest import (
+  FIXTURES,
   error,
   file_arrays,
   google_arrays,
@@ -276,3 +280,53 @@ def test_other_nets_are_refused(tmp_path):
   np.savez(path, **vit)
   with pytest.raises(UserError, match=r"its 9 arrays \(Transformer/encoderblock_0.*in none of"):
     pretrained.read(str(path))
+
+
+CONVNETS = {
+  "timm_regnety": dict(
+    name="regnety_002", stages=(1, 1, 3, 1), widths=(8, 16, 32, 64), group_width=4
+  ),
+  "timm_resnet": dict(name="resnet_50", stages=(1, 1, 1, 1)),
+}
+
+
+class Convnet:
+  """A peer's convolutional network: its arrays, and the outputs of its model."""
+
+  def __init__(self, name, directory):
+    with np.load(FIXTURES / f"{name}.npz") as fixture:
+      self.images, self.logits = fixture["images"], fixture["logits"]
+      self.arrays = make_fixtures.convnet_state(json.loads(str(fixture["shapes"])))
+    self.path = str(directory / name)
+    fields = dict(CONVNETS[name])
+    self.model = models.build(fields.pop("name"), 5, **fields)
+    self.shapes = jax.eval_shape(self.model.init, jax.random.key(0), self.images)
+
+  def write(self, arrays):
+    kinds = {np.dtype("f4"): "F32", np.dtype("i8"): "I64"}
+    named = {k: (kinds[v.dtype], np.ascontiguousarray(v)) for k, v in arrays.items()}
+    pathlib.Path(self.path).write_bytes(safetensors(named))
+    return pretrained.read(self.path)
+
+
+@pytest.mark.parametrize("name", CONVNETS)
+def test_convolutional_networks_answer_as_timms(name, tmp_path):
+  peer = Convnet(name, tmp_path)
+  weights = peer.write(peer.arrays)
+  assert (weights.num_classes, weights.normalization) == (5, IMAGENET)
+  found = jax.jit(peer.model.apply)(weights.fit_variables(peer.shapes), peer.images)
+  assert error(np.asarray(found), peer.logits) < 2e-5
+
+
+def test_wrong_convolutional_networks_are_refused(tmp_path):
+  peer = Convnet("timm_regnety", tmp_path)
+  without = {k: v for k, v in peer.arrays.items() if k != "s2.b1.se.fc1.bias"}
+  with pytest.raises(UserError, match="missing are RegNetYBlock_1/squeeze/bias$"):
+    peer.write(without).fit_variables(peer.shapes)
+  with pytest.raises(UserError, match="left over are s2.b1.conv4.weight"):
+    peer.write(peer.arrays | {"s2.b1.conv4.weight": np.ones(3, "f4")}).fit_variables(peer.shapes)
+  name = "s1.b1.conv1.conv.weight"
+  turned = {name: peer.arrays[name].transpose(1, 0, 2, 3)}
+  shapes = r"RegNetYBlock_0/conv1/kernel of shape \[1, 1, 8, 32\] instead of \[1, 1, 32, 8\]"
+  with pytest.raises(UserError, match=shapes):
+    peer.write(peer.arrays | turned).fit_variables(peer.shapes)
