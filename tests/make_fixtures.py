@@ -12,7 +12,7 @@ from where training starts. Run it where the peer can be imported:
   python tests/make_fixtures.py google DIRECTORY_OF_google-research_vision_transformer
   python tests/make_fixtures.py bert
 
-timm_regnety.npz and timm_resnet.npz have no file of weights but `shapes`, JSON, from which
+timm_regnety.npz and timm_resnet_*.npz have no file of weights but `shapes`, JSON, from which
 `convnet_state` draws them.
 
 hf_bert.npz is of text: `config`, the file beside the weights, `ids`, `mask` and
@@ -176,8 +176,9 @@ def make_convnets() -> None:
 
   fields = dict(w0=8, wa=8.0, wm=2.0, group_size=4, depth=6, se_ratio=0.25)  # 1, 1, 3, 1 blocks
   save_convnet("timm_regnety", regnet.RegNet(regnet.RegNetCfg(**fields), num_classes=CLASSES))
-  layers = dict(layers=(1, 1, 1, 1), num_classes=CLASSES)
-  save_convnet("timm_resnet", resnet.ResNet(resnet.Bottleneck, **layers))
+  whole = lambda block, *layers: resnet.ResNet(block, layers=layers, num_classes=CLASSES)
+  save_convnet("timm_resnet_bottleneck", whole(resnet.Bottleneck, 1, 1, 1, 1))
+  save_convnet("timm_resnet_basic", whole(resnet.BasicBlock, 1, 2, 1, 1))
 
 
 def make_deit(directory: str) -> None:

@@ -50,6 +50,7 @@ def test_resmlp_s_recipe():
   taught = load("resmlp_imagenet", "resmlp_s24,distilled")
   distillation, teacher = taught.distillation, pretrained.CATALOG[taught.distillation.teacher]
   assert (taught.model.name, distillation.kind, distillation.weight) == ("resmlp_s24", "hard", 0.5)
+  config_lib.check(taught)
   assert teacher.model == "regnety_160" and taught.augment.to_dict() == augment.to_dict()
   for name, choice in (("resmlp_imagenet", "resmlp_s12,x"), ("resmlp_cifar", "x")):
     with pytest.raises(UserError, match="the recipe 'x'; allowed: deit, (distilled, )?old_fash"):

@@ -167,8 +167,9 @@ def translate(
   """Translations of sources [batch, n] by a `Translator`; compiled once for each shape and length.
 
   The devices of a mesh each search for their part of the batch, which they must divide, and wait
-  for no other one: XLA would gather all scores before each `top_k`. Other arguments are those of `beam_search`; one beam is `greedy`. A ValueError
-  if there are more tokens than the model's max_length.
+  for no other one: XLA would gather all scores before each `top_k`. Other arguments are those of
+  `beam_search`; one beam is `greedy`. A ValueError if there are more tokens than the model's
+  max_length.
   """
 
   def search(variables, ids, mask, alpha):

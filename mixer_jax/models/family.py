@@ -140,7 +140,8 @@ TOKENS_IN = Layer("token_mixing", ("in", "hidden"))
 TOKENS_OUT = Layer("token_mixing", ("hidden", "out"))
 TOKENS_SQUARE = Layer("token_mixing", ("in", "out"))
 # Layers of all families.
-COMMON = {"stem": STEM, "norm": NORM, "pre_head_layer_norm": NORM, "head": HEAD}
+_NORMS = dict.fromkeys(("norm", "stem_norm", "pre_head_layer_norm"), NORM)
+COMMON = {"stem": STEM, "head": HEAD, **_NORMS}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,8 +98,10 @@ class ConvNet(nn.Module):
 
   def __post_init__(self):
     family.check(self)
-    if not self.stages or any(n != int(n) for n in self.stages):
-      raise UserError(f"model.stages is {self.stages}; allowed: one or more integers")
+    for name in ("stages", "widths"):
+      numbers = getattr(self, name, (1,))
+      if not numbers or not all(isinstance(n, int) for n in numbers):
+        raise UserError(f"model.{name} is {numbers}; allowed: one or more integers")
     super().__post_init__()
 
   @nn.compact
@@ -166,7 +168,6 @@ FAMILY = family.Family(
   variants=family.variants(ResNet, _VARIANTS),
   # A 3x3 kernel mixes places, and so is of the kind of layers over tokens.
   layers={
-    "stem_norm": family.NORM,
     **{f"BasicBlock/{name}": layer for name, layer in _BASIC.items()},
     **{f"BottleneckBlock/{name}": layer for name, layer in BOTTLENECK.items()},
   },

@@ -6,8 +6,8 @@
 The model has the GELU and the epsilons of the weights' code. `read` gives the file alone.
 
 Files are `.npz` of google-research/vision_transformer and big_vision,
-`.safetensors` and PyTorch files of timm and facebookresearch/deit, and files that
-`save` wrote. The contents of a file tell its kind, not its name. `load_bert` reads the encoder
+`.safetensors` and PyTorch files of timm, facebookresearch/deit and torchvision, and files that
+`save` wrote. Convolutional networks have statistics beside their parameters: `read` gives both. The contents of a file tell its kind, not its name. `load_bert` reads the encoder
 of a BERT of Hugging Face.
 """
 

@@ -58,8 +58,8 @@ def read(path: pathlib.Path, left_out: Sequence[str] = ()) -> tuple[Arrays, dict
   # Damaged or hostile files make readers raise anything.
   with told(f"{path}: is damaged or no plain weights"):
     arrays, notes = reader(path)
-    kept = [k for k in arrays if k not in left_out and not k.endswith(_COUNTS)]
-    arrays = {k: _float32(k, arrays[k]) for k in kept}
+    kept = {k: x for k, x in _without_counts(arrays).items() if k not in left_out}
+    arrays = {k: _float32(k, array) for k, array in kept.items()}
   if not arrays:
     raise UserError(f"{path}: holds no arrays")
   if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
@@ -93,6 +93,10 @@ def write(path: pathlib.Path, arrays: Mapping[str, Any], notes: dict[str, Any]) 
     temporary.replace(path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def _without_counts(arrays: Mapping[str, Any]) -> dict[str, Any]:
+  return {k: array for k, array in arrays.items() if not str(k).endswith(_COUNTS)}
 
 
 def _float32(name: str, array: np.ndarray) -> np.ndarray:
@@ -145,7 +149,7 @@ def _read_torch(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
   state = next(_state_dicts(torch, content), None)
   if state is None:
     raise ValueError("there is no state dict in it")
-  state = {k: v for k, v in state.items() if not str(k).endswith(_COUNTS)}
+  state = _without_counts(state)
   for name, value in state.items():
     if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
       raise ValueError(f"{name} is no tensor of floating-point numbers")

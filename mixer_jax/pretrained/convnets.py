@@ -41,22 +41,22 @@ def _renamed(
 
   `place` matches the stage of a block and its number there, in front of a name.
   """
-  found = {name: re.match(place, name) for name in arrays}
-  numbers = sorted({tuple(map(int, match.groups())) for match in found.values() if match})
+  matches = {name: found for name in arrays if (found := re.match(place, name))}
+  places = {name: tuple(map(int, match.groups())) for name, match in matches.items()}
+  numbers = {own: i for i, own in enumerate(sorted(set(places.values())))}
   renamed = {}
   for name, array in arrays.items():
-    match = found[name]
-    module, _, leaf = name[match.end() if match else 0 :].rpartition(".")
-    ours = (inside if match else whole).get(module, "")
+    inner = name in matches
+    module, _, leaf = name[matches[name].end() if inner else 0 :].rpartition(".")
+    ours = (inside if inner else whole).get(module, "")
     leaf = (_NORM if "norm" in ours else _OTHER).get(leaf)
     if not (ours and leaf):
       renamed[name] = array
       continue
-    if match:
-      ours = f"{block}_{numbers.index(tuple(map(int, match.groups())))}/{ours}"
     if leaf == "kernel":
       array = array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T
-      if ours.endswith(("/squeeze", "/excite")) and array.shape[:2] == (1, 1):
+      if ours in ("squeeze", "excite") and array.shape[:2] == (1, 1):
         array = array[0, 0]  # a convolution there, a dense layer here
+    ours = f"{block}_{numbers[places[name]]}/{ours}" if inner else ours
     renamed[f"{ours}/{leaf}"] = array
   return renamed

@@ -139,7 +139,6 @@ _GOOGLE = dict(gelu="tanh", layer_norm_epsilon=1e-6), catalog.MINUS_ONE_TO_ONE
 _TIMM = dict(gelu="exact", layer_norm_epsilon=1e-6)
 _GMLP = _TIMM | dict(gate_epsilon=1e-5)
 _RESMLP = dict(gelu="exact", normalization="affine"), catalog.IMAGENET
-_CONVNET = {}, catalog.IMAGENET
 _OWN = r"^(ResMlp|Gmlp|Basic|Bottleneck|RegNetY)Block_\d+/"
 _timm_mixer = _names("stem.proj", "MixerBlock", _TIMM_MIXER, norm="pre_head_layer_norm")
 _timm_resmlp = _names("stem.proj", "ResMlpBlock", _TIMM_RESMLP, "alpha", "beta")
@@ -153,8 +152,8 @@ LAYOUTS = {
   "timm_resmlp": _torch("timm's ResMLP", r"linear_tokens\.", _timm_resmlp, *_RESMLP),
   "deit_resmlp": _torch("deit's ResMLP", r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
   "timm_gmlp": _torch("timm's gMLP", r"mlp_channels\.gate\.", _timm_gmlp, _GMLP),
-  "resnet": Layout("PyTorch's ResNet", r"^layer\d+\.\d+\.conv1\.", convnets.resnet, *_CONVNET),
-  "regnety": Layout("timm's RegNetY", r"^s\d+\.b\d+\.se\.", convnets.regnety, *_CONVNET),
+  "resnet": Layout("PyTorch's ResNet", r"^layer\d+\.\d+\.conv1\.", convnets.resnet, {}, None),
+  "regnety": Layout("timm's RegNetY", r"^s\d+\.b\d+\.se\.", convnets.regnety, {}, catalog.IMAGENET),
   # `save` writes it of the other families; notes in the file name the fields.
   "own": Layout("this library's", _OWN, dict, {}, None),
 }

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import pathlib
+import re
 from typing import Any, NamedTuple, Sequence
 
 from flax import traverse_util
@@ -58,7 +59,7 @@ class Weights:
 
   @property
   def patch_size(self) -> int:
-    """Side of a patch in pixels; 0 if the file has no patch embedding."""
+    """Side of the stem's kernel, that is of a patch in pixels; 0 if the file has no such stem."""
     shape = self._shapes.get("stem/kernel", ())
     return shape[0] if len(shape) == 4 else 0
 
@@ -144,6 +145,8 @@ def read(source: str, cache_dir: str = "") -> Weights:
     raise UserError(
       f"{source}: has {weights.num_classes} classes, but {entry.name} has {entry.num_classes}"
     )
+  if layout == "resnet" and (other := re.search(r"resnet(aa|blur)", source)):
+    raise UserError(f"{source}: {other[0]} has layers without parameters that this ResNet lacks")
   _LOG.info(
     "Read %s: %s, %d parameters, %d classes, SHA-256 %s",
     *(source, known.title, sum(a.size for a in arrays.values()), weights.num_classes, sha256),

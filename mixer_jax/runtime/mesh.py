@@ -7,7 +7,7 @@ Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054).
 
 import dataclasses
 import math
-from typing import Annotated, Any, Sequence
+from typing import Annotated, Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -108,19 +108,15 @@ def of_process(tree: Any) -> tuple[Any, Mesh]:
   placed = [x.sharding for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
   whole = next((replicated(x.mesh) for x in placed if isinstance(x, NamedSharding)), None)
   if whole is None:
-    own = _data_mesh(jax.local_devices()[:1])
+    own = Mesh(np.array(jax.local_devices()[:1])[:, None], AXES)
     return jax.device_put(tree, replicated(own)), own
-  own = _data_mesh(whole.mesh.local_devices)
+  own = Mesh(np.array(whole.mesh.local_devices)[:, None], AXES)
 
   def part(x):
     parts = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, replicated(own), parts)
 
   return jax.tree.map(part, jax.device_put(tree, whole)), own
-
-
-def _data_mesh(devices: Sequence[jax.Device]) -> Mesh:
-  return jax.make_mesh((len(devices), 1), AXES, (AxisType.Auto,) * 2, devices=devices)
 
 
 def place(tree: Any, sharding: NamedSharding) -> Any:

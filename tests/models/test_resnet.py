@@ -16,7 +16,7 @@ PARAMETERS = {
   "resnet_50": (1000, 25_557_032),
   "resnet_18": (1000, 11_689_512),
   "resnet_56": (10, 853_018),
-  # Radosavovic et al., Appendix, Table: 3.2, 11.2, 20.6, 39.2 and 83.6 million; here as timm counts.
+  # Radosavovic et al., Appendix: 3.2, 11.2, 20.6, 39.2 and 83.6 million; here as timm counts.
   "regnety_002": (1000, 3_162_996),
   "regnety_016": (1000, 11_202_430),
   "regnety_040": (1000, 20_646_656),
@@ -224,6 +224,10 @@ def test_mistakes_are_named():
     with pytest.raises(UserError, match=f"^model.{field} is .*; allowed: {allowed}$"):
       models.build("resnet_20", 4, **{field: value})
   for fields, message in (
+    (
+      dict(widths=(24.0, 56, 152, 368)),
+      r"model.widths is \(24.0, .*; allowed: one or more integers$",
+    ),
     (dict(widths=(24,)), "model.widths has 1 numbers, model.stages 4; allowed: one of each for a"),
     (dict(group_width=16), r"model.group_width is 16; allowed: a divisor of all of \(24, 56, 152"),
   ):

@@ -12,6 +12,7 @@ import pytest
 
 from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
+from mixer_jax.pretrained import convnets
 from tests import make_fixtures
 from tests.pretrained.conftest import (
   FIXTURES,
@@ -269,6 +270,11 @@ def test_pytorch_is_optional_and_must_be_safe(peer, monkeypatch):
     with pytest.raises(UserError, match="there is no state dict in it"):
       pretrained.read(path)
   mixed = {"a": FakeTorch.Tensor(np.ones(2)), "b": FakeTorch.Tensor(np.ones(2, int))}
+  counted = {**mixed, "bn.num_batches_tracked": mixed["b"]}
+  counted["layer1.0.conv1.weight"] = counted.pop("a")
+  del counted["b"]
+  monkeypatch.setitem(sys.modules, "torch", FakeTorch(counted))
+  assert list(pretrained.read(path).arrays) == ["BasicBlock_0/conv1/kernel"]
   monkeypatch.setitem(sys.modules, "torch", FakeTorch(mixed))
   with pytest.raises(UserError, match="b is no tensor of floating-point numbers"):
     pretrained.read(path)
@@ -286,7 +292,8 @@ CONVNETS = {
   "timm_regnety": dict(
     name="regnety_002", stages=(1, 1, 3, 1), widths=(8, 16, 32, 64), group_width=4
   ),
-  "timm_resnet": dict(name="resnet_50", stages=(1, 1, 1, 1)),
+  "timm_resnet_bottleneck": dict(name="resnet_50", stages=(1, 1, 1, 1)),
+  "timm_resnet_basic": dict(name="resnet_18", stages=(1, 2, 1, 1)),
 }
 
 
@@ -313,9 +320,20 @@ class Convnet:
 def test_convolutional_networks_answer_as_timms(name, tmp_path):
   peer = Convnet(name, tmp_path)
   weights = peer.write(peer.arrays)
-  assert (weights.num_classes, weights.normalization) == (5, IMAGENET)
+  # Files of ResNets come with any statistics of pixels.
+  expected = IMAGENET if name == "timm_regnety" else None
+  assert (weights.num_classes, weights.normalization) == (5, expected)
   found = jax.jit(peer.model.apply)(weights.fit_variables(peer.shapes), peer.images)
   assert error(np.asarray(found), peer.logits) < 2e-5
+
+
+def test_blocks_of_convolutional_networks_keep_their_order():
+  """Also where there are more than nine of one shape."""
+  numbers = [(stage, block) for stage in (1, 2) for block in range(1, 13)]
+  theirs = {f"s{s}.b{b}.conv1.bn.weight": np.full(2, 100 * s + b) for s, b in reversed(numbers)}
+  found = convnets.regnety(theirs)
+  for i, (stage, block) in enumerate(numbers):
+    assert found[f"RegNetYBlock_{i}/norm1/scale"][0] == 100 * stage + block
 
 
 def test_wrong_convolutional_networks_are_refused(tmp_path):
@@ -330,3 +348,7 @@ def test_wrong_convolutional_networks_are_refused(tmp_path):
   shapes = r"RegNetYBlock_0/conv1/kernel of shape \[1, 1, 8, 32\] instead of \[1, 1, 32, 8\]"
   with pytest.raises(UserError, match=shapes):
     peer.write(peer.arrays | turned).fit_variables(peer.shapes)
+  blurred = Convnet("timm_resnet_basic", tmp_path)
+  blurred.path += "_resnetblur50.bt_in1k"
+  with pytest.raises(UserError, match="resnetblur has layers without parameters"):
+    blurred.write(blurred.arrays)

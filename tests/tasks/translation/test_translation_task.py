@@ -149,6 +149,7 @@ def test_translations_do_not_depend_on_batch_and_devices(config):
   for shape in ((2, 1), (8, 1), (2, 2)):  # of 10 sentences, of the 21; parameters whole or split
     mesh = mesh_of(*shape)
     spread = jax.device_put(variables, mesh_lib.stored(mesh, variables))
+    assert mesh_lib.of_process(spread)[1].size == shape[0] * shape[1]
     found = task.translated(spread, *sources, beams=2)
     assert found.texts == whole.texts
     np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-4)
