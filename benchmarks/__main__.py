@@ -9,6 +9,7 @@ from benchmarks import compile as compile_benchmark
 from benchmarks import (
   dispatch,
   inference,
+  operator_peers,
   optimizers,
   peers,
   scaling,
@@ -32,13 +33,14 @@ _COMMANDS = {
   "peers": peers.main,
   "text_peers": text_peers.main,
   "translation_peers": translation_peers.main,
+  "operator_peers": operator_peers.main,
   "scaling": scaling.main,
 }
 
 
 def _run(command, argv: list[str]) -> None:
   del argv
-  if command not in (text_peers.main, translation_peers.main):  # whose models are of text
+  if command not in (text_peers.main, translation_peers.main, operator_peers.main):  # of images
     train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
   command(flags.FLAGS)
 
@@ -67,5 +69,7 @@ if __name__ == "__main__":
   )
   flags.DEFINE_integer("steps", 300, "Steps of the run that updates follows.", lower_bound=1)
   flags.DEFINE_string("out", None, "Picture of updates, a .png.")
+  flags.DEFINE_multi_integer("points", [512], "Points of grids of functions.", lower_bound=64)
+  flags.DEFINE_string("published", None, "Folder of the published code of operator_peers.")
   flags.DEFINE_string("torch_python", None, "Python with PyTorch, and for peers timm.")
   cli.run_commands({name: functools.partial(_run, main) for name, main in _COMMANDS.items()})
