@@ -53,7 +53,7 @@ class Run:
   layer_decay: Annotated[float, Option(_LAYER_DECAY, 1e-6, 1)] = 1.0
   target: Annotated[float, Option("primary metric whose first step is reported; 0: none", 0)] = 0.0
   patience: Annotated[
-    int, Option("evaluations without a better primary metric that end a run; 0: any", 0, COUNT)
+    int, Option("evaluations without a better primary metric that end a run; 0: never", 0, COUNT)
   ] = 0
   on_nonfinite: one_of("when a loss or an update is not finite", _POLICIES, free=True) = "stop"
   require_accelerator: Annotated[bool, Option("refuse to start on a CPU", free=True)] = False

@@ -22,7 +22,7 @@ _Width = lambda text: Annotated[int, Option(text, 2, 10**6)]
 _Temperature = lambda text: Annotated[float, Option(text, 1e-3, 10)]
 _Epochs = lambda text: Annotated[float, Option(text, 0, COUNT)]
 _COLLAPSE = (
-  "in a row with a teacher entropy within 1% of log out_dim, or of 0, that end a run; 0: any"
+  "in a row with a teacher entropy within 1% of log out_dim, or of 0, that end a run; 0: never"
 )
 
 
