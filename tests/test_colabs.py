@@ -144,6 +144,7 @@ def test_kfac_and_grafting_s_results(tmp_path):
         for (m, d), rows in pairs.items()}""",
       "dampings": "{str(d): rows[-1]['train/loss'] for d, rows in dampings.items()}",
       "cadences": "[rows[-1]['train/loss'] for rows in cadences.values()]",
+      "deep": "{name: rows[-1]['train/loss'] for name, rows in curves.items()}",
     },
   )
   assert found["lowest"] > -1e-6 and found["bias"] < 1e-5  # F is a Fisher matrix
@@ -156,6 +157,8 @@ def test_kfac_and_grafting_s_results(tmp_path):
   assert found["transform"] < 1e-3
   own = found["own"]
   assert own["K-FAC"] < 0.003 and own["K-FAC"] < min(own["SGD"], own["Adam"]) / 3
+  # 32 principal components leave 0.988; K-FAC has half of Adam's epochs.
+  assert found["deep"]["K-FAC"] < found["deep"]["Adam"] - 0.1 < found["deep"]["SGD"] - 0.5
   # The mean loss of an epoch; 2.303 is that of guessing.
   assert all(loss < 2.28 for loss in found["pairs"].values())
   for pair in ("SGD,K-FAC", "K-FAC,K-FAC"):
