@@ -20,21 +20,19 @@ from mixer_jax import study
 _HERE = pathlib.Path(__file__).parent
 _STEPS = 2400  # of AdamW in the budget 1x: three epochs of batches of 64
 _BUDGETS = {"1x": 1, "2x": 2, "4x": 4}
-# Seconds of a step over those of an SGD step, this Mixer at batch 64 on two cores (docs/speed.md),
-# weighed by the periods below. Not measured but set beside their kin: "ekfac", "sgd_kfac", and the
-# steps of Shampoo and SOAP without factors. On another device measure them again: `python -m
-# benchmarks optimizers --config=configs/studies/frontier.py:1x-cifar10-mini8-sgd-seed0`.
+# Seconds of a step over those of an SGD step, this Mixer at batch 64 with the periods below, on one
+# core of an AMD EPYC. On another device measure them again, in turns: `python -m benchmarks costs`.
 _COST = {
   "sgd": 1.0,
   "adamw": 1.02,
-  "lamb": 1.0,
-  "muon": 1.27,
-  "shampoo": 1.36,
-  "soap": 1.39,
-  "kfac": 1.44,
-  "ekfac": 1.5,
-  "kfac_adam": 1.46,
-  "sgd_kfac": 1.47,
+  "lamb": 1.08,
+  "muon": 1.64,
+  "shampoo": 1.47,
+  "soap": 1.59,
+  "kfac": 1.54,
+  "ekfac": 1.57,
+  "kfac_adam": 1.69,
+  "sgd_kfac": 1.65,
 }
 _PERIODS = {
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
