@@ -25,6 +25,7 @@ _COMMANDS = {
   "input": input_benchmark.main,
   "dispatch": dispatch.main,
   "optimizers": optimizers.main,
+  "costs": optimizers.of_study,
   "updates": updates.main,
   "train": train.main,
   "compile": compile_benchmark.main,
@@ -68,6 +69,9 @@ if __name__ == "__main__":
     "profile", 0, "Kinds of operations of a step that peers lists.", lower_bound=0
   )
   flags.DEFINE_integer("steps", 300, "Steps of the run that updates follows.", lower_bound=1)
+  flags.DEFINE_string("study", None, "Study file of costs.")
+  flags.DEFINE_string("run", "*", "Runs of the study, by name or pattern, with commas.")
+  flags.DEFINE_multi_string("set", [], "[VALUE:]FIELD=VALUE for runs of the study.")
   flags.DEFINE_string("out", None, "Picture of updates, a .png.")
   flags.DEFINE_multi_integer("points", [512], "Points of grids of functions.", lower_bound=64)
   flags.DEFINE_string("published", None, "Folder of the published code of operator_peers.")

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import statistics
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import flax.linen as nn
 import jax
@@ -16,10 +16,12 @@ from benchmarks.timing import peak_bytes, ratio, take_turns
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim
 from mixer_jax import options as options_lib
+from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.optim import layer_views
 from mixer_jax.runtime import cli, devices
 from mixer_jax.runtime.imports import without
+from mixer_jax.study import plan
 
 PERIODS = dict(factor_period=10, inverse_period=100)
 _PERIODS = {"kfac": PERIODS, "kfac_adam": dict(factor_period=10, basis_period=100)}
@@ -44,9 +46,6 @@ class Cost(NamedTuple):
 def measure(run: Experiment, rounds: int, names: Sequence[str]) -> dict[str, Cost]:
   """Times the steps of each optimizer on one fixed batch.
 
-  The kinds of steps of an optimizer (plain, with factors, with factors and inverses) are timed
-  apart and averaged with the weights of its periods.
-
   Args:
     run: gives the model, data and batch; its optimizer is replaced.
     rounds: steps timed of each kind.
@@ -54,31 +53,57 @@ def measure(run: Experiment, rounds: int, names: Sequence[str]) -> dict[str, Cos
       averaged over its inverse period of 5).
 
   Returns:
-    The cost of each optimizer and, as "NAME plain", "NAME factors" and "NAME inverses", of its
+    See `compare`; ratios are to "sgd".
+  """
+  runs = {}
+  for name in names:
+    if name != _THEIRS:
+      config = run.config.copy_and_resolve_references()
+      config.optimizer = optimizer_config(name)
+      runs[name] = dataclasses.replace(run, config=config)
+  return compare(runs, rounds, "sgd", theirs=_THEIRS in names)
+
+
+def compare(
+  runs: Mapping[str, Experiment], rounds: int, base: str, theirs: bool = False
+) -> dict[str, Cost]:
+  """Times the steps of experiments in turns, each on one fixed batch.
+
+  The kinds of steps of an optimizer (plain, with factors, with factors and inverses) are timed
+  apart and averaged with the weights of its periods.
+
+  Args:
+    runs: by name; runs with batches of the same shape share the first one's.
+    rounds: steps timed of each kind.
+    base: the name of the run that ratios are to.
+    theirs: adds `kfac_jax.Optimizer` on the first run's model and batch.
+
+  Returns:
+    The cost of a step of each run and, as "NAME plain", "NAME factors" and "NAME inverses", of its
     kinds of steps.
   """
-  batch, candidates, peaks, shares = steps.batch(run), {}, {}, {}
-  for name in names:
-    if name == _THEIRS:
-      their_step = kfac_jax_step(run, batch)
-      candidates[name] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
-      peaks[name] = peak_bytes(candidates[name])
-      continue
-    config = run.config.copy_and_resolve_references()
-    config.optimizer = optimizer_config(name)
-    step = steps.Fixed(dataclasses.replace(run, config=config), batch).start()
-    shares[name] = kinds(config.optimizer)
+  first, batches, candidates, peaks, shares = next(iter(runs.values())), {}, {}, {}, {}
+  for name, run in runs.items():
+    shape = str(run.batch_shapes)
+    batch = batches[shape] if shape in batches else batches.setdefault(shape, steps.batch(run))
+    step = steps.Fixed(run, batch).start()
+    shares[name] = {f"{name} {kind}": own for kind, own in kinds(run.config.optimizer).items()}
     largest = peak_bytes(functools.partial(step, 0))
     for kind, (count, _) in shares[name].items():
       candidates[kind], peaks[kind] = functools.partial(step, count), largest
+  if theirs:
+    their_step = kfac_jax_step(first, batches[str(first.batch_shapes)])
+    candidates[_THEIRS] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
+    peaks[_THEIRS] = peak_bytes(candidates[_THEIRS])
   times = take_turns(candidates, rounds)
-  if _THEIRS in times:
+  if theirs:
     times[_THEIRS] = [s / _THEIR_STEPS for s in times[_THEIRS]]
   for name, own in shares.items():
-    times[name] = average(times, own)
-    peaks[name] = peaks[next(iter(own))]
+    times[name], peaks[name] = average(times, own), peaks[next(iter(own))]
+    if len(own) == 1:
+      del times[next(iter(own))]
   return {
-    name: Cost(statistics.median(own), ratio(own, times["sgd"]), peaks[name])
+    name: Cost(statistics.median(own), ratio(own, times[base]), peaks[name])
     for name, own in times.items()
   }
 
@@ -89,18 +114,32 @@ def optimizer_config(name: str) -> ml_collections.ConfigDict:
 
 
 def kinds(config: ml_collections.ConfigDict) -> dict[str, tuple[int, float]]:
-  """To each kind of an optimizer's steps an update count that makes one, and its share of steps."""
+  """To each kind of an optimizer's steps an update count that makes one, and its share of steps.
+
+  A pair of grafted optimizers has the kinds of the one that renews anything.
+
+  Raises:
+    UserError: both do, with different periods.
+  """
+  if config.name == "graft":
+    sides = [kinds(config.magnitude), kinds(config.direction)]
+    periodic = [side for side in sides if len(side) > 1] or sides
+    if periodic[0] != periodic[-1]:
+      raise UserError(
+        "both sides of a graft renew factors, with different periods; make them equal"
+      )
+    return periodic[0]
   known = options_lib.of(optim.OPTIMIZERS[config.name])
   last = next((name for name in ("inverse_period", "basis_period") if name in known), None)
   if last is None:
-    return {config.name: (1, 1.0)}
+    return {"plain": (1, 1.0)}
   factors, inverses = (
     options_lib.value(optim.OPTIMIZERS, config, name) for name in ("factor_period", last)
   )
   of = lambda n: (n % factors == 0, n % inverses == 0)
   names = {(True, True): "inverses", (True, False): "factors", (False, False): "plain"}
   cycle = range(inverses, inverses + factors * inverses)  # the first basis is no usual one
-  found = {f"{config.name} {names.get(of(n), 'basis')}": n for n in reversed(cycle)}
+  found = {names.get(of(n), "basis"): n for n in reversed(cycle)}
   shares = collections.Counter(of(n) for n in cycle)
   return {kind: (n, shares[of(n)] / len(cycle)) for kind, n in sorted(found.items())}
 
@@ -186,11 +225,28 @@ def main(options: Any) -> None:
   predicted = flops.step_costs(blocks, config.batch_size).ratio(*PERIODS.values())
   costs = measure(run, options.rounds, [*optim.OPTIMIZERS, _THEIRS])
   print(f"{config.model.name}, batch {config.batch_size}, {config.model.dtype or 'float32'}")
-  for name, cost in costs.items():
-    print(
-      f"{name:20} {cost.seconds:9.4f} s/step  {cost.ratio:6.2f} x SGD"
-      f"  {cost.peak_bytes / 2**20:9.0f} MiB"
-    )
+  _show(costs, "SGD")
   measured, theirs = costs["kfac"].ratio, costs[_THEIRS].ratio
   print(f"K-FAC predicted from FLOPs {predicted:.2f} x SGD; measured {measured:.2f}")
   print(f"{_THEIRS} takes {theirs / measured:.2f} times K-FAC's step")
+
+
+def of_study(options: Any) -> None:
+  """Prints the costs of a step of runs of a study, in turns; ratios are to the first."""
+  if not options.study:
+    raise UserError("--study is missing; for example --study=configs/studies/frontier.py")
+  study = plan.load(options.study)
+  configs = {run.name: run.config for run in study.planned(options.set)}
+  names = [run.name for run in study.select(options.run)]
+  devices.print_line()
+  runs = {name: experiment.build(config_lib.restored(configs[name])) for name in names}
+  _show(compare(runs, options.rounds, names[0]), names[0])
+
+
+def _show(costs: Mapping[str, Cost], base: str) -> None:
+  width = max(20, *map(len, costs))
+  for name, cost in costs.items():
+    print(
+      f"{name:{width}} {cost.seconds:9.4f} s/step  {cost.ratio:6.2f} x {base}"
+      f"  {cost.peak_bytes / 2**20:9.0f} MiB"
+    )

@@ -1,11 +1,15 @@
 """Costs of optimizer steps against counts made elsewhere."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
 
 from benchmarks import flops, optimizers
+from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim
+from mixer_jax.errors import UserError
 
 
 @pytest.fixture
@@ -55,3 +59,31 @@ def test_every_optimizer_is_measured(tiny_run):
   expected = plain + (factors - plain) / 10 + (inverses - factors) / 100
   np.testing.assert_allclose(costs["kfac"].seconds, expected)
   assert costs["kfac"].peak_bytes > costs["adam"].peak_bytes > costs["sgd"].peak_bytes
+
+
+def test_kinds_of_steps_of_a_graft_are_those_of_the_side_with_factors():
+  sgd = config_lib.optimizer("sgd", 0.1)
+  kfac = config_lib.optimizer("kfac", 0.1, factor_period=2, inverse_period=6)
+  shares = {kind: share for kind, (_, share) in optimizers.kinds(kfac).items()}
+  assert shares == {"factors": 2 / 6, "inverses": 1 / 6, "plain": 3 / 6}
+  for sides in ((sgd, kfac), (kfac, sgd), (kfac, kfac)):
+    assert optimizers.kinds(config_lib.grafted(*sides)) == optimizers.kinds(kfac)
+  assert optimizers.kinds(config_lib.grafted(sgd, sgd)) == {"plain": (1, 1.0)}
+  other = config_lib.optimizer("kfac", 0.1, factor_period=3, inverse_period=6)
+  with pytest.raises(UserError, match="different periods"):
+    optimizers.kinds(config_lib.grafted(kfac, other))
+
+
+@pytest.mark.slow
+def test_runs_of_a_study_are_compared(capsys):
+  chosen = "tune-sgd-0,tune-kfac-0"
+  options = types.SimpleNamespace(
+    study="configs/studies/quickstart.py", run=chosen, set=["model.num_blocks=1"], rounds=1
+  )
+  optimizers.of_study(options)
+  names = [line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines()[-5:]]
+  assert names == [
+    "tune-kfac-0 factors",
+    "tune-kfac-0 inverses",
+    "tune-kfac-0 plain",
+  ] + chosen.split(",")
