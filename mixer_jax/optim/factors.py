@@ -106,14 +106,15 @@ def curvature_of(
 @functools.lru_cache(maxsize=4)
 def _traced(predict, structure, leaves, options):
   params, batch = jax.tree.unflatten(structure, leaves)
-  curvature = _curvature_module().Curvature(predict, params, batch, **dict(options))
-  _warn(curvature.blocks)
+  options = dict(options)
+  curvature = _curvature_module().Curvature(predict, params, batch, **options)
+  _warn(curvature.blocks, options["max_factor"] == MAX_FACTOR)
   return curvature
 
 
-def _warn(blocks) -> None:
-  """Logs once in a process that large factors are diagonal, or that OpenBLAS may be slow."""
-  for block in blocks:
+def _warn(blocks, unasked: bool) -> None:
+  """Logs once in a process that factors are diagonal unasked, or that OpenBLAS may be slow."""
+  for block in blocks if unasked else ():
     for size, diagonal in zip(block.factor_sizes, block.diagonal):
       if diagonal and not block.paths[0].endswith("embedding"):
         _say(f"K-FAC keeps the diagonal of a factor of {size:,} rows of {block.name} (max_factor)")
