@@ -52,7 +52,7 @@ def _candidates(optimizer):
   rng, rule = np.random.default_rng(0), _RULES[optimizer]
 
   def draw(low, high, part=0, parts=1):
-    return float(f"{low * (high / low) ** ((part + rng.uniform()) / parts):.2g}")
+    return study.between(low, high, (part + rng.uniform()) / parts)
 
   return [
     {"optimizer.learning_rate": draw(*rule.learning_rate, i, _TRIALS)}

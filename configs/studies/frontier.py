@@ -87,9 +87,8 @@ def _candidates(optimizer):
   """The settings that are tried, the same at every call."""
   ranges = _SEARCH[optimizer]
   points = qmc.Halton(len(ranges), seed=0).random(_TRIALS)
-  value = lambda low, high, u: float(f"{low * (high / low) ** u:.2g}")
   return [
-    {f"optimizer.{name}": value(*of, u) for (name, of), u in zip(ranges.items(), point)}
+    {f"optimizer.{name}": study.between(*of, u) for (name, of), u in zip(ranges.items(), point)}
     for point in points
   ]
 

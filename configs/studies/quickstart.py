@@ -37,7 +37,7 @@ def _candidates(optimizer):
   rng = np.random.default_rng(0)  # every optimizer has the same luck
 
   def draw(low, high, part=0, parts=1):
-    return float(f"{low * (high / low) ** ((part + rng.uniform()) / parts):.2g}")
+    return study.between(low, high, (part + rng.uniform()) / parts)
 
   tried = []
   for i in range(_TRIALS):

@@ -36,7 +36,7 @@ def _candidates(optimizer):
   rng = np.random.default_rng(sorted(_RATES).index(optimizer))
 
   def draw(low, high, part=0, parts=1):
-    return float(f"{low * (high / low) ** ((part + rng.uniform()) / parts):.2g}")
+    return study.between(low, high, (part + rng.uniform()) / parts)
 
   candidates = []
   for i in range(_TRIALS):

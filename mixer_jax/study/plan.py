@@ -185,6 +185,11 @@ class Study:
     return runs
 
 
+def between(low: float, high: float, part: float) -> float:
+  """The number at a part of the way from low to high in logarithms, to two digits."""
+  return float(f"{low * (high / low) ** part:.2g}")
+
+
 def settings(fields: Mapping[str, Any]) -> list[str]:
   """Fields and values as "field=value", the form of `config.override` and of the command line."""
   return [f"{field}={value}" for field, value in fields.items()]

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.study import Published, Study, Tuning, record
+from mixer_jax.study import Published, Study, Tuning, between, record
 from tests.study.grid import GRID, errors, tiny
 
 
@@ -120,3 +120,8 @@ def test_an_axis_may_share_the_choice_of_its_first_value(tmp_path):
     UserError, match="the study has tuning shared by 'size'; its axes: budget, optimizer"
   ):
     Study(title="t", config=build, axes=axes, tuning=dataclasses.replace(tuning, shared=("size",)))
+
+
+@pytest.mark.parametrize("part, value", [(0, 1e-3), (0.5, 1e-2), (1, 0.1), (0.25, 0.0032)])
+def test_numbers_between_by_logarithms_to_two_digits(part, value):
+  assert between(1e-3, 0.1, part) == value
