@@ -1,0 +1,51 @@
+"""Cheaper K-FAC: its step with less exact damping, fewer examples or fewer sides, on S/4 and B/4.
+
+  python -m benchmarks costs --study=configs/studies/costs.py --run='s4-*' --rounds=3
+
+The images are the bundled sample's, in batches of 64. Factors are renewed every 10 steps, inverses
+and bases every 100, as published.
+"""
+
+import pathlib
+
+from mixer_jax import config as config_lib
+from mixer_jax import study
+
+_CONFIG = pathlib.Path(__file__).parent.parent / "kfac_cifar10.py"
+_QUARTER = dict(factor_fraction=0.25)
+_FACTORED = dict(damping_type="factored")
+_ADAM = dict(factor_period=10, basis_period=100)
+_WIDTH = {"s4": 512, "b4": 768}
+_OPTIMIZERS = {
+  "sgd": ("sgd", {}),
+  "kfac": ("kfac", {}),
+  "kfac_quarter": ("kfac", _QUARTER),
+  "kfac_factored": ("kfac", _FACTORED),
+  "kfac_both": ("kfac", _QUARTER | _FACTORED),
+  "kfac_adam": ("kfac_adam", _ADAM),
+  "kfac_adam_one_sided": ("kfac_adam", _ADAM),
+  "kfac_adam_both": ("kfac_adam", _ADAM | _QUARTER),
+}
+
+
+def config(model, optimizer):
+  config = study.read_config(_CONFIG, model)
+  config.data = config_lib.data("sample")
+  name, settings = _OPTIMIZERS[optimizer]
+  config.optimizer = config_lib.optimizer(name, 1e-3, **settings)
+  if optimizer in ("kfac_adam_one_sided", "kfac_adam_both"):
+    config.optimizer.max_factor = _WIDTH[model] + 1  # channel mixing's hidden side has no basis
+  return config
+
+
+def get_study():
+  return study.Study(
+    title="Cheaper K-FAC",
+    config=config,
+    axes={"model": tuple(_WIDTH), "optimizer": tuple(_OPTIMIZERS)},
+    seeds=(0,),
+  )
+
+
+def get_config(run):
+  return get_study().run_config(run)
