@@ -160,9 +160,9 @@ def _of_each_matrix(
   vectors of `beside` as a second argument, if there are any.
   """
   is_factor = lambda x: isinstance(x, Diagonals)
-  every, structure = jax.tree.flatten(factors, is_leaf=is_factor)
+  every, structure = jax.tree.flatten(_by_rows(factors), is_leaf=is_factor)
   others = [] if beside is None else [e for name in sorted(beside) for e in beside[name]]
-  split = lambda x: [_by_rows(m) for m in x.reshape(-1, *x.shape[-2:])]
+  split = lambda x: list(x.reshape(-1, *x.shape[-2:]))
   apart = [
     [] if is_factor(x) else list(zip(split(x), *(split(e.vectors) for e in others[i : i + 1])))
     for i, x in enumerate(every)
@@ -170,8 +170,7 @@ def _of_each_matrix(
   jobs = [job for members in apart for job in members]
   with jax.default_matmul_precision("highest"):
     alone = mesh is None or mesh.size == 1
-    done = _invert_all(invert, jobs) if alone else _spread(invert, jobs, mesh)
-  done = iter(jax.tree.map(_by_rows, done))
+    done = iter(_invert_all(invert, jobs) if alone else _spread(invert, jobs, mesh))
 
   def result(factor, members):
     if is_factor(factor):
@@ -183,16 +182,17 @@ def _of_each_matrix(
 
   results = [result(factor, members) for factor, members in zip(every, apart)]
   pairs = jax.tree.unflatten(structure, results)
-  return {name: tuple(pair) for name, pair in pairs.items()}
+  return {name: tuple(pair) for name, pair in _by_rows(pairs).items()}
 
 
-def _by_rows(x: jax.Array) -> jax.Array:
-  """Pins the layout of a matrix to row after row, as the state has it.
+def _by_rows(tree: Any) -> Any:
+  """Pins the layout of matrices to row after row, as the state has it.
 
   LAPACK and its kin want columns. XLA would take their layout for the whole `lax.cond`, and
   transpose all factors, or all inverses, in the steps that renew nothing, too.
   """
-  return layout.with_layout_constraint(x, layout.Layout((0, 1))) if x.ndim == 2 else x
+  rows = lambda x: layout.with_layout_constraint(x, layout.Layout(tuple(range(x.ndim))))
+  return jax.tree.map(rows, tree)
 
 
 def _spread(invert: Callable, jobs: list[tuple[jax.Array, ...]], mesh: Mesh) -> list[Any]:
