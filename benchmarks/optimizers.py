@@ -25,6 +25,7 @@ from mixer_jax.study import plan
 
 PERIODS = dict(factor_period=10, inverse_period=100)
 _PERIODS = {"kfac": PERIODS, "kfac_adam": dict(factor_period=10, basis_period=100)}
+_PLAIN = {"plain": (1, 1.0)}  # the kinds of an optimizer that renews nothing
 _THEIRS = "kfac_jax.Optimizer"
 _THEIR_STEPS = 5  # the inverse period of `kfac_jax.Optimizer`
 
@@ -73,7 +74,7 @@ def compare(
   apart and averaged with the weights of its periods.
 
   Args:
-    runs: by name; runs with batches of the same shape share the first one's.
+    runs: by name; those with the same data and shape of batches share one batch.
     rounds: steps timed of each kind.
     base: the name of the run that ratios are to.
     theirs: adds `kfac_jax.Optimizer` on the first run's model and batch.
@@ -84,15 +85,15 @@ def compare(
   """
   first, batches, candidates, peaks, shares = next(iter(runs.values())), {}, {}, {}, {}
   for name, run in runs.items():
-    shape = str(run.batch_shapes)
-    batch = batches[shape] if shape in batches else batches.setdefault(shape, steps.batch(run))
+    data = str(run.batch_shapes), run.config.data.to_json()
+    batch = batches[data] if data in batches else batches.setdefault(data, steps.batch(run))
     step = steps.Fixed(run, batch).start()
     shares[name] = {f"{name} {kind}": own for kind, own in kinds(run.config.optimizer).items()}
     largest = peak_bytes(functools.partial(step, 0))
     for kind, (count, _) in shares[name].items():
       candidates[kind], peaks[kind] = functools.partial(step, count), largest
   if theirs:
-    their_step = kfac_jax_step(first, batches[str(first.batch_shapes)])
+    their_step = kfac_jax_step(first, next(iter(batches.values())))
     candidates[_THEIRS] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
     peaks[_THEIRS] = peak_bytes(candidates[_THEIRS])
   times = take_turns(candidates, rounds)
@@ -123,7 +124,7 @@ def kinds(config: ml_collections.ConfigDict) -> dict[str, tuple[int, float]]:
   """
   if config.name == "graft":
     sides = [kinds(config.magnitude), kinds(config.direction)]
-    periodic = [side for side in sides if len(side) > 1] or sides
+    periodic = [side for side in sides if side != _PLAIN] or sides
     if periodic[0] != periodic[-1]:
       raise UserError(
         "both sides of a graft renew factors, with different periods; make them equal"
@@ -132,7 +133,7 @@ def kinds(config: ml_collections.ConfigDict) -> dict[str, tuple[int, float]]:
   known = options_lib.of(optim.OPTIMIZERS[config.name])
   last = next((name for name in ("inverse_period", "basis_period") if name in known), None)
   if last is None:
-    return {"plain": (1, 1.0)}
+    return _PLAIN
   factors, inverses = (
     options_lib.value(optim.OPTIMIZERS, config, name) for name in ("factor_period", last)
   )
@@ -233,8 +234,10 @@ def main(options: Any) -> None:
 
 def of_study(options: Any) -> None:
   """Prints the costs of a step of runs of a study, in turns; ratios are to the first."""
-  if not options.study:
-    raise UserError("--study is missing; for example --study=configs/studies/frontier.py")
+  examples = {"study": "configs/studies/frontier.py", "run": "1x-cifar10-mini8-*-seed0"}
+  for name, example in examples.items():
+    if not getattr(options, name):
+      raise UserError(f"--{name} is missing; for example --{name}={example}")
   study = plan.load(options.study)
   configs = {run.name: run.config for run in study.planned(options.set)}
   names = [run.name for run in study.select(options.run)]

@@ -161,7 +161,8 @@ def _of_each_matrix(
   """
   is_factor = lambda x: isinstance(x, Diagonals)
   every, structure = jax.tree.flatten(_by_rows(factors), is_leaf=is_factor)
-  others = [] if beside is None else [e for name in sorted(beside) for e in beside[name]]
+  beside = _by_rows(beside or {})
+  others = [e for name in sorted(beside) for e in beside[name]]
   split = lambda x: list(x.reshape(-1, *x.shape[-2:]))
   apart = [
     [] if is_factor(x) else list(zip(split(x), *(split(e.vectors) for e in others[i : i + 1])))
@@ -188,11 +189,12 @@ def _of_each_matrix(
 def _by_rows(tree: Any) -> Any:
   """Pins the layout of matrices to row after row, as the state has it.
 
-  LAPACK and its kin want columns. XLA would take their layout for the whole `lax.cond`, and
+  LAPACK and similar libraries want matrices stored by columns. XLA would take their layout for the whole `lax.cond`, and
   transpose all factors, or all inverses, in the steps that renew nothing, too.
   """
-  rows = lambda x: layout.with_layout_constraint(x, layout.Layout(tuple(range(x.ndim))))
-  return jax.tree.map(rows, tree)
+  by_rows = lambda x: layout.Layout(tuple(range(x.ndim)))
+  pinned = lambda x: layout.with_layout_constraint(jnp.asarray(x), by_rows(x))
+  return jax.tree.map(pinned, tree)
 
 
 def _spread(invert: Callable, jobs: list[tuple[jax.Array, ...]], mesh: Mesh) -> list[Any]:

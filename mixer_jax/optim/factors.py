@@ -106,9 +106,8 @@ def curvature_of(
 @functools.lru_cache(maxsize=4)
 def _traced(predict, structure, leaves, options):
   params, batch = jax.tree.unflatten(structure, leaves)
-  options = dict(options)
-  curvature = _curvature_module().Curvature(predict, params, batch, **options)
-  _warn(curvature.blocks, options["max_factor"] == MAX_FACTOR)
+  curvature = _curvature_module().Curvature(predict, params, batch, **dict(options))
+  _warn(curvature.blocks, unasked=dict(options)["max_factor"] == MAX_FACTOR)
   return curvature
 
 

@@ -69,6 +69,8 @@ def test_kinds_of_steps_of_a_graft_are_those_of_the_side_with_factors():
   for sides in ((sgd, kfac), (kfac, sgd), (kfac, kfac)):
     assert optimizers.kinds(config_lib.grafted(*sides)) == optimizers.kinds(kfac)
   assert optimizers.kinds(config_lib.grafted(sgd, sgd)) == {"plain": (1, 1.0)}
+  always = config_lib.optimizer("kfac", 0.1, factor_period=1, inverse_period=1)
+  assert optimizers.kinds(config_lib.grafted(sgd, always)) == optimizers.kinds(always)
   other = config_lib.optimizer("kfac", 0.1, factor_period=3, inverse_period=6)
   with pytest.raises(UserError, match="different periods"):
     optimizers.kinds(config_lib.grafted(kfac, other))
@@ -81,9 +83,10 @@ def test_runs_of_a_study_are_compared(capsys):
     study="configs/studies/quickstart.py", run=chosen, set=["model.num_blocks=1"], rounds=1
   )
   optimizers.of_study(options)
-  names = [line.split("  ")[0].strip() for line in capsys.readouterr().out.splitlines()[-5:]]
-  assert names == [
-    "tune-kfac-0 factors",
-    "tune-kfac-0 inverses",
-    "tune-kfac-0 plain",
-  ] + chosen.split(",")
+  lines = capsys.readouterr().out.splitlines()[-5:]
+  kinds = [f"tune-kfac-0 {kind}" for kind in ("factors", "inverses", "plain")]
+  assert [line.split("  ")[0].strip() for line in lines] == kinds + chosen.split(",")
+  assert "  1.00 x tune-sgd-0 " in lines[3] and " x tune-sgd-0 " in lines[4]
+  for field, value, message in (("set", ["model.nothing=1"], "nothing"), ("run", None, "--run")):
+    with pytest.raises(UserError, match=message):
+      optimizers.of_study(types.SimpleNamespace(**{**vars(options), field: value}))
