@@ -36,7 +36,7 @@ _COST = {
   "sgd_kfac": 1.65,
 }
 # The side of the 512 hidden channels has no basis: at equal time that is better for Adam in K-FAC's
-# basis and SOAP by two points, and no better for K-FAC.
+# basis and SOAP by two points, and no better for K-FAC (docs/study_results.md).
 _ONE_SIDED = dict(max_factor=257, basis_period=50)
 _SETTINGS = {
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),

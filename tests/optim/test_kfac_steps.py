@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mixer_jax import models, optim
+from mixer_jax.optim import factors
 from tests.optim.small_net import close, first, loss, predict, problem
 
 
@@ -183,3 +184,13 @@ def test_no_nan(damping_type, identity_start):
     for t in range(3):
       params, state = step(params, state, (pixels, labels), jax.random.key(t))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state))), name
+
+
+def test_a_diagonal_factor_is_told_where_nobody_asked_for_it(caplog, monkeypatch):
+  params, batch = problem()
+  monkeypatch.setattr(factors, "MAX_FACTOR", 5)
+  factors._say.cache_clear()  # a line is told once in a process
+  optim.scale_by_kfac(predict, params, batch, max_factor=4)
+  assert "max_factor" not in caplog.text
+  optim.scale_by_kfac(predict, params, batch)
+  assert "K-FAC keeps the diagonal of a factor of 6 rows of one (max_factor)" in caplog.text
