@@ -189,8 +189,8 @@ def _of_each_matrix(
 def _by_rows(tree: Any) -> Any:
   """Pins the layout of matrices to row after row, as the state has it.
 
-  LAPACK and similar libraries want matrices stored by columns. XLA would take their layout for the whole `lax.cond`, and
-  transpose all factors, or all inverses, in the steps that renew nothing, too.
+  LAPACK and similar libraries want matrices stored by columns. XLA would take their layout for the
+  whole `lax.cond`, and transpose all factors, or all inverses, in the steps that renew nothing, too.
   """
   by_rows = lambda x: layout.Layout(tuple(range(x.ndim)))
   pinned = lambda x: layout.with_layout_constraint(jnp.asarray(x), by_rows(x))
