@@ -26,7 +26,9 @@ SIZES = {
   "costs": 2 * 8,
   "gates": 4 * 3,
   "sst2": 7 * 3,
-  "burgers": 8 * 2 * 3,
+  "burgers": 2 * 4 * 6 + 2 * 4 * 3,
+  "operators": 6 * 2 * 3,
+  "darcy": 5 * 2 * 3,
   "recipes": 5 * 3,
 }
 
