@@ -20,8 +20,6 @@ def config(operator, optimizer):
   config = study.read_config(_HERE.parent / "burgers.py", f"{name},{optimizer}")
   if operator in _ATTENTION:
     config.model.attention = operator
-  if operator == "fourier":
-    config.model.init_gain = 1e-3
   if operator == "softmax":
     config.optimizer.learning_rate /= 2
   return config

@@ -40,7 +40,7 @@ class OperatorAttention(nn.Module):
 
   Attributes:
     init_gain: gain eta of the queries', keys' and values' start, Xavier uniform times eta plus
-      delta I (the paper's diagonally dominant initialisation).
+      delta I (the paper's diagonally dominant initialisation); None: 1e-3 for "fourier", else 1e-2.
     init_diagonal: delta of the same.
     norm_epsilon: of the LayerNorms. With the small start their inputs have a variance near
       init_diagonal^2 = 1e-4 times that of x; the published Darcy models take 1e-7.
@@ -49,7 +49,7 @@ class OperatorAttention(nn.Module):
 
   kind: str
   num_heads: int
-  init_gain: float = 1e-2
+  init_gain: float | None = None
   init_diagonal: float = 1e-2
   norm_epsilon: float = 1e-5
   uniform_out: bool = False
@@ -117,7 +117,10 @@ class OperatorAttention(nn.Module):
 
   def _kernel_init(self, key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
     kernel = nn.initializers.xavier_uniform()(key, shape, dtype)
-    return self.init_gain * kernel + self.init_diagonal * jnp.eye(*shape, dtype=dtype)
+    gain = self.init_gain
+    if gain is None:
+      gain = 1e-3 if self.kind == "fourier" else 1e-2
+    return gain * kernel + self.init_diagonal * jnp.eye(*shape, dtype=dtype)
 
 
 def _softmax(x: jax.Array, axis: int, real: jax.Array | None = None) -> jax.Array:

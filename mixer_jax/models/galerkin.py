@@ -38,7 +38,7 @@ _Kind = one_of("kind of attention, see `OperatorAttention`", tuple(attention.KIN
 _ACTIVATIONS = {"relu": nn.relu, "silu": nn.silu}
 _EXTRACTOR = "features before the blocks: a linear layer, or convolutions to a coarser grid"
 _REFINE = "decode on the grid, else on the coarse one, and interpolate the outputs"
-_GAIN = "gain of Xavier's law at the start of queries, keys and values"
+_GAIN = "gain of Xavier's law at the start of queries, keys, values; None: published, by attention"
 
 
 class GalerkinBlock(nn.Module):
@@ -47,7 +47,7 @@ class GalerkinBlock(nn.Module):
   ffn_dim: int
   num_heads: int
   attention: str
-  init_gain: float = 1e-2
+  init_gain: float | None = None
   init_diagonal: float = 1e-2
   layer_norm_epsilon: float = 1e-5
   dropout_rate: float = 0.0
@@ -91,7 +91,7 @@ class Galerkin(operator_model.Decoded, kw_only=True):
   ffn_dim: family.width("hidden width of the MLPs")
   num_heads: family.width("heads of the attention; they divide hidden_dim")
   attention: _Kind = "galerkin"
-  init_gain: Annotated[float, Option(_GAIN, 0)] = 1e-2
+  init_gain: Annotated[float | None, Option(_GAIN, 0)] = None
   init_diagonal: Annotated[float, Option("multiple of the identity added to it")] = 1e-2
   layer_norm_epsilon: family.Epsilon = 1e-5
   dropout_rate: family.rate("dropout in the blocks and the convolutions before them") = 0.0
