@@ -3,21 +3,20 @@
 import jax
 import jax.numpy as jnp
 
-# Added to mean squares. Functions are not 0, whatever their unit; all slopes of one may be, whose
-# constant is that of the published code for Darcy.
-_LEAST = 1e-36
+_LEAST = 1e-36  # added to mean squares; functions are not 0, whatever their unit
+# All slopes of a function may be 0: added to theirs is this share of its mean square.
 _LEAST_SLOPES = 1e-10
 
 
 def relative_l2(errors: jax.Array, targets: jax.Array) -> jax.Array:
   """|e| / |u| of each function, [batch], by root mean squares; e and u are [batch, *grid]."""
-  return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets), _LEAST))
+  return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets)))
 
 
 def relative_h1(errors: jax.Array, targets: jax.Array, periodic: bool) -> jax.Array:
   """|grad e| / |grad u| of each function, [batch], by central differences."""
-  squares = [sum(map(_mean_square, slopes(x, periodic))) for x in (errors, targets)]
-  return jnp.sqrt(_ratio(*squares, _LEAST_SLOPES))
+  wrong, right = (sum(map(_mean_square, slopes(x, periodic))) for x in (errors, targets))
+  return jnp.sqrt(_ratio(wrong, right + _LEAST_SLOPES * _mean_square(targets)))
 
 
 def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
@@ -42,6 +41,6 @@ def _mean_square(x: jax.Array) -> jax.Array:
   return jnp.mean(jnp.square(x), axis=tuple(range(1, x.ndim)))
 
 
-def _ratio(squares: jax.Array, of: jax.Array, least: float) -> jax.Array:
+def _ratio(squares: jax.Array, of: jax.Array) -> jax.Array:
   """A quotient whose root has a finite gradient at 0, too."""
-  return squares / (of + least) + 1e-20
+  return squares / (of + _LEAST) + 1e-20

@@ -21,9 +21,10 @@ def test_relative_l2_is_numpys_in_any_unit(grid, unit):
   np.testing.assert_allclose(losses.scales(targets), np.sqrt(np.prod(grid)) / norm(targets), 1e-6)
 
 
-def test_relative_h1_of_sines_is_the_ratio_of_their_slopes():
+@pytest.mark.parametrize("unit", [1, 1e-9, 1e9])
+def test_relative_h1_of_sines_is_the_ratio_of_their_slopes_in_any_unit(unit):
   x = np.arange(64) / 64
-  targets, errors = np.sin(2 * np.pi * x)[None], 0.1 * np.sin(6 * np.pi * x)[None]
+  targets, errors = unit * np.sin(2 * np.pi * x)[None], 0.1 * unit * np.sin(6 * np.pi * x)[None]
   # Central differences damp wave k by sin(2 pi k h) / (2 pi k h).
   expected = 0.1 * np.sin(6 * np.pi / 64) / np.sin(2 * np.pi / 64)
   found = losses.relative_h1(jnp.float32(errors), jnp.float32(targets), periodic=True)
@@ -46,15 +47,25 @@ def test_no_error_has_a_finite_gradient():
   assert value < 1e-8 and np.all(np.isfinite(gradient))
 
 
+@pytest.mark.parametrize("unit", [1, 1e-9, 1e9])
 @pytest.mark.parametrize("kind, axis", [("pointwise", 0), ("global", None)])
-def test_normalised_training_functions_have_mean_0_and_deviation_1(kind, axis):
-  given = 5 + 3 * functions(0, 200, 4, 3)
+def test_normalised_training_functions_have_mean_0_and_deviation_1(kind, axis, unit):
+  given = np.float32(unit) * (5 + 3 * functions(0, 200, 4, 3))
   statistics = normaliser.fit(given, kind)
   found = np.asarray(normaliser.normalised(given, statistics, periodic=False))
   np.testing.assert_allclose(found.mean(axis), 0, atol=1e-5)
   np.testing.assert_allclose(found.std(axis), 1, rtol=1e-4)
   back = normaliser.denormalised(found, statistics, periodic=False)
-  np.testing.assert_allclose(back, given, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(back, given, rtol=1e-5, atol=1e-5 * unit)
+
+
+@pytest.mark.parametrize("kind", ["pointwise", "global"])
+def test_numbers_that_never_vary_stay_finite(kind):
+  given = np.float32(functions(0, 50, 6))
+  given[:, 0] = 2  # a boundary
+  for some in (given, np.full_like(given, 2)):
+    found = normaliser.normalised(some, normaliser.fit(some, kind), periodic=False)
+    assert np.isfinite(found).all() and (kind == "global" or not found[:, 0].any())
 
 
 @pytest.mark.parametrize("points", [5, 9, 12, 17])
