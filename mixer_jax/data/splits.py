@@ -5,12 +5,15 @@ class gives every slice all classes. Image folders are stored in such an order, 
 own (a slice is the one that TFDS gives), and files of arrays are shuffled when sliced.
 """
 
+import logging
 import re
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 
 from mixer_jax.errors import UserError
+
+_LOG = logging.getLogger(__name__)
 
 # Names start with a letter, digit or "_": ".." is no split.
 _PART = re.compile(r"(?P<base>\w[\w.-]*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
@@ -45,16 +48,28 @@ def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tup
   return chosen
 
 
-def check_apart(train: Parts, validation: Parts, train_spec: str, validation_spec: str) -> None:
-  """Refuses a validation split that shares examples with the training split."""
-  for base, rows in train:
-    for other, others in validation:
-      if base == other and max(rows.start, others.start) < min(rows.stop, others.stop):
-        raise UserError(
-          f"data.validation_split={validation_spec!r} shares examples of {base!r} with"
-          f" data.train_split={train_spec!r}; take them out there, as in train[:90%] and"
-          " train[90%:]"
-        )
+def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
+  """Refuses a "validation" split that shares examples with "train", and warns of a test split.
+
+  Args:
+    parts: of each split, by its name.
+    specs: the split strings that they come from, by the same names.
+  """
+  for name, chosen in parts.items():
+    shared = [base for base, rows in chosen if _overlap(base, rows, parts["train"])]
+    if name == "train" or not shared:
+      continue
+    where = f"shares examples of {shared[0]!r} with data.train_split={specs['train']!r}"
+    if name == "validation":
+      apart = "take them out there, as in train[:90%] and train[90%:]"
+      raise UserError(f"data.validation_split={specs[name]!r} {where}; {apart}")
+    _LOG.warning("The test set %s (%s) %s: it is no test", name, specs[name], where)
+
+
+def _overlap(base: str, rows: range, parts: Parts) -> bool:
+  """Whether any of the parts has some of the rows."""
+  shares = lambda other: max(rows.start, other.start) < min(rows.stop, other.stop)
+  return any(base == name and shares(other) for name, other in parts)
 
 
 def _parse(spec: str, field: str) -> list[re.Match]:

@@ -58,8 +58,7 @@ def load(data: ImageData) -> Loaded:
   read = functools.cache(source.read)  # several splits may be slices of one
   count = lambda base: len(read(base))
   parts = {name: splits.parts(spec, field(name), count) for name, spec in specs.items()}
-  own = parts["train"], parts.get("validation", ())
-  splits.check_apart(*own, data.train_split, data.validation_split)
+  splits.check_apart(parts, specs)
   bases = {base: read(base) for chosen in parts.values() for base, _ in chosen}
   if not (streamed := _is_streamed(data, bases)):
     bases = {base: _decoded(data, base, found) for base, found in bases.items()}

@@ -20,12 +20,10 @@ from mixer_jax.errors import UserError
 from mixer_jax.pde import function_files, generate
 from mixer_jax.runtime import cli
 
-_POINTS = {"burgers": 8192, "darcy": 421}
-
 
 def _physics():
   """The parameters of all equations, by name."""
-  return options.any_of({kind: make for kind, (make, *_) in generate.KINDS.items()})
+  return options.any_of({name: kind.make for name, kind in generate.KINDS.items()})
 
 
 def make(kind: str, argv: list[str]) -> None:
@@ -37,7 +35,7 @@ def make(kind: str, argv: list[str]) -> None:
     if out.suffix != ".npz" or not out.parent.is_dir():
       raise UserError(f"--out={given.out}: allowed: a file .npz in a folder that exists")
   physics = {k: v for k in _physics() if (v := getattr(given, k)) is not None}
-  points = _POINTS[kind] if given.points is None else given.points
+  points = generate.KINDS[kind].points if given.points is None else given.points
   start = time.monotonic()
   made = generate.load(
     kind, given.split, given.functions, given.seed, points, given.cache_dir, **physics

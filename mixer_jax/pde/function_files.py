@@ -86,7 +86,7 @@ def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   if file.suffix not in (".npz", ".mat"):
     raise UserError(f"{path}: files of functions end in .npz or .mat")
   if not file.is_file():
-    command = f"python -m mixer_jax.pde burgers --out={file.with_suffix('.npz')}"
+    command = "python -m mixer_jax.pde burgers --out=FILE.npz"
     raise UserError(f"{path}: no such file; `{command}`, or darcy, makes one")
   with told(f"{path}: cannot be read", ValueError, OSError):
     archive = npz.Npz(file) if file.suffix == ".npz" else mat.Mat(file)
@@ -97,8 +97,11 @@ def _check_numbers(what: str, array: np.ndarray) -> None:
   """Raises a UserError if an array has anything but finite numbers."""
   if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
     raise UserError(f"{what} has no real numbers but {getattr(array, 'dtype', type(array))}")
-  bad = [i for i, row in enumerate(np.atleast_1d(array)) if not np.isfinite(row).all()]
+  if not array.size:
+    raise UserError(f"{what} is {list(array.shape)}, without a function")
+  finite = lambda row: np.abs(row) <= np.finfo(np.float32).max  # they will be float32
+  bad = [i for i, row in enumerate(np.atleast_1d(array)) if not finite(row).all()]
   if bad:
-    count = np.size(array[bad[0]]) - np.isfinite(array[bad[0]]).sum()
+    count = np.size(array[bad[0]]) - finite(array[bad[0]]).sum()
     where = f"in {len(bad):,} functions, the first of them {bad[0]}, which has {count:,}"
-    raise UserError(f"{what} has numbers that are not finite {where}")
+    raise UserError(f"{what} has numbers that are not finite in float32 {where}")

@@ -36,17 +36,22 @@ class Functions:
 
 
 def subsampled(functions: Functions, step: int) -> Functions:
-  """Every `step`-th point of each axis, without a copy.
+  """Every `step`-th point of each axis, without a copy; a UserError as of `check_step`."""
+  check_step(functions, step)
+  each = (slice(None), *[slice(None, None, step)] * len(functions.grid))
+  inputs, outputs = functions.inputs[each], functions.outputs[each]
+  return dataclasses.replace(functions, inputs=inputs, outputs=outputs)
 
-  A UserError if the points left are no such grid: the step has to divide the number of points of a
-  periodic axis, and the number of intervals of another one.
+
+def check_step(functions: Functions, step: int) -> None:
+  """Raises a UserError if every `step`-th point of each axis is no grid on the same domain.
+
+  The step has to divide the number of points of a periodic axis, and the number of intervals of
+  another one.
   """
   for points in functions.grid:
     cells = points if functions.periodic else points - 1
     if step < 1 or cells % step or cells == step:
       divisors = [d for d in range(1, cells) if cells % d == 0]
       some = ", ".join(map(str, divisors[:_NAMED])) + (", ..." if divisors[_NAMED:] else "")
-      raise UserError(f"every {step}. point of {points} is no grid; allowed steps: {some}")
-  each = (slice(None), *[slice(None, None, step)] * len(functions.grid))
-  inputs, outputs = functions.inputs[each], functions.outputs[each]
-  return dataclasses.replace(functions, inputs=inputs, outputs=outputs)
+      raise UserError(f"a step of {step} leaves no grid of {points} points; allowed: {some}")

@@ -1,8 +1,9 @@
 """Sets of functions made from a seed, and their cache."""
 
 import logging
+import math
 import shutil
-from typing import Annotated, Any, Callable, Mapping, Sequence
+from typing import Annotated, Any, Callable, Mapping, NamedTuple, Sequence
 import zlib
 
 import numpy as np
@@ -15,7 +16,7 @@ from mixer_jax.options import Option
 from mixer_jax.pde import burgers, darcy, fields
 from mixer_jax.pde.functions import Functions
 
-TURN = 6.283185307179586
+_ROUNDING = 1e-12  # relative: solutions below it are made of rounding errors
 _VERSION = 1  # of the cached sets: another number makes them anew
 _CHUNK = 32  # functions that are made together
 _NAMES = ("inputs", "outputs")
@@ -30,7 +31,7 @@ def burgers_pairs(
   *,
   viscosity: Annotated[float, Option("viscosity of Burgers' equation", 1e-3, 100)] = 0.1,
   time: Annotated[float, Option("time of the solution that is to be found", 1e-6, 100)] = 1.0,
-  length: Annotated[float, Option("length of the domain on which it is solved", 1e-3, 1e3)] = TURN,
+  length: Annotated[float, Option("length of the domain of the equation", 1e-3, 1e3)] = 2 * math.pi,
   mean: Annotated[float, Option("standard deviation of an initial value's mean", 0, 100)] = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Initial values, `fields.periodic`, and the solutions of Burgers' equation at a time.
@@ -38,10 +39,16 @@ def burgers_pairs(
   The defaults are those of the published set of Li et al. (burgers_data_R10), as a plot of its
   first pair tells: an initial value of mean 0 becomes the solution drawn, to the width of the
   line, on a domain of length 2 pi. The paper says 1, where viscosity 0.1 leaves 1% of it.
+
+  A UserError if viscosity leaves nothing of a function but rounding.
   """
   initial = fields.periodic(generators, points, mean)
   # On [0, 1), with x / length for x: time and viscosity are shorter by the length.
-  return initial, burgers.solve(initial, viscosity / length, time / length)
+  solved = burgers.solve(initial, viscosity / length, time / length)
+  if (np.abs(solved).max(1) < _ROUNDING * np.abs(initial).max(1)).any():
+    given = f"viscosity={viscosity:g}, time={time:g}, length={length:g}"
+    raise UserError(f"{given}: viscosity leaves nothing of a function; take less time or viscosity")
+  return initial, solved
 
 
 def darcy_pairs(
@@ -56,14 +63,20 @@ def darcy_pairs(
   return coefficient, darcy.solve(coefficient)
 
 
-# Kind of equation -> the maker of pairs, its dimensions, and whether its grid is periodic.
-KINDS: Mapping[str, tuple[Callable, int, bool]] = {
-  "burgers": (burgers_pairs, 1, True),
-  "darcy": (darcy_pairs, 2, False),
-}
-GRIDS = {
-  "burgers": Option("points of the grid", 16, 2**16, name="points", type=int),
-  "darcy": Option("points on a side of the grid", 5, 1025, name="points", type=int),
+class Kind(NamedTuple):
+  """An equation: the maker of pairs, and its grid."""
+
+  make: Callable
+  dimensions: int
+  periodic: bool
+  points: int  # on a side, of the published set
+  allowed: Option
+
+
+_SIDE = dict(name="points", type=int)
+KINDS: Mapping[str, Kind] = {
+  "burgers": Kind(burgers_pairs, 1, True, 8192, Option("points of the grid", 16, 2**16, **_SIDE)),
+  "darcy": Kind(darcy_pairs, 2, False, 421, Option("points on a side", 5, 1025, **_SIDE)),
 }
 COUNT = Option("number of functions", 1, 10**6, name="functions", type=int)
 SEED = Option("seed of the functions", 0, 2**63 - 1, name="seed", type=int)
@@ -87,7 +100,7 @@ def load(
   A UserError names a value that is not allowed.
   """
   physics = checked(kind, count, seed, points, physics)
-  make, dimensions, is_periodic = KINDS[kind]
+  make, dimensions, is_periodic, *_ = KINDS[kind]
   identity = (_VERSION, kind, split, seed, points, sorted(physics.items()))
   place = cache.place(cache_dir) / "pde"
   chunks = place / f".chunks-{cache.fingerprint(identity, [])[:20]}"
@@ -127,9 +140,9 @@ def checked(
   """The parameters of an equation with its defaults; a UserError if a value is not allowed."""
   if kind not in KINDS:
     raise UserError(f"the equation is {kind!r}; allowed: {', '.join(KINDS)}")
-  for option, value in ((COUNT, count), (SEED, seed), (GRIDS[kind], points)):
+  for option, value in ((COUNT, count), (SEED, seed), (KINDS[kind].allowed, points)):
     option.check(option.name, value)
-  known = options.of(KINDS[kind][0])
+  known = options.of(KINDS[kind].make)
   for name, value in physics.items():
     if name not in known:
       raise UserError(f"{name} is no parameter of {kind}; allowed: {', '.join(known)}")

@@ -63,12 +63,13 @@ def test_shapes(save):
 
 def test_numbers(save):
   bad = LINES[1].copy()
-  bad[1, :2], bad[2, 0] = np.nan, np.inf
-  with pytest.raises(
-    UserError,
-    match="'u' has numbers that are not finite in 2 functions, the first of them 1, which has 2$",
-  ):
+  bad[1, :2], bad[2, 0] = (np.nan, 1e300), np.inf  # 1e300 is none in float32
+  told = "'u' has numbers that are not finite in float32 in 2 functions, the first of them 1,"
+  with pytest.raises(UserError, match=f"{told} which has 2$"):
     function_files.read(save(a=LINES[0], u=bad))
+  for read in (function_files.read, function_files.read_side):
+    with pytest.raises(UserError, match=r"'a' is \[0, 8\], without a function"):
+      read(save(a=LINES[0, :0], u=LINES[1, :0]))
   with pytest.raises(UserError, match="'u' .*no (array of )?real numbers"):
     function_files.read(save(a=LINES[0], u=np.array(["x"])))
 

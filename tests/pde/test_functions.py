@@ -30,10 +30,10 @@ def test_points_of_a_grid_with_a_boundary():
 @pytest.mark.parametrize(
   "shape, periodic, step, allowed",
   [
-    ((1, 12), True, 5, "every 5. point of 12 is no grid; allowed steps: 1, 2, 3, 4, 6$"),
-    ((1, 12), True, 12, "every 12. point of 12 is no grid"),
-    ((1, 9, 9), False, 3, "every 3. point of 9 is no grid; allowed steps: 1, 2, 4$"),
-    ((1, 9, 9), False, 0, "every 0. point of 9"),
+    ((1, 12), True, 5, "a step of 5 leaves no grid of 12 points; allowed: 1, 2, 3, 4, 6$"),
+    ((1, 12), True, 12, "a step of 12 leaves no grid of 12 points"),
+    ((1, 9, 9), False, 3, "a step of 3 leaves no grid of 9 points; allowed: 1, 2, 4$"),
+    ((1, 9, 9), False, 0, "a step of 0 leaves no grid of 9"),
   ],
 )
 def test_steps_that_leave_no_grid(shape, periodic, step, allowed):

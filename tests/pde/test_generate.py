@@ -108,6 +108,12 @@ def test_the_command(tmp_path):
   np.testing.assert_array_equal(function_files.read(out).outputs, expected.outputs)
 
 
+@pytest.mark.parametrize("physics", [dict(viscosity=100.0), dict(length=0.01)])
+def test_a_solution_of_rounding_errors_is_none(physics, tmp_path):
+  with pytest.raises(UserError, match="viscosity leaves nothing of a function"):
+    generate.load("burgers", "train", 2, 0, 64, str(tmp_path), **physics)
+
+
 def test_burgers_pairs_solve_the_equation_on_a_domain_of_their_length():
   """u_t + u u_y = viscosity u_yy by central differences in time and exact ones in space."""
   length, viscosity, step, points = 5.0, 0.2, 1e-4, 128

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 from typing import Annotated, Callable
 
@@ -14,15 +15,14 @@ from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.pde import function_files, generate
-from mixer_jax.pde.functions import Functions, subsampled
+from mixer_jax.pde.functions import Functions, check_step, subsampled
 
-_POINTS = {"burgers": 2**13, "darcy": 421}  # as the published sets
-_NAMES = (*_POINTS, "files")
+_NAMES = (*generate.KINDS, "files")
 _SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:90%]"'
 _EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
 _OUTPUT_STEP = "of the inverse problem: step of the outputs, means over cells; 0: as `step`"
 _MOST = 10**6
-_BURGERS = options.of(generate.burgers_pairs)
+_BURGERS, _DARCY = (options.of(generate.KINDS[name].make) for name in ("burgers", "darcy"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +44,14 @@ class FunctionData:
   ] = 0
   viscosity: Annotated[float, _BURGERS["viscosity"]] = 0.1
   time: Annotated[float, _BURGERS["time"]] = 1.0
-  length: Annotated[float, _BURGERS["length"]] = generate.TURN
+  length: Annotated[float, _BURGERS["length"]] = 2 * math.pi
   mean: Annotated[float, _BURGERS["mean"]] = 0.0
+  low: Annotated[float, _DARCY["low"]] = 3.0
+  high: Annotated[float, _DARCY["high"]] = 12.0
   seed: Annotated[int, Option("of the generated functions", 0, COUNT)] = 0
   step: Annotated[int, Option("every step-th point of a side is taken", 1, 2**16)] = 1
   output_step: Annotated[int, Option(_OUTPUT_STEP, 0, 2**16)] = 0
-  extra_test_steps: Annotated[str, Option(_EXTRA)] = ""
+  extra_test_steps: Annotated[str, Option(_EXTRA, free=True)] = ""
   inverse: Annotated[bool, Option("from the solution to the coefficient")] = False
   noise: Annotated[
     float, Option("of the inputs, a share of their standard deviation at each point", 0, 10)
@@ -69,14 +71,17 @@ class FunctionData:
 
   @property
   def extra_steps(self) -> list[int]:
-    """Steps of the further test grids; a UserError if they are no numbers, or twice there."""
+    """Steps of the further test grids, without the test set's own.
+
+    A UserError if they are no numbers, or twice there.
+    """
     given = [step.strip() for step in self.extra_test_steps.split(",") if step.strip()]
     if not all(step.isdecimal() and int(step) for step in given) or len({*given}) < len(given):
       raise UserError(
         f"data.extra_test_steps is {self.extra_test_steps!r}; allowed: different steps of 1 or"
         " more, separated by commas"
       )
-    return [int(step) for step in given]
+    return [int(step) for step in given if int(step) != self.step]
 
   def check(self) -> None:
     """Raises a UserError for fields that contradict each other."""
@@ -85,12 +90,23 @@ class FunctionData:
         if self.name != "files" and base not in ("train", "test"):
           known = f"no split {base!r}; allowed: train, test"
           raise UserError(f"data.{name}_split: {self.name} has {known}")
+    self._check_unused()
     if self.output_step % self.step:
       raise UserError(
         f"data.output_step is {self.output_step}; allowed: a multiple of data.step, {self.step}"
       )
     if self.output_step and (self.extra_steps or not self.inverse):
       raise UserError("data.output_step needs data.inverse=True and no data.extra_test_steps")
+
+  def _check_unused(self) -> None:
+    """Raises a UserError for a field that data of this name do not read."""
+    used = {"burgers": _BURGERS, "darcy": _DARCY, "files": ("inputs_name", "outputs_name")}
+    for owner, names in used.items():
+      for field in dataclasses.fields(self):
+        value = getattr(self, field.name)
+        if owner != self.name and field.name in names and value != field.default:
+          mistake = f"data.{field.name} is {value!r}, which data.name={self.name!r} does not read"
+          raise UserError(f"{mistake}; {owner!r} does")
 
 
 def load(data: FunctionData) -> dict[str, Arrays]:
@@ -105,8 +121,7 @@ def load(data: FunctionData) -> dict[str, Arrays]:
     name: splits.parts(spec, f"data.{name}_split", lambda base: len(read(base).inputs))
     for name, spec in data.split_specs.items()
   }
-  own = parts["train"], parts.get("validation", ())
-  splits.check_apart(*own, data.train_split, data.validation_split)
+  splits.check_apart(parts, data.split_specs)
   found = {name: _taken(data, read, part, data.step) for name, part in parts.items()}
   for step in data.extra_steps:
     arrays = _taken(data, read, parts["test"], step)
@@ -134,10 +149,10 @@ def _read(data: FunctionData, base: str) -> Functions:
   if data.name == "files":
     path = str(pathlib.Path(data.dir) / base)
     return function_files.read(path, data.inputs_name, data.outputs_name)
-  names = _BURGERS if data.name == "burgers" else ()
-  physics = {name: getattr(data, name) for name in names}
+  kind = generate.KINDS[data.name]
+  physics = {name: getattr(data, name) for name in options.of(kind.make)}
   count = data.train_functions if base == "train" else data.test_functions
-  points = data.points or _POINTS[data.name]
+  points = data.points or kind.points
   return generate.load(data.name, base, count, data.seed, points, data.cache_dir, **physics)
 
 
@@ -153,8 +168,10 @@ def _taken(
     coarse = subsampled(fine, step)
     pair = coarse.inputs, coarse.outputs
     if data.inverse:
-      wide = data.output_step
-      pair = pair[1], averaged(fine.inputs, wide, fine.periodic) if wide else pair[0]
+      pair = pair[1], pair[0]
+      if wide := data.output_step:
+        check_step(fine, wide)
+        pair = pair[0], averaged(fine.inputs, wide, fine.periodic)
     for name, array in zip(taken, pair):
       taken[name].append(np.asarray(array, np.float32))
   return {name: np.concatenate(arrays) for name, arrays in taken.items()}

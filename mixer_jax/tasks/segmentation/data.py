@@ -101,8 +101,7 @@ def load(data: SegmentationData) -> Loaded:
   bases = functools.cache(functools.partial(_read, data))
   count = lambda base: len(bases(base).images)
   parts = {k: splits.parts(v, f"data.{k}_split", count) for k, v in data.specs.items()}
-  validation = parts.get("validation", ())
-  splits.check_apart(parts["train"], validation, data.train_split, data.validation_split)
+  splits.check_apart(parts, data.specs)
   used = {base: bases(base) for chosen in parts.values() for base, _ in chosen}
   names = _names(data, [used[base].ids[rows.start : rows.stop] for base, rows in parts["train"]])
   for base in used.values():

@@ -109,8 +109,7 @@ def load(
   read = functools.cache(read)
   number = lambda base: len(next(iter(read(base).values())))
   parts = {name: splits.parts(spec, _field(name), number) for name, spec in data.splits.items()}
-  own = parts["train"], parts.get("validation", ())
-  splits.check_apart(*own, data.train_split, data.validation_split)
+  splits.check_apart(parts, data.splits)
   found = {}
   for name, chosen in parts.items():
     drawn = shuffled and data.name in OTHERS  # TFDS sets keep their own order
