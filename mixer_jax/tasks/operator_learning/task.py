@@ -28,6 +28,7 @@ _LOSSES = 'mean of the relative L2 errors, "norm", or of their squares, "square"
 _H1 = "gamma of the H1 term: sqrt(gamma / points of a side) times the relative error of the slopes"
 # Errors below it count as this large in K-FAC's weights.
 _LEAST = 1e-6
+_BOUNDARY = 1e-5  # a share of the largest output, by which boundary values may differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +95,7 @@ class OperatorLearning(BaseTask):
       variables = self.model.init(key, jnp.zeros((1, *inputs, 1)), self._positions(inputs))
     collections = {} if self._config.normalise == "none" else {"normaliser": self._statistics}
     self._check_grids(variables)
+    self._check_boundary(collections)
     return {**variables, **collections}
 
   def _check_grids(self, variables: Variables) -> None:
@@ -102,6 +104,21 @@ class OperatorLearning(BaseTask):
       if (grid := split.spec["inputs"].shape) != self._grids[0]:
         with told(f"model {self._config.model.name} cannot take the grid of {name}", ValueError):
           jax.eval_shape(self._applied, variables, jnp.zeros((1, *grid)))
+
+  def _check_boundary(self, collections: Variables) -> None:
+    """Raises a UserError if the model holds outputs at a boundary where those of train vary."""
+    if not self.model.dirichlet:
+      return
+    wanted = self._splits["train"].arrays()["outputs"]
+    statistics = collections.get("normaliser", {}).get("outputs")
+    off = np.abs(wanted - (0 if statistics is None else statistics["mean"]))
+    off[(slice(None), *[slice(1, -1)] * (wanted.ndim - 1))] = 0
+    if off.max() > _BOUNDARY * np.abs(wanted).max():
+      held_at = "0" if statistics is None else "their mean"
+      raise UserError(
+        f"model.dirichlet=True keeps outputs at {held_at} on the boundary, where those of train"
+        f" differ from it by up to {off.max():.3g}; allowed: False"
+      )
 
   @functools.cached_property
   def _statistics(self) -> Mapping[str, normaliser.Statistics]:
@@ -130,7 +147,8 @@ class OperatorLearning(BaseTask):
 
   @functools.cached_property
   def _deviation(self) -> np.ndarray:
-    return normaliser.fit(self._splits["train"].arrays()["inputs"], "pointwise")["std"]
+    inputs = self._splits["train"].arrays()["inputs"]
+    return np.float32(np.std(inputs, axis=0, dtype=np.float64))
 
   def _answer(self, variables: Variables, inputs: jax.Array, **options: Any) -> jax.Array:
     """The operator's values [batch, *grid] for inputs, at the points of the outputs."""
@@ -205,13 +223,18 @@ class OperatorLearning(BaseTask):
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     arrays, size = split.arrays(), self._config.eval_batch_size
-    answer = jax.jit(lambda batch: self.predict(variables, self.prepare(None, batch, train=False)))
+
+    @jax.jit
+    def answer(examples):  # to the inputs with their noise, which are drawn
+      batch = self.prepare(None, examples, train=False)
+      return batch["inputs"], self.predict(variables, batch).outputs
+
     parts = []
     for start in range(0, len(split), size):
       batch = {name: array[start : start + size] for name, array in arrays.items()}
-      parts.append(jax.device_get(answer(batch).outputs))
-    found = np.concatenate(parts)
-    drawn = pictures.draw(arrays["inputs"], arrays["outputs"], found, self._periodic)
+      parts.append(jax.device_get(answer(batch)))
+    inputs, found = map(np.concatenate, zip(*parts))
+    drawn = pictures.draw(inputs, arrays["outputs"], found, self._periodic)
     first = {name: array[:1] for name, array in arrays.items()}
     return drawn | pictures.draw_attention(self.attended(variables, first), self._periodic)
 

@@ -1,5 +1,6 @@
 """Operators learned from files: exact metrics, noise, grids, K-FAC's view, the commands."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -188,10 +189,26 @@ def test_an_exported_file_has_all_that_the_answer_needs(config, tmp_path):
   np.testing.assert_allclose(found, run.task.predict(variables, arrays).outputs, atol=1e-5)
 
 
+MADE = dict(train_split="train", test_split="test")
+
+
 @pytest.mark.parametrize(
   "fields, told",
   [
-    (dict(step=3), "every 3. point of 64 is no grid; allowed steps: 1, 2, 4"),
+    (dict(step=3), "a step of 3 leaves no grid of 64 points; allowed: 1, 2, 4"),
+    (dict(step=4, output_step=12, inverse=True), "a step of 12 leaves no grid of 64 points"),
+    (
+      dict(viscosity=0.2),
+      "data.viscosity is 0.2, which data.name='files' does not read; 'burgers'",
+    ),
+    (
+      MADE | dict(name="burgers", high=5.0),
+      "data.high is 5.0, which data.name='burgers' does not read",
+    ),
+    (
+      MADE | dict(name="darcy", inputs_name="a"),
+      "data.inputs_name is 'a', which data.name='darcy' does",
+    ),
     (dict(output_step=4), "data.output_step needs data.inverse=True"),
     (dict(step=4, output_step=6, inverse=True), "data.output_step is 6; allowed: a multiple of"),
     (dict(extra_test_steps="4,x"), "data.extra_test_steps is '4,x'"),
@@ -207,6 +224,39 @@ def test_mistakes_in_the_data_are_one_line(config, fields, told):
   with pytest.raises(UserError) as e:
     experiment.build(config)
   assert told in str(e.value) and "\n" not in str(e.value)
+
+
+def test_a_test_set_that_is_trained_on_is_told(config, caplog):
+  config.data.update(train_split="train.npz[:60]", test_split="train.npz[50:]")
+  _ = experiment.build(config).datasets
+  assert "test set test (train.npz[50:]) shares examples of 'train.npz'" in caplog.text
+
+
+def test_the_test_grid_is_no_further_one(config):
+  config.data.extra_test_steps = "2,1"
+  assert set(experiment.build(config).datasets) == {"train", "test", "test_64"}
+
+
+@pytest.mark.parametrize("normalise", ["none", "global", "pointwise"])
+@pytest.mark.parametrize("edge, refused", [("0", False), ("same", False), ("varies", True)])
+def test_a_boundary_of_zeros_is_refused_where_outputs_vary(
+  config, tmp_path, normalise, edge, refused
+):
+  rng = np.random.default_rng(0)
+  functions = {name: rng.normal(size=(16, 9, 9)).astype(np.float32) for name in ("coeff", "sol")}
+  if edge != "varies":
+    for axis in (1, 2):
+      ends = np.moveaxis(functions["sol"], axis, 0)
+      ends[0] = ends[-1] = 0 if edge == "0" else 3
+    refused = normalise == "global" or (normalise == "none" and edge == "same")
+  np.savez(tmp_path / "f.npz", **functions)
+  config.normalise = normalise
+  config.data.update(dir=str(tmp_path), train_split="f.npz[:12]", test_split="f.npz[12:]", step=1)
+  config.model = config_lib.default("operator_learning", "fno_2d").model
+  config.model.update(hidden_dim=4, modes=2, num_blocks=1, dirichlet=True)
+  told = "model.dirichlet=True keeps outputs at .* on the boundary"
+  with pytest.raises(UserError, match=told) if refused else contextlib.nullcontext():
+    _ = experiment.build(config).variable_shapes
 
 
 def test_too_many_modes_are_one_line(config):
@@ -234,7 +284,8 @@ def test_columns_of_attention_are_functions_on_its_grid(config, name, scan):
   config.normalise = "global"
   grid = (32,)
   if name == "galerkin_2d":
-    config.model.coarse, grid = 7, (7, 7)
+    config.model.update(coarse=7, dirichlet=False)
+    grid = (7, 7)
     config.data.update(train_split="train_2d.npz", test_split="test_2d.npz", step=1)
   run = experiment.build(config)
   variables = jax.jit(run.task.init)(jax.random.key(0))
