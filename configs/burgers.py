@@ -11,7 +11,7 @@ is taken: `--config.data.step=4` trains on 2,048. Cao (NeurIPS 2021) trains with
 from mixer_jax import config as config_lib
 
 OPTIMIZERS = {
-  "kfac_adam": dict(learning_rate=1e-3, factor_decay=0.8, clip_norm=0.0),
+  "kfac_adam": dict(learning_rate=2.5e-3, factor_decay=0.8, clip_norm=0.0),
   "adam": dict(learning_rate=1e-3, clip_norm=0.999),
 }
 
