@@ -29,7 +29,7 @@ def get_config(choice="gmlp_text_small"):
   config.batch_size = 32
   config.num_epochs = 20
   config.optimizer = optimizer
-  if model.endswith("_small"):
+  if model.endswith("_small") and not model.startswith("bert"):
     config.optimizer.learning_rate *= 3
   config.schedule.update(name="linear", warmup_epochs=1.0)
   return config

@@ -9,7 +9,7 @@ python -m mixer_jax.text --kind=bpe --out=bpe.json [--size=8000] --field=en,de p
 import itertools
 import pathlib
 import time
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Sequence
 
 from absl import flags
 
@@ -47,19 +47,34 @@ class _Lines:
 
 def _sources(path: str, fields: str, paragraphs: bool) -> list[Iterable[str]]:
   """The texts of a file or folder, by field."""
+  if "," in fields and not path.lower().endswith(tables.TABLES):
+    raise UserError(f"--field={fields} names several columns, but {path} is no table")
   if pathlib.Path(path).expanduser().is_file() and not path.lower().endswith(tables.ENDINGS):
     return [_Lines(path)]
   return [documents(path, field.strip(), paragraphs) for field in fields.split(",")]
+
+
+def _check_out(out: str, paths: Sequence[str]) -> None:
+  """Raises a UserError if no file can be written there, or it would be one of the texts."""
+  target = pathlib.Path(out).expanduser().resolve()
+  if not target.parent.is_dir():
+    raise UserError(f"--out={out}: its folder does not exist")
+  if target.is_dir():
+    raise UserError(f"--out={out}: is a folder; allowed: a file")
+  for path in paths:
+    text = pathlib.Path(path).expanduser().resolve()
+    inside = text.is_dir() and text in target.parents and target.name.endswith(tables.ENDINGS)
+    if inside or text == target:
+      raise UserError(f"--out={out}: would be a text of {path}; allowed: a file outside")
 
 
 def main(argv: list[str]) -> None:
   options = flags.FLAGS
   if not options.out:
     raise UserError("--out is missing; for example --out=vocab.txt")
-  if not pathlib.Path(options.out).expanduser().absolute().parent.is_dir():
-    raise UserError(f"--out={options.out}: its folder does not exist")
   if not argv[1:]:
     raise UserError("files of text are missing; for example texts/ or train.txt")
+  _check_out(options.out, argv[1:])
   start = time.monotonic()
   sources = (_sources(path, options.field, options.paragraphs) for path in argv[1:])
   texts = _Counted(list(itertools.chain(*sources)))

@@ -12,9 +12,11 @@ import zlib
 
 from mixer_jax.errors import UserError, told
 
+COLUMNS = (".tsv", ".csv", ".jsonl")
 KINDS = (".txt", ".jsonl", ".tsv", ".csv")
 _PACKED = {"": open, ".gz": gzip.open, ".xz": lzma.open}
-ENDINGS = tuple(kind + packed for kind in KINDS for packed in _PACKED)
+_ending = lambda kinds: tuple(kind + packed for kind in kinds for packed in _PACKED)
+ENDINGS, TABLES = _ending(KINDS), _ending(COLUMNS)
 _LONGEST_FIELD = 2**31 - 1  # of a .csv; the default of the module is 128 KiB
 _SHOWN = 300  # characters of the names of columns, in a message
 
@@ -42,7 +44,7 @@ def records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
   """The rows of a .tsv, .csv or .jsonl, by column, and their line numbers; or a UserError."""
   readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
   if (reader := readers.get(kind(path))) is None:
-    raise UserError(f"{path}: has no columns; allowed: {', '.join(readers)}")
+    raise UserError(f"{path}: has no columns; allowed: {', '.join(COLUMNS)}")
   found = None
   for found in reader(path):
     yield found

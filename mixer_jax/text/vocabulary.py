@@ -23,9 +23,8 @@ class Vocabulary:
   """WordPiece (Schuster and Nakajima, 2012) after BERT's basic tokenisation (Devlin et al., 2019).
 
   `words` has the entry of each id, `pad`, `unk`, `cls`, `sep` and `mask` are ids. An uncased
-  vocabulary, one that has no upper-case letter outside [..], is `lowercase`: texts lose capitals
-  and accents. A UserError, which names `source`, if entries are empty or double, or a special
-  one is missing.
+  vocabulary, one that has no capital and no accent outside [..], is `lowercase`: texts lose theirs.
+  A UserError, which names `source`, if entries are empty or double, or a special one is missing.
   """
 
   def __init__(self, words: Sequence[str], source: str = "vocabulary"):
@@ -44,8 +43,6 @@ class Vocabulary:
         f"{source}: has no entry {', '.join(missing)}; needed are {' '.join(SPECIAL)}"
       )
     self.pad, self.unk, self.cls, self.sep, self.mask = (self._ids[word] for word in SPECIAL)
-    plain = (word for word in self.words if not (word[0] == "[" and word[-1] == "]"))
-    self.lowercase = all(word == word.lower() for word in plain)
 
   @classmethod
   def read(cls, path: str | os.PathLike) -> "Vocabulary":
@@ -109,6 +106,14 @@ class Vocabulary:
   @property
   def size(self) -> int:
     return len(self.words)
+
+  @functools.cached_property
+  def lowercase(self) -> bool:
+    from tokenizers import normalizers
+
+    uncased = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=False)
+    plain = (word for word in self.words if not (word[0] == "[" and word[-1] == "]"))
+    return all(word == uncased.normalize_str(word) for word in plain)
 
   def fingerprint(self) -> str:
     """A hash of the entries."""

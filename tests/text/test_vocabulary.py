@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.errors import UserError
+from mixer_jax.text import __main__ as command
 from mixer_jax.text import rows, sample
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 from tests.text import wordpiece
@@ -64,6 +65,16 @@ def test_a_cased_vocabulary_keeps_capitals_and_accents(sentences):
     assert ids.tolist() == wordpiece.encode(text, cased.words, False), text
 
 
+def test_accents_alone_make_a_vocabulary_a_cased_one(tmp_path):
+  texts = ["der große bär läuft", "das mädchen hört den bär"] * 3
+  cased = Vocabulary.train(texts, 60, lowercase=False)
+  cased.save(tmp_path / "vocab.txt")
+  again = Vocabulary.read(tmp_path / "vocab.txt")
+  assert not again.lowercase
+  for text, ids in zip(texts, again.encode(texts), strict=True):
+    assert again.decode(ids) == text
+
+
 def test_threads_and_very_long_texts_change_no_id(vocabulary, sentences):
   one, many = vocabulary.encode(sentences), vocabulary.encode(sentences, parallel=True)
   for a, b in zip(one, many, strict=True):
@@ -105,9 +116,9 @@ def test_training_gives_the_same_entries_in_every_process(vocabulary, sentences,
   assert len(here) == 1000 and here[:5] == list(SPECIAL)
   (tmp_path / "a.txt").write_text("\n".join(sentences))
   out = tmp_path / "vocab.txt"
-  command = [sys.executable, "-m", "mixer_jax.text", f"--out={out}", "--size=1000"]
+  line = [sys.executable, "-m", "mixer_jax.text", f"--out={out}", "--size=1000"]
   done = subprocess.run(
-    [*command, str(tmp_path / "a.txt")], capture_output=True, text=True, cwd=ROOT, timeout=100
+    [*line, str(tmp_path / "a.txt")], capture_output=True, text=True, cwd=ROOT, timeout=100
   )
   assert done.returncode == 0, done.stderr
   words = sum(len(text.split()) for text in sentences)
@@ -118,10 +129,22 @@ def test_training_gives_the_same_entries_in_every_process(vocabulary, sentences,
 
 @pytest.mark.thorough
 def test_the_command_names_what_is_missing(tmp_path):
-  command = [sys.executable, "-m", "mixer_jax.text", f"--out={tmp_path}/v", f"{tmp_path}/no.txt"]
-  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100)
+  line = [sys.executable, "-m", "mixer_jax.text", f"--out={tmp_path}/v", f"{tmp_path}/no.txt"]
+  done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=100)
   assert done.returncode == 2
   assert done.stderr == f"error: '{tmp_path}/no.txt': no such file or folder of text\n"
+
+
+def test_the_command_refuses_what_it_would_read_or_cannot_write(tmp_path):
+  (tmp_path / "texts").mkdir()
+  (tmp_path / "texts" / "a.txt").write_text("some words\n")
+  text = str(tmp_path / "texts")
+  check = lambda out: _error(command._check_out, str(tmp_path / out), [text, f"{text}/a.txt"])
+  assert check("none/vocab.txt").endswith("none/vocab.txt: its folder does not exist")
+  assert check("texts").endswith("texts: is a folder; allowed: a file")
+  assert f"would be a text of {text}; allowed" in check("texts/vocab.txt")
+  assert "names several columns, but" in _error(command._sources, text, "en,de", False)
+  command._check_out(str(tmp_path / "vocab.txt"), [text])
 
 
 def test_too_small_a_size_is_refused(sentences):
