@@ -266,7 +266,7 @@ def count(name, **fields):
 def test_published_sizes():
   """Millions of parameters in the paper's specifications; BERT's counts are transformers'."""
   paper = dict(gmlp_text_base=130, gmlp_text_large=365, amlp_text_base=109, amlp_text_large=316)
-  sizes = dict(vocab_size=32000, max_length=512, spatial="toeplitz", scan_blocks=True)
+  sizes = dict(vocab_size=32000, max_length=512, scan_blocks=True)
   assert {name: round(count(name, **sizes) / 1e6) for name in paper} == paper
   # BertModel(BertConfig()) without its pooler, 768 * 769: 109,482,240 - 590,592.
   bert = dict(vocab_size=30522, max_length=512, segments=2, scan_blocks=True)
