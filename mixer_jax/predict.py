@@ -22,7 +22,7 @@ from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import cli
 from mixer_jax.tasks import Prediction
 from mixer_jax.training.evaluator import each_batch
-from mixer_jax.training.restore import restore
+from mixer_jax.training.restore import restore, without_data
 
 
 def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
@@ -72,11 +72,13 @@ def main(argv: list[str]) -> None:
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
   if options.out and not options.out.endswith((".npz", ".txt")):
     raise UserError(f"--out is {options.out!r}; predictions are saved as .npz, texts as .txt")
-  run, variables, _ = restore(path, options.checkpoint, options.data_dir, options.set)
+  chosen = path, options.checkpoint, options.data_dir, options.set
   if inputs:
-    for answer in run.task.answer(variables, inputs):
+    task, variables = without_data(*chosen)
+    for answer in task.answer(jax.device_put(variables), inputs):
       print(json.dumps(answer, ensure_ascii=False), flush=True)
     return
+  run, variables, _ = restore(*chosen)
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
   if options.out.endswith(".txt"):

@@ -66,6 +66,13 @@ def read(directory: pathlib.Path) -> list[dict[str, Any]]:
   raise UserError(f"{path} is not the record of a run's sessions; move it away to go on without")
 
 
+def class_names(directory: pathlib.Path) -> tuple[str, ...]:
+  """The names of a run's classes, as its latest session that has any recorded them; else ()."""
+  return tuple(
+    next((s["class_names"] for s in reversed(read(directory)) if "class_names" in s), ())
+  )
+
+
 def check_data(directory: pathlib.Path, examples: int) -> None:
   """A UserError if a run would go on with another number of training examples than it had."""
   match read(directory):

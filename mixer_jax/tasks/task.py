@@ -91,7 +91,7 @@ class BaseTask:
 
   options: ClassVar[Mapping[str, Group]] = {}
   repeats = 1  # copies of each training example in a row, see `order.train_indices`
-  class_names: Sequence[str] = ()  # of labels, in their order; known once the data are
+  class_names: Sequence[str] = ()  # of labels, in their order; of a finished run from its record
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:

@@ -12,6 +12,7 @@ from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
+from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.state import AVERAGES, averages, evaluated
@@ -46,9 +47,7 @@ def restore(
   mesh, available = config.mesh, jax.device_count()
   if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
     mesh.update(data=-1, model=1)
-  if changes := {k: v for k, v in {"dir": data_dir, **data}.items() if v is not None}:
-    config.data.update(changes)
-  _override(config, overrides)
+  _change(config, overrides, dir=data_dir, **data)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which)  # a missing one is told before data are read
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
@@ -61,7 +60,9 @@ def restore(
   return Restored(run, variables, step)
 
 
-def _override(config: ConfigDict, overrides: Sequence[str]) -> None:
+def _change(config: ConfigDict, overrides: Sequence[str], **data: str | None) -> None:
+  if changes := {k: v for k, v in data.items() if v is not None}:
+    config.data.update(changes)
   free = config_lib.free_fields(config)
   for assignment in overrides:
     if assignment.partition("=")[0] not in free:
@@ -103,7 +104,16 @@ def _variables(
   return step, total | {k: jax.tree.map(mean, total[k]) for k in AVERAGES if others and k in total}
 
 
-def without_data(path: str, which: str = "latest") -> tuple[tasks.Task, dict[str, Any]]:
-  """The task and variables of a checkpoint (see `restore`); data may be missing."""
+def without_data(
+  path: str, which: str = "latest", data_dir: str | None = None, overrides: Sequence[str] = ()
+) -> tuple[tasks.Task, dict[str, Any]]:
+  """The task and variables of a checkpoint (see `restore`); data may be missing.
+
+  The task knows its classes by the record of the run, if that has any.
+  """
   config, variables = stored(path, which)
-  return tasks.find(config.task)(config), variables
+  _change(config, overrides, dir=data_dir)
+  task = tasks.find(config.task)(config)
+  if names := provenance.class_names(directory_lib.existing(path)):
+    task.class_names = names
+  return task, variables

@@ -99,7 +99,7 @@ class ImageClassification(BaseTask):
     augment.check(self._augmentation, loaded.splits["train"].spec["image"].shape)
     return loaded
 
-  @property
+  @functools.cached_property
   def class_names(self) -> tuple[str, ...]:
     return self._loaded.class_names
 

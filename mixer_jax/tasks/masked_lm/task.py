@@ -119,6 +119,11 @@ class MaskedLm(BaseTask):
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
     return _predict(self.model, variables, batch)
 
+  def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
+    """The likeliest words, int32 [batch, k], in the place of logits of all words; their places."""
+    words = jnp.argmax(self.predict(variables, batch).outputs, axis=-1).astype(jnp.int32)
+    return {"outputs": words, "positions": batch["positions"]}
+
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     logits, targets, weights, _ = self.predict(variables, batch)
     losses, hits = _scores(logits, targets)

@@ -79,7 +79,7 @@ class Segmentation(BaseTask):
     jax.eval_shape(functools.partial(self._fresh, self._build(2)), jax.random.key(0))
     return data.load(self._data)
 
-  @property
+  @functools.cached_property
   def class_names(self) -> tuple[str, ...]:
     return self._loaded.class_names
 
