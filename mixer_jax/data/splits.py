@@ -15,8 +15,10 @@ from mixer_jax.errors import UserError
 
 _LOG = logging.getLogger(__name__)
 
-# Names start with a letter, digit or "_": ".." is no split.
-_PART = re.compile(r"(?P<base>\w[\w.-]*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
+# Names of files and folders start with a letter, digit or "_": ".." is no split.
+_PART = re.compile(
+  r"(?P<base>\w[\w.-]*(/\w[\w.-]*)*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?"
+)
 # Base splits and rows of them.
 Parts = Sequence[tuple[str, range]]
 _ALLOWED = 'NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", and sums with "+"'

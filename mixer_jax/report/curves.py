@@ -47,7 +47,7 @@ def panels(keys: Sequence[str], metrics: Sequence[str]) -> dict[str, list[str]]:
   """
   found: dict[str, list[str]] = {name: [] for name in metrics}
   for key in keys:
-    split, slash, name = key.partition("/")
+    split, slash, name = key.rpartition("/")
     if slash and not name.startswith(("best_", "norm.")):
       found.setdefault(name, []).append(key)
   found["learning rate"] = ["learning_rate"]

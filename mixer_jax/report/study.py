@@ -74,7 +74,7 @@ def _missing(opened: Record) -> str:
 def _results(opened: Record, cells: Sequence[CellResult]) -> str:
   """A row for each cell: our values, the published one and the difference; no empty columns."""
   metric, unit = opened.primary, unit_of(cells)
-  parts = [key.partition("/") for c in cells for r in c.done for key in r.rows[-1]]
+  parts = [key.rpartition("/") for c in cells for r in c.done for key in r.rows[-1]]
   splits = dict.fromkeys(s for s, _, name in parts if name == metric.name and s != "train")
   to_target, rows = ("target", f"{unit}s to it", "minutes to it"), []
   for c in cells:

@@ -55,6 +55,8 @@ def rows(
 def _read_table(path: pathlib.Path, text: str, pair: str, label: str) -> Rows:
   found = {column: [] for column in (text, pair, label) if column}
   places = []
+  if path.is_dir():
+    raise UserError(f"{path}: is a folder; allowed: a table, {', '.join(tables.COLUMNS)}")
   for line, record in tables.records(path):
     places.append(line)
     for column, values in found.items():

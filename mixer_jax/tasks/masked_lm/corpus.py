@@ -29,6 +29,7 @@ def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
 
   A part of a split is contiguous: neighbours are often of one document.
   """
+  data.check_files()
   field = sample.TEXT if data.name == "sample" else data.field
 
   def read(base):

@@ -52,6 +52,8 @@ def describe(path: str) -> Described:
     fields.pop("vocab_size")
     return Described("bert_base", fields, fields.pop("max_length"), fields.pop("segments"))
   where = pathlib.Path(path).expanduser()
+  if (weights := where / "model.safetensors").exists():
+    raise UserError(f"{path!r} is a folder of weights; take {str(weights)!r}")
   with told(f"{path!r} is no run on text and no .safetensors file", OSError, ValueError, KeyError):
     config = json.loads((where / "config.json").read_text())
     model, data = dict(config["model"]), config["data"]

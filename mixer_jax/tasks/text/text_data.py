@@ -77,6 +77,13 @@ class TextData:
         why = "the name of a split with its own field" if spec in OWN else "twice"
         raise UserError(f"data.extra_test_splits has {spec!r}, {why}; allowed: {spec}[:]")
 
+  def check_files(self) -> None:
+    """Raises a UserError for a file or folder that is not there, with the field that names it."""
+    for name, spec in self.splits.items() if self.name == "files" else ():
+      for base in splits.base_names(spec, _field(name)):
+        if not pathlib.Path(path := self.source(base)[0]).exists():
+          raise UserError(f"{_field(name)} is {spec!r}: {path!r}: no such file or folder of text")
+
   def source(self, base: str) -> tuple[str, str]:
     """The path and "", or the TFDS name and the split, that a base split is read from."""
     if self.name == "files":

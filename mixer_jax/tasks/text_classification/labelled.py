@@ -1,11 +1,14 @@
 """Labelled sentences, or pairs of them, as tokens."""
 
 import dataclasses
+import functools
 import logging
+import re
 from typing import Annotated, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
@@ -15,6 +18,8 @@ from mixer_jax.text import sample, sequences
 from mixer_jax.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
+_FRACTION = re.compile(r"-?\d*\.\d+")
+_SEVERAL = 20  # rows, from which on labels that stand once are taken for a mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,25 +43,48 @@ class Loaded(NamedTuple):
 
 def load(data: LabelledText, vocabulary: Vocabulary) -> Loaded:
   """Reads the splits; a UserError names an unknown label, or a file that cannot be read."""
-  classes: list[str] = []  # those of the base split that is read first, the training split's
+  data.check_files()
+  path_of = lambda base: data.source(base)[0]
+  rows = functools.cache(functools.partial(_rows, data))
+  bases = dict.fromkeys(splits.base_names(data.train_split, "data.train_split"))
+  classes = _classes({path_of(base): rows(base) for base in bases}, data.label)
 
   def read(base):
-    path, split = data.source(base)
-    columns = (data.text, data.pair, data.label)
-    if data.name == "sample":
-      columns = (sample.TEXT, "", sample.LABEL)
-    found = rows_lib.rows(path, *columns, split, data.dir, text_data.OTHERS)
-    if not classes:
-      classes.extend(found.names or sorted(set(found.labels), key=_natural))
-      if len(classes) < 2:
-        raise UserError(f"{path}: has only the label {classes[0]!r}; allowed: two or more")
-    tokens, cut = sequences.pairs(found.texts, found.pairs, vocabulary, data.max_length)
-    tell_cut(cut, len(found.texts), path, data.max_length)
+    found, length = rows(base), data.max_length
+    tokens, cut = sequences.pairs(found.texts, found.pairs, vocabulary, length)
+    tell_cut(cut, len(found.texts), path_of(base), length)
     return {**tokens, "label": _numbers(found, classes)}
 
-  splits = text_data.load(data, read, shuffled=True)
-  names = sample.CLASS_NAMES if data.name == "sample" else tuple(classes)
-  return Loaded(splits, names)
+  arrays = text_data.load(data, read, shuffled=True)
+  return Loaded(arrays, sample.CLASS_NAMES if data.name == "sample" else classes)
+
+
+def _rows(data: LabelledText, base: str) -> rows_lib.Rows:
+  path, split = data.source(base)
+  columns = (data.text, data.pair, data.label)
+  if data.name == "sample":
+    columns = (sample.TEXT, "", sample.LABEL)
+  return rows_lib.rows(path, *columns, split, data.dir, text_data.OTHERS)
+
+
+def _classes(found: Mapping[str, rows_lib.Rows], column: str) -> tuple[str, ...]:
+  """The classes of the rows of the training files, by path; a UserError if they are none."""
+  named, labels = (
+    next(iter(found.values())).names,
+    [x for rows in found.values() for x in rows.labels],
+  )
+  if named:
+    return tuple(named)
+  classes, where = tuple(sorted(set(labels), key=_natural)), " and ".join(found)
+  if len(classes) < 2:
+    raise UserError(f"{where}: has only the label {classes[0]!r}; allowed: two or more")
+  if fractions := [label for label in classes if _FRACTION.fullmatch(label)]:
+    mistake = f"column {column!r} holds numbers such as {fractions[0]}"
+    raise UserError(f"{where}: {mistake}; allowed: classes, for values are not learned")
+  if len(labels) >= _SEVERAL and len(classes) > len(labels) / 2:
+    mistake = f"column {column!r} has {len(classes):,} different labels in {len(labels):,} rows"
+    raise UserError(f"{where}: {mistake}; allowed: classes, most of them of several rows")
+  return classes
 
 
 def tell_cut(cut: int, number: int, where: str, length: int) -> None:

@@ -22,9 +22,10 @@ from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 from mixer_jax.tasks.text import encoders, pictures, text_data
 from mixer_jax.tasks.text_classification import labelled, scores
-from mixer_jax.text import sequences
+from mixer_jax.text import sample, sequences
 
 _FROZEN = 'run or BERT\'s weights whose outputs are the input of the model, not trained; "": none'
+_SAMPLE_COLUMNS = (sample.TEXT, "", sample.LABEL)
 _FILLED_IN = "description of that encoder: filled in"
 
 
@@ -66,11 +67,15 @@ class TextClassification(BaseTask):
   def check(cls, config: ml_collections.ConfigDict) -> None:
     data = labelled.LabelledText.of(config.data)
     data.check()
-    if not (data.text and data.label) or data.text == data.pair:
+    columns = [data.text, data.label, *([data.pair] if data.pair else [])]
+    if not all(columns) or len({*columns}) < len(columns):
       named = (
         f"data.text, data.pair and data.label are {data.text!r}, {data.pair!r}, {data.label!r}"
       )
       raise UserError(f"{named}; allowed: different columns; pair may be ''")
+    if data.name == "sample" and (data.text, data.pair, data.label) != _SAMPLE_COLUMNS:
+      own = "data.text, data.pair and data.label of the sample are fixed; allowed: leave them out"
+      raise UserError(own)
     if config.pretrained and config.frozen_from:
       why = "the model that reads a frozen encoder's outputs has no words of its own"
       raise UserError(f"pretrained is {config.pretrained!r} and frozen_from is set, but {why}")
@@ -100,7 +105,7 @@ class TextClassification(BaseTask):
     encoders.traced(self._config, lambda key: self._fresh(self._build(2), key))
     return labelled.load(self._data, self.vocabulary)
 
-  @property
+  @functools.cached_property
   def class_names(self) -> tuple[str, ...]:
     return self._loaded.class_names
 
@@ -201,8 +206,10 @@ class TextClassification(BaseTask):
     pairs = [sentence.split("\t") for sentence in inputs]
     for sentence, parts in zip(inputs, pairs):
       if len(parts) != (2 if self._segments else 1) or not all(part.strip() for part in parts):
-        allowed = "two sentences with a tab between" if self._segments else "one sentence"
-        raise UserError(f"{sentence!r} is {len(parts)} sentences; allowed: {allowed}")
+        allowed = (
+          "two sentences with a tab between" if self._segments else "a sentence without a tab"
+        )
+        raise UserError(f"the input {sentence!r}; allowed: {allowed}")
     texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]
     seconds = seconds if self._segments else None
     tokens, cut = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)

@@ -36,19 +36,21 @@ def test_scores_of_two_classes():
 
 
 @pytest.mark.thorough
-def test_a_run_learns_and_answers(config, tmp_path):
+def test_a_run_learns_and_answers_without_its_data(config, folder, tmp_path):
+  config.data.dir = str(shutil.copytree(folder, tmp_path / "data"))
   config.num_epochs = config.eval_epochs = 10
   config.data.extra_test_splits = "more.tsv"
   children.trained(config, tmp_path / "run")
   row = metrics_file.read(tmp_path / "run")[-1]
   assert row["test/accuracy"] > 0.95 and row["more.tsv/f1"] > 0.9
+  shutil.rmtree(tmp_path / "data")
   found = children.command(
     tmp_path / "log", "predict", f"--workdir={tmp_path / 'run'}", "the plot was good", "so flat"
   )
   answers = [json.loads(line) for line in found.out.splitlines() if line.startswith("{")]
   assert [answer["class"] for answer in answers] == ["positive", "negative"]
   wrong = children.command(tmp_path / "log", "predict", f"--workdir={tmp_path / 'run'}", "a\tb")
-  assert "allowed: one sentence" in wrong.error
+  assert "allowed: a sentence without a tab" in wrong.error
 
 
 @pytest.mark.thorough
@@ -183,8 +185,41 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   (tmp_path / "one.tsv").write_text("\n".join(only).replace("mixed", "negative") + "\n")
   refused("has only the label 'negative'", **here | {"data.train_split": "one.tsv"})
   refused("allowed: different columns", **{"data.label": ""})
+  refused("allowed: different columns", **{"data.label": "sentence"})
+  refused(
+    "of the sample are fixed", **{"data.name": "sample", "data.dir": "", "data.pair": "other"}
+  )
+  refused(
+    "data.validation_split is 'dev': '.*/dev': no such file", **{"data.validation_split": "dev"}
+  )
+  (tmp_path / "model.safetensors").touch()
+  refused("is a folder of weights; take '.*/model.safetensors'", pretrained=str(tmp_path))
+  (tmp_path / "model.safetensors").unlink()
+  (tmp_path / "tables").mkdir()
+  refused("tables: is a folder; allowed: a table", **here | {"data.train_split": "tables"})
+  scored = [f"{i / 4}\tthe film was good" for i in range(10)]
+  (tmp_path / "scored.tsv").write_text("\n".join(["label\tsentence", *scored]) + "\n")
+  refused("holds numbers such as 0.0; allowed", **here | {"data.train_split": "scored.tsv"})
+  numbered = [f"{i}\tthe film was good" for i in range(30)]
+  (tmp_path / "numbered.tsv").write_text("\n".join(["label\tsentence", *numbered]) + "\n")
+  refused("has 30 different labels in 30 rows", **here | {"data.train_split": "numbered.tsv"})
   refused("is no run on text", pretrained=str(tmp_path))
   refused("is no run on text", frozen_from=str(tmp_path))
+
+
+def test_classes_are_those_of_all_training_files(config, folder, tmp_path):
+  """Also of files in folders, whatever the first of them has."""
+  header, *lines = (folder / "train.tsv").read_text().splitlines()
+  (tmp_path / "own").mkdir()
+  for name in ("negative", "positive"):
+    chosen = [line for line in lines if line.startswith(name)]
+    (tmp_path / "own" / f"{name}.tsv").write_text("\n".join([header, *chosen]) + "\n")
+  config.data.dir, config.data.test_split = str(tmp_path), "own/negative.tsv[:10]"
+  config.data.train_split = "own/positive.tsv+own/negative.tsv[10:]"
+  run = experiment.build(config)
+  assert run.task.class_names == ("negative", "positive")
+  assert len(run.datasets["train"]) == len(lines) - 10
+  assert set(run.datasets["test"].arrays()["label"]) == {0}
 
 
 def test_cut_sentences_are_counted_and_said(config, caplog):
