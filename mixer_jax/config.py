@@ -217,15 +217,16 @@ def study(dataset: str, variant: str) -> ConfigDict:
 def deit(config: ConfigDict) -> None:
   """Sets the recipe of DeiT for labels, images and schedule in a config of image classification.
 
-  Touvron et al., 2021, https://arxiv.org/abs/2012.12877, Table 9, with the optimizer and the ends of
-  the schedule in deit's code; ResMLP changes LAMB's rate, its decay and the length. Crops of the
-  image, stochastic depth, the batch and the decay of averaged parameters are left to the config.
+  Touvron et al., 2021, https://arxiv.org/abs/2012.12877, Table 9, with the ends of the schedule in
+  deit's code. The optimizer is ResMLP's: LAMB with gradients of a norm of 1 at most, as apex has it.
+  Crops of the image, stochastic depth, the batch and the decay of averaged parameters are left to
+  the config.
   """
   config.label_smoothing = 0.1
   config.data.repeats = 3
   config.augment.update(policy="rand", operations=2, magnitude=9.0, magnitude_noise=0.5)
   config.augment.update(mixup=0.8, cutmix=1.0, switch=0.5, mix="batch", erasing=0.25)
-  config.optimizer = optimizer("lamb", learning_rate=5e-3, weight_decay=0.2)
+  config.optimizer = optimizer("lamb", learning_rate=5e-3, weight_decay=0.2, clip_norm=1.0)
   config.schedule.update(name="cosine", warmup_epochs=5.0, end=2e-3)
 
 

@@ -45,6 +45,8 @@ def test_resmlp_s_recipe():
   assert (config.num_epochs, config.ema_decay, config.schedule.warmup_epochs) == (400, 0.99996, 5)
   optimizer = config.optimizer
   assert (optimizer.name, optimizer.learning_rate, optimizer.weight_decay) == ("lamb", 5e-3, 0.2)
+  assert (optimizer.clip_norm, config.model.stochastic_depth) == (1.0, 0.05)
+  assert round(config.data.image_size / config.data.resize, 2) == 0.9
   plain = load("resmlp_imagenet", "resmlp_s24,old_fashioned")
   assert (plain.model.name, plain.num_epochs, plain.augment.policy) == ("resmlp_s24", 90, "")
   taught = load("resmlp_imagenet", "resmlp_s24,distilled")

@@ -80,6 +80,7 @@ class Model(Stack, kw_only=True):
   num_classes: int
   feature_blocks: tuple[int, ...] = ()
   patch_size: Annotated[int, Option("side of a square patch in pixels", 1, SIDE)]
+  head_init = staticmethod(nn.initializers.zeros)
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
@@ -106,7 +107,7 @@ class Model(Stack, kw_only=True):
     x = jnp.mean(self.pool(x), axis=1, dtype=jnp.float32)
     if not self.num_classes:
       return x
-    return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)
+    return nn.Dense(self.num_classes, kernel_init=self.head_init, name="head")(x)
 
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> Any:
     """Applies the blocks to tokens [batch, tokens, channels], `grid` rows and columns of them."""

@@ -185,6 +185,7 @@ class ResMlp(family.Model, kw_only=True):
   patch_communication: Communication = "linear"
   dropout_rate: family.DropoutRate = 0.0
   block, class_block = ResMlpBlock, ClassMlpBlock
+  head_init = staticmethod(_LINEAR_INIT)
 
   def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
     drop_rates = [self.stochastic_depth] * self.num_blocks

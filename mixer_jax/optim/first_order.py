@@ -77,8 +77,18 @@ def lamb(
   weight_decay: Decay = 0.0,
   decay_mask: Any = None,
 ) -> Transform:
-  """LAMB (You et al., 2020), the optimizer of ResMLP's recipes."""
-  return optax.lamb(learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=decay_mask)
+  """LAMB (You et al., 2020), the optimizer of ResMLP's recipes.
+
+  As in the code that trained ResMLP (FusedLAMB of apex), a parameter without weight decay, by its
+  mask, makes Adam's step: a bias that starts at 0 would hardly grow by steps of its own length.
+  """
+  adapted = optax.scale_by_trust_ratio()
+  return optax.chain(
+    optax.scale_by_adam(b1, b2, eps),
+    optax.add_decayed_weights(weight_decay, decay_mask),
+    adapted if decay_mask is None else optax.masked(adapted, decay_mask),
+    optax.scale_by_learning_rate(learning_rate),
+  )
 
 
 def adagrad(

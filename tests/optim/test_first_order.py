@@ -65,6 +65,36 @@ def test_lamb_steps_as_far_as_the_parameters_are_long():
   np.testing.assert_allclose(np.linalg.norm(updates), 0.1 * 5.0, rtol=1e-5)
 
 
+def test_lamb_equals_that_of_apex():
+  """NumPy: a step of the parameter's length, but Adam's where nothing decays; 25 steps."""
+  rng = np.random.default_rng(0)
+  start = {"kernel": rng.normal(size=(3, 2)), "bias": np.zeros(2)}
+  targets = {name: rng.normal(size=x.shape) for name, x in start.items()}
+  rate, b1, b2, eps, decay = 0.02, 0.9, 0.99, 1e-6, 0.1
+  mask = {"kernel": True, "bias": False}
+  tx = first_order.lamb(rate, b1=b1, b2=b2, weight_decay=decay, decay_mask=mask)
+  params = jax.tree.map(np.float32, start)
+  state = tx.init(params)
+  expected, moments = dict(start), {name: (0.0, 0.0) for name in start}
+  for count in range(1, 26):
+    gradient = jax.tree.map(lambda w, t: w - t, params, targets)
+    updates, state = tx.update(jax.tree.map(np.float32, gradient), state, params)
+    params = jax.tree.map(np.add, params, updates)
+    for name, w in expected.items():
+      g = w - targets[name]
+      m, v = moments[name]
+      m, v = moments[name] = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+      step = m / (1 - b1**count) / (np.sqrt(v / (1 - b2**count)) + eps)
+      if mask[name]:
+        step = step + decay * w
+        step *= np.linalg.norm(w) / np.linalg.norm(step)
+      expected[name] = w - rate * step
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), params, expected
+  )
+  assert np.abs(expected["bias"]).min() > 0.1
+
+
 def test_a_mask_decays_its_part_alone():
   params = {"kernel": np.ones(2, np.float32), "bias": np.ones(2, np.float32)}
   mask = {"kernel": True, "bias": False}
