@@ -46,8 +46,11 @@ def probe(
     UserError: no such run, checkpoint or split, or a task without features or labels.
   """
   run, variables, step = restore(path, which, data_dir)
-  if split not in run.datasets:
-    raise UserError(f"--split is {split!r}; allowed: {', '.join(run.datasets)}")
+  if split not in run.datasets or split == "train":
+    tested = ", ".join(name for name in run.datasets if name != "train")
+    raise UserError(
+      f"--split is {split!r}; allowed: {tested}, for the classifiers learn from train"
+    )
   if untrained:
     variables, step = _fresh(run), 0
   features, labels = _labelled(run, variables, "train", how.images)
@@ -108,7 +111,7 @@ def main(_: list[str]) -> None:
 if __name__ == "__main__":
   cli.define("workdir", "checkpoint", "data_dir", "compilation_cache")
   flags.DEFINE_string("split", "test", "The split that is classified; the classifiers see train.")
-  flags.DEFINE_bool("untrained", False, "Take the parameters before step 0, to compare with.")
+  flags.DEFINE_bool("untrained", False, "Take a random network of the run's seed, to compare.")
   flags.DEFINE_integer("neighbours", 20, "Training images that vote.", 1, 10_000)
   flags.DEFINE_float("temperature", 0.07, "Divides the similarities of neighbours.", 1e-3, 100)
   flags.DEFINE_integer("train_images", 0, "Training images, evenly spaced; 0: all.", 0)

@@ -125,7 +125,7 @@ class BaseTask:
     return {}
 
   def complaint(self, variables: Variables) -> str:
-    """Why a run must not go on, asked after each evaluation; "" if it may.
+    """Why a run must not go on, asked where it is evaluated or saved; "" if it may.
 
     The training step notes it in a collection. A checkpoint is written, then the run stops.
     """

@@ -148,6 +148,7 @@ def _loop(
         score = row[f"{run.selection}/{metrics[0].name}"]
         score = score if metrics[0].higher_is_better else -score
         improved = row[f"{run.selection}/best_step"] == trainer.step
+      if run.clock.evaluates(trainer.step) or run.clock.saves(trainer.step):
         complaint = run.task.complaint(trainer.state.variables)
       saved.check()
       last = ended(run, trainer.step, rows)

@@ -144,11 +144,15 @@ class Distillation(ImageClassification):
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
     """The teacher's accuracy on a test set; it does not change, and is computed once."""
     if id(split) not in self._teacher_top1:
-      hits = [
-        np.asarray(self._answers(variables["teacher"], batch["image"])) == batch["label"]
-        for batch in batches.each_batch(split, batches.spaced(split), self._config.eval_batch_size)
-      ]
-      self._teacher_top1[id(split)] = float(np.concatenate(hits)[: len(split)].mean())
+      size, found = self._config.eval_batch_size, []
+      for batch in batches.each_batch(split, batches.spaced(split), size):
+        found.append((self._answers(variables["teacher"], batch["image"]), batch["label"]))
+      answers, labels = (np.concatenate(x)[: len(split)] for x in zip(*found))
+      if labels.ndim == 1:
+        hits = answers == labels
+      else:  # sets of classes: an image without one does not count
+        hits = labels[np.arange(len(labels)), answers][labels.any(axis=1)]
+      self._teacher_top1[id(split)] = float(hits.mean())
     return {"teacher_top1": self._teacher_top1[id(split)]}
 
   @functools.cached_property

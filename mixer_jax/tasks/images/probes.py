@@ -11,6 +11,7 @@ import numpy as np
 import scipy.optimize
 
 from mixer_jax import options
+from mixer_jax.errors import UserError
 from mixer_jax.options import COUNT, Option
 
 _CHUNK = 512  # queries at once
@@ -97,6 +98,8 @@ def linear(
   bias. Of `decays` the one with the best accuracy on a tenth of the rows, the same for every
   network, is taken, of equals the largest; then all rows are fitted. Nothing in it is random.
   """
+  if len(features) < 2:
+    raise UserError(f"a linear classifier of {len(features)} training images; allowed: 2 or more")
   order = np.random.default_rng(0).permutation(len(features))
   held, rest = np.split(order, [max(1, round(_HELD_OUT * len(order)))])
   tried, start = [], None

@@ -151,19 +151,31 @@ def _read(data: SegmentationData, base: str) -> _Base:
 def _names(data: SegmentationData, ids: list[np.ndarray]) -> tuple[str, ...]:
   """Names of the classes: given, of a file, or the numbers of those in the training masks."""
   if data.classes:
-    return tuple(name.strip() for name in data.classes.split(","))
+    return _different(data.classes.split(","), "data.classes")
   if data.name == "shapes":
     return shapes.NAMES
   path = pathlib.Path(os.path.expanduser(data.dir), "classes.txt")
   if path.exists():
     lines = folder.read_file(path).decode(errors="replace").splitlines()
-    return tuple(line.strip() for line in lines if line.strip())
+    return _different([line for line in lines if line.strip()], str(path))
   found = np.flatnonzero(np.any(np.concatenate(ids), axis=0))
   found = found[found != data.void]
   classes = int(found.max() - (found.max() > data.void)) + 1 if len(found) else 0
+  ids = ", ".join(map(str, found[:9])) or "none"
+  where = f"{path.parent}: the training masks have the ids {ids}, beside data.void, {data.void}"
   if classes < 2:
-    raise UserError(f"{path.parent}: the training masks have fewer than two classes (ids {found})")
+    raise UserError(f"{where}; allowed: two classes or more")
+  if 2 * len(found) < classes:
+    counted = "ids that count from 0, for these would be"
+    raise UserError(f"{where}; allowed: {counted} {classes} classes; or their names in {path.name}")
   return tuple(map(str, np.flatnonzero(_is_class(data.void, classes))))
+
+
+def _different(names: list[str], where: str) -> tuple[str, ...]:
+  names = [name.strip() for name in names]
+  if twice := [name for name in names if names.count(name) > 1]:
+    raise UserError(f"{where}: has the class {twice[0]!r} twice; allowed: different names")
+  return tuple(names)
 
 
 def _joined(parts: list[tuple[str, range]], bases: Mapping[str, _Base]) -> Arrays:

@@ -11,6 +11,7 @@ import pytest
 
 from mixer_jax import config as config_lib
 from mixer_jax import evaluate, experiment, export, models, predict, pretrained, tasks
+from mixer_jax.data import dataset
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.distillation.task import from_teacher
@@ -137,6 +138,13 @@ def test_the_teacher_answers_as_its_own_run(config, teacher_run):
   top1 = run.task.host_metrics(variables, test)["teacher_top1"]
   assert top1 == pytest.approx(metrics_file.read(teacher_run)[-1]["test/top1"], abs=1e-6)
   assert run.task.host_metrics({}, test) == {"teacher_top1": top1}  # known without the teacher
+  answers, n = np.asarray(expected.outputs).argmax(1), len(test)
+  sets = np.eye(expected.outputs.shape[1], dtype=bool)[answers]
+  sets[: n // 2] = ~sets[: n // 2]  # other classes than the teacher's answer
+  sets[-1] = False  # an image without a class
+  several = dataset.Arrays(dict(test.arrays()) | {"label": sets})
+  right = (n - n // 2 - 1) / (n - 1)
+  assert run.task.host_metrics(variables, several)["teacher_top1"] == pytest.approx(right)
 
 
 @pytest.mark.thorough
@@ -151,12 +159,13 @@ def test_another_size_is_resized(config):
 
 @pytest.mark.thorough
 def test_a_run_keeps_its_teacher_and_resumes_without_its_folder(config, teacher_run, tmp_path):
-  """A student with batch statistics, averages, two parts of a batch, two devices."""
+  """A student with batch statistics, averages, two parts of a batch, repeats, two devices."""
   given = restore.stored(str(teacher_run))[1]
   shutil.copytree(teacher_run, tmp_path / "teacher")
   config.distillation.teacher = str(tmp_path / "teacher")
   config.model = config_lib.model("resnet_20", stages=(1,), width=4)
   config.update(num_epochs=2, accum_steps=2, ema_decay=0.9)
+  config.data.repeats = 3
   config.mesh.data = 2
   children.trained(config, tmp_path / "whole")
   stopped = children.Child(config, tmp_path / "parts", children.signal_at, (5,))

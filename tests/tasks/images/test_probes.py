@@ -5,6 +5,7 @@ import pytest
 import scipy.optimize
 import scipy.special
 
+from mixer_jax.errors import UserError
 from mixer_jax.tasks.images import probes
 from mixer_jax.tasks.images.probes import Knn
 
@@ -55,6 +56,11 @@ def test_the_linear_probe_is_scipy_s_optimum():
   np.testing.assert_allclose(found[:4], best.x.reshape(5, 3)[:4], atol=3e-3)
   expected = (x @ found[:4] + found[4]).argmax(1)
   np.testing.assert_array_equal(fitted(features), expected)
+
+
+def test_one_training_image_fits_no_line():
+  with pytest.raises(UserError, match="of 1 training images; allowed: 2 or more"):
+    probes.linear(np.ones((1, 3), np.float32), np.zeros(1, int), 2)
 
 
 def test_held_out_rows_pick_the_decay_and_all_rows_are_fitted():

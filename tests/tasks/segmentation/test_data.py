@@ -111,6 +111,25 @@ def unknown(root):
 
 
 @pytest.mark.parametrize(
+  "fields, message",
+  [
+    ({}, "have the ids 0, beside data.void, 255; allowed: two classes or more"),
+    (dict(void=1), "the ids 0, 255, beside data.void, 1; allowed: .* would be 255 classes; or"),
+    (dict(classes="a,b,a"), "data.classes: has the class 'a' twice"),
+  ],
+)
+def test_masks_of_0_and_255_are_no_two_classes(tmp_path, fields, message):
+  for base in ("train", "trainannot", "test", "testannot"):
+    (tmp_path / base).mkdir()
+    form = np.full((8, 8), 255, np.uint8) if "annot" in base else np.zeros((8, 8, 3), np.uint8)
+    form[:4] = 0
+    Image.fromarray(form).save(tmp_path / base / "a.png")
+  given = dict(void=255, train_split="train", test_split="test") | fields
+  with pytest.raises(UserError, match=message):
+    data.load(options(tmp_path, **given))
+
+
+@pytest.mark.parametrize(
   "change, message",
   [
     (rgb, "trainannot/a1.png: a mask of mode RGB; allowed: 8 bits, grey .L. or a palette .P."),
