@@ -12,21 +12,21 @@ from mixer_jax.data import cache, splits
 from mixer_jax.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_LAYOUT = "an image folder has the layout ROOT/{train,test}/CLASS/IMAGE"
+LAYOUT = "an image folder has the layout ROOT/{train,test}/CLASS/IMAGE"
 _ENDINGS = f"images end in {', '.join(EXTENSIONS)}"
 
 
 class Folder:
   """A folder of images in one sub-folder a class, as `sources.Source`.
 
-  Classes are the sorted folders of the train split, ROOT/train_base. A UserError if the folder is
-  missing or has another layout.
+  Classes are the sorted folders of the train split, ROOT/train_base, or one, "", of images without
+  folders. A UserError if the folder is missing or has another layout.
   """
 
   def __init__(self, root: str, train_base: str = "train"):
     self._root = pathlib.Path(os.path.expanduser(root)).absolute()
     if not root or not self._root.is_dir():
-      raise UserError(f"data.dir={root!r}: no such folder; {_LAYOUT}")
+      raise UserError(f"data.dir={root!r}: no such folder; {LAYOUT}")
     self._train_base = train_base
     self.class_names = tuple(self._classes(train_base))
 
@@ -37,6 +37,8 @@ class Folder:
     """
     place, known, names, labels = self._root / base, self.class_names, [], []
     for name in self._classes(base):
+      if not name and name not in known:
+        raise UserError(f"{place}: no class folders in it; {LAYOUT}")
       if name not in known:
         train = self._root / self._train_base
         why = f"is not among the {len(known)} class folders of {train}"
@@ -44,7 +46,7 @@ class Folder:
       images = [x for x in listed(place / name) if x.lower().endswith(EXTENSIONS)]
       if not images and base == self._train_base:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
-      names += [os.fsencode(f"{name}/{image}") for image in images]
+      names += [os.fsencode(os.path.join(name, image)) for image in images]
       labels += [known.index(name)] * len(images)
     if not names:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
@@ -56,10 +58,11 @@ class Folder:
     path = self._root / base
     if not path.is_dir():
       found = ", ".join(listed(self._root, folders=True)) or "none"
-      raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {_LAYOUT}")
-    if not (names := listed(path, folders=True)):
-      raise UserError(f"{path}: no class folders in it; {_LAYOUT}")
-    return names
+      raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {LAYOUT}")
+    names = listed(path, folders=True)
+    if not names and not any(x.lower().endswith(EXTENSIONS) for x in listed(path)):
+      raise UserError(f"{path}: no class folders in it; {LAYOUT}")
+    return names or [""]
 
 
 def test_files(path: str, flat: bool) -> "Files":

@@ -47,12 +47,17 @@ class Loaded(NamedTuple):
   class_names: tuple[str, ...]
 
 
-def load(data: ImageData) -> Loaded:
-  """Finds the set that the options name, decodes it unless it is streamed; or a UserError."""
+def load(data: ImageData, labelled: bool = True) -> Loaded:
+  """Finds the set that the options name, decodes it unless it is streamed; or a UserError.
+
+  With `labelled` it has two classes or more.
+  """
   data.check()
   specs = {"train": data.train_split} | data.test_splits
   source = _open(data, splits.base_names(data.train_split, "data.train_split")[0])
-  if (classes := len(source.class_names)) < 2:
+  if (classes := len(source.class_names)) < 2 and labelled:
+    if source.class_names == ("",):
+      raise UserError(f"data.dir={data.dir!r}: no class folders in it; {folder.LAYOUT}")
     only = repr(", ".join(source.class_names) or "(none)")
     raise UserError(f"data.name={data.name}: has only the class {only}; allowed: two or more")
   read = functools.cache(source.read)  # several splits may be slices of one

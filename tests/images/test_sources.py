@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import pathlib
+import shutil
 
 import numpy as np
 from PIL import Image
@@ -12,7 +13,7 @@ import pytest
 
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError
-from mixer_jax.images import base_split, decode
+from mixer_jax.images import base_split, decode, sources
 from tests.images import loading
 from tests.images.loading import error, load
 
@@ -136,6 +137,26 @@ def test_folder_errors_name_the_place(tmp_path, root, what, place, message):
   line = error(_config(tmp_path))
   assert place in line and message in line
   assert not list(pathlib.Path(tmp_path / "cache").glob(".building*")), "rubbish left behind"
+
+
+def test_images_without_class_folders_are_for_tasks_without_labels(tmp_path, root):
+  for base in ("train", "test"):
+    (tmp_path / "flat" / base).mkdir(parents=True)
+    for path in sorted((root / base).glob("*/*")):
+      path.rename(tmp_path / "flat" / base / f"{path.parent.name}_{path.name}")
+  config = _config(tmp_path, dir=str(tmp_path / "flat"))
+  assert "no class folders in it; an image folder has the layout" in error(config)
+  found = sources.load(config, labelled=False)
+  assert found.class_names == ("",) and len(found.splits["train"]) == 20
+  assert not found.splits["train"].arrays()["label"].any()
+
+
+def test_flat_test_images_of_a_labelled_set_are_refused(tmp_path, root):
+  for path in sorted((root / "test").glob("*/*")):
+    path.rename(root / "test" / f"{path.parent.name}_{path.name}")
+  for name in ("cat", "dog"):
+    shutil.rmtree(root / "test" / name, ignore_errors=True)
+  assert "root/test: no class folders in it" in error(_config(tmp_path))
 
 
 def test_folder_root_and_stored_size_errors(tmp_path, root):

@@ -51,7 +51,7 @@ class PixelData:
 
 def load(data: PixelData) -> Mapping[str, Arrays]:
   """The splits of a set, an example being {"image": float32 [pixels]}; or a UserError."""
-  found = sources.load(data.source).splits
+  found = sources.load(data.source, labelled=False).splits
   arrays = {name: split.arrays()["image"] for name, split in found.items()}
   return {name: Arrays({"image": rows(images, data)}) for name, images in arrays.items()}
 

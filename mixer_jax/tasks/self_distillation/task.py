@@ -1,6 +1,7 @@
 """Features of images without labels: a student learns from an average of itself (DINO)."""
 
 import functools
+import logging
 import math
 import pathlib
 from typing import Any, Callable, Mapping
@@ -27,6 +28,8 @@ from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
 
 _PICTURED, _QUERIES = 10_000, 8  # training images that neighbours are sought in, and test images
 _VIEWED = 6  # images whose views are drawn
+
+_LOG = logging.getLogger(__name__)
 
 
 class SelfDistillation(BaseTask):
@@ -104,7 +107,9 @@ class SelfDistillation(BaseTask):
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
     self._check_model()  # a mistake in the model is told before data are read or downloaded
-    loaded = sources.load(self._data)
+    loaded = sources.load(self._data, labelled=False)
+    if len(loaded.class_names) < 2:
+      _LOG.warning("The images have one class: knn is 100%, and the best checkpoint the first")
     augment.check(self._data, loaded.splits["train"].spec["image"].shape)
     return loaded
 
