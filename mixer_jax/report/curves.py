@@ -31,6 +31,8 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
       y = [metric.scale * row.get(key, math.nan) for row in rows]
       axis.plot(x, y, marker=marker, label=key)
     axis.set(title=name, xlabel=unit, ylabel=metric.label)
+    if name in metrics and not metric.higher_is_better:
+      figures.fit_scale(axis)
     axis.grid(alpha=0.3)
     axis.legend()
   for axis in axes.flat[len(curves) :]:

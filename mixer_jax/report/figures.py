@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+_WIDE = 30
 
 def panels(
   rows: int, columns: int, size: tuple[float, float], **options: Any
@@ -14,6 +15,14 @@ def panels(
 
   figure = Figure(figsize=size, layout="constrained")
   return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def fit_scale(axis: Any) -> None:
+  """Makes the y axis of errors or losses logarithmic if its lines fall by more than a factor 30."""
+  drawn = np.concatenate([np.ravel(line.get_ydata()) for line in axis.lines] or [np.zeros(0)])
+  values = drawn[np.isfinite(drawn)]
+  if len(values) and values.min() > 0 and values.max() > _WIDE * values.min():
+    axis.set_yscale("log")
 
 
 def save(figure: Any, path: pathlib.Path) -> pathlib.Path:

@@ -66,6 +66,9 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
     column[0].set_title(c.panel)
     if c.published:
       column[0].axhline(c.published.value, color=color, linestyle=":", linewidth=1)
+  for row, name in zip(axes, measures):
+    for axis in row if name == "test/loss" or not metric.higher_is_better else ():
+      figures.fit_scale(axis)
   dotted = "; dotted: value as published" if any(c.published for c in cells) else ""
   title = f"mean of the seeds, shaded from the lowest to the highest{dotted}"
   figure.suptitle(title, fontsize=10)

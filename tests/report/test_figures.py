@@ -17,3 +17,16 @@ def test_neither_backend_nor_pyplot_know_of_them(tmp_path):
   path = figures.save(figure, tmp_path / "figure.png")
   assert path.read_bytes().startswith(b"\x89PNG")
   assert matplotlib.get_backend() == "svg" and pyplot.get_fignums() == before
+
+
+def test_errors_that_fall_far_have_a_logarithmic_axis():
+  def scale(*lines):
+    _, ((axis,),) = figures.panels(1, 1, (2, 2))
+    for y in lines:
+      axis.plot(y)
+    figures.fit_scale(axis)
+    return axis.get_yscale()
+
+  assert scale([1.0, 0.01], [0.5, 0.3]) == "log"
+  assert scale([1.0, 0.5]) == scale([1.0, 0.0]) == scale([1.0, -0.01]) == scale() == "linear"
+  assert scale([1.0, 0.01, float("nan")]) == "log"
