@@ -22,11 +22,12 @@ _MOST_STEPS = 500  # of L-BFGS for a decay
 
 @dataclasses.dataclass(frozen=True)
 class Knn:
-  """The group `config.knn`: k-NN of the training features as a metric of a run."""
+  """The group `config.knn`: classifiers of the training features, as metrics of a run."""
 
   neighbours: Annotated[int, Option("training images that vote", 1, 10**4, free=True)] = 20
   temperature: Annotated[float, Option("divides their similarities", 1e-3, 100, free=True)] = 0.07
   images: Annotated[int, Option("training images, evenly spaced; 0: all", 0, COUNT, free=True)] = 0
+  linear: Annotated[bool, Option("a linear classifier of the same images, too", free=True)] = False
 
   @classmethod
   def of(cls, group: ml_collections.ConfigDict) -> "Knn":

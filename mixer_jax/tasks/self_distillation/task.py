@@ -63,6 +63,7 @@ class SelfDistillation(BaseTask):
   metrics = (
     Metric("knn", higher_is_better=True, percent=True),
     Metric("loss", higher_is_better=False, unit="nats"),
+    Metric("linear", higher_is_better=True, percent=True),
     Metric("teacher_entropy", higher_is_better=True, unit="nats"),
   )
   likelihood = "categorical"
@@ -237,12 +238,15 @@ class SelfDistillation(BaseTask):
     return {"features": self._features(self.backbone(variables), batch["image"])}
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
-    """The accuracy of k-NN on a split, by the training images that `config.knn` asks for."""
+    """The accuracy of k-NN, and maybe a linear classifier, by the images that `config.knn` says."""
     train = self._loaded.splits["train"]
     labels, features = self._labelled(variables, train, batches.spaced(train, self._knn.images))
     wanted, queries = self._labelled(variables, split, batches.spaced(split))
-    found = probes.knn(features, labels, queries, self._knn, len(self._loaded.class_names))
-    return {"knn": float(np.mean(found == wanted))}
+    classes = len(self._loaded.class_names)
+    found = {"knn": probes.knn(features, labels, queries, self._knn, classes)}
+    if self._knn.linear:
+      found["linear"] = probes.linear(features, labels, classes)(queries)
+    return {name: float(np.mean(answers == wanted)) for name, answers in found.items()}
 
   def _labelled(
     self, variables: Variables, split: Dataset, rows: np.ndarray

@@ -22,7 +22,7 @@ def config(shapes_npz):
   config = small(shapes_npz)
   config.update(num_steps=6, eval_steps=3, checkpoint_steps=3)
   config.mesh.data = 1
-  config.knn.images = 100
+  config.knn.update(images=100, linear=True)
   config.optimizer = config_lib.optimizer("adamw", learning_rate=1e-2)
   return config
 
@@ -82,6 +82,7 @@ def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(conf
   found = probe.probe(str(finished), how=Knn(images=100))
   row = children.rows(finished)[-1]
   assert found["knn"] == pytest.approx(row["test/knn"])
+  assert found["linear"] == pytest.approx(row["test/linear"])
   assert 0.25 <= found["linear"] <= 1 and 0 <= found["held_out"] <= 1
   fresh = probe.probe(str(finished), untrained=True, with_linear=False)
   assert fresh.keys() == {"knn"} and 0 <= fresh["knn"] <= 1
@@ -89,7 +90,7 @@ def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(conf
   run, variables, _ = restore.restore(str(finished))
   fresh = probe._fresh(run)
   jax.tree.map(np.testing.assert_array_equal, run.task.backbone(fresh), fresh["params"]["backbone"])
-  with pytest.raises(UserError, match="^--split is 'x'; allowed: train, test"):
+  with pytest.raises(UserError, match="^--split is 'x'; allowed: test, for the"):
     probe.probe(str(finished), split="x")
 
 
