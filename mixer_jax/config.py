@@ -218,7 +218,7 @@ def deit(config: ConfigDict) -> None:
   """Sets the recipe of DeiT for labels, images and schedule in a config of image classification.
 
   Touvron et al., 2021, https://arxiv.org/abs/2012.12877, Table 9, with the ends of the schedule in
-  deit's code. The optimizer is ResMLP's: LAMB with gradients of a norm of 1 at most, as apex has it.
+  deit's code. The optimizer is that of ResMLP: LAMB with gradients of a norm of 1 at most, as in apex.
   Crops of the image, stochastic depth, the batch and the decay of averaged parameters are left to
   the config.
   """
@@ -233,8 +233,8 @@ def deit(config: ConfigDict) -> None:
 def small_deit(config: ConfigDict) -> None:
   """Sets the parts of `deit` at a strength for some ten epochs of small images.
 
-  DeiT's own strength is for 300 epochs of ImageNet. AdamW, as in DeiT itself, takes the
-  place of LAMB, whose rate is for large batches (docs/recipes.md). Areas and shares are drawn for each
+  DeiT's own strength is for 300 epochs of ImageNet. AdamW, as in DeiT itself, takes the place of
+  LAMB, whose rate is for large batches (docs/recipes.md). Areas and shares are drawn for each
   example. Parameters are averaged over about 50 steps: an average over 500 still has much of the
   initial ones.
   """

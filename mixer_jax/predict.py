@@ -19,8 +19,9 @@ import numpy as np
 
 from mixer_jax.errors import UserError, told
 from mixer_jax.experiment import Experiment
+from mixer_jax.rundir import directory, provenance
 from mixer_jax.runtime import cli
-from mixer_jax.tasks import Prediction
+from mixer_jax.tasks import Prediction, Task
 from mixer_jax.training.evaluator import each_batch
 from mixer_jax.training.restore import restore, without_data
 
@@ -58,6 +59,16 @@ def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
     print(f"{path}: {len(lines):,} {name}")
 
 
+def know_classes(task: Task, path: str) -> None:
+  """Gives a task the names of its classes from the record of its run, for answers without data.
+
+  A task whose `class_names` cannot be set reads its data for them.
+  """
+  names = provenance.class_names(directory.existing(path))
+  if names and not isinstance(getattr(type(task), "class_names", None), property):
+    task.class_names = names
+
+
 def _lines(path: str) -> list[str]:
   """The lines of a file, or of the standard input, that are not blank."""
   with told(f"--inputs={path}", OSError, UnicodeError):
@@ -75,6 +86,7 @@ def main(argv: list[str]) -> None:
   chosen = path, options.checkpoint, options.data_dir, options.set
   if inputs:
     task, variables = without_data(*chosen)
+    know_classes(task, path)
     for answer in task.answer(jax.device_put(variables), inputs):
       print(json.dumps(answer, ensure_ascii=False), flush=True)
     return

@@ -3,12 +3,11 @@
   python -m mixer_jax.study --study=configs/studies/sick.py --workdir=DIR --set=data.dir=TSV \
       --set=data.vocabulary=VOCABULARY
 
-TSV holds sick_train.tsv, sick_dev.tsv and sick_test.tsv, and parts of MNLI's dev sets as
+TSV holds sick_train.tsv, sick_dev.tsv, sick_test.tsv, and parts of MNLI's dev sets as
 mnli_matched.tsv and mnli_mismatched.tsv, each with the columns premise, hypothesis and label
 (entailment, neutral or contradiction). The language model and VOCABULARY are those of `sst2.py`.
-Kurtsev ("Fully-connected neural networks for computer vision and natural language processing tasks",
-Tables 8 and 9) has on all of MNLI, matched: from scratch 65.1; on frozen BERT embeddings gMLP 74.6
-to 75.2, tMLP 75.5, aMLP 77.1.
+Kurtsev's Tables 8 and 9 have on all of MNLI, matched: from scratch 65.1; on frozen BERT embeddings
+gMLP 74.6 to 75.2, tMLP 75.5, aMLP 77.1.
 """
 
 import pathlib

@@ -69,9 +69,10 @@ def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
 
 
 def _overlap(base: str, rows: range, parts: Parts) -> bool:
-  """Whether any of the parts has some of the rows."""
+  """Whether any of the parts has some of the rows, or one base is a folder around the other."""
   shares = lambda other: max(rows.start, other.start) < min(rows.stop, other.stop)
-  return any(base == name and shares(other) for name, other in parts)
+  inside = lambda name: f"{base}/".startswith(f"{name}/") or f"{name}/".startswith(f"{base}/")
+  return any(shares(other) if base == name else inside(name) for name, other in parts)
 
 
 def _parse(spec: str, field: str) -> list[re.Match]:

@@ -74,7 +74,10 @@ def test_files(path: str, flat: bool) -> "Files":
   if not os.path.isdir(place):
     raise UserError(f"{place}: no such folder")
   if not flat or listed(place, folders=True):
-    return Folder(str(place.parent), place.name).read(place.name)
+    found = Folder(str(place.parent), place.name)
+    if found.class_names == ("",):
+      raise UserError(f"{place}: no class folders in it; {LAYOUT}")
+    return found.read(place.name)
   if not (names := [x for x in listed(place) if x.lower().endswith(EXTENSIONS)]):
     raise UserError(f"{place}: no images in it; {_ENDINGS}")
   found = np.array([os.fsencode(name) for name in names])

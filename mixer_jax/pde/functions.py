@@ -35,23 +35,23 @@ class Functions:
     return tuple(np.linspace(0, 1, n, endpoint=not self.periodic) for n in self.grid)
 
 
-def subsampled(functions: Functions, step: int) -> Functions:
+def subsampled(functions: Functions, step: int, name: str = "step") -> Functions:
   """Every `step`-th point of each axis, without a copy; a UserError as of `check_step`."""
-  check_step(functions, step)
+  check_step(functions, step, name)
   each = (slice(None), *[slice(None, None, step)] * len(functions.grid))
   inputs, outputs = functions.inputs[each], functions.outputs[each]
   return dataclasses.replace(functions, inputs=inputs, outputs=outputs)
 
 
-def check_step(functions: Functions, step: int) -> None:
+def check_step(functions: Functions, step: int, name: str = "step", least: int = 1) -> None:
   """Raises a UserError if every `step`-th point of each axis is no grid on the same domain.
 
   The step has to divide the number of points of a periodic axis, and the number of intervals of
-  another one.
+  another one. The error has its `name`, and allows multiples of the `least` one.
   """
   for points in functions.grid:
     cells = points if functions.periodic else points - 1
     if step < 1 or cells % step or cells == step:
-      divisors = [d for d in range(1, cells) if cells % d == 0]
+      divisors = [d for d in range(least, cells, least) if cells % d == 0]
       some = ", ".join(map(str, divisors[:_NAMED])) + (", ..." if divisors[_NAMED:] else "")
-      raise UserError(f"a step of {step} leaves no grid of {points} points; allowed: {some}")
+      raise UserError(f"{name}={step} leaves no grid of {points} points; allowed: {some or None}")

@@ -47,7 +47,9 @@ def burgers_pairs(
   solved = burgers.solve(initial, viscosity / length, time / length)
   if (np.abs(solved).max(1) < _ROUNDING * np.abs(initial).max(1)).any():
     given = f"viscosity={viscosity:g}, time={time:g}, length={length:g}"
-    raise UserError(f"{given}: viscosity leaves nothing of a function; take less time or viscosity")
+    raise UserError(
+      f"{given}: viscosity leaves nothing of a function; take less of both or more length"
+    )
   return initial, solved
 
 

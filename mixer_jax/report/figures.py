@@ -7,6 +7,7 @@ import numpy as np
 
 _WIDE = 30
 
+
 def panels(
   rows: int, columns: int, size: tuple[float, float], **options: Any
 ) -> tuple[Any, np.ndarray]:

@@ -16,7 +16,7 @@ from absl import flags
 from mixer_jax.errors import UserError
 from mixer_jax.runtime import cli
 from mixer_jax.text import tables
-from mixer_jax.text.documents import documents
+from mixer_jax.text.documents import documents, files
 from mixer_jax.text.subwords import Subwords
 from mixer_jax.text.vocabulary import Vocabulary
 
@@ -47,8 +47,9 @@ class _Lines:
 
 def _sources(path: str, fields: str, paragraphs: bool) -> list[Iterable[str]]:
   """The texts of a file or folder, by field."""
-  if "," in fields and not path.lower().endswith(tables.TABLES):
-    raise UserError(f"--field={fields} names several columns, but {path} is no table")
+  if "," in fields and (plain := [x for x in files(path) if tables.kind(x) == ".txt"]):
+    why = f"{', '.join(tables.COLUMNS)}, not {plain[0]}"
+    raise UserError(f"--field={fields} names several columns; allowed: files of tables, {why}")
   if pathlib.Path(path).expanduser().is_file() and not path.lower().endswith(tables.ENDINGS):
     return [_Lines(path)]
   return [documents(path, field.strip(), paragraphs) for field in fields.split(",")]
@@ -63,7 +64,9 @@ def _check_out(out: str, paths: Sequence[str]) -> None:
     raise UserError(f"--out={out}: is a folder; allowed: a file")
   for path in paths:
     text = pathlib.Path(path).expanduser().resolve()
-    inside = text.is_dir() and text in target.parents and target.name.endswith(tables.ENDINGS)
+    inside = (
+      text.is_dir() and text in target.parents and target.name.lower().endswith(tables.ENDINGS)
+    )
     if inside or text == target:
       raise UserError(f"--out={out}: would be a text of {path}; allowed: a file outside")
 

@@ -48,12 +48,7 @@ def documents(
 class _Files:
   def __init__(self, path: str, field: str, paragraphs: bool):
     self.source, self._field, self._paragraphs = path, field, paragraphs
-    root = pathlib.Path(path).expanduser().absolute()
-    if not path or not root.exists():
-      raise UserError(f"{path!r}: no such file or folder of text")
-    self._paths = _listed(root) if root.is_dir() else [root]
-    for each in self._paths:
-      tables.kind(each)
+    self._paths = files(path)
 
   def __iter__(self) -> Iterator[str]:
     for path in self._paths:
@@ -124,6 +119,17 @@ def decoded(examples: tfds_source.Examples, i: int, field: str, text: Any) -> st
     return text.decode() if isinstance(text, bytes) else str(text)
   except UnicodeDecodeError as error:
     raise UserError(f"{examples.where(i)}: feature {field!r} is not UTF-8") from error
+
+
+def files(path: str) -> list[pathlib.Path]:
+  """A file of text, or those of a folder; a UserError if there is none, or of another ending."""
+  root = pathlib.Path(path).expanduser().absolute()
+  if not path or not root.exists():
+    raise UserError(f"{path!r}: no such file or folder of text")
+  paths = _listed(root) if root.is_dir() else [root]
+  for each in paths:
+    tables.kind(each)
+  return paths
 
 
 def _listed(root: pathlib.Path) -> list[pathlib.Path]:

@@ -15,8 +15,7 @@ from mixer_jax.errors import UserError, told
 COLUMNS = (".tsv", ".csv", ".jsonl")
 KINDS = (".txt", ".jsonl", ".tsv", ".csv")
 _PACKED = {"": open, ".gz": gzip.open, ".xz": lzma.open}
-_ending = lambda kinds: tuple(kind + packed for kind in kinds for packed in _PACKED)
-ENDINGS, TABLES = _ending(KINDS), _ending(COLUMNS)
+ENDINGS = tuple(kind + packed for kind in KINDS for packed in _PACKED)
 _LONGEST_FIELD = 2**31 - 1  # of a .csv; the default of the module is 128 KiB
 _SHOWN = 300  # characters of the names of columns, in a message
 

@@ -22,8 +22,8 @@ _ALLOWED = os.environ.get(_VARIABLE, "true")
 class Vocabulary:
   """WordPiece (Schuster and Nakajima, 2012) after BERT's basic tokenisation (Devlin et al., 2019).
 
-  `words` has the entry of each id, `pad`, `unk`, `cls`, `sep` and `mask` are ids. An uncased
-  vocabulary, one that has no capital and no accent outside [..], is `lowercase`: texts lose theirs.
+  `words` has the entry of each id, `pad`, `unk`, `cls`, `sep` and `mask` are ids. Texts lose their
+  capitals if no entry outside [..] has one, and likewise their accents.
   A UserError, which names `source`, if entries are empty or double, or a special one is missing.
   """
 
@@ -74,7 +74,7 @@ class Vocabulary:
     """
     from tokenizers import Tokenizer, models, trainers
 
-    normalizer, splitter = _basic(lowercase)
+    normalizer, splitter = _basic(lowercase, lowercase)
     counts = collections.Counter()
     for text in documents:
       counts.update(normalizer.normalize_str(clean(text)))
@@ -109,11 +109,20 @@ class Vocabulary:
 
   @functools.cached_property
   def lowercase(self) -> bool:
+    return all(word == word.lower() for word in self._plain)
+
+  @functools.cached_property
+  def without_accents(self) -> bool:
     from tokenizers import normalizers
 
-    uncased = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=False)
-    plain = (word for word in self.words if not (word[0] == "[" and word[-1] == "]"))
-    return all(word == uncased.normalize_str(word) for word in plain)
+    strip = normalizers.BertNormalizer(
+      lowercase=False, strip_accents=True, handle_chinese_chars=False, clean_text=False
+    )
+    return all(word == strip.normalize_str(word) for word in self._plain)
+
+  @property
+  def _plain(self) -> list[str]:
+    return [word for word in self.words if not (word[0] == "[" and word[-1] == "]")]
 
   def fingerprint(self) -> str:
     """A hash of the entries."""
@@ -146,16 +155,17 @@ class Vocabulary:
     from tokenizers import Tokenizer, models
 
     tokenizer = Tokenizer(models.WordPiece(dict(self._ids), unk_token=UNK))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _basic(self.lowercase)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _basic(self.lowercase, self.without_accents)
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
 
 
-def _basic(lowercase: bool) -> tuple[Any, Any]:
+def _basic(lowercase: bool, strip_accents: bool) -> tuple[Any, Any]:
   """BERT's basic tokenisation: its normalizer and its splitter."""
   from tokenizers import normalizers, pre_tokenizers
 
-  return normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+  normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+  return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
 def _split(normalizer: Any, splitter: Any, text: str) -> list[tuple[str, tuple[int, int]]]:

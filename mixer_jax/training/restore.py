@@ -12,7 +12,6 @@ from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
-from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.state import AVERAGES, averages, evaluated
@@ -107,13 +106,7 @@ def _variables(
 def without_data(
   path: str, which: str = "latest", data_dir: str | None = None, overrides: Sequence[str] = ()
 ) -> tuple[tasks.Task, dict[str, Any]]:
-  """The task and variables of a checkpoint (see `restore`); data may be missing.
-
-  The task knows its classes by the record of the run, if that has any.
-  """
+  """The task and variables of a checkpoint (see `restore`); data may be missing."""
   config, variables = stored(path, which)
   _change(config, overrides, dir=data_dir)
-  task = tasks.find(config.task)(config)
-  if names := provenance.class_names(directory_lib.existing(path)):
-    task.class_names = names
-  return task, variables
+  return tasks.find(config.task)(config), variables

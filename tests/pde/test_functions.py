@@ -30,10 +30,10 @@ def test_points_of_a_grid_with_a_boundary():
 @pytest.mark.parametrize(
   "shape, periodic, step, allowed",
   [
-    ((1, 12), True, 5, "a step of 5 leaves no grid of 12 points; allowed: 1, 2, 3, 4, 6$"),
-    ((1, 12), True, 12, "a step of 12 leaves no grid of 12 points"),
-    ((1, 9, 9), False, 3, "a step of 3 leaves no grid of 9 points; allowed: 1, 2, 4$"),
-    ((1, 9, 9), False, 0, "a step of 0 leaves no grid of 9"),
+    ((1, 12), True, 5, "step=5 leaves no grid of 12 points; allowed: 1, 2, 3, 4, 6$"),
+    ((1, 12), True, 12, "step=12 leaves no grid of 12 points"),
+    ((1, 9, 9), False, 3, "step=3 leaves no grid of 9 points; allowed: 1, 2, 4$"),
+    ((1, 9, 9), False, 0, "step=0 leaves no grid of 9"),
   ],
 )
 def test_steps_that_leave_no_grid(shape, periodic, step, allowed):

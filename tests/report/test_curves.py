@@ -31,6 +31,11 @@ def test_a_panel_a_metric_and_one_for_the_learning_rate():
   ]
 
 
+def test_a_test_set_may_be_a_file_in_a_folder():
+  keys = ["train/loss", "own/more.tsv/loss", "own/more.tsv/best_loss"]
+  assert curves.panels(keys, ["loss"]) == {"loss": keys[:2], "learning rate": ["learning_rate"]}
+
+
 def test_labels_have_the_unit():
   assert Metric("top1", True, percent=True).label == "top1 (%)"
   assert Metric("loss", False, unit="nats").label == "loss (nats)"

@@ -22,6 +22,9 @@ _SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:
 _EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
 _OUTPUT_STEP = "of the inverse problem: step of the outputs, means over cells; 0: as `step`"
 _MOST = 10**6
+# Fields that sets made from a seed read, and those of files.
+_SIZES = ("points", "train_functions", "test_functions")
+_OF_FILES = ("inputs_name", "outputs_name")
 _BURGERS, _DARCY = (options.of(generate.KINDS[name].make) for name in ("burgers", "darcy"))
 
 
@@ -100,13 +103,13 @@ class FunctionData:
 
   def _check_unused(self) -> None:
     """Raises a UserError for a field that data of this name do not read."""
-    used = {"burgers": _BURGERS, "darcy": _DARCY, "files": ("inputs_name", "outputs_name")}
-    for owner, names in used.items():
-      for field in dataclasses.fields(self):
-        value = getattr(self, field.name)
-        if owner != self.name and field.name in names and value != field.default:
-          mistake = f"data.{field.name} is {value!r}, which data.name={self.name!r} does not read"
-          raise UserError(f"{mistake}; {owner!r} does")
+    used = {"burgers": (*_BURGERS, *_SIZES), "darcy": (*_DARCY, *_SIZES), "files": _OF_FILES}
+    for field in dataclasses.fields(self):
+      readers = [name for name, fields in used.items() if field.name in fields]
+      value = getattr(self, field.name)
+      if readers and self.name not in readers and value != field.default:
+        mistake = f"data.{field.name} is {value!r}, which data.name={self.name!r} does not read"
+        raise UserError(f"{mistake}; {' and '.join(map(repr, readers))} would")
 
 
 def load(data: FunctionData) -> dict[str, Arrays]:
@@ -165,12 +168,12 @@ def _taken(
     whole = read(base)
     some = slice(rows.start, rows.stop)
     fine = Functions(whole.inputs[some], whole.outputs[some], whole.periodic)
-    coarse = subsampled(fine, step)
+    coarse = subsampled(fine, step, f"data.{'step' if step == data.step else 'extra_test_steps'}")
     pair = coarse.inputs, coarse.outputs
     if data.inverse:
       pair = pair[1], pair[0]
       if wide := data.output_step:
-        check_step(fine, wide)
+        check_step(fine, wide, "data.output_step", step)
         pair = pair[0], averaged(fine.inputs, wide, fine.periodic)
     for name, array in zip(taken, pair):
       taken[name].append(np.asarray(array, np.float32))

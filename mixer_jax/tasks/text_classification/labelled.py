@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import logging
-import re
 from typing import Annotated, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -18,8 +17,7 @@ from mixer_jax.text import sample, sequences
 from mixer_jax.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
-_FRACTION = re.compile(r"-?\d*\.\d+")
-_SEVERAL = 20  # rows, from which on labels that stand once are taken for a mistake
+_SEVERAL = 20  # rows, from which on different labels for all are taken for a mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +45,7 @@ def load(data: LabelledText, vocabulary: Vocabulary) -> Loaded:
   path_of = lambda base: data.source(base)[0]
   rows = functools.cache(functools.partial(_rows, data))
   bases = dict.fromkeys(splits.base_names(data.train_split, "data.train_split"))
-  classes = _classes({path_of(base): rows(base) for base in bases}, data.label)
+  classes = _classes([rows(base) for base in bases], data)
 
   def read(base):
     found, length = rows(base), data.max_length
@@ -67,24 +65,30 @@ def _rows(data: LabelledText, base: str) -> rows_lib.Rows:
   return rows_lib.rows(path, *columns, split, data.dir, text_data.OTHERS)
 
 
-def _classes(found: Mapping[str, rows_lib.Rows], column: str) -> tuple[str, ...]:
-  """The classes of the rows of the training files, by path; a UserError if they are none."""
-  named, labels = (
-    next(iter(found.values())).names,
-    [x for rows in found.values() for x in rows.labels],
-  )
-  if named:
-    return tuple(named)
-  classes, where = tuple(sorted(set(labels), key=_natural)), " and ".join(found)
+def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, ...]:
+  """The classes of the rows of all training files; a UserError if they are none."""
+  if found[0].names:
+    return tuple(found[0].names)
+  labels = [label for rows in found for label in rows.labels]
+  classes = tuple(sorted(set(labels), key=_natural))
+  where = f"data.train_split={data.train_split!r}: column {data.label!r}"
   if len(classes) < 2:
-    raise UserError(f"{where}: has only the label {classes[0]!r}; allowed: two or more")
-  if fractions := [label for label in classes if _FRACTION.fullmatch(label)]:
-    mistake = f"column {column!r} holds numbers such as {fractions[0]}"
-    raise UserError(f"{where}: {mistake}; allowed: classes, for values are not learned")
-  if len(labels) >= _SEVERAL and len(classes) > len(labels) / 2:
-    mistake = f"column {column!r} has {len(classes):,} different labels in {len(labels):,} rows"
-    raise UserError(f"{where}: {mistake}; allowed: classes, most of them of several rows")
+    raise UserError(f"{where} has only the label {classes[0]!r}; allowed: two or more")
+  if scores := _fractions(classes):
+    why = "classes, for values are not learned"
+    raise UserError(f"{where} has numbers such as {scores[0]}; allowed: {why}")
+  if len(classes) == len(labels) >= _SEVERAL:
+    number = f"{len(labels):,} labels in {len(labels):,} rows"
+    raise UserError(f"{where} has {number}, all different; allowed: classes of several rows")
   return classes
+
+
+def _fractions(classes: Sequence[str]) -> list[str]:
+  """The labels that are no whole numbers, if all are numbers."""
+  try:
+    return [label for label in classes if float(label) % 1]
+  except ValueError:
+    return []
 
 
 def tell_cut(cut: int, number: int, where: str, length: int) -> None:

@@ -67,15 +67,14 @@ class TextClassification(BaseTask):
   def check(cls, config: ml_collections.ConfigDict) -> None:
     data = labelled.LabelledText.of(config.data)
     data.check()
-    columns = [data.text, data.label, *([data.pair] if data.pair else [])]
-    if not all(columns) or len({*columns}) < len(columns):
-      named = (
-        f"data.text, data.pair and data.label are {data.text!r}, {data.pair!r}, {data.label!r}"
-      )
+    columns = data.text, data.pair, data.label
+    named = f"data.text, data.pair and data.label are {', '.join(map(repr, columns))}"
+    given = [column for column in columns if column]
+    if not (data.text and data.label) or len({*given}) < len(given):
       raise UserError(f"{named}; allowed: different columns; pair may be ''")
-    if data.name == "sample" and (data.text, data.pair, data.label) != _SAMPLE_COLUMNS:
-      own = "data.text, data.pair and data.label of the sample are fixed; allowed: leave them out"
-      raise UserError(own)
+    if data.name == "sample" and columns != _SAMPLE_COLUMNS:
+      own = ", ".join(map(repr, _SAMPLE_COLUMNS))
+      raise UserError(f"{named}; allowed with data.name='sample': {own}")
     if config.pretrained and config.frozen_from:
       why = "the model that reads a frozen encoder's outputs has no words of its own"
       raise UserError(f"pretrained is {config.pretrained!r} and frozen_from is set, but {why}")

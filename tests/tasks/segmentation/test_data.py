@@ -114,7 +114,7 @@ def unknown(root):
   "fields, message",
   [
     ({}, "have the ids 0, beside data.void, 255; allowed: two classes or more"),
-    (dict(void=1), "the ids 0, 255, beside data.void, 1; allowed: .* would be 255 classes; or"),
+    (dict(void=1), "the ids 0, 255, beside data.void, 1; allowed: .* would be 255 classes"),
     (dict(classes="a,b,a"), "data.classes: has the class 'a' twice"),
   ],
 )

@@ -187,7 +187,8 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   refused("allowed: different columns", **{"data.label": ""})
   refused("allowed: different columns", **{"data.label": "sentence"})
   refused(
-    "of the sample are fixed", **{"data.name": "sample", "data.dir": "", "data.pair": "other"}
+    "are 'sentence', 'other', 'label'; allowed with data.name='sample': 'sentence', '', 'label'",
+    **{"data.name": "sample", "data.dir": "", "data.pair": "other"},
   )
   refused(
     "data.validation_split is 'dev': '.*/dev': no such file", **{"data.validation_split": "dev"}
@@ -199,10 +200,12 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   refused("tables: is a folder; allowed: a table", **here | {"data.train_split": "tables"})
   scored = [f"{i / 4}\tthe film was good" for i in range(10)]
   (tmp_path / "scored.tsv").write_text("\n".join(["label\tsentence", *scored]) + "\n")
-  refused("holds numbers such as 0.0; allowed", **here | {"data.train_split": "scored.tsv"})
+  refused(
+    "column 'label' has numbers such as 0.25; allowed", **here | {"data.train_split": "scored.tsv"}
+  )
   numbered = [f"{i}\tthe film was good" for i in range(30)]
   (tmp_path / "numbered.tsv").write_text("\n".join(["label\tsentence", *numbered]) + "\n")
-  refused("has 30 different labels in 30 rows", **here | {"data.train_split": "numbered.tsv"})
+  refused("has 30 labels in 30 rows, all different", **here | {"data.train_split": "numbered.tsv"})
   refused("is no run on text", pretrained=str(tmp_path))
   refused("is no run on text", frozen_from=str(tmp_path))
 
