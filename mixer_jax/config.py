@@ -218,7 +218,7 @@ def deit(config: ConfigDict) -> None:
   """Sets the recipe of DeiT for labels, images and schedule in a config of image classification.
 
   Touvron et al., 2021, https://arxiv.org/abs/2012.12877, Table 9, with the ends of the schedule in
-  deit's code. The optimizer is that of ResMLP: LAMB with gradients of a norm of 1 at most, as in apex.
+  deit's code. The optimizer is that of ResMLP: LAMB, gradients of a norm of 1 at most, as in apex.
   Crops of the image, stochastic depth, the batch and the decay of averaged parameters are left to
   the config.
   """
