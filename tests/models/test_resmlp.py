@@ -132,9 +132,9 @@ def test_first_values():
       np.testing.assert_array_equal(params[block][f"layer_scale_{i}"]["scale"], np.float32(0.01))
       np.testing.assert_array_equal(params[block][f"norm{i}"]["scale"], 1.0)
       np.testing.assert_array_equal(params[block][f"norm{i}"]["bias"], 0.0)
-  wide = small(num_blocks=1, num_classes=1000)
+  wide = small(num_blocks=1, hidden_dim=800)
   head = jax.jit(wide.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]["head"]
-  assert abs(head["kernel"].std() / 0.02 - 1) < 0.05 and not head["bias"].any()
+  assert abs(head["kernel"].std() / 0.02 - 1) < 0.1 and not head["bias"].any()
 
 
 def randomised(model, images, seed=1):
