@@ -17,7 +17,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import cli, compilation
 from mixer_jax.runtime import mesh as mesh_lib
-from mixer_jax.tasks.images import probes
+from mixer_jax.tasks.images import batches, probes
 from mixer_jax.training.evaluator import each_batch
 from mixer_jax.training.restore import restore
 
@@ -87,12 +87,10 @@ def _labelled(
       raise UserError(f"split {split!r} has sets of classes; probes take one class an image")
     return features, batch["label"], mask
 
-  found = map(jax.device_get, each_batch(run, split, pair)(variables))
+  rows = batches.spaced(run.datasets[split], most)
+  found = map(jax.device_get, each_batch(run, split, pair, rows)(variables))
   features, labels, keep = (np.concatenate(x) for x in zip(*found))
-  features, labels = features[keep], labels[keep]
-  n = min(most or len(labels), len(labels))
-  rows = np.arange(n) * len(labels) // n
-  return features[rows], labels[rows]
+  return features[keep], labels[keep]
 
 
 def main(_: list[str]) -> None:

@@ -12,16 +12,20 @@ from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 
 
-def each_batch(run: Experiment, split: str, function: Callable) -> Callable[[Any], Iterator[Any]]:
+def each_batch(
+  run: Experiment, split: str, function: Callable, rows: np.ndarray | None = None
+) -> Callable[[Any], Iterator[Any]]:
   """A function from variables to `function(variables, batch, mask)` of each batch of a split.
 
-  Each example comes once and in its order; where mask, bool [batch size], is False a row is padding.
-  The function is jitted, its results are whole on every device.
+  Each example, or each of the given rows [n], comes once and in its order; where mask, bool [batch
+  size], is False a row is padding. The function is jitted, its results are whole on every device.
   """
-  devices, number = run.mesh.size, len(run.datasets[split])
+  rows = np.arange(len(run.datasets[split])) if rows is None else rows
+  devices, number = run.mesh.size, len(rows)
   # A batch that the devices do not divide is padded; one larger than the split would be padding.
   size = -(-min(run.config.eval_batch_size, number) // devices) * devices
   ids, masks = order.test_indices(number, size)
+  ids = rows[ids]
   batched = mesh_lib.batched(run.mesh)
   examples_feed = feed.Feed(run.datasets[split], ids.__getitem__, batched)
 
