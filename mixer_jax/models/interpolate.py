@@ -18,8 +18,7 @@ def resize(x: jax.Array, grid: tuple[int, ...]) -> jax.Array:
   """Interpolates [batch, *any grid, channels] linearly onto a grid with the same end points."""
   for axis, points in enumerate(grid, 1):
     if x.shape[axis] != points:
-      weights = jnp.asarray(_weights(x.shape[axis], points), x.dtype)
-      x = jnp.moveaxis(jnp.tensordot(weights, x, (1, axis)), 0, axis)
+      x = layers.along(axis, _weights(x.shape[axis], points), x)
   return x
 
 
@@ -48,7 +47,7 @@ class _ConvBlock(nn.Module):
     start = layers.uniform_start(3 ** len(size) * x.shape[-1])["kernel_init"]
     fields = dict(use_bias=False, kernel_init=start, dtype=self.dtype, name="conv")
     x = nn.Conv(self.features, size, padding="SAME", **fields)(x)
-    return self.activation(nn.Dropout(self.dropout_rate, deterministic=not train)(x))
+    return self.activation(layers.Dropout(self.dropout_rate, deterministic=not train)(x))
 
 
 class Coarsening(nn.Module):
@@ -88,5 +87,5 @@ class Refinement(nn.Module):
     """Maps [batch, *coarse grid, channels] to [batch, *fine grid, channels]."""
     conv = _ConvBlock(x.shape[-1], nn.silu, self.dropout_rate, self.dtype, name="conv0")
     x = conv(resize(x, self.grids[0]), train)
-    x = nn.silu(nn.Dropout(self.dropout_rate, deterministic=not train)(x))
+    x = nn.silu(layers.Dropout(self.dropout_rate, deterministic=not train)(x))
     return resize(x, self.grids[1])

@@ -6,11 +6,13 @@ attribute `curvature` their treatment by a second-order optimizer: "scale_and_sh
 """
 
 import functools
+import math
 from typing import Any, Callable, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 GELUS = ("tanh", "exact")
 
@@ -33,6 +35,20 @@ def flat_product(
   """
   y = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **options)
   return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
+  """The constant matrix [m, n] times x along an axis of n values, which becomes one of m.
+
+  The matrix is repeated for each index before the axis: XLA's CPU compiler would make a single
+  product of the whole, and first copy x into another order, which takes several times as long. The
+  precision is the highest, because GPUs and TPUs would round to 10 bits or fewer.
+  """
+  axis %= x.ndim
+  each = x.reshape(-1, x.shape[axis], math.prod(x.shape[axis + 1 :]))
+  matrices = jnp.broadcast_to(jnp.asarray(matrix, x.dtype), (len(each), *matrix.shape))
+  y = jnp.einsum("bmn,bnc->bmc", matrices, each, precision="highest")
+  return y.reshape(*x.shape[:axis], len(matrix), *x.shape[axis + 1 :])
 
 
 # Over inputs of any number of axes.
@@ -82,9 +98,34 @@ class MlpBlock(nn.Module):
     dim = x.shape[-1]
     x = Dense(self.mlp_dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
     x = gelu(x, self.gelu)
-    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    x = Dropout(self.dropout_rate, deterministic=not train)(x)
     x = Dense(dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
-    return nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    return Dropout(self.dropout_rate, deterministic=not train)(x)
+
+
+class Dropout(nn.Module):
+  """Sets a share `rate` of the values of an array to 0 and divides the others by 1 - rate.
+
+  `nn.Dropout` with eight random bits a value instead of 32, which a CPU draws in a third to a fifth
+  of the time. The threshold of a row is one of the two bytes next to 256 rate, drawn so that the
+  probability is exactly `rate`, which is less than 1.
+  """
+
+  rate: float
+  deterministic: bool | None = None
+
+  @nn.compact
+  def __call__(self, x: jax.Array, deterministic: bool | None = None) -> jax.Array:
+    """Maps [..., row] to the same shape; needs the rng "dropout" unless `deterministic`."""
+    if nn.merge_param("deterministic", self.deterministic, deterministic) or not self.rate:
+      return x
+    bits_key, threshold_key = jax.random.split(self.make_rng("dropout"))
+    words = jax.random.bits(bits_key, (*x.shape[:-1], -(-x.shape[-1] // 4)), jnp.uint32)
+    drawn = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*x.shape[:-1], -1)
+    low, rest = divmod(256 * self.rate, 1)
+    threshold = int(low) + jax.random.bernoulli(threshold_key, rest, (*x.shape[:-1], 1))
+    keep = drawn[..., : x.shape[-1]] >= threshold
+    return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
 
 
 class Affine(nn.Module):

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mixer_jax.models import layers
 
@@ -55,25 +56,16 @@ class SpectralConv(nn.Module):
     A ValueError if the grid has too few points for the modes.
     """
     grid, modes = x.shape[1:-1], self.modes
-    axes = tuple(range(2, x.ndim))
     if too_small(grid, modes):
       least = shown(smallest_grid(modes, len(grid)))
       raise ValueError(
         f"{shown(grid)} points are too few for {modes} modes; allowed: {least} or more"
       )
     # Transforms are float32 always.
-    x = jnp.moveaxis(x, -1, 1).astype(jnp.float32)
-    x = jnp.fft.rfftn(x, axes=axes, norm="forward")[..., :modes]
-    if len(grid) == 2:
-      x = jnp.concatenate([x[:, :, :modes], x[:, :, -modes:]], axis=2)
-    low = x.shape[2:]
-    x = jnp.moveaxis(x.reshape(*x.shape[:2], -1), 2, 0)  # [modes, batch, channels]
-    rows = [jnp.concatenate(pair, axis=-1) for pair in ((x.real, -x.imag), (x.imag, x.real))]
-    y = self._of_each_mode(jnp.stack(rows, axis=2)).astype(jnp.float32)
-    y = jnp.moveaxis(jax.lax.complex(y[:, :, 0], y[:, :, 1]), 0, 2)
-    y = _among_zeros(y.reshape(*y.shape[:2], *low), modes, grid)
-    y = jnp.fft.irfftn(y, grid, axes=axes, norm="forward")
-    return jnp.moveaxis(y, 1, -1).astype(self.dtype)
+    x = _spectrum(x.astype(jnp.float32), modes)  # [modes, batch, 2, channels]
+    rows = jnp.concatenate([x, jnp.stack([-x[:, :, 1], x[:, :, 0]], axis=2)], axis=-1)
+    y = self._of_each_mode(rows).astype(jnp.float32)
+    return _function(y, modes, grid).astype(self.dtype)
 
   def _of_each_mode(self, rows: jax.Array) -> jax.Array:
     """Maps [modes, batch, 2, 2 * channels] to [modes, batch, 2, features]."""
@@ -82,13 +74,55 @@ class SpectralConv(nn.Module):
     return dense(self.features, **fields, dot_general=layers.flat_product, name="modes")(rows)
 
 
-def _among_zeros(y: jax.Array, modes: int, grid: tuple[int, ...]) -> jax.Array:
-  """The half spectrum [batch, channels, ...] of a grid whose low modes are y."""
-  last = [(0, 0)] * (y.ndim - 1) + [(0, grid[-1] // 2 + 1 - modes)]
-  if len(grid) == 2:
-    zeros = jnp.zeros((*y.shape[:2], grid[0] - 2 * modes, modes), y.dtype)
-    y = jnp.concatenate([y[:, :, :modes], zeros, y[:, :, modes:]], axis=2)
-  return jnp.pad(y, last)
+# Products with matrices of waves, not FFTs, since few modes are kept: they take a half to a tenth of
+# the time on a CPU, forward and backward, and the channels stay the last axis.
+
+
+def _spectrum(x: jax.Array, modes: int) -> jax.Array:
+  """Low Fourier coefficients of [batch, *grid, channels]: [modes, batch, 2, channels].
+
+  The 2 are real and imaginary part. In two dimensions the modes of the last axis run fastest.
+  """
+  batch, grid, channels = len(x), x.shape[1:-1], x.shape[-1]
+  waves = _waves(np.arange(modes), grid[-1]).conj() / grid[-1]
+  x = layers.along(-2, np.concatenate([waves.real, waves.imag]), x)
+  if len(grid) == 1:
+    return x.reshape(batch, 2, modes, channels).transpose(2, 0, 1, 3)
+  x = x.reshape(batch, grid[0] * 2, modes * channels)
+  x = layers.along(1, _real(_waves(_signed(modes), grid[0]).conj() / grid[0]), x)
+  x = x.reshape(batch, -1, 2, modes, channels).transpose(1, 3, 0, 2, 4)
+  return x.reshape(-1, batch, 2, channels)
+
+
+def _function(y: jax.Array, modes: int, grid: tuple[int, ...]) -> jax.Array:
+  """The real function [batch, *grid, channels] of such coefficients, zero beyond them."""
+  batch, channels = y.shape[1], y.shape[-1]
+  if len(grid) == 1:
+    y = y.transpose(1, 2, 0, 3)
+  else:
+    y = y.reshape(-1, modes, batch, 2, channels).transpose(2, 0, 3, 1, 4)
+    waves = _real(_waves(_signed(modes), grid[0]).T)
+    y = layers.along(1, waves, y.reshape(batch, -1, modes * channels))
+  y = y.reshape(batch, *grid[:-1], 2 * modes, channels)
+  k = np.arange(modes)
+  # All but the mean and the Nyquist frequency stand for both signs.
+  waves = np.where((k == 0) | (2 * k == grid[-1]), 1, 2) * _waves(k, grid[-1]).T
+  return layers.along(-2, np.concatenate([waves.real, -waves.imag], axis=1), y)
+
+
+def _signed(modes: int) -> np.ndarray:
+  return np.concatenate([np.arange(modes), np.arange(-modes, 0)])
+
+
+def _waves(frequencies: np.ndarray, points: int) -> np.ndarray:
+  """exp(2 pi i k n / points), [frequencies, points]; remainders keep long grids as accurate."""
+  return np.exp(2j * np.pi / points * (frequencies[:, None] * np.arange(points) % points))
+
+
+def _real(matrix: np.ndarray) -> np.ndarray:
+  """A complex matrix [m, n] as a real one of pairs (real, imaginary): [2 m, 2 n]."""
+  parts = np.array([[matrix.real, -matrix.imag], [matrix.imag, matrix.real]])
+  return parts.transpose(2, 0, 3, 1).reshape(2 * len(matrix), -1)
 
 
 class SpectralBlock(nn.Module):
@@ -106,6 +140,6 @@ class SpectralBlock(nn.Module):
     """Maps [batch, *grid, channels] to [batch, *grid, features]."""
     start = layers.uniform_start(x.shape[-1])
     y = layers.Dense(self.features, dtype=self.dtype, name="skip", **start)(x)
-    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    x = layers.Dropout(self.dropout_rate, deterministic=not train)(x)
     conv = SpectralConv(self.features, self.modes, self.kernel_init, self.dtype, name="conv")
     return self.activation(conv(x) + y)
