@@ -62,7 +62,7 @@ class GalerkinBlock(nn.Module):
     `positions` are [1, points, axes]. `drop_rate` of stochastic depth, a number, and dropout act if
     `train`, dropout after the ReLU as well.
     """
-    drop = lambda y: nn.Dropout(self.dropout_rate, deterministic=not train)(y)
+    drop = lambda y: layers.Dropout(self.dropout_rate, deterministic=not train)(y)
     depth = lambda y: layers.StochasticDepth(rescale=True)(drop(y), drop_rate, train=train)
     fields = dict(
       init_gain=self.init_gain,

@@ -140,7 +140,7 @@ class Decoded(Operator, kw_only=True):
     return x
 
   def drop(self, x: jax.Array, train: bool) -> jax.Array:
-    return nn.Dropout(self.decoder_dropout, deterministic=not train)(x)
+    return layers.Dropout(self.decoder_dropout, deterministic=not train)(x)
 
   def _spectral(self, x: jax.Array, name: str, train: bool) -> jax.Array:
     # The published start: Xavier's normal law as PyTorch counts the axes [in, out, modes, 2], or

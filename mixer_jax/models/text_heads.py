@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import family
+from mixer_jax.models import family, layers
 from mixer_jax.models.text import EMBEDDING_INIT, TextModel
 from mixer_jax.options import one_of
 
@@ -93,5 +93,5 @@ class TextClassifier(nn.Module):
     else:
       real = mask.astype(bool)[..., None]
       x = jnp.where(real, x, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
-    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    x = layers.Dropout(self.dropout_rate, deterministic=not train)(x)
     return nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros, name="head")(x)

@@ -63,7 +63,7 @@ class SelfAttention(nn.Module):
     dense = lambda name: dense_layer(self, dim, name)
     split = lambda y: y.reshape(*y.shape[:2], heads, dim // heads)
     q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
-    drop = nn.Dropout(self.dropout_rate, deterministic=not train)
+    drop = layers.Dropout(self.dropout_rate, deterministic=not train)
     y = attended(q, k, v, mask[:, None, None], drop)
     return dense("out")(y.reshape(x.shape))
 
@@ -89,7 +89,7 @@ class TransformerBlock(nn.Module):
     """
 
     def joined(x, y, name):
-      y = nn.Dropout(self.dropout_rate, deterministic=not train)(y)
+      y = layers.Dropout(self.dropout_rate, deterministic=not train)(y)
       y = x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
       return nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)(y)
 
@@ -124,7 +124,7 @@ class Bert(TextModel, kw_only=True):
     # Spread over the batch, so that K-FAC sees the rows of each example.
     places = jnp.broadcast_to(jnp.arange(x.shape[1]), mask.shape)
     x = super().pool(x + self.positions(places).astype(self.dtype))
-    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    x = layers.Dropout(self.dropout_rate, deterministic=not train)(x)
     drop_rates = [self.stochastic_depth] * self.num_blocks
     return blocks.apply(self, TransformerBlock, x, mask, drop_rates=drop_rates, train=train)
 

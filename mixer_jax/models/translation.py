@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.models import blocks, family
+from mixer_jax.models import blocks, family, layers
 from mixer_jax.models.resmlp import LayerScaleInit
 from mixer_jax.models.translation_blocks import DecoderBlock, EncoderBlock, norm
 from mixer_jax.options import Option, one_of
@@ -87,7 +87,7 @@ class Translator(nn.Module):
     else:
       self.source_words, self.target_words = embed(), embed()
       self.head = nn.Dense(self.vocab_size, use_bias=False, kernel_init=start)
-    self.dropout = nn.Dropout(self.dropout_rate)
+    self.dropout = layers.Dropout(self.dropout_rate)
     block = lambda cls, i: cls(name=f"{cls.__name__}_{i}", **blocks.fields_of(self, cls))
     self.encoder = [block(EncoderBlock, i) for i in range(self.num_blocks)]
     self.decoder = [block(DecoderBlock, i) for i in range(self.num_blocks)]

@@ -105,7 +105,7 @@ class Branch(nn.Module):
 
   def setup(self):
     self.norm = norm(self.mixing, self.layer_norm_epsilon, self.dtype)
-    self.dropout = nn.Dropout(self.dropout_rate)
+    self.dropout = layers.Dropout(self.dropout_rate)
     if self.mixing == "linear":
       self.layer_scale = layers.LayerScale(self.layer_scale_init, self.dtype)
 
