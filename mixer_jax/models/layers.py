@@ -45,7 +45,7 @@ def along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
   precision is the highest, because GPUs and TPUs would round to 10 bits or fewer.
   """
   axis %= x.ndim
-  each = x.reshape(-1, x.shape[axis], math.prod(x.shape[axis + 1 :]))
+  each = x.reshape(math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
   matrices = jnp.broadcast_to(jnp.asarray(matrix, x.dtype), (len(each), *matrix.shape))
   y = jnp.einsum("bmn,bnc->bmc", matrices, each, precision="highest")
   return y.reshape(*x.shape[:axis], len(matrix), *x.shape[axis + 1 :])
@@ -120,8 +120,9 @@ class Dropout(nn.Module):
     if nn.merge_param("deterministic", self.deterministic, deterministic) or not self.rate:
       return x
     bits_key, threshold_key = jax.random.split(self.make_rng("dropout"))
-    words = jax.random.bits(bits_key, (*x.shape[:-1], -(-x.shape[-1] // 4)), jnp.uint32)
-    drawn = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*x.shape[:-1], -1)
+    words = -(-x.shape[-1] // 4)
+    drawn = jax.random.bits(bits_key, (*x.shape[:-1], words), jnp.uint32)
+    drawn = jax.lax.bitcast_convert_type(drawn, jnp.uint8).reshape(*x.shape[:-1], 4 * words)
     low, rest = divmod(256 * self.rate, 1)
     threshold = int(low) + jax.random.bernoulli(threshold_key, rest, (*x.shape[:-1], 1))
     keep = drawn[..., : x.shape[-1]] >= threshold

@@ -143,7 +143,9 @@ def test_the_command_refuses_what_it_would_read_or_cannot_write(tmp_path):
   assert check("none/vocab.txt").endswith("none/vocab.txt: its folder does not exist")
   assert check("texts").endswith("texts: is a folder; allowed: a file")
   assert f"would be a text of {text}; allowed" in check("texts/vocab.txt")
-  assert "names several columns; allowed: files of tables" in _error(command._sources, text, "en,de", False)
+  assert "names several columns; allowed: files of tables" in _error(
+    command._sources, text, "en,de", False
+  )
   command._check_out(str(tmp_path / "vocab.txt"), [text])
 
 

@@ -196,7 +196,10 @@ MADE = dict(train_split="train", test_split="test")
   "fields, told",
   [
     (dict(step=3), "data.step=3 leaves no grid of 64 points; allowed: 1, 2, 4"),
-    (dict(step=4, output_step=12, inverse=True), "data.output_step=12 leaves no grid of 64 points; allowed: 4, 8"),
+    (
+      dict(step=4, output_step=12, inverse=True),
+      "data.output_step=12 leaves no grid of 64 points; allowed: 4, 8",
+    ),
     (
       dict(viscosity=0.2),
       "data.viscosity is 0.2, which data.name='files' does not read; 'burgers'",
