@@ -14,9 +14,10 @@ import optax
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.optim import first_order, schedules, step_norms
+from mixer_jax.optim import schedules, step_norms
 from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.optim.factors import every_nth, kfac_blocks, kfac_factors
+from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import SHORT_RUN, ScaleByKfacState, kfac, scale_by_kfac
 from mixer_jax.optim.likelihoods import Likelihood
@@ -31,8 +32,13 @@ from mixer_jax.optim.soap import (
   soap,
 )
 
-_FIRST_ORDER = ("sgd", "adam", "adamw", "lamb", "adagrad", "muon")
-OPTIMIZERS = {name: getattr(first_order, name) for name in _FIRST_ORDER} | {
+OPTIMIZERS = {
+  "sgd": sgd,
+  "adam": adam,
+  "adamw": adamw,
+  "lamb": lamb,
+  "adagrad": adagrad,
+  "muon": muon,
   "shampoo": shampoo,
   "soap": soap,
   "kfac": kfac,

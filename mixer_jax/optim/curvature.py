@@ -73,7 +73,7 @@ class Curvature:
     self._likelihood = predictor.likelihood
     self._estimation, self._axis_name = estimation, axis_name
     self._published = token_averaging == "published"
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    shapes = jax.eval_shape(lambda *trees: trees, params, batch)
     self._check(*shapes)
     leaves = jax.tree_util.tree_leaves_with_path(shapes[0])
     self._leaves = {path_name(path): x for path, x in leaves}

@@ -59,7 +59,6 @@ def in_basis(
   factor_decay: curvature_options.FactorDecay = 0.95,
   factor_period: curvature_options.FactorPeriod = 1,
   basis_period: curvature_options.BasisPeriod = 10,
-  identity_start: bool = False,
   refresh: curvature_options.Refresh = "eigh",
   tolerance: curvature_options.Tolerance = None,
   precondition_dtype: curvature_options.PreconditionDtype = "float32",
@@ -81,7 +80,6 @@ def in_basis(
     factor_decay: of the moving averages of the factors, per renewal.
     factor_period: updates between renewals of the factors.
     basis_period: the same of the basis.
-    identity_start: see `scale_by_kfac`.
     refresh: "eigh" decomposes anew, "qr" makes one warm-started step of orthogonal iteration,
       after a first `eigh`.
     tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this, which saves
@@ -122,7 +120,7 @@ def in_basis(
   def renewed(state, fresh):
     count = state.count
     average = lambda: averaged(
-      state.factors, fresh(), count // factor_period, factor_decay, identity_start
+      state.factors, fresh(), count // factor_period, factor_decay, identity_start=False
     )
     factors = jax.lax.cond(count % factor_period == 0, average, lambda: state.factors)
 

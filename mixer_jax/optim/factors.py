@@ -52,6 +52,10 @@ def every_nth(batch: Any, n: int) -> Any:
 
 def some_of(batch: Any, fraction: float | None, part: Callable | None) -> Any:
   """The part of a batch that factors are estimated from; `part` is `every_nth` by default."""
+  if batch is None:
+    raise ValueError(
+      "the update needs batch: tx.update(grads, state, params, batch=batch, rng=rng)"
+    )
   if fraction is None:
     return batch
   if not 0 < fraction <= 1:
@@ -92,7 +96,11 @@ def curvature_of(
   """The curvature of a model, traced once for all optimizers of the same model and batch."""
   options["max_factor"] = MAX_FACTOR if max_factor is None else max_factor
   plain = plain if isinstance(plain, str) else tuple(plain)
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+  if not callable(predict):
+    raise ValueError(
+      f"predict is of type {type(predict).__name__}; allowed: a function of (params, batch)"
+    )
+  shapes = jax.eval_shape(lambda *trees: trees, params, batch)
   leaves, structure = jax.tree.flatten(shapes)
   arguments = predict, structure, tuple(leaves), tuple(sorted({**options, "plain": plain}.items()))
   try:

@@ -102,6 +102,9 @@ def adagrad(
   return _decayed(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **decay)
 
 
+_ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
+
+
 def muon(
   learning_rate: Any,
   *,
@@ -114,23 +117,46 @@ def muon(
   adam_paths: Annotated[
     str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
   ] = r"(^|/)(head|embedding)(/|$)",
+  dimension_numbers: Any = None,
   weight_decay: Decay = 1e-2,
   decay_mask: Any = None,
 ) -> Transform:
   """Muon (Jordan, 2024) for kernels, Adam for the rest, one rate for both.
 
   An update of a kernel has the root mean square `rms`, as one of Adam has about (Liu et al., 2025,
-  https://arxiv.org/abs/2502.16982, Section 2.2). A kernel of more than two axes is a matrix of all
-  axes but the last by the last. The head and embeddings take Adam, as is usual.
+  https://arxiv.org/abs/2502.16982, Section 2.2). The head and embeddings take Adam, as is usual.
+
+  Kernels are the parameters of that name with two axes or more. One of more than two axes is a
+  matrix of all axes but the last by the last; that of a query, key or value of Linen's attention,
+  [inputs, heads, features], is one of the first by the others. A stack of layers, as of `nn.scan`,
+  cannot be told from these: `dimension_numbers` says what each parameter is in a model of yours.
+
+  Args:
+    learning_rate: a number or a schedule of the update count.
+    momentum: decay of the momentum.
+    nesterov: whether the momentum is Nesterov's.
+    rms: root mean square of an update of a kernel, at a rate of 1.
+    b1: of Adam, as are b2 and eps.
+    adam_paths: a regular expression of kernels that take Adam.
+    dimension_numbers: a function from parameters to a tree of
+      `optax.contrib.MuonDimensionNumbers`, or None for Adam, instead of these rules and `adam_paths`.
+    weight_decay: decoupled.
+    decay_mask: as in `optax.add_decayed_weights`.
+
+  Raises:
+    ValueError: adam_paths is no regular expression.
   """
-  dimensions = optax.contrib.MuonDimensionNumbers
+  try:
+    by_adam = re.compile(adam_paths)
+  except re.error as e:
+    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
 
-  def numbers(params):
-    def of(path, x):
-      by_adam = x.ndim < 2 or re.search(adam_paths, path_name(path))
-      return None if by_adam else dimensions(tuple(range(x.ndim - 1)), x.ndim - 1)
-
-    return jax.tree_util.tree_map_with_path(of, params)
+  def matrix(path, x):
+    *layers, name = path_name(path).split("/")
+    if name != "kernel" or x.ndim < 2 or by_adam.search(path_name(path)):
+      return None
+    inputs = 1 if x.ndim == 3 and layers[-1:] and layers[-1] in _ATTENDING else x.ndim - 1
+    return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, x.ndim)))
 
   rule = optax.contrib.muon(
     1.0,
@@ -139,7 +165,8 @@ def muon(
     adam_b1=b1,
     adam_b2=b2,
     eps=eps,
-    muon_weight_dimension_numbers=numbers,
+    muon_weight_dimension_numbers=dimension_numbers
+    or (lambda params: jax.tree_util.tree_map_with_path(matrix, params)),
     consistent_rms=rms,
   )
   decay = optax.add_decayed_weights(weight_decay, decay_mask)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixer_jax.optim import curvature_options
 from mixer_jax.options import Option
 
 SCOPES = ("tensor", "global")
@@ -55,10 +56,9 @@ def graft(
     eps: added to the norm of the direction, the study's 1e-16.
 
   Raises:
-    ValueError: an unknown scope.
+    ValueError: an unknown scope, or a negative eps.
   """
-  if scope not in SCOPES:
-    raise ValueError(f"scope is {scope!r}; allowed: {', '.join(SCOPES)}")
+  curvature_options.check_ranges(graft, scope=scope, eps=eps)
   magnitude = optax.with_extra_args_support(magnitude)
   direction = optax.with_extra_args_support(direction)
 
@@ -88,4 +88,6 @@ def _norm(x: jax.Array) -> jax.Array:
 
 
 def _rescale(direction, target_norm, norm, eps):
-  return (direction * (target_norm / (norm + eps))).astype(direction.dtype)
+  divisor = norm + eps
+  factor = jnp.where(divisor > 0, target_norm / jnp.where(divisor > 0, divisor, 1.0), 0.0)
+  return (direction * factor).astype(direction.dtype)

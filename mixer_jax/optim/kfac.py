@@ -45,7 +45,6 @@ class ScaleByKfacState(NamedTuple):
 
 
 _DECAY_FROM = Option("first update that decays; None: 20 factor periods", 0, COUNT)
-_ARGUMENTS = ("learning_rate", "predict", "params", "batch")
 _BY_MODEL = "steps to the minimum of the quadratic model, times the learning rate"
 
 
@@ -59,7 +58,7 @@ def scale_by_kfac(
   factor_decay: curvature_options.FactorDecay = 0.95,
   factor_period: curvature_options.FactorPeriod = 10,
   inverse_period: curvature_options.InversePeriod = 100,
-  norm_constraint: float | None = None,
+  norm_constraint: curvature_options.NormConstraint = None,
   learning_rate: float | Schedule | None = None,
   identity_start: curvature_options.IdentityStart = True,
   likelihood: Any = "categorical",
@@ -157,7 +156,7 @@ def scale_by_kfac(
   curvature_options.check_decay("moment_decay", moment_decay, end=True)
   curvature_options.check_periods(factor_period=factor_period, inverse_period=inverse_period)
   own = dict(damping=damping, max_factor=max_factor, factor_fraction=factor_fraction)
-  curvature_options.check_ranges(scale_by_kfac, **own)
+  curvature_options.check_ranges(scale_by_kfac, **own, norm_constraint=norm_constraint)
   check_choice("precondition_dtype", precondition_dtype)
   check_choice("eigenvalues", eigenvalues)
   if norm_constraint is not None and learning_rate is None:
@@ -195,7 +194,7 @@ def scale_by_kfac(
     moments = {name: algebra.eigenvalues(pair) for name, pair in inverses.items() if corrected}
     return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses, moments)
 
-  def update_fn(updates, state, params=None, *, batch, rng=None, model_params=None, **extra):
+  def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, curvature.names)
     axes.check(axis_name)
     lam = extra.get("damping", damping)
@@ -242,6 +241,7 @@ def scale_by_kfac(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+@curvature_options.checked(scale_by_kfac, quadratic.levenberg_marquardt)
 def kfac(
   learning_rate: float | Schedule,
   predict: Callable[[Any, Any], Any],
@@ -252,7 +252,7 @@ def kfac(
   weight_decay: Annotated[float, Option("weight decay, after preconditioning", 0)] = 1e-4,
   decay_mask: Any = None,
   decay_from: Annotated[int | None, _DECAY_FROM] = None,
-  norm_constraint: Annotated[float | None, Option("kl_clip; 0 allows no step", 0)] = 1e-2,
+  norm_constraint: curvature_options.NormConstraint = 1e-2,
   factor_period: curvature_options.FactorPeriod = 10,
   quadratic_model: Annotated[bool, Option(_BY_MODEL)] = False,
   adaptive_damping: Annotated[bool, Option("damping by the Levenberg-Marquardt rule")] = False,
@@ -278,11 +278,6 @@ def kfac(
     adaptive_damping: see `quadratic.levenberg_marquardt`; the update then needs the extra
       argument `value_fn`, a function from parameters to the loss.
   """
-  allowed = [name for name in inspect.signature(kfac).parameters if name not in _ARGUMENTS]
-  if unknown := sorted(set(options) - set(allowed)):
-    raise TypeError(f"K-FAC has no option {unknown[0]!r}; allowed: {', '.join(allowed)}")
-  own = dict(momentum=momentum, decay_from=decay_from, norm_constraint=norm_constraint)
-  curvature_options.check_ranges(kfac, **own, weight_decay=weight_decay)
   curvature_options.check_mask(decay_mask)
   if decay_from is None:
     decay_from = 20 * factor_period
@@ -293,6 +288,7 @@ def kfac(
   rule = {k: options.pop(k) for k in options_lib.of(quadratic.levenberg_marquardt) if k in options}
   first = scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options)
   given = {k: p.default for k, p in inspect.signature(kfac).parameters.items()} | options
+  _check_model_options(given | rule, rule, quadratic_model, adaptive_damping, decays)
   model = functools.partial(quadratic.Model, predict, given["likelihood"], given["axis_name"])
   if quadratic_model:
     model = functools.partial(model, decay, decay_mask)
@@ -309,7 +305,19 @@ def kfac(
   return tx
 
 
-kfac.__signature__ = options_lib.signature(kfac, scale_by_kfac, quadratic.levenberg_marquardt)
+def _check_model_options(given, rule, quadratic_model, adaptive_damping, decays):
+  """Raises a ValueError for options that the quadratic model, or damping by it, would not heed."""
+  if rule and not adaptive_damping:
+    raise ValueError(f"{min(rule)} is {rule[min(rule)]}; it needs adaptive_damping=True")
+  if quadratic_model and decays and given["eigenvalues"] == "batch":
+    why = "second moments would be those of the gradient with its decay"
+    raise ValueError(f'quadratic_model with eigenvalues="batch" needs weight_decay=0: {why}')
+  inverses, changes = given["inverse_period"], given["damping_period"]
+  if adaptive_damping and given["damping_type"] == "factored" and inverses > changes:
+    raise ValueError(
+      f"inverse_period is {inverses}; adaptive_damping with damping_type='factored', which acts"
+      f" when inverses are renewed, allows 1 to damping_period, {changes}"
+    )
 
 
 def _constrain(directions, gradients, rate, norm_constraint):

@@ -115,7 +115,8 @@ def _dense_general(module: nn.DenseGeneral, x: jax.Array) -> Dense | Plain:
   inner, outer = len(axes), len(features)
 
   def inputs(x):
-    x = jnp.moveaxis(x, tuple(axes), range(-inner, 0))
+    # Linen sorts its axes: so are those of the kernel.
+    x = jnp.moveaxis(x, sorted(a % x.ndim for a in axes), range(-inner, 0))
     return x.reshape(*x.shape[:-inner], -1)
 
   outputs = lambda y: y.reshape(*y.shape[:-outer], -1)

@@ -128,7 +128,7 @@ def by_model(
     zeros = optax.tree.zeros_like(params)
     return ByModelState(jnp.zeros((), jnp.int32), precondition.init(params), zeros, jnp.zeros(2))
 
-  def update_fn(updates, state, params=None, *, batch, model_params=None, **extra):
+  def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, ())
     given = extra.pop("damping", damping)
     lam, rate = (x(state.count) if callable(x) else x for x in (given, learning_rate))
@@ -185,8 +185,8 @@ def levenberg_marquardt(
     first = jnp.asarray(damping, jnp.float32)
     return LevenbergMarquardtState(jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones(()))
 
-  def update_fn(updates, state, params=None, *, batch, value=None, value_fn=None, **extra):
-    if value_fn is None:
+  def update_fn(updates, state, params=None, *, batch=None, value=None, value_fn=None, **extra):
+    if not callable(value_fn):
       raise ValueError(
         "adaptive_damping needs the loss as a function of the parameters:"
         " tx.update(grads, state, params, batch=batch, value_fn=lambda params: loss)"

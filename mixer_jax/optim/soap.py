@@ -78,10 +78,8 @@ def scale_by_kfac_adam(
   factor_decay: curvature_options.FactorDecay = 0.8,
   factor_period: curvature_options.FactorPeriod = 10,
   basis_period: curvature_options.BasisPeriod = 20,
-  identity_start: curvature_options.IdentityStart = True,
   likelihood: Any = "categorical",
   estimation: curvature_options.Estimation = "sampled",
-  token_averaging: curvature_options.TokenAveraging = "published",
   plain: curvature_options.Plain = "",
   max_factor: curvature_options.MaxFactor = None,
   factor_fraction: curvature_options.FactorFraction = None,
@@ -116,7 +114,7 @@ def scale_by_kfac_adam(
     batch,
     likelihood=likelihood,
     estimation=estimation,
-    token_averaging=token_averaging,
+    token_averaging="expand",  # it does not act on eigenvectors
     plain=plain,
     max_factor=max_factor,
     axis_name=axis_name,
@@ -130,7 +128,6 @@ def scale_by_kfac_adam(
     factor_decay=factor_decay,
     factor_period=factor_period,
     basis_period=basis_period,
-    identity_start=identity_start,
     **options,
   )
 
@@ -161,10 +158,6 @@ def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]
 
   def estimate(blocks, gradients, params, batch, rng):
     del blocks, gradients
-    if batch is None:
-      raise ValueError(
-        "kfac_adam's update needs batch: tx.update(grads, state, params, batch=batch, rng=rng)"
-      )
     whole, some = whole_tree(params, curvature.names), part(batch)
     axes.check(axis_name)
     return axes.automatic(curvature.estimate, (whole, some))(whole, some, rng)

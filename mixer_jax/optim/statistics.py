@@ -126,9 +126,15 @@ def layers_of(
       continue
     names = _parameters(view, own[0].shapes)
     full = tuple("/".join(map(str, (*path, name))) for name in names)
-    listed = all(any(re.search(p, name) for p in patterns) for name in full)
-    if not names or listed or (isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"):
+    listed = [name for name in full if any(re.search(p, name) for p in patterns)]
+    unseen = isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"
+    if not names or unseen or len(listed) == len(full):
       continue
+    if listed:
+      raise ValueError(
+        f"plain has {', '.join(listed)} of a layer whose parameters have one block:"
+        f" {', '.join(full)}; allowed: all of them, or none"
+      )
     first = own[0]
     sums = _sums_of(view, first.shapes, max_factor)
     shared = any(

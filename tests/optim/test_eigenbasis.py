@@ -392,7 +392,7 @@ def test_mistakes_of_kfac_s_relatives_are_named():
   with pytest.raises(ValueError, match="factor_fraction is 2.0; allowed: 1e-06 to 1"):
     make(factor_fraction=2.0)
   tx = optim.scale_by_kfac_adam(predict, params, batch)
-  with pytest.raises(ValueError, match="kfac_adam's update needs batch"):
+  with pytest.raises(ValueError, match="the update needs batch: tx.update"):
     tx.update(grads, tx.init(params), params)
 
 

@@ -1,8 +1,11 @@
 """First-order chains against their equations in NumPy, as PyTorch has them."""
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from mixer_jax.optim import first_order
@@ -111,6 +114,33 @@ def newton_schulz(m):
     a = x @ x.T
     x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
   return x
+
+
+def test_muon_sees_the_matrices_of_attention():
+  """The update of 16x16 matrices has singular values near 1; biases and scales take Adam."""
+  x, keys = jnp.ones((2, 5, 16)), jax.random.split(jax.random.key(0))
+  attention = nn.MultiHeadDotProductAttention(num_heads=4)
+  params = jax.jit(attention.init)(keys[0], x)["params"]
+  grads = jax.tree.map(lambda p: jax.random.normal(keys[1], p.shape), params)
+  tx = first_order.muon(1.0, nesterov=False, rms=0.25, weight_decay=0.0)
+  updates = tx.update(grads, tx.init(params), params)[0]
+  for name in ("query", "key", "value", "out"):
+    values = np.linalg.svd(np.reshape(updates[name]["kernel"], (16, 16)), compute_uv=False)
+    assert values.min() > 0.5 and values.max() < 1.3
+    np.testing.assert_allclose(updates[name]["bias"], -np.sign(grads[name]["bias"]), rtol=1e-3)
+
+
+def test_muon_takes_dimension_numbers():
+  """Each layer of a stack gets the update that it gets alone."""
+  grads = {"kernel": np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)}
+  stacked = lambda params: {"kernel": optax.contrib.MuonDimensionNumbers(1, 2)}
+  update = lambda tx, grads: tx.update(grads, tx.init(grads), grads)[0]["kernel"]
+  found = update(first_order.muon(1.0, dimension_numbers=stacked), grads)
+  for i in range(3):
+    alone = update(first_order.muon(1.0), {"kernel": grads["kernel"][i]})
+    np.testing.assert_allclose(found[i], alone, rtol=1e-4, atol=1e-5)
+  with pytest.raises(ValueError, match="adam_paths is '[(]', no regular expression"):
+    first_order.muon(1.0, adam_paths="(")
 
 
 def test_muon():

@@ -84,6 +84,9 @@ def test_zero_and_tiny_directions_stay_finite():
   tx = optim.graft(optax.scale(2.0), identity)
   update = lambda g: tx.update(g, tx.init(g))[0]
   np.testing.assert_array_equal(update(jnp.zeros(3)), 0.0)
+  for scope in ("tensor", "global"):
+    bare = optim.graft(optax.scale(2.0), identity, scope=scope, eps=0.0)
+    np.testing.assert_array_equal(bare.update(jnp.zeros(3), bare.init(0.0))[0], 0.0)
   # Squares of 1e-30 underflow in float32; the norms must not.
   np.testing.assert_allclose(
     optim.graft(optax.scale(2.0), identity, eps=0.0).update(jnp.full(4, 1e-30), tx.init(0.0))[0],
@@ -95,3 +98,5 @@ def test_zero_and_tiny_directions_stay_finite():
 def test_unknown_scope_is_refused():
   with pytest.raises(ValueError, match="scope is 'layer'; allowed: tensor, global"):
     optim.graft(optax.sgd(1), optax.sgd(1), scope="layer")
+  with pytest.raises(ValueError, match="eps is -1; allowed: 0 or more"):
+    optim.graft(optax.sgd(1), optax.sgd(1), eps=-1)

@@ -25,6 +25,46 @@ def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
   close(updates["one"], others["one"], rtol=1e-6)
   with pytest.raises(ValueError, match="plain is '[(]', no regular expression"):
     optim.scale_by_kfac(predict, params, batch, plain=["("])
+  half = "plain has two/bias of a layer .* one block: two/kernel, two/bias; allowed: all of them"
+  for pattern in ("bias$", "^(one|two/bias)"):
+    with pytest.raises(ValueError, match=half if "two" in pattern else "plain has one/bias"):
+      optim.scale_by_kfac(predict, params, batch, plain=pattern)
+
+
+def test_arguments_in_another_order_and_a_forgotten_batch_are_named():
+  params, batch = problem()
+  for swapped in ((predict, params, batch, 0.1), (0.1, params, predict, batch)):
+    for make in (optim.kfac, optim.kfac_adam):
+      with pytest.raises(ValueError, match="predict is of type dict; allowed: a function of"):
+        make(*swapped)
+  grads = jax.grad(loss)(params, batch)
+  for tx in (optim.kfac(0.1, predict, params, batch), optim.kfac_adam(0.1, predict, params, batch)):
+    with pytest.raises(ValueError, match="the update needs batch: tx.update"):
+      tx.update(grads, tx.init(params), params)
+
+
+@pytest.mark.parametrize(
+  "option, message",
+  [
+    (dict(damping_decay=5.0), "damping_decay is 5.0; allowed: 0.01 to 1"),
+    (dict(damping_period=0), "damping_period is 0; allowed: 1 or more"),
+    (dict(quadratic_model="yes"), "quadratic_model is 'yes'; allowed: True or False"),
+    (dict(damping_period=3), "damping_period is 3; it needs adaptive_damping=True"),
+    (dict(norm_constraint=-1), "norm_constraint is -1; allowed: 0 or more"),
+    (
+      dict(quadratic_model=True, eigenvalues="batch"),
+      'quadratic_model with eigenvalues="batch" needs weight_decay=0',
+    ),
+    (
+      dict(adaptive_damping=True, damping_type="factored", inverse_period=6),
+      "inverse_period is 6; .* allows 1 to damping_period, 5",
+    ),
+  ],
+)
+def test_options_that_would_not_be_heeded_are_refused(option, message):
+  params, batch = problem()
+  with pytest.raises(ValueError, match=message):
+    optim.kfac(0.1, predict, params, batch, **option)
 
 
 def matrix(layer):

@@ -92,6 +92,11 @@ CASES = {
   "dense": (lambda: nn.Dense(4, name="layer"), (3, 5), [0]),
   "tokens": (lambda: nn.Dense(4, name="layer"), (3, 2, 5), [0]),
   "general": (lambda: nn.DenseGeneral((2, 3), axis=(1, 3), name="layer"), (3, 2, 4, 3), [0, 1]),
+  "general unsorted": (
+    lambda: nn.DenseGeneral(3, axis=(-1, 1), name="layer"),
+    (3, 2, 4, 3),
+    [0, 1],
+  ),
   "general axis 1": (lambda: nn.DenseGeneral(4, axis=1, name="layer"), (3, 5, 2), [0]),
   "einsum": (lambda: nn.Einsum((4, 2, 5), "bti,oki->btko", name="layer"), (3, 2, 5), [2]),
   "conv": (lambda: nn.Conv(2, (3, 3), strides=(2, 1), name="layer"), (3, 4, 5, 2), [0, 1, 2]),
