@@ -63,6 +63,13 @@ def check_choice(option: str, value: str) -> None:
     raise ValueError(f"{option} is {value!r}; allowed: {', '.join(CHOICES[option])}")
 
 
+def check_refresh(refresh: str, tolerance: float | None) -> None:
+  """Raises a ValueError for an unknown way to renew a basis, or a tolerance without "qr"."""
+  check_choice("refresh", refresh)
+  if tolerance is not None and refresh == "eigh":
+    raise ValueError(f'tolerance is {tolerance}; it needs refresh="qr"')
+
+
 def check_decay(name: str, value: Any, high: float = 1.0, end: bool = False) -> None:
   """Raises a ValueError for a number outside of [0, high), or [0, high] with its end."""
   known = isinstance(value, int | float)  # not traced

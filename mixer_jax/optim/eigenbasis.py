@@ -93,12 +93,10 @@ def in_basis(
   Raises:
     ValueError: an option out of range.
   """
-  curvature_options.check_choice("refresh", refresh)
+  curvature_options.check_refresh(refresh, tolerance)
   curvature_options.check_choice("precondition_dtype", precondition_dtype)
   curvature_options.check_decay("factor_decay", factor_decay)
   curvature_options.check_periods(factor_period=factor_period, basis_period=basis_period)
-  if tolerance is not None and refresh == "eigh":
-    raise ValueError(f'tolerance is {tolerance}; it needs refresh="qr"')
   inner = optax.with_extra_args_support(inner)
   turn = lambda blocks, gradients, basis: {
     b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], precondition_dtype)

@@ -67,6 +67,8 @@ def scale_by_kfac(
   norms: curvature_options.Norms = "gradient",
   plain: curvature_options.Plain = "",
   max_factor: curvature_options.MaxFactor = None,
+  refresh: curvature_options.Refresh = "eigh",
+  tolerance: curvature_options.Tolerance = None,
   eigenvalues: curvature_options.Eigenvalues = "factors",
   moment_decay: curvature_options.MomentDecay = 0.95,
   factor_fraction: curvature_options.FactorFraction = None,
@@ -125,6 +127,10 @@ def scale_by_kfac(
       curvature ("^head/"). "": none.
     max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes);
       None is 8,192.
+    refresh: "eigh" decomposes each factor anew, "qr", with exact damping, makes one warm-started
+      step of orthogonal iteration, much faster where matrices are large.
+    tolerance: of "qr": a basis stays where this part of the factor, or less, is off the diagonal
+      in it.
     eigenvalues: "factors" takes the products of the eigenvalues of A and G; "batch" and
       "examples" replace them by second moments of gradients in the eigenbasis, see `ekfac.py`.
     moment_decay: of the averages of these second moments.
@@ -174,8 +180,10 @@ def scale_by_kfac(
     axis_name=axis_name,
   )
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
-  if corrected and not exact:
-    raise ValueError(f'eigenvalues={eigenvalues!r} needs damping_type="exact"')
+  curvature_options.check_refresh(refresh, tolerance)
+  if not exact and (corrected or refresh == "qr"):
+    option = f"eigenvalues={eigenvalues!r}" if corrected else 'refresh="qr"'
+    raise ValueError(f'{option} needs damping_type="exact"')
   periods = factor_period, inverse_period
   known = all(isinstance(period, int) for period in periods)
   if eigenvalues == "examples" and known and factor_period % inverse_period == 0:
@@ -210,7 +218,10 @@ def scale_by_kfac(
       return factors, ekfac.averaged(state.second_moments, squares, moment_decay)
 
     def inverted():
-      inverses = invert({name: factors[name] for name in state.inverses}, lam, mesh)
+      matrices = {name: factors[name] for name in state.inverses}
+      anew = lambda: invert(matrices, lam, mesh)
+      warm = lambda: algebra.warm_started_bases(matrices, state.inverses, tolerance, mesh)[0]
+      inverses = anew() if refresh == "eigh" else jax.lax.cond(state.count == 0, anew, warm)
       return inverses, {name: algebra.eigenvalues(inverses[name]) for name in moments}
 
     factors, moments = jax.lax.cond(

@@ -80,7 +80,7 @@ def scale_by_kfac_adam(
   basis_period: curvature_options.BasisPeriod = 20,
   likelihood: Any = "categorical",
   estimation: curvature_options.Estimation = "sampled",
-  plain: curvature_options.Plain = "",
+  plain: Annotated[str, Option("regular expression of parameter paths without a basis")] = "",
   max_factor: curvature_options.MaxFactor = None,
   factor_fraction: curvature_options.FactorFraction = None,
   axis_name: Any = None,

@@ -1,5 +1,7 @@
 """The K-FAC transform against dense algebra, NumPy and kfac-jax itself."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -289,3 +291,28 @@ def test_mistakes_are_refused():
     build(estimation="mc")
   with pytest.raises(ValueError, match="norm_constraint needs the learning_rate"):
     build(norm_constraint=0.1)
+
+
+def test_warm_started_inverses_follow_the_decomposition():
+  """On other data than the first the basis turns to theirs, unless the tolerance is large."""
+  (params, first_batch), (_, batch) = problem(32), problem(32, seed=1)
+  grads, rng = jax.grad(loss)(params, batch), jax.random.key(0)
+  options = dict(estimation="exact", damping=1e-3, factor_decay=0.0, factor_period=1)
+
+  def updates(**more):
+    make = functools.partial(optim.scale_by_kfac, predict, params, first_batch, inverse_period=1)
+    tx = make(**options, **more)
+    step = jax.jit(lambda state, batch: tx.update(grads, state, params, batch=batch, rng=rng))
+    one, state = step(tx.init(params), first_batch)
+    for _ in range(300):
+      two, state = step(state, batch)
+    return [jnp.concatenate([x.ravel() for x in jax.tree.leaves(u)]) for u in (one, two)]
+
+  anew, warm, kept = updates(), updates(refresh="qr"), updates(refresh="qr", tolerance=1.0)
+  far = lambda x, y: np.linalg.norm(x - y) / np.linalg.norm(y)
+  assert far(warm[0], anew[0]) < 1e-5 and far(kept[0], anew[0]) < 1e-5
+  assert far(warm[1], anew[1]) < 1e-2 < 0.1 < far(kept[1], anew[1])
+  with pytest.raises(ValueError, match='refresh="qr" needs damping_type="exact"'):
+    updates(refresh="qr", damping_type="factored")
+  with pytest.raises(ValueError, match='tolerance is 0.1; it needs refresh="qr"'):
+    updates(tolerance=0.1)

@@ -18,7 +18,10 @@ from mixer_jax.training.trainer import Trainer
 from tests import children
 from tests.conftest import optimizer_of, waves
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("kfac", "graft")]
+SLOW = [
+  pytest.param(name, marks=pytest.mark.slow)
+  for name in ("kfac", "graft", "kfac_adam", "soap", "shampoo")
+]
 
 
 @pytest.mark.parametrize("name", ["adam", *SLOW])
