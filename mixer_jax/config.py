@@ -43,6 +43,9 @@ class Run:
   keep_checkpoints: Annotated[
     int, Option("latest checkpoints that stay, beside the best", 2, COUNT, free=True)
   ] = 2
+  save_best: Annotated[
+    bool, Option("also save at each evaluation that is the best so far", free=True)
+  ] = True
   steps_per_dispatch: Annotated[
     int, Option("most steps a call of the program; 0: 1 on a CPU, else 16", 0, COUNT, free=True)
   ] = 0

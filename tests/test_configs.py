@@ -219,6 +219,7 @@ def test_fields_that_may_differ_when_a_run_is_resumed():
     "eval_batch_size", "steps_per_dispatch", "on_nonfinite", "require_accelerator",
     "mesh.data", "mesh.model", "model.remat", "data.dir", "data.cache_dir", "data.stream",
     "data.workers", "data.read_ahead", "data.test_sets", "data.test_labels", "keep_checkpoints",
+    "save_best",
   }  # fmt: skip
   assert config_lib.free_fields(config_lib.default()) == free
   outside = config_lib.free_fields(ml_collections.ConfigDict(dict(task="docs.own_task:Derivative")))

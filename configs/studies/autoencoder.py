@@ -45,6 +45,7 @@ def config(optimizer):
   config.optimizer = config_lib.optimizer(optimizer, rule.learning_rate[0], **rule.settings)
   config.num_epochs = config.checkpoint_epochs = rule.epochs
   config.eval_epochs = rule.epochs / 100
+  config.save_best = False  # a hundred times, it would take as long as the steps of K-FAC
   return config
 
 

@@ -147,7 +147,8 @@ def _loop(
         print(row_line(row, run.clock.num_steps, metrics, list(scorers)), flush=True)
         score = row[f"{run.selection}/{metrics[0].name}"]
         score = score if metrics[0].higher_is_better else -score
-        improved = row[f"{run.selection}/best_step"] == trainer.step
+        best = row[f"{run.selection}/best_step"] == trainer.step
+        improved = best and run.config.save_best
       if run.clock.evaluates(trainer.step) or run.clock.saves(trainer.step):
         complaint = run.task.complaint(trainer.state.variables)
       saved.check()

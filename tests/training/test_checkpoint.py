@@ -233,3 +233,20 @@ def test_the_mean_of_the_latest_checkpoints(tmp_path):
   for which in ("mean:5", "mean:0", "mean:-1", "mean:", "mean:2.0"):
     with pytest.raises(UserError, match=f"'{which}'; allowed: mean:1 to mean:4 in .*keep_checkp"):
       restore.restore(path, which)
+
+
+@pytest.mark.parametrize("save_best", [True, False])
+def test_the_best_is_saved_out_of_turn_only_if_asked_for(save_best, tmp_path):
+  """A run whose error falls at every evaluation, with one checkpoint in its turn: the last."""
+  config = waves("adam", num_epochs=3, checkpoint_epochs=3.0, save_best=save_best)
+  steps = []
+  with pytest.MonkeyPatch.context() as patch:
+    save = checkpoint.Checkpoints.save
+    record = lambda self, step, *rest: (steps.append(step), save(self, step, *rest))[1]
+    patch.setattr(checkpoint.Checkpoints, "save", record)
+    loop.train(config, tmp_path)
+  rows = metrics_file.read(tmp_path)
+  improved = [row["step"] for row in rows if row["test/best_step"] == row["step"]]
+  assert len(improved) > 1
+  assert steps == (sorted({*improved, rows[-1]["step"]}) if save_best else [rows[-1]["step"]])
+  assert evaluate.evaluate(tmp_path, "best")
