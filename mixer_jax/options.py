@@ -122,7 +122,7 @@ def signature(outer: Callable, *inner: Callable) -> inspect.Signature:
   Tools that look at it (`help`, `optax.inject_hyperparams`, a config) then find every option.
   """
   own = dict(inspect.signature(outer).parameters)
-  own.pop("options")
+  own.pop("options", None)
   keywords = [p for f in inner for p in inspect.signature(f).parameters.values()]
   inherited = [p for p in keywords if p.kind == p.KEYWORD_ONLY and p.name not in own]
   return inspect.Signature([*own.values(), *inherited])

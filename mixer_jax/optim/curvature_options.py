@@ -70,20 +70,6 @@ def check_refresh(refresh: str, tolerance: float | None) -> None:
     raise ValueError(f'tolerance is {tolerance}; it needs refresh="qr"')
 
 
-def check_decay(name: str, value: Any, high: float = 1.0, end: bool = False) -> None:
-  """Raises a ValueError for a number outside of [0, high), or [0, high] with its end."""
-  known = isinstance(value, int | float)  # not traced
-  if known and not (0 <= value < high or (end and value == high)):
-    raise ValueError(f"{name} is {value}; it must be in [0, {high:g}{']' if end else ')'}")
-
-
-def check_periods(**periods: Any) -> None:
-  """Raises a ValueError for a period that is no whole number of 1 or more."""
-  for name, period in periods.items():
-    if isinstance(period, int | float) and (period < 1 or period != round(period)):
-      raise ValueError(f"{name} is {period}; it must be a whole number, at least 1")
-
-
 def check_ranges(function: Callable, **values: Any) -> None:
   """Raises a ValueError for a number or text that an annotated option of a function does not take.
 

@@ -51,6 +51,7 @@ class Source(NamedTuple):
   after: bool
 
 
+@curvature_options.checked()
 def in_basis(
   inner: optax.GradientTransformation,
   others: optax.GradientTransformation,
@@ -94,9 +95,6 @@ def in_basis(
     ValueError: an option out of range.
   """
   curvature_options.check_refresh(refresh, tolerance)
-  curvature_options.check_choice("precondition_dtype", precondition_dtype)
-  curvature_options.check_decay("factor_decay", factor_decay)
-  curvature_options.check_periods(factor_period=factor_period, basis_period=basis_period)
   inner = optax.with_extra_args_support(inner)
   turn = lambda blocks, gradients, basis: {
     b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], precondition_dtype)

@@ -17,7 +17,6 @@ import optax
 from mixer_jax import options as options_lib
 from mixer_jax.optim import algebra, axes, curvature_options, ekfac, quadratic
 from mixer_jax.optim.block_trees import by_path, covered_by, whole_tree, with_directions
-from mixer_jax.optim.curvature_options import check_choice
 from mixer_jax.optim.factors import averaged, curvature_of, some_of
 from mixer_jax.options import COUNT, Option
 
@@ -48,6 +47,7 @@ _DECAY_FROM = Option("first update that decays; None: 20 factor periods", 0, COU
 _BY_MODEL = "steps to the minimum of the quadratic model, times the learning rate"
 
 
+@curvature_options.checked()
 def scale_by_kfac(
   predict: Callable[[Any, Any], Any],
   params: Any,
@@ -127,10 +127,9 @@ def scale_by_kfac(
       curvature ("^head/"). "": none.
     max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes);
       None is 8,192.
-    refresh: "eigh" decomposes each factor anew, "qr", with exact damping, makes one warm-started
-      step of orthogonal iteration, much faster where matrices are large.
-    tolerance: of "qr": a basis stays where this part of the factor, or less, is off the diagonal
-      in it.
+    refresh: "eigh" decomposes each factor anew; "qr", with exact damping, makes one warm-started
+      step of orthogonal iteration.
+    tolerance: see `algebra.warm_started_bases`.
     eigenvalues: "factors" takes the products of the eigenvalues of A and G; "batch" and
       "examples" replace them by second moments of gradients in the eigenbasis, see `ekfac.py`.
     moment_decay: of the averages of these second moments.
@@ -155,16 +154,6 @@ def scale_by_kfac(
       parameter that no block covers.
     ImportError: the installed kfac-jax does not work with the installed JAX.
   """
-  if isinstance(damping, int | float) and not damping > 0:
-    raise ValueError(f"damping is {damping}; it must be above 0")
-  check_choice("damping_type", damping_type)
-  curvature_options.check_decay("factor_decay", factor_decay)
-  curvature_options.check_decay("moment_decay", moment_decay, end=True)
-  curvature_options.check_periods(factor_period=factor_period, inverse_period=inverse_period)
-  own = dict(damping=damping, max_factor=max_factor, factor_fraction=factor_fraction)
-  curvature_options.check_ranges(scale_by_kfac, **own, norm_constraint=norm_constraint)
-  check_choice("precondition_dtype", precondition_dtype)
-  check_choice("eigenvalues", eigenvalues)
   if norm_constraint is not None and learning_rate is None:
     raise ValueError("norm_constraint needs the learning_rate that the chain applies")
   curvature = curvature_of(
@@ -299,7 +288,7 @@ def kfac(
   rule = {k: options.pop(k) for k in options_lib.of(quadratic.levenberg_marquardt) if k in options}
   first = scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options)
   given = {k: p.default for k, p in inspect.signature(kfac).parameters.items()} | options
-  _check_model_options(given | rule, rule, quadratic_model, adaptive_damping, decays)
+  quadratic.check_options(given | rule, rule, quadratic_model, adaptive_damping, decays)
   model = functools.partial(quadratic.Model, predict, given["likelihood"], given["axis_name"])
   if quadratic_model:
     model = functools.partial(model, decay, decay_mask)
@@ -314,21 +303,6 @@ def kfac(
   if adaptive_damping:
     return quadratic.levenberg_marquardt(tx, model(), given["damping"], **rule)
   return tx
-
-
-def _check_model_options(given, rule, quadratic_model, adaptive_damping, decays):
-  """Raises a ValueError for options that the quadratic model, or damping by it, would not heed."""
-  if rule and not adaptive_damping:
-    raise ValueError(f"{min(rule)} is {rule[min(rule)]}; it needs adaptive_damping=True")
-  if quadratic_model and decays and given["eigenvalues"] == "batch":
-    why = "second moments would be those of the gradient with its decay"
-    raise ValueError(f'quadratic_model with eigenvalues="batch" needs weight_decay=0: {why}')
-  inverses, changes = given["inverse_period"], given["damping_period"]
-  if adaptive_damping and given["damping_type"] == "factored" and inverses > changes:
-    raise ValueError(
-      f"inverse_period is {inverses}; adaptive_damping with damping_type='factored', which acts"
-      f" when inverses are renewed, allows 1 to damping_period, {changes}"
-    )
 
 
 def _constrain(directions, gradients, rate, norm_constraint):

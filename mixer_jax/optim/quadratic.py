@@ -217,6 +217,30 @@ def levenberg_marquardt(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def check_options(
+  given: dict[str, Any],
+  rule: dict[str, Any],
+  quadratic_model: bool,
+  adaptive_damping: bool,
+  decays: bool,
+) -> None:
+  """Raises a ValueError for options of K-FAC that the model, or damping by it, would not heed.
+
+  `given` are all options, `rule` those of `levenberg_marquardt` that were set.
+  """
+  if rule and not adaptive_damping:
+    raise ValueError(f"{min(rule)} is {rule[min(rule)]}; it needs adaptive_damping=True")
+  if quadratic_model and decays and given["eigenvalues"] == "batch":
+    why = "second moments would be those of the gradient with its decay"
+    raise ValueError(f'quadratic_model with eigenvalues="batch" needs weight_decay=0: {why}')
+  inverses, changes = given["inverse_period"], given["damping_period"]
+  if adaptive_damping and given["damping_type"] == "factored" and inverses > changes:
+    raise ValueError(
+      f"inverse_period is {inverses}; adaptive_damping with damping_type='factored', which acts"
+      f" when inverses are renewed, allows 1 to damping_period, {changes}"
+    )
+
+
 def minimum(products: jax.Array, slopes: jax.Array) -> jax.Array:
   """The w [2] that minimises w^T products w / 2 + slopes^T w; 0 for a vector that adds nothing."""
   over = lambda x, y: jnp.where(y > 0, x / jnp.where(y > 0, y, 1.0), 0.0)

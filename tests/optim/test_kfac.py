@@ -281,7 +281,7 @@ def test_norm_constraint_bounds_the_step():
 def test_mistakes_are_refused():
   params, batch = problem()
   build = lambda **kw: optim.scale_by_kfac(predict, params, batch, **kw)
-  with pytest.raises(ValueError, match="damping is 0.0; it must be above 0"):
+  with pytest.raises(ValueError, match="damping is 0.0; allowed: 1e-37 or more"):
     build(damping=0.0)
   with pytest.raises(ValueError, match="damping_type is 'tikhonov'; allowed: exact, factored"):
     build(damping_type="tikhonov")

@@ -165,7 +165,7 @@ def test_mistakes_of_update_are_one_line():
 @pytest.mark.parametrize(
   "option, told",
   [
-    (dict(factor_period=2.5), "factor_period is 2.5; it must be a whole number, at least 1"),
+    (dict(factor_period=2.5), "factor_period is 2.5; allowed: an integer"),
     (dict(momentum=-0.5), "momentum is -0.5; allowed: 0 to 0.99999"),
     (dict(norm_constraint=-1.0), "norm_constraint is -1.0; allowed: 0 or more"),
     (dict(max_factor=-1), "max_factor is -1; allowed: 1 or more"),
