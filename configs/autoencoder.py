@@ -21,11 +21,10 @@ OPTIMIZERS = {
     norm_constraint=1.2e-3,
     factor_decay=0.8,
     factor_period=5,
-    factor_fraction=0.25,
     inverse_period=20,
     weight_decay=0.0,
   ),
-  "kfac_adam": dict(learning_rate=1.8e-3, b2=0.9, factor_period=5, factor_fraction=0.25),
+  "kfac_adam": dict(learning_rate=1.8e-3, b2=0.9, factor_period=5),
   "adam": dict(learning_rate=3.2e-3),
   "sgd": dict(learning_rate=8e-4, momentum=0.96),
 }
@@ -58,4 +57,6 @@ def get_config(choice="sample,kfac"):
     group = next((g for g in (config.model, config.data) if field in g), config)
     group[field] = value
   config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
+  if name == "sample" and optimizer.startswith("kfac"):
+    config.optimizer.factor_fraction = 0.25  # enough examples for its factors of 257 rows
   return config
