@@ -83,26 +83,6 @@ def over_tokens(
   return jnp.swapaxes(layer(jnp.swapaxes(x, 1, 2)), 1, 2)[:, :tokens]
 
 
-class MlpBlock(nn.Module):
-  """Dense to `mlp_dim`, GELU, Dense back to the input's width; dropout after each dense layer."""
-
-  mlp_dim: int
-  dropout_rate: float = 0.0
-  gelu: str = "tanh"
-  dtype: Any = "float32"
-  kernel_init: Any = nn.initializers.lecun_normal()
-
-  @nn.compact
-  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [..., dim] to [..., dim]; needs the rng "dropout" if it drops."""
-    dim = x.shape[-1]
-    x = Dense(self.mlp_dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
-    x = gelu(x, self.gelu)
-    x = Dropout(self.dropout_rate, deterministic=not train)(x)
-    x = Dense(dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
-    return Dropout(self.dropout_rate, deterministic=not train)(x)
-
-
 class Dropout(nn.Module):
   """Sets a share `rate` of the values of an array to 0 and divides the others by 1 - rate.
 
@@ -127,6 +107,26 @@ class Dropout(nn.Module):
     threshold = int(low) + jax.random.bernoulli(threshold_key, rest, (*x.shape[:-1], 1))
     keep = drawn[..., : x.shape[-1]] >= threshold
     return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
+
+
+class MlpBlock(nn.Module):
+  """Dense to `mlp_dim`, GELU, Dense back to the input's width; dropout after each dense layer."""
+
+  mlp_dim: int
+  dropout_rate: float = 0.0
+  gelu: str = "tanh"
+  dtype: Any = "float32"
+  kernel_init: Any = nn.initializers.lecun_normal()
+
+  @nn.compact
+  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps [..., dim] to [..., dim]; needs the rng "dropout" if it drops."""
+    dim = x.shape[-1]
+    x = Dense(self.mlp_dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
+    x = gelu(x, self.gelu)
+    x = Dropout(self.dropout_rate, deterministic=not train)(x)
+    x = Dense(dim, kernel_init=self.kernel_init, dtype=self.dtype)(x)
+    return Dropout(self.dropout_rate, deterministic=not train)(x)
 
 
 class Affine(nn.Module):
