@@ -226,15 +226,19 @@ def check_options(
 ) -> None:
   """Raises a ValueError for options of K-FAC that the model, or damping by it, would not heed.
 
-  `given` are all options, `rule` those of `levenberg_marquardt` that were set.
+  `given` are all options, `rule` those of `levenberg_marquardt` that were set. Arrays, which
+  `optax.inject_hyperparams` makes of defaults as well, are not looked at.
   """
-  if rule and not adaptive_damping:
-    raise ValueError(f"{min(rule)} is {rule[min(rule)]}; it needs adaptive_damping=True")
+  known = lambda value: isinstance(value, int | float)
+  unused = [] if adaptive_damping else [name for name in rule if known(rule[name])]
+  if unused:
+    raise ValueError(f"{unused[0]} is {rule[unused[0]]}; it needs adaptive_damping=True")
   if quadratic_model and decays and given["eigenvalues"] == "batch":
     why = "second moments would be those of the gradient with its decay"
     raise ValueError(f'quadratic_model with eigenvalues="batch" needs weight_decay=0: {why}')
   inverses, changes = given["inverse_period"], given["damping_period"]
-  if adaptive_damping and given["damping_type"] == "factored" and inverses > changes:
+  factored = adaptive_damping and given["damping_type"] == "factored"
+  if factored and known(inverses) and known(changes) and inverses > changes:
     raise ValueError(
       f"inverse_period is {inverses}; adaptive_damping with damping_type='factored', which acts"
       f" when inverses are renewed, allows 1 to damping_period, {changes}"

@@ -134,7 +134,6 @@ def test_manual_axes(how):
     update(None)
 
 
-@pytest.mark.thorough
 def test_hyperparameters_may_be_traced_and_injected():
   params, batch = problem()
   plain = first(optim.kfac(0.1, predict, params, batch, **EXACT), params, batch)
