@@ -1,4 +1,4 @@
-"""Burgers' equation: Galerkin attention and FNO with four equally tuned optimizers.
+"""Burgers' equation: Galerkin attention and FNO with five equally tuned optimizers.
 
   python -m mixer_jax.study --study=configs/studies/burgers.py --workdir=DIR
 
@@ -34,14 +34,22 @@ _SETTINGS = {
 # Lowest and highest values; logarithms are drawn uniformly.
 _ADAM = {"learning_rate": (3e-4, 1e-2)}
 _KFAC = {"learning_rate": (1e-3, 1e-1), "damping": (1e-4, 1e-1)}
-_SEARCH = {"adam": _ADAM, "kfac": _KFAC, "ekfac": _KFAC, "kfac_adam": _ADAM}
+_GRAFT = {"magnitude.learning_rate": (3e-4, 1e-2), "direction.damping": (1e-4, 1e-1)}
+_SEARCH = {"adam": _ADAM, "kfac": _KFAC, "ekfac": _KFAC, "kfac_adam": _ADAM, "graft": _GRAFT}
 
 
 def config(operator, optimizer):
   config = study.read_config(_HERE.parent / "burgers.py", f"{operator}_1d")
-  name = "kfac" if optimizer == "ekfac" else optimizer
-  config.optimizer = config_lib.optimizer(name, 1e-3, weight_decay=0.0, **_SETTINGS[optimizer])
+  if optimizer == "graft":  # Adam's lengths, K-FAC's directions
+    config.optimizer = config_lib.grafted(*(_settings(side) for side in ("adam", "kfac")))
+  else:
+    config.optimizer = _settings(optimizer)
   return config
+
+
+def _settings(optimizer):
+  name = "kfac" if optimizer == "ekfac" else optimizer
+  return config_lib.optimizer(name, 1e-3, weight_decay=0.0, **_SETTINGS[optimizer])
 
 
 def _candidates(optimizer):

@@ -29,7 +29,7 @@ SIZES = {
   "sick": 5 * 3,
   "sst2_optimizers": 4 * 6 + 4 * 3,
   "mlm_optimizers": 4 * 6 + 4 * 3,
-  "burgers": 2 * 4 * 6 + 2 * 4 * 3,
+  "burgers": 2 * 5 * 6 + 2 * 5 * 3,
   "operators": 6 * 2 * 3,
   "darcy": 5 * 2 * 3,
   "recipes": 5 * 3,
