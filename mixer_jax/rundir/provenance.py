@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 from importlib import metadata
+import itertools
 import os
 import pathlib
 import re
@@ -79,6 +80,16 @@ def check_data(directory: pathlib.Path, examples: int) -> None:
     case [*_, {"data": {"train": int(before)}}] if before != examples:
       had = f"{directory} was trained on {before:,} examples, and the training set has {examples:,}"
       raise UserError(f"{had}: take the same data to resume, or another --workdir")
+
+
+def check_classes(directory: pathlib.Path, names: Sequence[str]) -> None:
+  """A UserError if a label means another class in the data than in the run's record."""
+  if not names or not (trained := class_names(directory)):
+    return
+  for label, (own, other) in enumerate(itertools.zip_longest(trained, names)):
+    if own != other:
+      what = f"label {label} is {own!r} in {directory} and {other!r} in the data (None: no class)"
+      raise UserError(f"{what}: give the data the same classes in the same order")
 
 
 def commit() -> str | None:

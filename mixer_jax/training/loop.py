@@ -64,6 +64,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     processes.lead(lambda: directory_lib.store_config(directory, config, started))
     if started:
       processes.lead(lambda: provenance.check_data(directory, len(run.datasets["train"])))
+      processes.lead(lambda: provenance.check_classes(directory, run.task.class_names))
     else:
       files = tasks.find(config.task).files(config)
       processes.lead(lambda: directory_lib.keep_files(directory, files))

@@ -12,6 +12,7 @@ from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
+from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.state import AVERAGES, averages, evaluated
@@ -37,7 +38,7 @@ def restore(
   "mean:5" is the latest with the mean of the parameters of the five latest, as in "Attention is all
   you need" (Vaswani et al., 2017, Section 6.1). `data_dir` and further fields of `data` replace the
   config's, unless they are None; so do `overrides`, "field=value", of fields on which training does
-  not depend. A UserError: no run, no such checkpoint, no data, or another field.
+  not depend. A UserError: no run, no such checkpoint, no data, other classes, or another field.
   """
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
@@ -51,6 +52,7 @@ def restore(
   _steps(saved, which)  # a missing one is told before data are read
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config)
+  provenance.check_classes(directory, run.task.class_names)
   config.batch_size = batch_size
   run = dataclasses.replace(run)  # whose order and clock are those of this size
   averaged = averages(run.variable_shapes) if config.ema_decay else {}

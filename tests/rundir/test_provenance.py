@@ -8,6 +8,7 @@ import sys
 import jax
 import pytest
 
+from mixer_jax.errors import UserError
 from mixer_jax.rundir import provenance
 
 
@@ -24,6 +25,21 @@ def test_sessions_of_a_run(tmp_path):
   assert first["data"] == {"name": "npz", "train": 256, "test": 90}
   assert first["device"]["platform"] == "cpu" and first["device"]["count"] == 2
   assert first["versions"]["jax"] == jax.__version__
+
+
+def test_classes_in_another_order_are_refused(tmp_path):
+  provenance.check_classes(tmp_path, ("cat", "dog"))  # nothing is recorded
+  with provenance.session(tmp_path, 0, 1, {"train": 1}, ("cat", "dog")):
+    provenance.check_classes(tmp_path, ["cat", "dog"])
+    provenance.check_classes(tmp_path, ())
+    for names, line in {
+      ("a_dog", "cat"): "label 0 is 'cat' in .* and 'a_dog' in the data",
+      ("cat", "cow"): "label 1 is 'dog' in .* and 'cow' in the data",
+      ("cat", "dog", "eel"): "label 2 is None in .* and 'eel' in the data",
+      ("cat",): "label 1 is 'dog' in .* and None in the data",
+    }.items():
+      with pytest.raises(UserError, match=line):
+        provenance.check_classes(tmp_path, names)
 
 
 def git(path, *args):
