@@ -30,7 +30,7 @@ class ArraysFile:
     except ValueError as error:
       raise UserError(f"data.dir={path!r}: cannot be read: {error}; {_ALLOWED}") from error
     if "class_names" in self._file.names:
-      self.class_names = tuple(map(str, self._array("class_names").ravel()))
+      self.class_names = self._names(self._array("class_names").ravel())
     else:
       self.class_names = tuple(map(str, range(self.read(base).labels.max() + 1)))
 
@@ -47,6 +47,17 @@ class ArraysFile:
     if why:
       raise UserError(f"{self._path}: {why}; {_ALLOWED}")
     return base_split.Base(images, labels.astype(np.int32))
+
+  def _names(self, found: np.ndarray) -> tuple[str, ...]:
+    with told(f"{self._path}: class_names is not UTF-8", UnicodeError):
+      names = np.char.decode(found, "utf-8") if found.dtype.kind == "S" else found.astype(str)
+    unique, counts = np.unique(names, return_counts=True)
+    if len(unique) < len(names):
+      twice = str(unique[counts.argmax()])
+      raise UserError(
+        f"{self._path}: class_names has {twice!r} {counts.max()} times; allowed: once"
+      )
+    return tuple(names.tolist())
 
   def _array(self, name: str) -> np.ndarray:
     names = self._file.names

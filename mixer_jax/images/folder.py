@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 from typing import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 from mixer_jax.data import cache, splits
 from mixer_jax.errors import UserError
 
+_LOG = logging.getLogger(__name__)
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 LAYOUT = "an image folder has the layout ROOT/{train,test}/CLASS/IMAGE"
 _ENDINGS = f"images end in {', '.join(EXTENSIONS)}"
@@ -46,6 +48,10 @@ class Folder:
       images = [x for x in listed(place / name) if x.lower().endswith(EXTENSIONS)]
       if not images and base == self._train_base:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
+      if name and (inner := listed(place / name, folders=True)):
+        _LOG.warning("%s: not read; %s", place / name / inner[0], LAYOUT)
+      if not images:
+        _LOG.warning("%s: no images in this class folder; %s", place / name, _ENDINGS)
       names += [os.fsencode(os.path.join(name, image)) for image in images]
       labels += [known.index(name)] * len(images)
     if not names:

@@ -119,7 +119,7 @@ def _class_names(name: str, features: Any) -> tuple[str, ...]:
 
 def _open(data: ImageData, train_base: str) -> Source:
   if data.name == "npz":
-    return arrays_file.ArraysFile(data.dir)
+    return arrays_file.ArraysFile(data.dir, train_base)
   if path := toronto.find(data.name, data.dir):
     data.check_arrays("Toronto's archive")
     return toronto.Toronto(data.name, path)

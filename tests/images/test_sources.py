@@ -305,6 +305,18 @@ def test_npz(tmp_path):
   )
   config, _ = _npz(tmp_path, class_names=np.array(["a", "b", "c", "d"]))
   assert load(config).class_names == ("a", "b", "c", "d")
+  config, _ = _npz(tmp_path, class_names=np.array([b"a", b"\xc3\xa4", b"c"]))
+  assert load(config).class_names == ("a", "ä", "c")
+
+
+def test_an_npz_without_arrays_named_train(tmp_path):
+  config, arrays = _npz(tmp_path)
+  np.savez(
+    tmp_path / "all.npz", all_images=arrays["train_images"], all_labels=arrays["train_labels"]
+  )
+  fields = dict(dir=str(tmp_path / "all.npz"), train_split="all[:60%]", test_split="all[60%:]")
+  dataset = load(dataclasses.replace(config, **fields))
+  assert (len(dataset.train.labels), len(dataset.test.labels)) == (6, 4)
 
 
 @pytest.mark.parametrize(
