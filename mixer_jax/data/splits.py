@@ -51,21 +51,27 @@ def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tup
 
 
 def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
-  """Refuses a "validation" split that shares examples with "train", and warns of a test split.
+  """Refuses a split that takes an example twice and a "validation" split that shares some with "train".
+
+  It warns of a test split that shares examples with "train" or "validation". "train" may repeat its own.
 
   Args:
     parts: of each split, by its name.
     specs: the split strings that they come from, by the same names.
   """
   for name, chosen in parts.items():
-    shared = [base for base, rows in chosen if _overlap(base, rows, parts["train"])]
-    if name == "train" or not shared:
-      continue
-    where = f"shares examples of {shared[0]!r} with data.train_split={specs['train']!r}"
-    if name == "validation":
-      apart = "take them out there, as in train[:90%] and train[90%:]"
-      raise UserError(f"data.validation_split={specs[name]!r} {where}; {apart}")
-    _LOG.warning("The test set %s (%s) %s: it is no test", name, specs[name], where)
+    for i, (base, rows) in enumerate(chosen if name != "train" else ()):
+      if any(base == other and _overlap(base, rows, [(other, own)]) for other, own in chosen[:i]):
+        raise UserError(f"the {name} split {specs[name]!r} takes examples of {base!r} twice")
+    for picked in ("train", "validation"):
+      shared = [base for base, rows in chosen if _overlap(base, rows, parts.get(picked, ()))]
+      if name in ("train", picked) or not shared:
+        continue
+      where = f"shares examples of {shared[0]!r} with data.{picked}_split={specs[picked]!r}"
+      if name == "validation":
+        apart = "take them out there, as in train[:90%] and train[90%:]"
+        raise UserError(f"data.validation_split={specs[name]!r} {where}; {apart}")
+      _LOG.warning("The test set %s (%s) %s: it is no test", name, specs[name], where)
 
 
 def _overlap(base: str, rows: range, parts: Parts) -> bool:

@@ -220,3 +220,25 @@ def test_validation_and_further_test_sets(config):
   }
   shared = dataclasses.replace(options, train_split="test+train[:80%]")
   assert "shares examples of 'train'" in error(shared)
+
+
+def test_splits_that_share_examples(config, caplog):
+  options = loading.config(name="npz", dir=config.data.dir)
+  twice = dataclasses.replace(options, test_split="test+test[:2]")
+  assert "the test split 'test+test[:2]' takes examples of 'test' twice" in error(twice)
+  repeated = dataclasses.replace(options, train_split="train+train[:25%]")
+  assert len(load(repeated).splits["train"]) == 25
+  assert not caplog.text
+  load(dataclasses.replace(options, validation_split="test[:4]"))
+  assert "(test) shares examples of 'test' with data.validation_split='test[:4]'" in caplog.text
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(name="sample", dir="photos"), "data.dir is 'photos', but data.name is 'sample'"),
+    (dict(random_crop=True, crop="inception"), "random_crop is True: not used with data.crop"),
+  ],
+)
+def test_options_that_would_do_nothing(changes, message):
+  assert message in error(loading.config(**{"resize": 32, "image_size": 32} | changes))

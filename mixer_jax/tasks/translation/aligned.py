@@ -47,6 +47,9 @@ class AlignedText(text_data.TextData):
     if not all(own) or own[0] == own[1]:
       named = f"data.source_language and data.target_language are {own[0]!r} and {own[1]!r}"
       raise UserError(f"{named}; allowed: two different ones")
+    if self.cache_dir:
+      why = "sentences are encoded in memory; allowed: ''"
+      raise UserError(f"data.cache_dir is {self.cache_dir!r}, but {why}")
 
 
 @dataclasses.dataclass(frozen=True)
