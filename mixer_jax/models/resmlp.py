@@ -3,7 +3,9 @@
 Touvron et al., "ResMLP: Feedforward networks for image classification with data-efficient
 training", TPAMI 2022, https://arxiv.org/abs/2105.03404. Where the paper leaves a choice, this
 follows its Algorithm 1 and the released code (facebookresearch/deit): a branch ends with
-LayerScale, which has no bias, and not with Aff, as in Equations 2 and 3.
+LayerScale, which has no bias, and not with Aff, as in Equations 2 and 3. The stem starts as timm's
+(LeCun's normal distribution, no bias); the released code leaves it to PyTorch: uniform, a third of
+the variance.
 """
 
 import functools
