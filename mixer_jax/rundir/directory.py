@@ -85,7 +85,10 @@ def existing(path: str) -> pathlib.Path:
 
 
 def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
-  """Keeps the config; once a run has `started`, a UserError names fields that differ from it."""
+  """Keeps the config; once a run has `started`, a UserError names fields that differ from it.
+
+  Fields that may differ are kept as the last start has them: metrics of checkpoints repeat its own.
+  """
   path, new = workdir / CONFIG, json.loads(config.to_json())
   if not (started and path.exists()):
     write_json(path, new)
@@ -96,6 +99,11 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
       f"workdir {workdir} holds a run of another config: {'; '.join(differing)}."
       " Take another --workdir, or the same config to resume"
     )
+  copied = {place.name for place in (workdir / _FILES).glob("*")}  # `with_files` sets these
+  old, new = (traverse_util.flatten_dict(c, keep_empty_nodes=True, sep=".") for c in (old, new))
+  new |= {name: old[name] for name in copied & old.keys()}
+  if new != old:
+    write_json(path, traverse_util.unflatten_dict(new, sep="."))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], free: frozenset[str]) -> list[str]:
@@ -108,11 +116,13 @@ def differences(old: dict[str, Any], new: dict[str, Any], free: frozenset[str]) 
 def stored_config(path: str | None) -> ml_collections.ConfigDict | None:
   """The config of the run to be resumed in a directory; None if there is none yet."""
   workdir = _absolute(path or "")
-  return load_config(workdir) if path and any(workdir.glob("checkpoints/[0-9]*")) else None
+  # A directory that is still written, STEP.orbax-checkpoint-tmp, is no checkpoint.
+  begun = path and any(place.name.isdigit() for place in workdir.glob("checkpoints/*"))
+  return load_config(workdir) if begun else None
 
 
 def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
-  """The config that a run was started with; a UserError if none can be read."""
+  """The config of a run, as it was started last; a UserError if none can be read."""
   path = workdir / CONFIG
   if not path.exists():
     raise UserError(f"{workdir} holds no run (no {CONFIG} in it)")

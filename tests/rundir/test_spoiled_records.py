@@ -66,6 +66,25 @@ def test_options_that_came_later_take_their_defaults(run):
   loaded.patience = 3
   with pytest.raises(UserError, match="another config: patience was 0, is 3"):
     directory.store_config(run, loaded, started=True)
+  assert directory.load_config(run).patience == 0
+
+
+def test_fields_that_may_change_are_those_of_the_last_start(run):
+  stored = json.loads((run / "config.json").read_text())
+  loaded = directory.load_config(run)
+  loaded.update(eval_batch_size=7, keep_checkpoints=5)
+  directory.store_config(run, loaded, started=True)
+  assert json.loads((run / "config.json").read_text()) == stored | {
+    "eval_batch_size": 7,
+    "keep_checkpoints": 5,
+  }
+
+
+def test_a_checkpoint_that_was_never_finished_is_none(run):
+  (run / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir(parents=True)
+  assert directory.stored_config(str(run)) is None
+  (run / "checkpoints" / "4").mkdir()
+  assert directory.stored_config(str(run)) == directory.load_config(run)
 
 
 def test_curves_of_spoiled_metrics(run):
