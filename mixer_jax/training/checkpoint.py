@@ -93,8 +93,13 @@ class Checkpoints:
     (unnamed,) = self.path.glob("*.orbax-checkpoint-tmp*")
     write_sums(unnamed)
 
-  def save(self, step: int, state: TrainState, seconds: float, score: float | None) -> None:
-    """Saves in the background; `score`: higher is better, None: the state was not evaluated."""
+  def save(
+    self, step: int, state: TrainState, seconds: float, score: float | None, in_turn: bool = True
+  ) -> None:
+    """Saves in the background; `score`: higher is better, None: the state was not evaluated.
+
+    A checkpoint out of turn, of a signal or the best so far, is not among those of `latest_steps`.
+    """
     rest = serialization.to_state_dict(state)
     items = ocp.args.Composite(
       variables=ocp.args.StandardSave(rest.pop("variables")),
@@ -102,6 +107,7 @@ class Checkpoints:
       progress=ocp.args.JsonSave({"format": FORMAT, "seconds": seconds}),
     )
     ranked = {"evaluated": score is not None, "score": float(score or 0.0), "step": step}
+    ranked["in_turn"] = in_turn
     with self._writing():  # it waits for the last one
       self._manager.save(step, args=items, metrics=ranked)
 
@@ -146,20 +152,29 @@ class Checkpoints:
     steps = self._manager.all_steps()
     if not steps:
       raise UserError(f"{self.path} holds no finished checkpoint")
-    named = {"best": self._manager.best_step(), "latest": max(steps)}
-    named |= {str(step): step for step in sorted(steps)}
+    best = self._manager.best_step()
+    named = {"best": best} if self._noted(best).get("evaluated", True) else {}
+    named |= {"latest": max(steps)} | {str(step): step for step in sorted(steps)}
     if which not in named:
       allowed = f"{', '.join(named)}, or mean:N of the N latest"
       raise UserError(f"checkpoint {which!r} is not in {self.path}; allowed: {allowed}")
     return named[which]
 
-  def latest_steps(self, number: str) -> list[int]:
-    """The steps of so many latest checkpoints, in order; a UserError if there are not as many."""
-    steps = sorted(self._manager.all_steps())
+  def latest_steps(self, number: str, keep: int) -> list[int]:
+    """The steps of so many latest checkpoints, in order, of a run that keeps the `keep` latest.
+
+    One that is older is not among them, though kept as the best. A UserError if there are fewer.
+    """
+    steps = sorted(self._manager.all_steps())[-keep:]
+    steps = [step for step in steps if self._noted(step).get("in_turn", True)]
     if not number.isdecimal() or not 0 < int(number) <= len(steps):
       most = f"mean:{len(steps)} in {self.path}; keep_checkpoints says how many a run keeps"
       raise UserError(f"checkpoint is 'mean:{number}'; allowed: mean:1 to {most}")
     return steps[-int(number) :]
+
+  def _noted(self, step: int) -> dict[str, Any]:
+    """The metrics that `save` noted; none of a checkpoint that a live run has removed."""
+    return self._manager.metrics(step) or {}
 
   def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, float]:
     """Restores a train state onto shapes with shardings, and the seconds saved with it."""
@@ -212,8 +227,9 @@ class Checkpoints:
 
 
 def _rank(metrics: dict[str, float]) -> tuple[bool, float, int]:
-  """The highest score first; of equals the earlier. A checkpoint without a score is never best."""
-  return metrics["evaluated"], metrics["score"], -metrics["step"]
+  """The highest score first; of equals the earlier. Without any score the latest, which is no best."""
+  evaluated, step = metrics["evaluated"], metrics["step"]
+  return evaluated, metrics["score"], -step if evaluated else step
 
 
 def _compare(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -154,8 +154,9 @@ def _loop(
         complaint = run.task.complaint(trainer.state.variables)
       saved.check()
       last = ended(run, trainer.step, rows)
-      if stop or last or improved or complaint or run.clock.saves(trainer.step):
-        saved.save(trainer.step, trainer.state, trainer.seconds, score)
+      in_turn = last or run.clock.saves(trainer.step)
+      if stop or improved or complaint or in_turn:
+        saved.save(trainer.step, trainer.state, trainer.seconds, score, in_turn)
       if complaint:
         saved.wait()
         raise Diverged(f"stopped at step {trainer.step}, whose checkpoint is written: {complaint}")
@@ -211,11 +212,12 @@ def _hold(directory: pathlib.Path) -> int:
 
 
 def _resumed(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
-  """The config with the fields that it leaves open and that the run's files have fixed."""
+  """The config with the fields that it leaves open and that `Task.complete` has fixed."""
   config = config.copy_and_resolve_references()
   for name, value in stored.items():
-    if isinstance(value, ConfigDict) and isinstance(config.get(name), ConfigDict):
-      config[name] = _resumed(config[name], value)
+    if isinstance(value, ConfigDict) and isinstance(own := config.get(name), ConfigDict):
+      if name != "optimizer" and own.get("name") == value.get("name"):
+        config[name] = _resumed(own, value)
     elif name in config and config[name] is None:
       config[name] = value
   return config

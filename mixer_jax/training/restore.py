@@ -1,6 +1,7 @@
 """A run with the variables of one of its checkpoints, on the devices that there are now."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple, Sequence
 
@@ -15,7 +16,7 @@ from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
-from mixer_jax.training.state import AVERAGES, averages, evaluated
+from mixer_jax.training.state import averages, evaluated
 
 
 class Restored(NamedTuple):
@@ -35,8 +36,8 @@ def restore(
 ) -> Restored:
   """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
 
-  "mean:5" is the latest with the mean of the parameters of the five latest, as in "Attention is all
-  you need" (Vaswani et al., 2017, Section 6.1). `data_dir` and further fields of `data` replace the
+  "mean:5" is the latest with the mean of the variables of the five latest, as in "Attention is all
+  you need" (Vaswani et al., 2017, Section 6.1); integers stay. `data_dir` and further fields of `data` replace the
   config's, unless they are None; so do `overrides`, "field=value", of fields on which training does
   not depend. A UserError: no run, no such checkpoint, no data, other classes, or another field.
   """
@@ -49,7 +50,7 @@ def restore(
     mesh.update(data=-1, model=1)
   _change(config, overrides, dir=data_dir, **data)
   saved = Checkpoints(directory, read_only=True)
-  _steps(saved, which)  # a missing one is told before data are read
+  _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config)
   provenance.check_classes(directory, run.task.class_names)
@@ -57,12 +58,14 @@ def restore(
   run = dataclasses.replace(run)  # whose order and clock are those of this size
   averaged = averages(run.variable_shapes) if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
-  step, variables = _variables(saved, which, where, expected)
+  step, variables = _variables(saved, which, config.keep_checkpoints, where, expected)
   return Restored(run, variables, step)
 
 
 def _change(config: ConfigDict, overrides: Sequence[str], **data: str | None) -> None:
   if changes := {k: v for k, v in data.items() if v is not None}:
+    if "data" not in config:
+      raise UserError(f"task {config.task} has no group data, and so no data.{min(changes)}")
     config.data.update(changes)
   free = config_lib.free_fields(config)
   for assignment in overrides:
@@ -77,32 +80,40 @@ def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  _, variables = _variables(Checkpoints(directory, read_only=True), which, device)
+  saved = Checkpoints(directory, read_only=True)
+  _, variables = _variables(saved, which, config.keep_checkpoints, device)
   return config, jax.device_get(variables)
 
 
-def _steps(saved: Checkpoints, which: str) -> list[str]:
-  """The checkpoints whose parameters are averaged."""
+def _steps(saved: Checkpoints, which: str, keep: int) -> list[str]:
+  """The checkpoints whose variables are averaged."""
   if which.startswith("mean:"):
-    return [str(step) for step in saved.latest_steps(which.removeprefix("mean:"))]
+    return [str(step) for step in saved.latest_steps(which.removeprefix("mean:"), keep)]
   saved.find(which)
   return [which]
 
 
 def _variables(
-  saved: Checkpoints, which: str, sharding: Any, shapes: Any = None
+  saved: Checkpoints, which: str, keep: int, sharding: Any, shapes: Any = None
 ) -> tuple[int, dict[str, Any]]:
   """The step and the variables that are evaluated; see `Checkpoints.restore_variables`."""
-  first, *others = _steps(saved, which)
-  step, found = saved.restore_variables(first, sharding, shapes)
-  total = evaluated(found)
-  for name in others:
-    step, found = saved.restore_variables(name, sharding, shapes)
-    latest = evaluated(found)
-    summed = {k: jax.tree.map(jnp.add, total[k], latest[k]) for k in AVERAGES if k in latest}
-    total = latest | summed
-  mean = lambda x: x / (1 + len(others))
-  return step, total | {k: jax.tree.map(mean, total[k]) for k in AVERAGES if others and k in total}
+  while True:
+    first, *others = names = _steps(saved, which, keep)
+    try:
+      step, found = saved.restore_variables(first, sharding, shapes)
+      total = evaluated(found)
+      for number, name in enumerate(others, 2):
+        step, found = saved.restore_variables(name, sharding, shapes)
+        total = jax.tree.map(functools.partial(_averaged, number), total, evaluated(found))
+      return step, total
+    except UserError:  # a live run may have removed one
+      if _steps(saved, which, keep) == names:
+        raise
+
+
+def _averaged(number: int, mean: jax.Array, x: jax.Array) -> jax.Array:
+  """The mean of `number` arrays from that of one fewer; equal ones keep their value to the bit."""
+  return mean + (x - mean) / number if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 def without_data(

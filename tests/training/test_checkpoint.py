@@ -14,6 +14,7 @@ from mixer_jax.rundir import metrics_file
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training import checkpoint, loop, restore
 from mixer_jax.training.checkpoint import Checkpoints
+from mixer_jax.training.state import init_state
 from tests.children import assert_same_run, called, trained
 from tests.conftest import waves
 
@@ -233,6 +234,25 @@ def test_the_mean_of_the_latest_checkpoints(tmp_path):
   for which in ("mean:5", "mean:0", "mean:-1", "mean:", "mean:2.0"):
     with pytest.raises(UserError, match=f"'{which}'; allowed: mean:1 to mean:4 in .*keep_checkp"):
       restore.restore(path, which)
+
+
+def test_names_of_checkpoints(tmp_path):
+  """The best is one that was evaluated; a mean is of checkpoints in turn, without an older best."""
+  state = init_state(experiment.build(waves("adam")))
+  saved = Checkpoints(tmp_path, keep=3)
+  for step, score in ((2, None), (4, None)):
+    saved.save(step, state, 1.0, score)
+  saved.wait()
+  with pytest.raises(UserError, match="checkpoint 'best' is not in .*; allowed: latest, 2, 4"):
+    saved.find("best")
+  for step, score, in_turn in ((6, 3.0, True), (8, None, True), (9, 1.0, False), (12, 2.0, True)):
+    saved.save(step, state, 1.0, score, in_turn)
+  saved.close()
+  found = Checkpoints(tmp_path, read_only=True)
+  assert found.find("best") == 6 and found.find("latest") == 12
+  assert found.latest_steps("2", keep=3) == [8, 12]
+  with pytest.raises(UserError, match="mean:3'; allowed: mean:1 to mean:2"):
+    found.latest_steps("3", keep=3)
 
 
 @pytest.mark.parametrize("save_best", [True, False])
