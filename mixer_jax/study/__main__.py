@@ -43,7 +43,8 @@ def main(_: list[str]) -> None:
     if opened.state(run).kind == "failed":
       opened.forget(run)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's, as Ctrl-C
-  deadline = time.monotonic() + 60 * (options.max_minutes or float("inf"))
+  minutes = float("inf") if options.max_minutes is None else options.max_minutes
+  deadline = time.monotonic() + 60 * minutes
   runs = runner.Runner(opened, options.parallel, deadline)
   # Tuning ends first: the other runs may depend on all of it.
   try:

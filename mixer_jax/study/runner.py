@@ -1,7 +1,6 @@
 """Runs of a study as processes of `mixer_jax.main`, some at a time."""
 
 import asyncio
-import contextlib
 import os
 import pathlib
 import re
@@ -18,7 +17,6 @@ from mixer_jax.study.record import Record
 
 LOG = "log.txt"
 _POLL_SECONDS = 0.2
-_PATIENCE_SECONDS = 10.0  # between asking a process to end and ending it
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 # Exit codes of a run that was asked to stop: with a checkpoint, or before it heeds signals.
 _INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
@@ -47,6 +45,7 @@ class Runner:
   def run(self, runs: Sequence[Run]) -> None:
     """Runs some runs until none is under way; any exception, such as Ctrl-C, ends the processes.
 
+    Each saves a checkpoint first, which may wait for an evaluation; a second Ctrl-C does not.
     A run of a tuned cell stays waiting as long as nothing is chosen for the cell.
     """
 
@@ -59,11 +58,13 @@ class Runner:
     finally:  # none is under way but after an interruption or an error
       for process in self._processes:
         process.terminate()
-      for process in self._processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-          process.wait(_PATIENCE_SECONDS)
-        process.kill()
-        process.wait()
+      try:
+        for process in self._processes:
+          process.wait()
+      finally:
+        for process in self._processes:
+          process.kill()
+          process.wait()
 
   def command(self, run: Run) -> list[str]:
     """The command of a run, which is one of `mixer_jax.main` like any other."""
@@ -79,8 +80,8 @@ class Runner:
   async def _run_one(self, run: Run, slots: asyncio.Semaphore) -> None:
     async with slots:
       trials = [] if run.tunes else self._record.trials(run.tuned)
-      ended = self._record.state(run).kind in ("done", "failed")
-      if self.out_of_time or trials is None or ended:
+      ended = lambda: self._record.state(run).kind in ("done", "failed")
+      if self.out_of_time or trials is None or ended():
         return
       path = self._record.path(run)
       path.mkdir(exist_ok=True)
@@ -91,7 +92,8 @@ class Runner:
       else:
         share = self._shares.pop()
         try:
-          await self._watch(run, path, held, share)
+          if not ended():  # by another process, before the lock was held
+            await self._watch(run, path, held, share)
         finally:
           os.close(held)
           self._shares.append(share)
