@@ -2,7 +2,8 @@
 
 python -m mixer_jax.report curves --workdir=DIR
 python -m mixer_jax.report pictures --workdir=DIR [--checkpoint=best|STEP|mean:N] [--split=test]
-python -m mixer_jax.report augment --workdir=DIR|--config=FILE [--out=DIR]
+    [--data_dir=DIR]
+python -m mixer_jax.report augment --workdir=DIR|--config=FILE [--data_dir=DIR] [--out=DIR]
 python -m mixer_jax.report weights --workdir=DIR [--checkpoint=best|STEP|mean:N] [--out=DIR]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
 python -m mixer_jax.report study --workdir=DIR
@@ -32,7 +33,7 @@ _FLAGS = flags.FLAGS
 
 def _pictures(_: list[str]) -> None:
   directory = _workdir()
-  restored = restore.restore(str(directory), _FLAGS.checkpoint)
+  restored = restore.restore(str(directory), _FLAGS.checkpoint, _FLAGS.data_dir)
   datasets, task = restored.run.datasets, restored.run.task
   if _FLAGS.split not in datasets:
     raise UserError(f"--split is {_FLAGS.split!r}; allowed: {', '.join(datasets)}")
@@ -48,6 +49,8 @@ def _augment(_: list[str]) -> None:
     own, out = directory_lib.load_config(_workdir()), _workdir() / "pictures"
   else:
     own, out = cli.checked_config(_FLAGS.config), pathlib.Path("pictures")
+  if _FLAGS.data_dir:
+    own.data.dir = _FLAGS.data_dir
   config.check(own)
   task = tasks.find(own.task)(own)
   task.datasets()
@@ -73,10 +76,10 @@ def _weights(_: list[str]) -> None:
     params, side, out = read.arrays, math.isqrt(read.num_tokens), "weights"
   else:
     directory = _workdir()
-    _, variables = restore.without_data(str(directory), _FLAGS.checkpoint)
-    params, out = variables["params"], directory / "weights"
+    task, variables = restore.without_data(str(directory), _FLAGS.checkpoint)
+    params, out = task.backbone(variables), directory / "weights"
     kernel = params.get("stem", {}).get("kernel")
-    data = directory_lib.load_config(directory).data
+    data = directory_lib.load_config(directory).get("data", {})
     if kernel is None or kernel.ndim != 4 or "image_size" not in data:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
     side = data.image_size // kernel.shape[0]
@@ -100,7 +103,7 @@ def _workdir() -> pathlib.Path:
 
 
 if __name__ == "__main__":
-  cli.define("workdir", "checkpoint")
+  cli.define("workdir", "checkpoint", "data_dir")
   flags.DEFINE_string("split", "test", "Split that pictures are made of.")
   flags.DEFINE_string("pretrained", None, "A file of weights, its address or public name.")
   flags.DEFINE_string("out", None, "Where pictures go, of compare a file; default: by the command.")

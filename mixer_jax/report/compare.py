@@ -20,6 +20,9 @@ from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks import Metric
 
+# Free fields, or groups, that decide on metrics.
+_MEASURING = ("data.dir", "data.vocabulary", "knn.", "beams", "length_penalty")
+
 OVER = {
   "seconds": "seconds of training steps (without compilation, testing and checkpoints)",
   "step": "step",
@@ -115,7 +118,7 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
   """The directories and configs of runs, by the labels of their lines."""
   groups: dict[tuple[str, str], list[tuple[pathlib.Path, Any]]] = {}
   for given in runs:
-    label, _, pattern = given.rpartition("=")
+    label, pattern = ("", given) if glob.glob(given) else given.partition("=")[::2]
     found = sorted(p for p in map(pathlib.Path, glob.glob(pattern)) if metrics_file.read(p))
     if not found:
       raise UserError(f"--runs has {given!r}; no run with metrics is there")
@@ -131,9 +134,9 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
 
 def _same(config: Any) -> str:
   """All of a config that decides on results, but for the seed."""
-  free = config_lib.free_fields(config) | {"seed"}
+  free = {name for name in config_lib.free_fields(config) if not name.startswith(_MEASURING)}
   flat = traverse_util.flatten_dict(json.loads(config.to_json()), sep=".")
-  return repr({name: value for name, value in flat.items() if name not in free})
+  return repr({name: value for name, value in flat.items() if name not in free | {"seed"}})
 
 
 def _metric(config: Any, key: str) -> Metric:

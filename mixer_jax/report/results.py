@@ -86,7 +86,8 @@ def gather(opened: Record) -> list[CellResult]:
   results = []
   for cell in dict.fromkeys(run.cell for run in opened.runs if not run.tunes):
     runs = [run for run in opened.runs if run.cell == cell and not run.tunes]
-    config, values = opened.config(runs[0]), dict(zip(opened.axes, cell))
+    done = [run for run in runs if opened.state(run).kind == "done"]
+    config, values = opened.config((done or runs)[0]), dict(zip(opened.axes, cell))
     panel = ", ".join(values[axis] for axis in opened.panels)
     line = ", ".join(values[axis] for axis in opened.lines)
     if opened.lines == ("optimizer",):

@@ -56,6 +56,18 @@ def test_seeds_are_a_line_over_their_mean_time(runs, drawn, tmp_path):
   assert np.asarray(Image.open(tmp_path / "a.png")).std() > 0
 
 
+def test_runs_that_measure_otherwise_and_paths_with_an_equals_sign(drawn, monkeypatch, tmp_path):
+  monkeypatch.setattr(compare, "_MEASURING", ("eval_batch_size",))  # these runs have no data.dir
+  for i in range(2):
+    write_run(tmp_path / f"rate=0.1/{i}", "adam", (4.0, 2.0 + i), 1.0, eval_batch_size=1 + i)
+  said = compare.compare([f"{tmp_path}/rate=0.1/*"], "train/error", "step", tmp_path / "a.png")
+  assert [line.partition(";")[0] for line in said] == [
+    f"Adam, {i}: {2 + i} after 10 steps" for i in (0, 1)
+  ]
+  said = compare.compare([f"own={tmp_path}/rate=0.1/1"], "train/error", "step", tmp_path / "a.png")
+  assert said == ["own: 3 after 10 steps"]
+
+
 def test_one_metric_against_another_is_a_point_for_each_label(runs, drawn, tmp_path):
   for path, own in ((tmp_path / "adam-0", 4.0), (tmp_path / "adam-1", 2.0)):
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -25,7 +25,7 @@ def draw(tmp_path, monkeypatch):
 
   def call(task, split):
     run = types.SimpleNamespace(task=task, datasets={"test": [1, 2]})
-    options = dict(checkpoint="latest", out=tmp_path / "new", split=split)
+    options = dict(checkpoint="latest", data_dir=None, out=tmp_path / "new", split=split)
     monkeypatch.setattr(command, "_workdir", lambda: tmp_path)
     monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
     restored = Restored(run, {"params": "weights"}, 3)
@@ -55,7 +55,7 @@ def test_augmented_images_of_a_config_are_drawn_without_a_run(
   tmp_path, monkeypatch, capsys, tiny_config
 ):
   tiny_config.augment.mixup = 0.8
-  options = dict(workdir=None, config=tiny_config, out=tmp_path / "new")
+  options = dict(workdir=None, data_dir=None, config=tiny_config, out=tmp_path / "new")
   monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
   command._augment([])
   path = tmp_path / "new" / "augmented.png"
