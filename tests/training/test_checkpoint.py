@@ -220,16 +220,17 @@ def test_a_run_of_eight_devices_answers_on_one_and_the_reverse(tmp_path):
 
 @pytest.mark.thorough
 def test_the_mean_of_the_latest_checkpoints(tmp_path):
-  """Its parameters, by commands and for another run; more checkpoints than two are kept."""
-  config, path = waves("adam", num_epochs=5, keep_checkpoints=4), tmp_path / "run"
-  loop.train(config, path)
-  kept = [restore.restore(path, str(step)).variables["params"] for step in (16, 24, 32, 40)]
+  """All its variables, by commands and for another run; more checkpoints than two are kept."""
+  task, path = "tests.training.collections_task:WithCollections", tmp_path / "run"
+  loop.train(waves("adam", task=task, num_epochs=5, keep_checkpoints=4), path)
+  kept = [restore.restore(path, str(step)).variables for step in (16, 24, 32, 40)]
   expected = [np.mean(x, axis=0, dtype=np.float64) for x in zip(*map(jax.tree.leaves, kept[-3:]))]
   run, variables, step = restore.restore(path, "mean:3")
   assert step == 40 and set(variables) == set(run.variable_shapes)
   for found in (variables, restore.stored(path, "mean:3")[1]):
-    for x, mean in zip(jax.tree.leaves(found["params"]), expected):
+    for x, mean in zip(jax.tree.leaves(found), expected, strict=True):
       np.testing.assert_allclose(x, mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(found["frozen"]["offset"], kept[0]["frozen"]["offset"])
   assert evaluate.evaluate(path, "mean:1") == evaluate.evaluate(path)
   for which in ("mean:5", "mean:0", "mean:-1", "mean:", "mean:2.0"):
     with pytest.raises(UserError, match=f"'{which}'; allowed: mean:1 to mean:4 in .*keep_checkp"):
