@@ -256,6 +256,18 @@ def test_names_of_checkpoints(tmp_path):
     found.latest_steps("3", keep=3)
 
 
+def test_a_resumed_run_takes_over_the_fields_of_its_own_model_and_of_no_optimizer():
+  """Those that files have fixed; an option of the optimizer that is left open is its default."""
+  stored = waves("adam")
+  stored.optimizer.b1, stored.model.width = 0.5, 7
+  given = waves("adam")
+  given.optimizer.b1 = given.model.width = None
+  resumed = loop._resumed(given, stored)
+  assert (resumed.optimizer.b1, resumed.model.width) == (None, 7)
+  stored.model.name = "another"
+  assert loop._resumed(given, stored).model.width is None
+
+
 @pytest.mark.parametrize("save_best", [True, False])
 def test_the_best_is_saved_out_of_turn_only_if_asked_for(save_best, tmp_path):
   """A run whose error falls at every evaluation, with one checkpoint in its turn: the last."""
