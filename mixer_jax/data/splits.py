@@ -51,9 +51,9 @@ def parts(spec: str, field: str, num_examples: Callable[[str], int]) -> list[tup
 
 
 def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
-  """Refuses a split that takes an example twice and a "validation" split that shares some with "train".
+  """Refuses a "validation" split that shares examples with "train", and a test set with one twice.
 
-  It warns of a test split that shares examples with "train" or "validation". "train" may repeat its own.
+  It warns of a test set that shares examples with "train" or "validation".
 
   Args:
     parts: of each split, by its name.

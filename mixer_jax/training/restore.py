@@ -37,9 +37,10 @@ def restore(
   """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
 
   "mean:5" is the latest with the mean of the variables of the five latest, as in "Attention is all
-  you need" (Vaswani et al., 2017, Section 6.1); integers stay. `data_dir` and further fields of `data` replace the
-  config's, unless they are None; so do `overrides`, "field=value", of fields on which training does
-  not depend. A UserError: no run, no such checkpoint, no data, other classes, or another field.
+  you need" (Vaswani et al., 2017, Section 6.1); integers stay. `data_dir` and further fields of
+  `data` replace the config's, unless they are None; so do `overrides`, "field=value", of fields on
+  which training does not depend. A UserError: no run, no such checkpoint, no data, other classes,
+  or another field.
   """
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
