@@ -70,6 +70,7 @@ def ours(options: Any, model: str) -> peers.Calls:
 def torch_transformer(sizes: dict[str, Any], max_length: int) -> Any:
   """`torch.nn.Transformer` as ours: norms before branches, GELU, one embedding, sines as positions.
 
+  Dropout is that of embeddings and of the ends of branches: not of attention, nor inside of MLPs.
   It maps words [batch, tokens] of source and target to logits; `sizes` has the names of `_SIZES`.
   """
   import torch
@@ -93,6 +94,11 @@ def torch_transformer(sizes: dict[str, Any], max_length: int) -> Any:
         batch_first=True,
         norm_first=True,
       )
+      for module in self.inner.modules():
+        if isinstance(module, nn.MultiheadAttention):
+          module.dropout = 0.0
+        elif isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+          module.dropout.p = 0.0
       self.dropout = nn.Dropout(sizes["dropout_rate"])
       channel, place = torch.arange(width), torch.arange(max_length)[:, None]
       angle = place / 10000.0 ** (channel // 2 * 2 / width)

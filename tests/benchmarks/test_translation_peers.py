@@ -63,6 +63,15 @@ def test_pytorch_s_transformer_computes_what_ours_does():
   np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
 
 
+def test_pytorch_s_transformer_drops_what_ours_drops():
+  """Embeddings and the ends of branches, two in a block of the encoder, three in the decoder's."""
+  nn = pytest.importorskip("torch").nn
+  theirs = list(translation_peers.torch_transformer(SIZES, 7).modules())
+  rates = [module.p for module in theirs if isinstance(module, nn.Dropout) and module.p]
+  assert rates == [SIZES["dropout_rate"]] * (1 + SIZES["num_blocks"] * (2 + 3))
+  assert not any(m.dropout for m in theirs if isinstance(m, nn.MultiheadAttention))
+
+
 def options(**fields):
   given = dict(models=None, batch_size=4, dtype="float32", max_length=8, rounds=1)
   return types.SimpleNamespace(**given | dict(torch_python=None) | fields)
