@@ -56,7 +56,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer(
     "batch_size",
     None,
-    "Default: 64 in train, 16 in peers, 2 in compile, 32 elsewhere.",
+    "Default: 64 in train, 16 in peers, 2 in compile, 8 in operator_peers, 32 elsewhere.",
     lower_bound=1,
   )
   flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation of --models.")

@@ -68,7 +68,7 @@ class _Steps:
 
 
 class Real(_Steps):
-  """Training on a run's own data, as long as in training; a call waits for the device.
+  """Training on a run's own data, as long as in training.
 
   Attributes:
     compile_seconds: to trace and compile the program.
@@ -89,8 +89,11 @@ class Real(_Steps):
     self.compile_seconds = time.perf_counter() - start
     self.peak_bytes = planned_bytes(self._program.memory_analysis())
 
-  def __call__(self) -> None:
-    jax.block_until_ready(self._advance(self._program, *next(self._windows)))
+  def __call__(self, calls: int = 1) -> None:
+    """Calls the program and waits for the device after the last call alone."""
+    for _ in range(calls):
+      checks = self._advance(self._program, *next(self._windows))
+    jax.block_until_ready(checks)
 
 
 class Fixed(_Steps):
