@@ -32,9 +32,9 @@ class Subwords:
       raise UserError(
         f"{source}: has no entry {', '.join(missing)}; needed are {' '.join(SPECIAL)}"
       )
-    if not all(isinstance(part, kind) for part, kind in kinds):
+    if not all(isinstance(part, kind) for part, kind in kinds) or tokenizer.normalizer is not None:
       raise UserError(
-        f"{source}: is no byte-level BPE, which gives texts back as they were; {_MAKE}"
+        f"{source}: is no byte-level BPE without a normalizer, which gives texts back as they were; {_MAKE}"
       )
     entries = tokenizer.get_vocab()
     self._tokenizer, self.size = tokenizer, len(entries)

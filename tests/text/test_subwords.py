@@ -133,8 +133,9 @@ def test_bad_vocabularies_are_a_line(vocabulary, tmp_path):
       Subwords.read, path
     )
   stored = json.loads(vocabulary._content)
-  path.write_text(json.dumps(stored | {"decoder": None}))
-  assert "is no byte-level BPE" in error(Subwords.read, path)
+  for changed in ({"decoder": None}, {"normalizer": {"type": "Lowercase"}}):
+    path.write_text(json.dumps(stored | changed))
+    assert "is no byte-level BPE" in error(Subwords.read, path)
   vocab = stored["model"]["vocab"]
   far = stored | {"model": stored["model"] | {"vocab": vocab | {"x": 9999}}}
   path.write_text(json.dumps(far))
