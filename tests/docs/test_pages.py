@@ -19,7 +19,7 @@ from mixer_jax import config as config_lib
 from mixer_jax import models, optim, options, pretrained, tasks
 from tests.docs.commands import PAGES, ROOT, snippets
 
-_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)(?:#(?P<heading>[\w-]+))?\)")
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]*)(?:#(?P<heading>[\w-]+))?\)")
 _DEFINITION = r"^\s*(?:def|class) {0}\b|^\s*{0}\s*="
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _FILE = re.compile(r"\.(?:py|md|json|jsonl|txt|npz|png|pth|gz|svg|safetensors)$")
@@ -28,8 +28,9 @@ _FILE = re.compile(r"\.(?:py|md|json|jsonl|txt|npz|png|pth|gz|svg|safetensors)$"
 def links(page):
   """(text, file, heading) of the links of a page to files of the repository."""
   found = _LINK.finditer((ROOT / page).read_text())
-  where = (ROOT / page).parent
-  return [(m["text"], where / m["target"], m["heading"]) for m in found if "://" not in m["target"]]
+  file = lambda target: (ROOT / page).parent / target if target else ROOT / page
+  own = (m for m in found if "://" not in m["target"])
+  return [(m["text"], file(m["target"]), m["heading"]) for m in own]
 
 
 def headings(file):
