@@ -183,7 +183,8 @@ def _taken(
 def averaged(functions: np.ndarray, step: int, periodic: bool) -> np.ndarray:
   """Functions [n, *grid] at every step-th point, each the mean over its cell, `step` wide.
 
-  Points on the edge of a cell count half, and cells are cut where the domain ends.
+  Points on the edge between two cells count half in both. Cells are cut where the domain ends, whose
+  boundary counts in full.
   """
   for axis, points in enumerate(functions.shape[1:], 1):
     distance = np.abs(np.arange(points)[None] - np.arange(0, points, step)[:, None])
