@@ -20,7 +20,7 @@ _IMAGES = {
   "mini8": dict(image_size=32),
   "mini16": dict(image_size=64, resize=73, pad=0),
 }
-# Settings of the quickstart: the K-FAC study's are made for 78,000 steps.
+# Settings picked by hand: the K-FAC study's are made for 78,000 steps.
 _OPTIMIZERS = {
   "sgd": dict(learning_rate=0.1, weight_decay=1e-4),
   "adam": dict(learning_rate=1e-3, weight_decay=1e-4),
@@ -60,7 +60,7 @@ def get_study():
       "Two Mixers of 128 channels and 4 blocks: mini8 sees 32x32 images in 8x8 patches, mini16 the"
       " same images resized to 73x73 and cropped to 64x64 in 16x16 patches. They train for four epochs"
       " of 25,000 images and are tested on all 10,000. The settings of the optimizers are those of the"
-      " quickstart, found by hand and not with equal budgets (the tuned study has equal ones).",
+      " quickstart of then, found by hand and not with equal budgets (the tuned study has equal ones).",
     ],
   )
 
