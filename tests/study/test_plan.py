@@ -85,7 +85,7 @@ def test_another_study_is_refused_by_its_differences(tmp_path):
   record.open_study(tmp_path, Study(**GRID), "f.py", [])
   opened = record.open_study(tmp_path, Study(**GRID), "f.py", ["num_epochs=7"])  # nothing was run
   opened.path(opened.runs[0]).mkdir()
-  record.open_study(tmp_path, Study(**GRID), "f.py", ["num_epochs=7", "data.dir=moved"])
+  record.open_study(tmp_path, Study(**GRID), "f.py", ["num_epochs=7", "data.cache_dir=moved"])
   with pytest.raises(UserError, match="num_epochs was 7, is 3 in 12 of 12 runs. Take another"):
     record.open_study(tmp_path, Study(**GRID), "f.py", [])
   with pytest.raises(UserError, match="run m1-sgd-seed1 is gone; run m1-sgd-seed2 is gone;"):
