@@ -4,9 +4,9 @@
 
 MODEL is galerkin_1d, fno_1d, mixer_operator or another one of `models.OPERATORS`. The 1,024
 training and 100 test functions are generated at the first start, on 8,192 points, and every 16th
-is taken: `--config.data.step=4` trains on 2,048. OPTIMIZER is kfac_adam, with the rate tuned for FNO
-(Galerkin attention's is 3.8e-3), kfac, which here is EK-FAC, tuned for both, or adam as in Cao
-(NeurIPS 2021): 1cycle, 100 epochs, batches of 8.
+is taken: `--config.data.step=4` trains on 2,048. OPTIMIZER is kfac_adam, with the rate tuned for
+FNO (Galerkin attention's is 3.8e-3), kfac, which here is EK-FAC, tuned for both, or adam, with the
+published rate. 1cycle, 100 epochs and batches of 8 are those of Cao (NeurIPS 2021).
 """
 
 from mixer_jax import config as config_lib

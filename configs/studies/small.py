@@ -59,8 +59,8 @@ def get_study():
     notes=[
       "Two Mixers of 128 channels and 4 blocks: mini8 sees 32x32 images in 8x8 patches, mini16 the"
       " same images resized to 73x73 and cropped to 64x64 in 16x16 patches. They train for four epochs"
-      " of 25,000 images and are tested on all 10,000. The settings of the optimizers are those of the"
-      " quickstart of then, found by hand and not with equal budgets (the tuned study has equal ones).",
+      " of 25,000 images and are tested on all 10,000. The settings of the optimizers were found by"
+      " hand and not with equal budgets (the tuned study has equal ones).",
     ],
   )
 

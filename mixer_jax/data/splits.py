@@ -60,12 +60,14 @@ def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
     specs: the split strings that they come from, by the same names.
   """
   for name, chosen in parts.items():
-    for i, (base, rows) in enumerate(chosen if name != "train" else ()):
+    if name == "train":  # it may repeat its own examples
+      continue
+    for i, (base, rows) in enumerate(chosen):
       if any(base == other and _overlap(base, rows, [(other, own)]) for other, own in chosen[:i]):
         raise UserError(f"the {name} split {specs[name]!r} takes examples of {base!r} twice")
     for picked in ("train", "validation"):
-      shared = [base for base, rows in chosen if _overlap(base, rows, parts.get(picked, ()))]
-      if name in ("train", picked) or not shared:
+      other = parts.get(picked, ()) if picked != name else ()
+      if not (shared := [base for base, rows in chosen if _overlap(base, rows, other)]):
         continue
       where = f"shares examples of {shared[0]!r} with data.{picked}_split={specs[picked]!r}"
       if name == "validation":

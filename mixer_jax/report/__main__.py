@@ -49,8 +49,7 @@ def _augment(_: list[str]) -> None:
     own, out = directory_lib.load_config(_workdir()), _workdir() / "pictures"
   else:
     own, out = cli.checked_config(_FLAGS.config), pathlib.Path("pictures")
-  if _FLAGS.data_dir:
-    own.data.dir = _FLAGS.data_dir
+  restore.change(own, dir=_FLAGS.data_dir)
   config.check(own)
   task = tasks.find(own.task)(own)
   task.datasets()

@@ -84,26 +84,32 @@ def existing(path: str) -> pathlib.Path:
   return workdir
 
 
-def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
-  """Keeps the config; once a run has `started`, a UserError names fields that differ from it.
-
-  Fields that may differ are kept as the last start has them: metrics of checkpoints repeat its own.
-  """
-  path, new = workdir / CONFIG, json.loads(config.to_json())
-  if not (started and path.exists()):
-    write_json(path, new)
+def check_config(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
+  """A UserError that names the fields in which a config differs from that of the run to resume."""
+  if not (path := workdir / CONFIG).exists():
     return
-  old = json.loads(config_lib.restored(read_json(path)).to_json())
+  old, new = config_lib.restored(read_json(path)), config
+  old, new = (json.loads(c.to_json()) for c in (old, new))
   if differing := differences(old, new, config_lib.free_fields(config)):
     raise UserError(
       f"workdir {workdir} holds a run of another config: {'; '.join(differing)}."
       " Take another --workdir, or the same config to resume"
     )
-  copied = {place.name for place in (workdir / _FILES).glob("*")}  # `with_files` sets these
-  old, new = (traverse_util.flatten_dict(c, keep_empty_nodes=True, sep=".") for c in (old, new))
-  new |= {name: old[name] for name in copied & old.keys()}
-  if new != old:
-    write_json(path, traverse_util.unflatten_dict(new, sep="."))
+
+
+def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, started: bool) -> None:
+  """Keeps the config as the last start has it: metrics of checkpoints repeat its own.
+
+  Once a run has `started`, fields that name its copies of files keep the names of the originals.
+  """
+  path, new = workdir / CONFIG, json.loads(config.to_json())
+  if started and path.exists():
+    old, new = (
+      traverse_util.flatten_dict(c, keep_empty_nodes=True, sep=".") for c in (read_json(path), new)
+    )
+    copied = {place.name for place in (workdir / _FILES).glob("*")}  # see `with_files`
+    new = traverse_util.unflatten_dict(new | {k: old[k] for k in copied & old.keys()}, sep=".")
+  write_json(path, new)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], free: frozenset[str]) -> list[str]:

@@ -33,9 +33,8 @@ class Subwords:
         f"{source}: has no entry {', '.join(missing)}; needed are {' '.join(SPECIAL)}"
       )
     if not all(isinstance(part, kind) for part, kind in kinds) or tokenizer.normalizer is not None:
-      raise UserError(
-        f"{source}: is no byte-level BPE without a normalizer, which gives texts back as they were; {_MAKE}"
-      )
+      why = "which gives texts back as they were"
+      raise UserError(f"{source}: is no byte-level BPE without a normalizer, {why}; {_MAKE}")
     entries = tokenizer.get_vocab()
     self._tokenizer, self.size = tokenizer, len(entries)
     if sorted(entries.values()) != list(range(self.size)):

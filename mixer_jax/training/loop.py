@@ -61,11 +61,12 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     saved = Checkpoints(directory, keep=config.keep_checkpoints)
     stack.enter_context(contextlib.closing(saved))
     started = saved.latest() is not None
-    processes.lead(lambda: directory_lib.store_config(directory, config, started))
     if started:
+      processes.lead(lambda: directory_lib.check_config(directory, config))
       processes.lead(lambda: provenance.check_data(directory, len(run.datasets["train"])))
       processes.lead(lambda: provenance.check_classes(directory, run.task.class_names))
-    else:
+    processes.lead(lambda: directory_lib.store_config(directory, config, started))
+    if not started:
       files = tasks.find(config.task).files(config)
       processes.lead(lambda: directory_lib.keep_files(directory, files))
     again = "the same --config and overrides with this --workdir resume"

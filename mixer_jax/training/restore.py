@@ -49,7 +49,7 @@ def restore(
   mesh, available = config.mesh, jax.device_count()
   if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
     mesh.update(data=-1, model=1)
-  _change(config, overrides, dir=data_dir, **data)
+  change(config, overrides, dir=data_dir, **data)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
@@ -63,7 +63,8 @@ def restore(
   return Restored(run, variables, step)
 
 
-def _change(config: ConfigDict, overrides: Sequence[str], **data: str | None) -> None:
+def change(config: ConfigDict, overrides: Sequence[str] = (), **data: str | None) -> None:
+  """Replaces fields of `data`, unless they are None, and free ones; a UserError for others."""
   if changes := {k: v for k, v in data.items() if v is not None}:
     if "data" not in config:
       raise UserError(f"task {config.task} has no group data, and so no data.{min(changes)}")
@@ -122,5 +123,5 @@ def without_data(
 ) -> tuple[tasks.Task, dict[str, Any]]:
   """The task and variables of a checkpoint (see `restore`); data may be missing."""
   config, variables = stored(path, which)
-  _change(config, overrides, dir=data_dir)
+  change(config, overrides, dir=data_dir)
   return tasks.find(config.task)(config), variables
