@@ -87,8 +87,10 @@ def test_other_data_are_refused(tmp_path):
   loop.train(config, str(tmp_path))
   record = tmp_path / "run.json"
   record.write_text(record.read_text().replace('"train": 256', '"train": 255'))
+  kept, config.eval_batch_size = (tmp_path / "config.json").read_text(), 16
   with pytest.raises(UserError, match="was trained on 255 examples, and the training set has 256"):
     loop.train(config, str(tmp_path))
+  assert (tmp_path / "config.json").read_text() == kept
 
 
 def test_a_directory_of_somebody_else_is_refused(tmp_path):
