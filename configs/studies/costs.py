@@ -21,10 +21,12 @@ _OPTIMIZERS = {
   "kfac": ("kfac", {}),
   "kfac_quarter": ("kfac", _QUARTER),
   "kfac_factored": ("kfac", _FACTORED),
-  "kfac_both": ("kfac", _QUARTER | _FACTORED),
+  "kfac_factored_quarter": ("kfac", _FACTORED | _QUARTER),
+  "kfac_one_sided": ("kfac", {}),
+  "kfac_one_sided_quarter": ("kfac", _QUARTER),
   "kfac_adam": ("kfac_adam", _ADAM),
   "kfac_adam_one_sided": ("kfac_adam", _ADAM),
-  "kfac_adam_both": ("kfac_adam", _ADAM | _QUARTER),
+  "kfac_adam_one_sided_quarter": ("kfac_adam", _ADAM | _QUARTER),
 }
 
 
@@ -33,8 +35,9 @@ def config(model, optimizer):
   config.data = config_lib.data("sample")
   name, settings = _OPTIMIZERS[optimizer]
   config.optimizer = config_lib.optimizer(name, 1e-3, **settings)
-  if optimizer in ("kfac_adam_one_sided", "kfac_adam_both"):
-    config.optimizer.max_factor = _WIDTH[model] + 1  # channel mixing's hidden side has no basis
+  if "one_sided" in optimizer:
+    # Channel mixing's hidden side has K-FAC's diagonal alone, and no basis.
+    config.optimizer.max_factor = _WIDTH[model] + 1
   return config
 
 

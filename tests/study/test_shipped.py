@@ -23,7 +23,7 @@ SIZES = {
   "frontier": 2 * 2 * 10 * 12 + 3 * 2 * 2 * 10 * 3,
   "autoencoder": 4 * 8 + 4 * 3,
   "quickstart": 4 * 8 + 4 * 10,
-  "costs": 2 * 8,
+  "costs": 2 * 10,
   "gates": 4 * 3,
   "sst2": 7 * 3,
   "sick": 5 * 3,
