@@ -25,14 +25,14 @@ class Eigen(NamedTuple):
 def initial_factors(block: Block) -> Kronecker | Diagonal:
   if block.kind == "kronecker":
     return Kronecker(*(_identity(block, i) for i in range(2)))
-  return Diagonal(tuple(jnp.ones(shape) for shape in block.shapes))
+  return Diagonal(tuple(jnp.ones(shape, jnp.float32) for shape in block.shapes))
 
 
 def _identity(block: Block, side: int) -> jax.Array | Diagonals:
   size = block.factor_sizes[side]
   if block.diagonal[side]:
-    return Diagonals(jnp.ones((*block.stacked, size)))
-  return jnp.broadcast_to(jnp.eye(size), (*block.stacked, size, size))
+    return Diagonals(jnp.ones((*block.stacked, size), jnp.float32))
+  return jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (*block.stacked, size, size))
 
 
 def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
@@ -40,7 +40,7 @@ def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
   factors = [_identity(block, side) for side in range(2)]
   if damping_type == "factored":
     return tuple(factors)
-  ones = lambda size: jnp.ones((*block.stacked, size))
+  ones = lambda size: jnp.ones((*block.stacked, size), jnp.float32)
   return tuple(
     Eigen(ones(size), None if isinstance(factor, Diagonals) else factor)
     for factor, size in zip(factors, block.factor_sizes)
@@ -127,7 +127,7 @@ def factored_inverses(
     return Kronecker(*(_shifted(f, shift) for f, shift in zip(block, shifts)))
 
   def invert(matrix):
-    identity = jnp.eye(matrix.shape[0])
+    identity = jnp.eye(matrix.shape[0], dtype=jnp.float32)
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), identity)
 
   inverse = lambda values: Diagonals(1.0 / values)
@@ -144,7 +144,7 @@ def _mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
 def _shifted(factor: jax.Array | Diagonals, shift: jax.Array) -> jax.Array | Diagonals:
   if isinstance(factor, Diagonals):
     return Diagonals(factor.values + shift[..., None])
-  return factor + shift[..., None, None] * jnp.eye(factor.shape[-1])
+  return factor + shift[..., None, None] * jnp.eye(factor.shape[-1], dtype=jnp.float32)
 
 
 def _of_each_matrix(

@@ -39,6 +39,7 @@ class Call(NamedTuple):
     rows: leading shape of its rows; () of a layer without.
     mapped: whether `jax.vmap` has taken the batch axis off its rows.
     kind: "use", or "head" for an embedding's transposed use.
+    place: see `places`.
   """
 
   path: Path
@@ -49,6 +50,7 @@ class Call(NamedTuple):
   rows: tuple[int, ...]
   mapped: bool
   kind: str
+  place: str = ""
 
 
 def calls(predict: Callable, params: Any, batch: Any) -> list[Call]:
@@ -118,7 +120,7 @@ def sums(
 def companion(shapes: Mapping[str, tuple[int, ...]], stacked: tuple[int, ...]) -> dict[str, Any]:
   """Zeros for one layer; `shapes` of "inputs" and "outputs" of a dense one, or "scale", "bias"."""
   shapes = dict(shapes, rows=())
-  return {name: jnp.zeros((*stacked, *shape)) for name, shape in shapes.items()}
+  return {name: jnp.zeros((*stacked, *shape), jnp.float32) for name, shape in shapes.items()}
 
 
 def _is_mapped(x: Any, stacked: tuple[int, ...]) -> bool:

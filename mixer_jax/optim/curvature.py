@@ -27,7 +27,7 @@ from typing import Any, Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import axes, capture, layer_views, statistics
+from mixer_jax.optim import axes, capture, layer_views, places, statistics
 from mixer_jax.optim.curvature_blocks import Block, path_name
 from mixer_jax.optim.curvature_options import check_choice
 from mixer_jax.optim.predictor import Predictor, root_weights, weights_like
@@ -79,14 +79,14 @@ class Curvature:
     self._leaves = {path_name(path): x for path, x in leaves}
     self.names = tuple(self._leaves)
     patterns = _patterns(plain, self.names)
-    calls = capture.calls(self._outputs, *shapes)
     self._examples = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
-    self._layers = statistics.layers_of(calls, patterns, norms, max_factor, self._examples)
-    shared = [layer.block for layer in self._layers.values() if layer.shared]
+    calls = places.placed(self._outputs, *shapes, self._examples)
+    self._layers = statistics.layers_of(calls, patterns, norms, max_factor)
+    shared = [layer.block for layer in self._layers.values() if layer.holds(places.NOWHERE)]
     if shared and estimation != "sampled":
       raise ValueError(
         f"{shared[0]} has rows without the batch axis, which needs sampled labels, not"
-        f" estimation={estimation!r}; broadcast its ids to the batch"
+        f" estimation={estimation!r}; broadcast its input to the batch"
       )
     self.blocks = self._list_blocks(shapes, calls, patterns)
 
@@ -166,7 +166,7 @@ class Curvature:
     batch = 1 if layer.shared else self._examples
     sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
     diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
-    size = lambda c: math.prod(c.rows) * (self._examples if c.mapped else 1)
+    size = lambda c: math.prod(c.rows) * (self._examples if c.place == places.MAPPED else 1)
     rows = sum(map(size, layer.calls)) // batch
     common |= dict(diagonal=diagonal, axes=layer.call.view.axes)
     return Block(name, "kronecker", layer.names, full, sizes, rows, **common)
@@ -203,9 +203,14 @@ class Curvature:
     if self._axis_name is not None:
       sums = jax.lax.psum(sums, self._axis_name)
     layers = [(layer, sums[path]) for path, layer in self._layers.items()]
-    factors = {layer.block: layer.factors(own, examples, self._published) for layer, own in layers}
+    # The rows of a shared layer are those of one example on each device.
+    devices = 1.0 if self._axis_name is None else jax.lax.psum(1.0, self._axis_name)
+    uses = lambda layer: devices if layer.shared else examples
+    factors = {
+      layer.block: layer.factors(own, uses(layer), self._published) for layer, own in layers
+    }
     squares = {
-      layer.block: layer.squares(own, examples, self._published)
+      layer.block: layer.squares(own, uses(layer), self._published)
       for layer, own in layers
       if vectors(layer)
     }
@@ -218,7 +223,11 @@ class Curvature:
   def _examples_of(self, outputs: Any, counts: jax.Array | None) -> jax.Array:
     """The number of examples that count, on all devices."""
     first = jax.tree.leaves(outputs)[0]
-    counted = jnp.ones(first.shape[0]) if counts is None else counts.reshape(len(counts), -1).any(1)
+    counted = (
+      jnp.ones(first.shape[0], jnp.float32)
+      if counts is None
+      else counts.reshape(len(counts), -1).any(1)
+    )
     examples = counted.sum(dtype=jnp.float32)
     return examples if self._axis_name is None else jax.lax.psum(examples, self._axis_name)
 
@@ -227,7 +236,7 @@ class Curvature:
     first = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0].shape[:-1]
     counts = self._weights(params, batch)[1]
     if counts is None:
-      counts = jnp.ones(first)
+      counts = jnp.ones(first, jnp.float32)
     counts = jnp.broadcast_to(
       counts.reshape(*counts.shape, *(1,) * (len(first) - counts.ndim)), first
     )

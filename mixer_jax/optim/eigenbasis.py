@@ -104,13 +104,15 @@ def in_basis(
   def init_fn(params):
     leaves = by_path(params)
     blocks = covered_by(source.blocks(leaves), leaves)
-    zeros = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes)) for b in blocks}
+    zeros = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes), jnp.float32) for b in blocks}
     return InBasisState(
       jnp.zeros((), jnp.int32),
       {b.name: algebra.initial_factors(b) for b in blocks},
       {b.name: algebra.initial_inverses(b, "exact") for b in blocks},
       inner.init(zeros),
-      others.init({path: jnp.zeros(x.shape) for path, x in _rest(blocks, leaves).items()}),
+      others.init(
+        {path: jnp.zeros(x.shape, jnp.float32) for path, x in _rest(blocks, leaves).items()}
+      ),
     )
 
   def renewed(state, fresh):

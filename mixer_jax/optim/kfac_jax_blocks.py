@@ -60,7 +60,7 @@ def squares_of_sums(x: jax.Array, dy: jax.Array, shapes: dict[str, tuple[int, ..
     shapes: of "scale" and "bias"; either may be missing.
   """
   x, dy = (z.astype(jnp.float32) for z in (x, dy))
-  params = tuple(jnp.zeros(shape) for shape in shapes.values())
+  params = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes.values())
   block = kfac_jax.ScaleAndShiftDiagonal(_equation("-".join(shapes), x.shape, *shapes.values()))
   state = _updated(block, x, dy, params, len(x))
   return {name: f.value * len(x) for name, f in zip(shapes, state.diagonal_factors)}

@@ -99,5 +99,5 @@ def _row_sum(weights: jax.Array | None, outputs: jax.Array) -> jax.Array:
 def _row_scales(weights: jax.Array | None, y: jax.Array) -> jax.Array:
   """The square roots of the weights, as outputs y are scaled by them."""
   if weights is None:
-    return jnp.ones(())
+    return jnp.ones((), jnp.float32)
   return jnp.sqrt(weights).reshape(*weights.shape, *(1,) * (y.ndim - weights.ndim))

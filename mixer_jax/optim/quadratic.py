@@ -126,7 +126,9 @@ def by_model(
 
   def init_fn(params):
     zeros = optax.tree.zeros_like(params)
-    return ByModelState(jnp.zeros((), jnp.int32), precondition.init(params), zeros, jnp.zeros(2))
+    return ByModelState(
+      jnp.zeros((), jnp.int32), precondition.init(params), zeros, jnp.zeros(2, jnp.float32)
+    )
 
   def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, ())
@@ -183,7 +185,9 @@ def levenberg_marquardt(
 
   def init_fn(params):
     first = jnp.asarray(damping, jnp.float32)
-    return LevenbergMarquardtState(jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones(()))
+    return LevenbergMarquardtState(
+      jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones((), jnp.float32)
+    )
 
   def update_fn(updates, state, params=None, *, batch=None, value=None, value_fn=None, **extra):
     if not callable(value_fn):

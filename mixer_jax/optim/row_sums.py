@@ -14,12 +14,12 @@ def second_moments(
   """Sums over rows of a a^T, d d^T and 1; the bias is one more input, always 1."""
   a, d = view.inputs(x), view.outputs(dy)
   lead, d = d.shape[0], d.reshape(-1, d.shape[-1])
-  counts = _counts(d, own)
+  counts = _counts(d, own, lead)
   if view.ids:
     # The second moment of one-hot rows is diagonal: how often each occurs.
     inputs = jnp.zeros_like(own["inputs"]).at[a.reshape(-1)].add(counts)
     _, outputs = kfac_jax_blocks.second_moments(d[:, :1], d, (1,), own["outputs"].shape)
-    squares = _squares(None, d, own, lead, a.reshape(-1), counts)
+    squares = _squares(None, d, own, a.reshape(-1), counts)
     return {"inputs": inputs, "outputs": outputs, "rows": _number(counts, own)} | squares
   a = a.reshape(-1, a.shape[-1])
   if "weights" in own:
@@ -30,11 +30,11 @@ def second_moments(
     a, d = d, a
   moments = kfac_jax_blocks.second_moments(a, d, own["inputs"].shape, own["outputs"].shape)
   sums = {"inputs": moments[0], "outputs": moments[1], "rows": _number(counts, own)}
-  return sums | _squares(a, d, own, lead)
+  return sums | _squares(a, d, own)
 
 
 def _squares(
-  a: Any, d: jax.Array, own: Any, lead: int, ids: Any = None, counts: Any = None
+  a: Any, d: jax.Array, own: Any, ids: Any = None, counts: Any = None
 ) -> dict[str, jax.Array]:
   """The squares of each example's gradient a^T d in the eigenbasis, added up over examples."""
   if "squares" not in own:
@@ -44,12 +44,7 @@ def _squares(
   if ids is not None:  # the words of an example count apart
     return {"squares": jnp.zeros_like(own["squares"]).at[ids].add(counts[:, None] * d**2)}
   a = turn(a.astype(jnp.float32), "inputs")
-  examples = own["examples"].shape[-2] or len(d)
-  if lead % examples:
-    raise ValueError(
-      f'eigenvalues="examples" needs the {examples} examples first in the rows of every layer;'
-      f" one has rows of leading size {lead}"
-    )
+  examples = own["examples"].shape[-2]
   if examples == len(d):
     return {"squares": (a**2).T @ d**2}
   by_example = [x.reshape(examples, -1, x.shape[-1]) for x in (a, d)]
@@ -62,34 +57,37 @@ def _number(counts: jax.Array, own: Any) -> jax.Array:
   return counts.sum() + 0 * own["rows"]
 
 
-def _counts(d: jax.Array, own: Any) -> jax.Array:
-  """1 for each row that counts, 0 for padding, float32.
+def _counts(d: jax.Array, own: Any, lead: int) -> jax.Array:
+  """1 for each row that counts, 0 for padding, float32; `lead` is the rows' leading size.
 
-  An example's rows count if the example has any weight. Where its tokens have weights of
-  their own, a row counts if an output that counts depends on it: its gradient is not 0.
+  Where the rows begin with the examples, an example's rows count if the example has any weight.
+  Where its tokens have weights of their own, or the examples are elsewhere (then `weights` have
+  size 0), a row counts if an output that counts depends on it: its gradient is not 0.
   """
   if "weights" not in own:
-    return jnp.ones(len(d))
-  weights = own["weights"]
+    return jnp.ones(len(d), jnp.float32)
+  weights, reached = own["weights"], (d != 0).any(axis=-1).astype(jnp.float32)
+  if "mapped" in own:
+    return reached
   examples = len(weights)
-  if len(d) % examples:
-    raise ValueError(
-      f"a layer has {len(d)} rows for {examples} examples; weights need the examples first"
-    )
-  counts = jnp.repeat(weights.reshape(examples, -1).any(axis=1), len(d) // examples)
-  counts = counts.astype(jnp.float32)
-  if weights.ndim == 1:
-    return counts
-  reached = (d != 0).any(axis=-1)
+  if not examples or len(d) % examples:
+    return jnp.where(reached.any(), reached, 1.0)
+  of_example = jnp.repeat(weights.reshape(examples, -1).any(axis=1), len(d) // examples)
+  of_example = of_example.astype(jnp.float32)
+  if lead == examples and weights.ndim == 1:
+    return of_example
   # Below a head of zeros no row is reached: then tokens count as such, and rows over other axes
   # as their examples. One row an example is a step of a loop over tokens, maybe of padding alone.
   if len(d) == weights.size:
-    otherwise = weights.reshape(-1) != 0
+    otherwise = (weights.reshape(-1) != 0).astype(jnp.float32)
   else:
-    otherwise = jnp.full(len(d), len(d) > examples)
-  return counts * jnp.where(reached.any(), reached, otherwise)
+    otherwise = of_example if len(d) > examples else jnp.zeros(len(d), jnp.float32)
+  counts = jnp.where(reached.any(), reached, otherwise)
+  return of_example * counts if lead == examples else counts
 
 
 def squares_of_sums(x: jax.Array, dy: jax.Array, own: Any) -> dict[str, Any]:
   shapes = {name: own[name].shape for name in ("scale", "bias") if name in own}
+  if "mapped" in own:  # one example
+    x, dy = x[None], dy[None]
   return kfac_jax_blocks.squares_of_sums(x, dy, shapes)

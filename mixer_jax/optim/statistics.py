@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import capture, layer_views
+from mixer_jax.optim import capture, layer_views, places
 from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
 
 
@@ -19,15 +19,12 @@ class Layer(NamedTuple):
     names: of its parameters in the whole tree.
     sums: shapes of the statistics of a use, see `capture.companion`.
     stacked: leading axes of the parameters.
-    shared: whether its rows have no batch axis, so that every example uses all of them
-      (positions, by `nn.Embed` of a range).
   """
 
   calls: tuple[capture.Call, ...]
   names: tuple[str, ...]
   sums: dict[str, tuple[int, ...]]
   stacked: tuple[int, ...]
-  shared: bool
 
   @property
   def call(self) -> capture.Call:
@@ -37,19 +34,38 @@ class Layer(NamedTuple):
   def block(self) -> str:
     return "/".join(map(str, self.call.path)) or self.names[0]
 
+  @property
+  def shared(self) -> bool:
+    """Whether every example uses all of its rows."""
+    return all(call.place == places.NOWHERE for call in self.calls)
+
+  def holds(self, *wanted: str) -> bool:
+    """Whether a use has the examples at one of these places."""
+    return any(call.place in wanted for call in self.calls)
+
   def companions(
     self, weights: jax.Array | None, basis: Any = None, examples: int = 1
   ) -> dict[str, Any]:
     """Zeros for `capture.sums`; with the basis of EK-FAC's second moments, if there is one."""
     own = capture.companion(self.sums, self.stacked)
-    rows_of_examples = isinstance(self.call.view, layer_views.Dense) and not self.shared
-    if weights is not None and rows_of_examples:
-      own["weights"] = jnp.broadcast_to(weights, (*self.stacked, *weights.shape))
+    empty = jnp.zeros((*self.stacked, 0), jnp.float32)
+    if self.holds(places.MAPPED):
+      own["mapped"] = empty
+    if weights is not None and isinstance(self.call.view, layer_views.Dense) and not self.shared:
+      known = not self.holds(places.MAPPED, places.ELSEWHERE, places.NOWHERE)
+      own["weights"] = (
+        jnp.broadcast_to(weights, (*self.stacked, *weights.shape)) if known else empty
+      )
     if basis is not None:
-      apart = 0 if self.shared else 1 if self.call.mapped else examples
+      if self.holds(places.ELSEWHERE) or self.holds(places.NOWHERE) and not self.shared:
+        raise ValueError(
+          f'eigenvalues="examples" needs the examples first in the rows of {self.block}; allowed:'
+          ' rows [batch, ...], or eigenvalues="batch"'
+        )
+      apart = 1 if self.shared or self.holds(places.MAPPED) else examples
       sizes = [side.values.shape[-1] for side in basis]
-      own["squares"] = jnp.zeros((*self.stacked, *sizes))
-      own["examples"] = jnp.zeros((*self.stacked, apart, 0))
+      own["squares"] = jnp.zeros((*self.stacked, *sizes), jnp.float32)
+      own["examples"] = jnp.zeros((*self.stacked, apart, 0), jnp.float32)
       own["basis"] = {
         side: eigen.vectors
         for side, eigen in zip(("inputs", "outputs"), basis)
@@ -62,17 +78,20 @@ class Layer(NamedTuple):
     return 1.0 if self.call.view.patches else tokens
 
   def squares(self, sums: Any, examples: jax.Array, published: bool) -> jax.Array:
-    """Second moments of the gradients of examples, [..., d_in, d_out], from sums of squares."""
+    """Second moments of the gradients of examples, [..., d_in, d_out], from sums of squares.
+
+    `examples` is their number, of a shared layer the number of devices.
+    """
     total = 0.0
     for own in sums.values():
       rows = jnp.maximum(own["rows"], 1.0)
-      tokens = rows if self.shared else rows / jnp.maximum(examples, 1.0)
+      tokens = rows / jnp.maximum(examples, 1.0)
       scale = self.scale(tokens[..., None, None]) if published else 1.0
       total = total + own["squares"] * scale  # a mean: gradients are scaled so, see `estimate`
     return total
 
   def factors(self, sums: Any, examples: jax.Array, published: bool) -> Kronecker | Diagonal:
-    """Means from the sums over rows."""
+    """Means from the sums over rows; `examples` as for `squares`."""
     if isinstance(self.call.view, layer_views.ScaleAndShift):
       return Diagonal(tuple(sums["use"][name] for name in ("scale", "bias") if name in self.sums))
     pairs = [self._pair(sums[kind], kind, examples, published) for kind in sorted(sums)]
@@ -82,7 +101,7 @@ class Layer(NamedTuple):
 
   def _pair(self, sums, kind, examples, published):
     rows = jnp.maximum(sums["rows"], 1.0)
-    tokens = rows if self.shared else rows / jnp.maximum(examples, 1.0)
+    tokens = rows / jnp.maximum(examples, 1.0)
     acts, grads = ("outputs", "inputs") if kind == "head" else ("inputs", "outputs")
     spread = lambda x, side: x.reshape(*x.shape, *(1,) * len(self.sums[side]))
     a = sums[acts] / spread(rows, acts)
@@ -113,9 +132,9 @@ def _mixed(pairs: list[tuple[Any, Any]], shapes: dict[str, tuple[int, ...]]) -> 
 
 
 def layers_of(
-  calls: Sequence[capture.Call], patterns: Sequence[str], norms: str, max_factor: int, batch: int
+  calls: Sequence[capture.Call], patterns: Sequence[str], norms: str, max_factor: int
 ) -> dict[capture.Path, Layer]:
-  """The layers that get a Kronecker product or a diagonal, by path; `batch` is their examples'."""
+  """The layers that get a Kronecker product or a diagonal, by path."""
   by_path: dict[capture.Path, list[capture.Call]] = {}
   for call in calls:
     by_path.setdefault(call.path, []).append(call)
@@ -137,12 +156,20 @@ def layers_of(
       )
     first = own[0]
     sums = _sums_of(view, first.shapes, max_factor)
-    shared = any(
-      getattr(c.view, "ids", False) and len(c.rows) == 1 and c.rows[0] != batch and not c.mapped
-      for c in own
-    )
-    found[path] = Layer(tuple(own), full, sums, first.stacked, shared)
+    layer = Layer(tuple(own), full, sums, first.stacked)
+    if isinstance(view, layer_views.ScaleAndShift):
+      _check_norm(layer)
+    found[path] = layer
   return found
+
+
+def _check_norm(layer: Layer) -> None:
+  if layer.holds(places.FLAT, places.ELSEWHERE, places.NOWHERE):
+    shape = ", ".join(str(call.rows) for call in layer.calls)
+    raise ValueError(
+      f'norms="diagonal" needs the examples first in the input of {layer.block}, which has shape'
+      f' {shape}; allowed: [batch, ...], or norms="gradient"'
+    )
 
 
 def _parameters(view, shapes) -> tuple[str, ...]:
@@ -167,6 +194,13 @@ def inputs_once(once: Any, total: Any) -> Any:
   """The sums of one layer: those of inputs from one pass, those of gradients from all."""
   merged = {}
   for kind, sums in total.items():
-    fixed = {"rows", "weights", "examples", "basis", "outputs" if kind == "head" else "inputs"}
+    fixed = {
+      "rows",
+      "weights",
+      "examples",
+      "mapped",
+      "basis",
+      "outputs" if kind == "head" else "inputs",
+    }
     merged[kind] = {name: once[kind][name] if name in fixed else x for name, x in sums.items()}
   return merged

@@ -22,7 +22,7 @@ def squares(opt_state: Any, kind: Callable[[str], str]) -> dict[str, jax.Array]:
   `kind` maps a parameter's path to the kind of its layer. Each value is a float32 scalar,
   the sum over all parameters of the kind; there are none if `optim.graft` is not in use.
   """
-  sums: dict[str, jax.Array] = collections.defaultdict(lambda: jnp.zeros(()))
+  sums: dict[str, jax.Array] = collections.defaultdict(lambda: jnp.zeros((), jnp.float32))
   if isinstance(opt_state, GraftState):
     for side, norms in zip(SIDES, opt_state.norms):
       for path, norm in jax.tree_util.tree_leaves_with_path(norms):

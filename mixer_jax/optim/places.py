@@ -1,0 +1,56 @@
+"""Where the rows of a layer hold the examples of the batch: found by tracing two sizes of batch."""
+
+from typing import Any, Callable
+
+import jax
+
+from mixer_jax.optim import capture
+
+FIRST = "first"  # an example an index of the leading axis
+FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
+ELSEWHERE = "elsewhere"  # on another axis, as [tokens, batch, ...]
+MAPPED = "mapped"  # taken off by `jax.vmap`
+NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
+
+
+def placed(predict: Callable, params: Any, batch: Any, examples: int) -> list[capture.Call]:
+  """The calls of `capture.calls`, each with its place; `batch` has so many examples."""
+  calls = capture.calls(predict, params, batch)
+  others = _of_twice(predict, params, batch, examples)
+  if [c.path for c in others] != [c.path for c in calls]:
+    return [call._replace(place=_likely(call, examples)) for call in calls]
+  return [
+    call._replace(place=_place(call, other.rows, examples)) for call, other in zip(calls, others)
+  ]
+
+
+def _of_twice(predict, params, batch, examples) -> list[capture.Call]:
+  """The calls for twice as many examples; none of a `predict` that is made for one size."""
+
+  def twice(x):
+    shape = (2 * examples, *x.shape[1:]) if x.shape[:1] == (examples,) else x.shape
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+  try:
+    return capture.calls(predict, params, jax.tree.map(twice, batch))
+  except Exception:  # of whatever kind: the user's function was not made for this batch
+    return []
+
+
+def _place(call: capture.Call, rows_of_twice: tuple[int, ...], examples: int) -> str:
+  if rows_of_twice == call.rows:
+    return MAPPED if call.mapped else NOWHERE
+  if len(rows_of_twice) != len(call.rows) or rows_of_twice[0] != 2 * call.rows[0]:
+    return ELSEWHERE
+  return FIRST if call.rows[0] == examples else FLAT
+
+
+def _likely(call: capture.Call, examples: int) -> str:
+  """The place, as far as one trace tells it."""
+  if call.mapped:
+    return MAPPED
+  if len(call.rows) == 1 and call.rows[0] != examples and getattr(call.view, "ids", False):
+    return NOWHERE
+  if not call.rows or call.rows[0] % examples:
+    return ELSEWHERE
+  return FIRST if call.rows[0] == examples else FLAT
