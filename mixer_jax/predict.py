@@ -72,8 +72,9 @@ def know_classes(task: Task, path: str) -> None:
 def _lines(path: str) -> list[str]:
   """The lines of a file, or of the standard input, that are not blank."""
   with told(f"--inputs={path}", OSError, UnicodeError):
-    text = sys.stdin.read() if path == "-" else pathlib.Path(path).read_text(encoding="utf-8-sig")
-  return [line for line in text.splitlines() if line.strip()]
+    text = sys.stdin.read() if path == "-" else pathlib.Path(path).read_text(encoding="utf-8")
+  # Not splitlines: it also splits at form feeds and at Unicode's separators.
+  return [line for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
 
 
 def main(argv: list[str]) -> None:

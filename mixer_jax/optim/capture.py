@@ -25,6 +25,11 @@ from mixer_jax.optim.curvature_blocks import path_name
 _COMPANION = "_curvature"
 _SERIAL = itertools.count()
 Path = tuple[Any, ...]
+# What makes another array of a parameter; slices, casts and shardings are made of companions, too.
+_ARITHMETIC = frozenset(
+  "add sub mul div neg max min clamp select_n dot_general exp tanh sqrt rsqrt pow integer_pow sign"
+  " round custom_jvp_call custom_vjp_call".split()
+)
 
 
 class Call(NamedTuple):
@@ -39,6 +44,7 @@ class Call(NamedTuple):
     rows: leading shape of its rows; () of a layer without.
     mapped: whether `jax.vmap` has taken the batch axis off its rows.
     kind: "use", or "head" for an embedding's transposed use.
+    changed: whether the model takes a function of its parameters, as `nn.WeightNorm` does.
     place: see `places`.
   """
 
@@ -50,6 +56,7 @@ class Call(NamedTuple):
   rows: tuple[int, ...]
   mapped: bool
   kind: str
+  changed: bool
   place: str = ""
 
 
@@ -57,7 +64,8 @@ def calls(predict: Callable, params: Any, batch: Any) -> list[Call]:
   """Every call of a layer with parameters of the tree `params`, from one abstract trace.
 
   Raises:
-    ValueError: parameters that are scanned over another axis than the first.
+    ValueError: parameters that are scanned over another axis than the first, or a model that
+      does not take companions beside its parameters.
   """
   nodes = dict(_nodes(params))
   paths, serial = list(nodes), next(_SERIAL)
@@ -77,7 +85,8 @@ def calls(predict: Callable, params: Any, batch: Any) -> list[Call]:
     path, own = paths[i], layer_views.own_params(module)
     shapes = {name: x.shape for name, x in own.items() if name != _COMPANION}
     if tuple(inside) != _largest(own).shape:
-      raise ValueError(f"{'/'.join(map(str, path))} is scanned over another axis than the first")
+      where = "/".join(map(str, path))
+      raise layer_views.LayerError(f"{where} is scanned over another axis than the first")
     whole = _largest(nodes[path]).shape
     stacked = whole[: len(whole) - len(inside)]
     rows = ()
@@ -87,11 +96,21 @@ def calls(predict: Callable, params: Any, batch: Any) -> list[Call]:
       rows = args[0].shape
     kind = "head" if getattr(view, "transposed", False) else "use"
     mapped = _is_mapped(args[0], stacked)
-    found.append(Call(path, type(module).__name__, view, stacked, shapes, rows, mapped, kind))
+    changed = any(_is_changed(own[name]) for name in shapes)
+    name = type(module).__name__
+    found.append(Call(path, name, view, stacked, shapes, rows, mapped, kind, changed))
     return y
 
-  with _intercepted(note):
-    jax.eval_shape(lambda p, b: predict(_with(p, markers), b), params, batch)
+  try:
+    with _intercepted(note):
+      jax.eval_shape(lambda p, b: predict(_with(p, markers), b), params, batch)
+  except layer_views.LayerError:
+    raise
+  except Exception as e:  # of whatever kind: it comes from the user's function
+    raise ValueError(
+      "K-FAC hands predict a tree of parameters with arrays of its own beside them, and predict"
+      f" fails ({type(e).__name__}: {e}); it must give the tree to apply as it is"
+    ) from e
   return found
 
 
@@ -121,6 +140,12 @@ def companion(shapes: Mapping[str, tuple[int, ...]], stacked: tuple[int, ...]) -
   """Zeros for one layer; `shapes` of "inputs" and "outputs" of a dense one, or "scale", "bias"."""
   shapes = dict(shapes, rows=())
   return {name: jnp.zeros((*stacked, *shape), jnp.float32) for name, shape in shapes.items()}
+
+
+def _is_changed(x: Any) -> bool:
+  """Whether a parameter inside a layer is the result of arithmetic, as far as JAX tells it."""
+  equation = getattr(x, "parent", None)
+  return getattr(getattr(equation, "primitive", None), "name", None) in _ARITHMETIC
 
 
 def _is_mapped(x: Any, stacked: tuple[int, ...]) -> bool:

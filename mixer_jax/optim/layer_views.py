@@ -62,6 +62,10 @@ class Plain(NamedTuple):
   reason: str = ""
 
 
+class LayerError(ValueError):
+  """A layer that K-FAC cannot take as it is."""
+
+
 View = Dense | ScaleAndShift | Plain
 
 
@@ -74,7 +78,7 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
   declared = getattr(type(module), "curvature", None)
   if declared is not None:
     if declared not in DECLARED:
-      raise ValueError(
+      raise LayerError(
         f"{type(module).__name__}.curvature is {declared!r}; allowed: {', '.join(DECLARED)}"
       )
     return DECLARED[declared](module, *args) if context.method_name == "__call__" else None

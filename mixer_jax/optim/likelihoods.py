@@ -19,6 +19,7 @@ class Likelihood(NamedTuple):
       outputs. None: `estimation="exact"` is refused.
     parts: number of arrays of the outputs; more than one stand in a tuple.
     width: the least n.
+    keys: of the outputs, if they are a mapping.
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -26,6 +27,7 @@ class Likelihood(NamedTuple):
   factor: Callable[[Any, Any], Any] | None = None
   parts: int = 1
   width: int = 1
+  keys: tuple[str, ...] = ()
 
   def is_output(self, answer: tuple) -> bool:
     """Whether a tuple is outputs, not outputs and targets."""
@@ -33,6 +35,12 @@ class Likelihood(NamedTuple):
 
   def check(self, outputs: Any) -> None:
     """Raises a ValueError for outputs that are no rows of this distribution."""
+    found = tuple(outputs) if isinstance(outputs, Mapping) else ()
+    if sorted(found) != sorted(self.keys):
+      named = ", ".join(found) or "none"
+      raise ValueError(
+        f"the outputs have the keys {named}; allowed: {', '.join(self.keys) or 'none'}"
+      )
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != self.parts:
       raise ValueError(f"the outputs are {len(leaves)} arrays; the likelihood has {self.parts}")
@@ -87,6 +95,11 @@ def likelihood_of(given: Any) -> Likelihood:
   if isinstance(given, Mapping):
     return _several({k: likelihood_of(v) for k, v in given.items()})
   if isinstance(given, tuple):
+    weight = given[0] if len(given) == 2 else None
+    if weight is None or isinstance(weight, str) or not getattr(weight, "shape", weight >= 0) != 0:
+      raise ValueError(
+        f"likelihood is {given!r}; allowed as a tuple: (weight, likelihood), a weight of 0 or more"
+      )
     return _weighted(given[0], likelihood_of(given[1]))
   check_choice("likelihood", given)
   return _named(given)
@@ -117,4 +130,4 @@ def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
 
   exact = all(p.factor for p in parts.values())
   count = sum(p.parts for p in parts.values())
-  return Likelihood(sample, gradient, factor if exact else None, count)
+  return Likelihood(sample, gradient, factor if exact else None, count, keys=tuple(parts))

@@ -154,6 +154,11 @@ def layers_of(
         f"plain has {', '.join(listed)} of a layer whose parameters have one block:"
         f" {', '.join(full)}; allowed: all of them, or none"
       )
+    if any(call.changed for call in own):
+      raise ValueError(
+        f"the model changes {', '.join(full)} before their layer takes them, which K-FAC cannot see;"
+        " list them in `plain` to train them with the plain gradient"
+      )
     first = own[0]
     sums = _sums_of(view, first.shapes, max_factor)
     layer = Layer(tuple(own), full, sums, first.stacked)

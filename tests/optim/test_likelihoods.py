@@ -195,6 +195,15 @@ def test_predictions_that_do_not_fit_are_refused():
     blocks(lambda p, x: (predict(p, x), None, jnp.ones(5)))
   with pytest.raises(ValueError, match="likelihood is 'poisson'; allowed: categorical, normal"):
     blocks(predict, likelihood="poisson")
+  for wrong in (("normal",), ("normal", 0.5), (-1.0, "normal"), (float("nan"), "normal")):
+    with pytest.raises(
+      ValueError, match=r"allowed as a tuple: \(weight, likelihood\), a weight of 0"
+    ):
+      blocks(predict, likelihood=wrong)
+  with pytest.raises(ValueError, match="outputs have the keys a; allowed: b"):
+    blocks(lambda p, x: {"a": predict(p, x)}, likelihood={"b": "normal"})
+  with pytest.raises(ValueError, match="outputs have the keys none; allowed: b"):
+    blocks(predict, likelihood={"b": "normal"})
   with pytest.raises(ValueError, match='"empirical" needs predict to return'):
     blocks(predict, estimation="empirical")
 

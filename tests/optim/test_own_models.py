@@ -454,16 +454,6 @@ def test_parameters_cast_inside_predict_are_refused():
     tx.update(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
 
 
-def test_factors_of_scaled_parameters_are_scaled():
-  """Weights W used as 3 W: the Fisher matrix with respect to W is 9 times as large."""
-  params, batch = problem()
-  scaled = lambda p, b: predict({**p, "one": jax.tree.map(lambda x: 3.0 * x, p["one"])}, b)
-  found = optim.kfac_factors(scaled, params, batch, None, estimation="exact")["one"]
-  wide = {**params, "one": jax.tree.map(lambda x: 3.0 * x, params["one"])}
-  plain = optim.kfac_factors(predict, wide, batch, None, estimation="exact")["one"]
-  close(np.kron(*found), 9 * np.kron(*plain), rtol=1e-4)
-
-
 @pytest.mark.parametrize("span, cosine", [(1, 0.9999), (2, 0.99)])
 @pytest.mark.thorough
 def test_exact_damping_of_badly_scaled_inputs(span, cosine):
@@ -560,3 +550,49 @@ def test_layers_that_are_no_matrix_over_rows_are_refused(reason):
   apply = lambda p, x: REFUSED[reason].apply({"params": p}, x)
   with pytest.raises(ValueError, match=f"kernel .*{reason}.*list them in `plain`"):
     optim.kfac_blocks(apply, params, x)
+
+
+class Reparametrised(nn.Module):
+  """A layer whose kernel is another one's, as large as `scale` says."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.tanh(nn.WeightNorm(nn.Dense(6, name="one"))(x))
+    return nn.Dense(4, name="two")(x)
+
+
+def test_parameters_that_change_before_their_layer_are_refused_or_plain():
+  x = np.ones((2, 5), np.float32)
+  params = jax.jit(Reparametrised().init)(jax.random.key(0), x)["params"]
+  of = lambda change: lambda p, x: Reparametrised().apply({"params": change(p)}, x)
+  with pytest.raises(ValueError, match="the model changes one/kernel, one/bias before .* `plain`"):
+    optim.kfac_blocks(of(lambda p: p), params, x, plain="scale")
+  blocks = optim.kfac_blocks(of(lambda p: p), params, x, plain="scale|one")
+  assert {b.name: b.kind for b in blocks}["two"] == "kronecker"
+  threefold = of(lambda p: jax.tree.map(lambda a: 3 * a, p))
+  with pytest.raises(ValueError, match="the model changes two/kernel, two/bias"):
+    optim.kfac_blocks(threefold, params, x, plain="scale|one")
+
+
+def test_a_tree_of_parameters_that_does_not_reach_apply_as_it_is():
+  params, batch = problem()
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  added = lambda p, b: predict(jax.tree.map(jnp.add, p, zeros), b)
+  with pytest.raises(ValueError, match=r"predict fails \(ValueError: .*give the tree to apply as"):
+    optim.kfac_blocks(added, params, batch)
+
+
+@pytest.mark.parametrize("how", ["stop_gradient", "sharding"])
+def test_parameters_may_pass_through_identities(how):
+  params, batch = problem()
+  expected = optim.kfac_factors(predict, params, batch, jax.random.key(0))
+  whole = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,)), P())
+  place = lambda p: jax.lax.with_sharding_constraint(p, whole)
+  passed = {"stop_gradient": jax.lax.stop_gradient, "sharding": place}[how]
+  if how == "stop_gradient":  # of parameters alone, as of a frozen part
+    passed = lambda p: {
+      **p,
+      "one": {**p["one"], "kernel": jax.lax.stop_gradient(p["one"]["kernel"])},
+    }
+  found = optim.kfac_factors(lambda p, b: predict(passed(p), b), params, batch, jax.random.key(0))
+  close(found, expected)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import math
 from typing import Annotated, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -98,9 +99,14 @@ def tell_cut(cut: int, number: int, where: str, length: int) -> None:
     _LOG.warning("%s: %s, %d tokens, and were cut", where, longer, length)
 
 
-def _natural(label: str) -> tuple[bool, int, str]:
+def _natural(label: str) -> tuple[bool, float, str]:
   """The order of labels: numbers by value, before words."""
-  return not label.isdecimal(), int(label) if label.isdecimal() else 0, label
+  try:
+    number = float(label)
+  except ValueError:
+    number = math.nan
+  known = math.isfinite(number)
+  return not known, number if known else 0.0, label
 
 
 def _numbers(found: rows_lib.Rows, classes: Sequence[str]) -> np.ndarray:
