@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import os
 import pathlib
 from typing import Annotated, Mapping, NamedTuple
@@ -19,6 +20,7 @@ from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.tasks.segmentation import shapes
 from mixer_jax.tasks.segmentation.pairs import Pairs
 
+_LOG = logging.getLogger(__name__)
 _SAME = options.of(ImageData)  # options that classification has, too
 _CANVAS = "height and width into which pairs are resized and padded; []: left as they are"
 _NAMES = 'names, separated by commas; "": the lines of DIR/classes.txt, else numbers'
@@ -150,28 +152,41 @@ def _read(data: SegmentationData, base: str) -> _Base:
 
 def _names(data: SegmentationData, ids: list[np.ndarray]) -> tuple[str, ...]:
   """Names of the classes: given, of a file, or the numbers of those in the training masks."""
-  if data.classes:
-    return _different(data.classes.split(","), "data.classes")
-  if data.name == "shapes":
-    return shapes.NAMES
-  path = pathlib.Path(os.path.expanduser(data.dir), "classes.txt")
-  if path.exists():
-    lines = folder.read_file(path).decode(errors="replace").splitlines()
-    return _different([line for line in lines if line.strip()], str(path))
   found = np.flatnonzero(np.any(np.concatenate(ids), axis=0))
   found = found[found != data.void]
-  classes = int(found.max() - (found.max() > data.void)) + 1 if len(found) else 0
   named = ", ".join(map(str, found[:9])) or "none"
-  where = f"{path.parent}: the training masks have the ids {named}, beside data.void, {data.void}"
-  if classes < 2:
+  of = data.dir or data.name
+  where = f"{of}: the training masks have the ids {named}, beside data.void, {data.void}"
+  if len(found) < 2:
     raise UserError(f"{where}; allowed: two classes or more")
+  if names := _given_names(data):
+    places = np.flatnonzero(_is_class(data.void, len(names)))
+    if absent := [name for name, place in zip(names, places) if place not in found]:
+      _LOG.warning("%s; none of the classes %s", where, ", ".join(absent))
+    return names
+  classes = int(found.max() - (found.max() > data.void)) + 1
   if found.max() == 255 and len(found) < 128:  # 255 for one class of two, as editors write them
     raise UserError(f"{where}; allowed: ids in a row, for these would be {classes} classes")
   return tuple(map(str, np.flatnonzero(_is_class(data.void, classes))))
 
 
+def _given_names(data: SegmentationData) -> tuple[str, ...]:
+  """The names of the option, of a file beside the images, or of the shapes; maybe none."""
+  if data.classes:
+    return _different(data.classes.split(","), "data.classes")
+  if data.name == "shapes":
+    return shapes.NAMES
+  path = pathlib.Path(os.path.expanduser(data.dir), "classes.txt")
+  if not path.exists():
+    return ()
+  lines = folder.read_file(path).decode(errors="replace").splitlines()
+  return _different([line for line in lines if line.strip()], str(path))
+
+
 def _different(names: list[str], where: str) -> tuple[str, ...]:
   names = [name.strip() for name in names]
+  if "" in names:
+    raise UserError(f"{where}: class {names.index('')} has no name; allowed: a name for each")
   if twice := [name for name in names if names.count(name) > 1]:
     raise UserError(f"{where}: has the class {twice[0]!r} twice; allowed: different names")
   return tuple(names)

@@ -57,6 +57,11 @@ def test_a_palette_is_not_looked_up_and_names_come_from_a_file(tmp_path):
   assert data.load(options(root, void=0, classes="a, b,c", **splits)).class_names == ("a", "b", "c")
 
 
+def test_named_classes_that_no_training_mask_has_are_told(camvid, caplog):
+  data.load(options(camvid, classes="road,sky,boat,car"))
+  assert "none of the classes car" in caplog.text
+
+
 def test_a_canvas_takes_pairs_of_any_size(tmp_path):
   root = files.write(tmp_path, {"train": 2, "test": 1})
   wide = np.full((20, 60, 3), 77, np.uint8)
@@ -115,7 +120,9 @@ def unknown(root):
   [
     ({}, "have the ids 0, beside data.void, 255; allowed: two classes or more"),
     (dict(void=1), "the ids 0, 255, beside data.void, 1; allowed: .* would be 255 classes"),
-    (dict(classes="a,b,a"), "data.classes: has the class 'a' twice"),
+    (dict(classes="back,object"), "have the ids 0, beside data.void, 255; allowed: two classes"),
+    (dict(classes="a,b,a", void=1), "data.classes: has the class 'a' twice"),
+    (dict(classes="a,b,", void=1), "data.classes: class 2 has no name"),
   ],
 )
 def test_masks_of_0_and_255_are_no_two_classes(tmp_path, fields, message):
