@@ -17,6 +17,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import cli, compilation
 from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.tasks import task as task_lib
 from mixer_jax.tasks.images import batches, probes
 from mixer_jax.training.evaluator import each_batch
 from mixer_jax.training.restore import restore
@@ -70,7 +71,7 @@ def probe(
 
 def _fresh(run: Experiment) -> Any:
   """The variables before step 0 of a run that starts from no weights."""
-  key, _ = jax.random.split(jax.random.key(run.config.seed))  # as `training.state` draws them
+  key, _ = task_lib.seed_keys(run.config.seed)
   return jax.jit(run.task.init, out_shardings=mesh_lib.replicated(run.mesh))(key)
 
 

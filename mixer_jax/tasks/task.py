@@ -191,6 +191,12 @@ TASKS = {
 }
 
 
+def seed_keys(seed: Any) -> tuple[jax.Array, jax.Array]:
+  """The keys of a run's first variables and of its steps."""
+  first, steps = jax.random.split(jax.random.key(seed))
+  return first, steps
+
+
 def find(name: str) -> type[Task]:
   """The class of a task, one of `TASKS` or "module.path:Class"; a UserError if there is none."""
   module, _, class_name = TASKS.get(name, name).partition(":")

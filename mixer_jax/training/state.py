@@ -13,6 +13,7 @@ from mixer_jax.optim import step_norms
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import freeze
 from mixer_jax.tasks import metrics as metrics_lib
+from mixer_jax.tasks import task as task_lib
 
 # The collections that are averaged, see `config.ema_decay`, and the names of their averages. Batch
 # statistics are among them: those of the last parameters would not fit averaged ones.
@@ -66,7 +67,7 @@ def state_shapes(run: Experiment) -> TrainState:
 
 
 def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
-  init_key, run_key = jax.random.split(jax.random.key(seed))
+  init_key, run_key = task_lib.seed_keys(seed)
   variables = dict(run.task.init(init_key) if variables is None else variables)
   if taken := sorted(variables.keys() & AVERAGES.values()):
     task = run.config.task

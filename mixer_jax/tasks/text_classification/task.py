@@ -19,7 +19,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.models import text_heads
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables, seed_keys
 from mixer_jax.tasks.text import encoders, pictures, text_data
 from mixer_jax.tasks.text_classification import labelled, scores
 from mixer_jax.text import sample, sequences
@@ -158,7 +158,7 @@ class TextClassification(BaseTask):
     config, length = self._config, self._data.max_length
     if not (path := config.pretrained or config.frozen_from):
       return None
-    fresh = jax.device_get(self.init(jax.random.key(config.seed)))
+    fresh = jax.device_get(self.init(seed_keys(config.seed)[0]))
     given = (encoders.read(path, read_run), encoders.shorter(path, length), path)
     if config.pretrained:
       return {**fresh, "params": encoders.started(fresh["params"], *given)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import evaluate, experiment, export, models, predict, pretrained, tasks
+from mixer_jax import evaluate, experiment, export, models, predict, pretrained, probe, tasks
 from mixer_jax.data import dataset
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import metrics_file
@@ -134,6 +134,9 @@ def test_the_teacher_answers_as_its_own_run(config, teacher_run):
   batch = run.task.prepare(None, arrays, train=False)
   found = jax.jit(run.task.taught)(variables, batch["image"])
   np.testing.assert_allclose(found, expected.outputs, rtol=1e-4, atol=1e-4)
+  fresh = probe._fresh(run)["params"]  # that of a run of the seed without a teacher
+  initial = run.task.initial(run.variable_shapes, restore.stored)["params"]
+  jax.tree.map(np.testing.assert_array_equal, initial, fresh)
   test = run.datasets["test"]
   top1 = run.task.host_metrics(variables, test)["teacher_top1"]
   assert top1 == pytest.approx(metrics_file.read(teacher_run)[-1]["test/top1"], abs=1e-6)
@@ -212,7 +215,7 @@ def test_a_file_of_weights_is_a_teacher(config, tmp_path, monkeypatch):
   params = public(small, 4, tmp_path / "w.npz")
   sizes = dict(hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=8, patch_size=4)
   monkeypatch.setitem(models.VARIANTS, "tiny", functools.partial(models.Mixer, **sizes))
-  monkeypatch.setitem(models._IMAGE_SIZES, "tiny", 8)
+  monkeypatch.setitem(models._IMAGE_SIZES, "tiny", 32)  # the file's own are the student's
   config.distillation.update(teacher=str(tmp_path / "w.npz"), teacher_model="tiny")
   run, variables, batch = started(config)
   jax.tree.map(np.testing.assert_array_equal, variables["teacher"]["params"], params)
