@@ -147,11 +147,16 @@ class Experiment:
     return repr((config, self.variable_shapes, self.batch_shapes, self.clock, devices))
 
 
+def check_accelerator(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError if the config wants an accelerator and there is none."""
+  if config.require_accelerator and jax.devices()[0].platform == "cpu":
+    raise UserError("require_accelerator is True, but JAX finds only a CPU")
+
+
 def build(config: ml_collections.ConfigDict) -> Experiment:
   """Loads the data and builds the task of a config; a UserError if either is not usable."""
   config_lib.check(config)
-  if config.require_accelerator and jax.devices()[0].platform == "cpu":
-    raise UserError("require_accelerator is True, but JAX finds only a CPU")
+  check_accelerator(config)
   mesh = mesh_lib.make_mesh(config)
   task = freeze.frozen(tasks.find(config.task)(config), config.freeze)
   datasets = dict(task.datasets())

@@ -45,6 +45,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   """
   devices.print_line()
   config_lib.check(config)
+  experiment.check_accelerator(config)  # before weights are downloaded
   stored = directory_lib.stored_config(path)
   if stored:
     config = directory_lib.with_files(directory_lib.existing(path), _resumed(config, stored))
