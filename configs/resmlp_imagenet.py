@@ -2,7 +2,7 @@
 
   python -m mixer_jax.main --config=configs/resmlp_imagenet.py[:MODEL[,RECIPE]] [--config.data.dir=DIR]
 
-MODEL is resmlp_s12 or another one of `models.VARIANTS` for 224x224. The recipe `deit` is that of
+MODEL is resmlp_s12 or another all-MLP of `models.BACKBONES` for 224x224. The recipe `deit` is that of
 DeiT with LAMB at 5e-3, decay 0.2 and 400 epochs: 76.6% for ResMLP-S12 in the paper.
 `distilled` adds DeiT's teacher, RegNetY-16GF, whose public weights it downloads: 77.8% there.
 `old_fashioned` has crops and flips alone and 90 epochs, 69.2% there; its rate is ours. Stochastic

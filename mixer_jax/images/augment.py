@@ -6,6 +6,8 @@ merely leaves out rows of the matrices, which `jax.image` would compute. Each im
 depend on the key and its index in the batch only, not on how the batch is sharded.
 """
 
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,8 @@ from mixer_jax.errors import UserError
 from mixer_jax.images import mixing, rand_augment, warp
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
+
+_LOG = logging.getLogger(__name__)
 
 
 def train_input(
@@ -54,6 +58,15 @@ def check(how: ImageData, shape: tuple[int, ...]) -> None:
   if not how.resize and (height, width) != (how.image_size, how.image_size):
     found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
     raise UserError(f"{found}; set it to their size, or data.resize to {how.image_size} or more")
+
+
+def check_stored(how: ImageData, shape: tuple[int, ...]) -> None:
+  """As `check`, of the images of a data set; tells of some that a resize will distort."""
+  check(how, shape)
+  height, width = shape[-3:-1]
+  if how.resize and height != width:
+    found = f"data.resize={how.resize} makes squares of images of {width}x{height} pixels"
+    _LOG.warning("%s, which distorts them; data.stored_size cuts their centres out", found)
 
 
 def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:

@@ -38,6 +38,13 @@ def test_resize_is_that_of_pillow_and_jax(height, width, size):
     )  # Pillow rounds after each axis.
 
 
+def test_images_that_a_resize_distorts_are_told(caplog):
+  augment.check_stored(augmentation(32, resize=36), (40, 40, 3))
+  assert not caplog.text
+  augment.check_stored(augmentation(32, resize=36), (40, 32, 3))
+  assert "data.resize=36 makes squares of images of 32x40 pixels" in caplog.text
+
+
 def test_centre_crop_is_the_middle_of_the_resized_image():
   images = _images(2, 32, 32, 3)
   whole = augment.plain_input(images, augmentation(256, resize=256))

@@ -96,7 +96,7 @@ class ImageClassification(BaseTask):
     # A mistake in the model is told before data are read or downloaded.
     jax.eval_shape(functools.partial(self._fresh, self._build(1)), jax.random.key(0))
     loaded = sources.load(self._data)
-    augment.check(self._augmentation, loaded.splits["train"].spec["image"].shape)
+    augment.check_stored(self._augmentation, loaded.splits["train"].spec["image"].shape)
     return loaded
 
   @functools.cached_property

@@ -109,9 +109,15 @@ class SelfDistillation(BaseTask):
   def _loaded(self) -> sources.Loaded:
     self._check_model()  # a mistake in the model is told before data are read or downloaded
     loaded = sources.load(self._data, labelled=False)
+    for name, split in loaded.splits.items():
+      if split.spec["label"].ndim:
+        raise UserError(
+          f"the split {name} has sets of labels, but neighbours vote for one class an image;"
+          " allowed: test sets of one label an image"
+        )
     if len(loaded.class_names) < 2:
       _LOG.warning("The images have one class: knn is 100%, and the best checkpoint the first")
-    augment.check(self._data, loaded.splits["train"].spec["image"].shape)
+    augment.check_stored(self._data, loaded.splits["train"].spec["image"].shape)
     return loaded
 
   def _check_model(self) -> None:
@@ -240,6 +246,10 @@ class SelfDistillation(BaseTask):
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
     """The accuracy of k-NN, and maybe a linear classifier, by the images that `config.knn` says."""
     train = self._loaded.splits["train"]
+    if split is train:
+      raise UserError(
+        "the split train is the one that neighbours are sought in; allowed: another split"
+      )
     labels, features = self._labelled(variables, train, batches.spaced(train, self._knn.images))
     wanted, queries = self._labelled(variables, split, batches.spaced(split))
     classes = len(self._loaded.class_names)
@@ -284,7 +294,9 @@ class SelfDistillation(BaseTask):
     rows = batches.spaced(train, _PICTURED)
     labels, features = self._labelled(variables, train, rows)
     wanted, queries = self._labelled(variables, split, shown)
-    near, places = map(np.asarray, probes.nearest(features, queries, pictures.NEIGHBOURS))
+    near, places = map(
+      np.asarray, probes.nearest(features, queries, min(len(rows), pictures.NEIGHBOURS))
+    )
     [found] = batches.each_batch(train, rows[places].ravel(), places.size)
     [images] = batches.each_batch(split, shown, len(shown))
     found = found["image"].reshape(*places.shape, *found["image"].shape[1:])

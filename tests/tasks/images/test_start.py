@@ -128,6 +128,10 @@ def test_a_run_of_dino_gives_its_teacher_and_the_head_is_fresh(shapes_npz, tmp_p
 MISTAKES = {
   "patch": (dict(model=dict(patch_size=2)), "model.patch_size is 2, but '.*run' has 4; leave it"),
   "width": (dict(model=dict(hidden_dim=9)), "model.hidden_dim is 9, but '.*' has 8"),
+  "mixing": (
+    dict(model=dict(token_mixer="galerkin")),
+    "model.token_mixer is 'galerkin', but '.*' has 'mlp'; leave it",
+  ),
   "name": (dict(model=dict(name="mixer_b4")), "model.name is 'mixer_b4', but .* a mixer_small"),
   "pixels": (dict(data=dict(mean=(0.0, 0.0, 0.0))), "was trained with .*any_normalization"),
 }

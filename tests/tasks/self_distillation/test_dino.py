@@ -8,7 +8,10 @@ import scipy.special
 
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
+from mixer_jax.data import dataset
 from mixer_jax.errors import UserError
+from mixer_jax.images import sources
+from mixer_jax.images.image_data import ImageData
 from mixer_jax.tasks.self_distillation import dino
 
 STEPS, K = 5, 6
@@ -168,6 +171,16 @@ def test_contradictions(config, fields, message):
   config.update_from_flattened_dict(fields)
   with pytest.raises(UserError, match=message):
     config_lib.check(config)
+
+
+def test_test_sets_with_sets_of_labels_are_refused(config, monkeypatch):
+  loaded = sources.load(ImageData.of(config.data), labelled=False)
+  test = dict(loaded.splits["test"].arrays())
+  test["label"] = np.eye(4, dtype=bool)[test["label"]]
+  several = loaded._replace(splits=dict(loaded.splits) | {"real": dataset.Arrays(test)})
+  monkeypatch.setattr(sources, "load", lambda *_, **__: several)
+  with pytest.raises(UserError, match="^the split real has sets of labels, but neighbours vote"):
+    tasks.find(config.task)(config).datasets()
 
 
 @pytest.mark.thorough

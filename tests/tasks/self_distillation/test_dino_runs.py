@@ -92,6 +92,8 @@ def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(conf
   jax.tree.map(np.testing.assert_array_equal, run.task.backbone(fresh), fresh["params"]["backbone"])
   with pytest.raises(UserError, match="^--split is 'x'; allowed: test, for the"):
     probe.probe(str(finished), split="x")
+  with pytest.raises(UserError, match="^the split train is the one that neighbours are sought in"):
+    run.task.host_metrics(variables, run.datasets["train"])
 
 
 @pytest.mark.thorough
