@@ -229,3 +229,14 @@ def test_cut_sentences_are_counted_and_said(config, caplog):
   config.data.max_length = 6
   experiment.build(config)
   assert "of 75 examples are longer than data.max_length, 6 tokens" in caplog.text
+
+
+def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path):
+  """GLUE's F1 is that of the second class: of 1 where the other is -1."""
+  labels = ["10", "1.5", "-1", "2", "more", "1"] * 2
+  rows = [f"{label}\tthe film was good" for label in labels]
+  (tmp_path / "train.tsv").write_text("\n".join(["label\tsentence", *rows]) + "\n")
+  config.data.dir, config.batch_size, config.mesh.data = str(tmp_path), 4, 1
+  config.data.update(train_split="train.tsv[:6]", test_split="train.tsv[6:]", validation_split="")
+  run = experiment.build(config)
+  assert run.task.class_names == ("-1", "1", "1.5", "2", "10", "more")
