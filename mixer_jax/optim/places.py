@@ -14,7 +14,7 @@ NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
 
 
 def placed(predict: Callable, params: Any, batch: Any, examples: int) -> list[capture.Call]:
-  """The calls of `capture.calls`, each with its place; `batch` has so many examples."""
+  """The calls of `capture.calls`, each with its place; the outputs are of so many examples."""
   calls = capture.calls(predict, params, batch)
   others = _of_twice(predict, params, batch, examples)
   if [c.path for c in others] != [c.path for c in calls]:
@@ -26,15 +26,20 @@ def placed(predict: Callable, params: Any, batch: Any, examples: int) -> list[ca
 
 def _of_twice(predict, params, batch, examples) -> list[capture.Call]:
   """The calls for twice as many examples; none of a `predict` that is made for one size."""
+  sizes = [x.shape[0] for x in jax.tree.leaves(batch) if x.shape]
+  for size in dict.fromkeys((examples, *sizes)):  # an example may have several rows of outputs
 
-  def twice(x):
-    shape = (2 * examples, *x.shape[1:]) if x.shape[:1] == (examples,) else x.shape
-    return jax.ShapeDtypeStruct(shape, x.dtype)
+    def twice(x, size=size):
+      shape = (2 * size, *x.shape[1:]) if x.shape[:1] == (size,) else x.shape
+      return jax.ShapeDtypeStruct(shape, x.dtype)
 
-  try:
-    return capture.calls(predict, params, jax.tree.map(twice, batch))
-  except Exception:  # of whatever kind: the user's function was not made for this batch
-    return []
+    more = jax.tree.map(twice, batch)
+    try:
+      if jax.tree.leaves(jax.eval_shape(predict, params, more))[0].shape[0] == 2 * examples:
+        return capture.calls(predict, params, more)
+    except Exception:  # of whatever kind: the user's function was not made for this batch
+      continue
+  return []
 
 
 def _place(call: capture.Call, rows_of_twice: tuple[int, ...], examples: int) -> str:

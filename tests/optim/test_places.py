@@ -180,6 +180,18 @@ def test_a_diagonal_of_normalisations_needs_the_examples_first(how, shape):
     optim.kfac_blocks(turned(how), params, x, norms="diagonal")
 
 
+@pytest.mark.parametrize("key", [np.zeros(2, np.uint32), np.zeros((), np.uint32)], ids=["2", "1"])
+def test_views_of_an_example_may_be_examples(key):
+  """Two rows of outputs for each entry of the batch, and an array without a batch axis."""
+  x, params = pairs(4)
+  views = lambda p, b: turned("first")(p, b["views"].reshape(-1, 2, 4))
+  batch = {"key": key, "views": np.stack([x, -x], axis=1)}
+  found = optim.kfac_factors(views, params, batch, None, estimation="exact")
+  flat = batch["views"].reshape(-1, 2, 4)
+  expected = optim.kfac_factors(turned("first"), params, flat, None, estimation="exact")
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
 def test_a_model_for_one_size_of_batch():
   x, params = pairs(4)
   constant = np.arange(8, dtype=np.float32).reshape(4, 2, 1)
