@@ -84,6 +84,7 @@ def compare(
     kinds of steps.
   """
   first, batches, candidates, peaks, shares = next(iter(runs.values())), {}, {}, {}, {}
+  before = {}
   for name, run in runs.items():
     data = str(run.batch_shapes), run.config.data.to_json()
     batch = batches[data] if data in batches else batches.setdefault(data, steps.batch(run))
@@ -92,11 +93,14 @@ def compare(
     largest = peak_bytes(functools.partial(step, 0))
     for kind, (count, _) in shares[name].items():
       candidates[kind], peaks[kind] = functools.partial(step, count), largest
+    plain = candidates[f"{name} plain"] if f"{name} plain" in candidates else candidates[kind]
+    before[next(iter(shares[name]))] = plain
   if theirs:
     their_step = kfac_jax_step(first, next(iter(batches.values())))
     candidates[_THEIRS] = lambda: [their_step() for _ in range(_THEIR_STEPS)]
     peaks[_THEIRS] = peak_bytes(candidates[_THEIRS])
-  times = take_turns(candidates, rounds)
+    before[_THEIRS] = their_step
+  times = take_turns(candidates, rounds, before)
   if theirs:
     times[_THEIRS] = [s / _THEIR_STEPS for s in times[_THEIRS]]
   for name, own in shares.items():

@@ -3,16 +3,26 @@
 import os
 import statistics
 import time
+import types
 from typing import Any, Callable, Mapping
 
 import jax
 
 
-def take_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-  """Seconds of each candidate in each round, run in turn after a warm-up round."""
+def take_turns(
+  candidates: Mapping[str, Callable[[], Any]],
+  rounds: int,
+  before: Mapping[str, Callable[[], Any]] = types.MappingProxyType({}),
+) -> dict[str, list[float]]:
+  """Seconds of each candidate in each round, run in turn after a warm-up round.
+
+  A call of `before` precedes that of its candidate, untimed: a program gets pages of memory anew
+  after others have run, which can take a third of a large model's step.
+  """
   seconds = {name: [] for name in candidates}
   for i in range(rounds + 1):
     for name, call in candidates.items():
+      before.get(name, lambda: None)()
       start = time.perf_counter()
       call()
       if i:
