@@ -67,6 +67,16 @@ def widened(source: str, shapes: Shapes, tokens: int) -> int:
   return (new // old) ** 2
 
 
+def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
+  """Refuses weights over so many tokens, 0 of a model without, for a model of others."""
+  if found not in (0, tokens) and not resize:
+    old, new = _side(source, found), _side("the model", tokens)
+    raise UserError(
+      f"{source} mixes a {old}x{old} grid of patches, the model one of {new}x{new};"
+      f" set resize_tokens to {' or '.join(RESIZES)}"
+    )
+
+
 def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
   own = {path: arrays[path].shape for path in shapes if path in arrays}
@@ -77,11 +87,7 @@ def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arr
   if not resize and not (agreed and _is_square(found) and _is_square(tokens)):
     return arrays  # and so they do if their shapes contradict each other
   old, new = _side(source, found), _side("the model", tokens)
-  if not resize:
-    raise UserError(
-      f"{source} mixes a {old}x{old} grid of patches, the model one of {new}x{new};"
-      f" set resize_tokens to {' or '.join(RESIZES)}"
-    )
+  check_tokens(source, found, tokens, resize)
   if resize == BLOCK_DIAGONAL:
     times = math.isqrt(widened(source, own, tokens))
     change = lambda array, axes: _block_diagonal(array, axes, old, times)

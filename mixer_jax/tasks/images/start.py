@@ -20,7 +20,7 @@ import numpy as np
 from mixer_jax import models, options, pretrained
 from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option, one_of
-from mixer_jax.pretrained import RESIZES, Normalization, Weights
+from mixer_jax.pretrained import RESIZES, Normalization, Weights, fit
 from mixer_jax.tasks import task as task_lib
 
 _START = 'run on images, or weights (file, address, name of the catalog), to start from; "": none'
@@ -153,6 +153,9 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   for name, value in weights.model_fields(data.image_size, config.resize_tokens).items():
     if name in config.model and config.model[name] is None and value is not None:
       config.model[name] = value
+  if weights.num_tokens:  # told before the images are decoded
+    tokens = (data.image_size // options.value(models.VARIANTS, config.model, "patch_size")) ** 2
+    fit.check_tokens(weights.source, weights.num_tokens, tokens, config.resize_tokens)
   if weights.normalization and not config.any_normalization:
     _check_pixels(data, weights)
   return config

@@ -94,7 +94,7 @@ def test_other_classes_get_a_head_of_zeros_and_a_line(donor, config, tmp_path, c
 def test_another_resolution_takes_a_choice(config):
   config.data.image_size = config.data.resize = 16
   with pytest.raises(UserError, match="grid.*set resize_tokens to block_diagonal"):
-    start_of(config)
+    tasks.find(config.task).complete(config)  # before the images are read
   config.resize_tokens = "interpolate_bilinear"
   assert start_of(config)["MixerBlock_0"]["token_mixing"]["Dense_0"]["kernel"].shape == (16, 8)
   config.resize_tokens = "block_diagonal"
