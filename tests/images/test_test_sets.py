@@ -131,7 +131,7 @@ def test_tfds_sets_by_names_by_real_labels_and_by_the_number_of_the_file(tmp_pat
 
   again = f"again=tfds:{sources.SAMPLE_NAME}@test"
   splits = sources.load(
-    image_config(name="sample", dir=str(sources.SAMPLE_DIR), test_sets=again)
+    image_config(name=sources.SAMPLE_NAME, dir=str(sources.SAMPLE_DIR), test_sets=again)
   ).splits
   for name, array in splits["again"].arrays().items():
     np.testing.assert_array_equal(array, splits["test"].arrays()[name])
