@@ -1,6 +1,6 @@
 """Where the rows of a layer hold the examples of the batch: found by tracing two sizes of batch."""
 
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import jax
 
@@ -9,23 +9,26 @@ from mixer_jax.optim import capture
 FIRST = "first"  # an example an index of the leading axis
 FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
 ELSEWHERE = "elsewhere"  # on another axis, as [tokens, batch, ...]
-MAPPED = "mapped"  # taken off by `jax.vmap`
+MAPPED = "mapped"  # taken off by `jax.vmap` or `jax.lax.map`
 NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
 
 
 def placed(predict: Callable, params: Any, batch: Any, examples: int) -> list[capture.Call]:
   """The calls of `capture.calls`, each with its place; the outputs are of so many examples."""
   calls = capture.calls(predict, params, batch)
-  others = _of_twice(predict, params, batch, examples)
+  others, more = _of_twice(predict, params, batch, examples)
   if [c.path for c in others] != [c.path for c in calls]:
     return [call._replace(place=_likely(call, examples)) for call in calls]
+  same = [call.rows == other.rows for call, other in zip(calls, others)]
+  looped = any(same) and _loops(predict, params, batch) != _loops(predict, params, more)
   return [
-    call._replace(place=_place(call, other.rows, examples)) for call, other in zip(calls, others)
+    call._replace(place=_place(call, other.rows, examples, looped))
+    for call, other in zip(calls, others)
   ]
 
 
-def _of_twice(predict, params, batch, examples) -> list[capture.Call]:
-  """The calls for twice as many examples; none of a `predict` that is made for one size."""
+def _of_twice(predict, params, batch, examples) -> tuple[list[capture.Call], Any]:
+  """The calls for twice as many examples, and these; none of a `predict` made for one size."""
   sizes = [x.shape[0] for x in jax.tree.leaves(batch) if x.shape]
   for size in dict.fromkeys((examples, *sizes)):  # an example may have several rows of outputs
 
@@ -36,15 +39,31 @@ def _of_twice(predict, params, batch, examples) -> list[capture.Call]:
     more = jax.tree.map(twice, batch)
     try:
       if jax.tree.leaves(jax.eval_shape(predict, params, more))[0].shape[0] == 2 * examples:
-        return capture.calls(predict, params, more)
+        return capture.calls(predict, params, more), more
     except Exception:  # of whatever kind: the user's function was not made for this batch
       continue
-  return []
+  return [], None
 
 
-def _place(call: capture.Call, rows_of_twice: tuple[int, ...], examples: int) -> str:
+def _loops(predict, params, batch) -> list[int]:
+  """The lengths of all loops of the program: those over examples change with their number."""
+  return list(_lengths(jax.make_jaxpr(predict)(params, batch).jaxpr))
+
+
+def _lengths(jaxpr: Any) -> Iterator[int]:
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "scan":
+      yield equation.params["length"]
+    for value in equation.params.values():
+      for inner in value if isinstance(value, tuple | list) else (value,):
+        inner = getattr(inner, "jaxpr", inner)  # of a closed one
+        if hasattr(inner, "eqns"):
+          yield from _lengths(inner)
+
+
+def _place(call: capture.Call, rows_of_twice: tuple[int, ...], examples: int, looped: bool) -> str:
   if rows_of_twice == call.rows:
-    return MAPPED if call.mapped else NOWHERE
+    return MAPPED if call.mapped or looped else NOWHERE
   if len(rows_of_twice) != len(call.rows) or rows_of_twice[0] != 2 * call.rows[0]:
     return ELSEWHERE
   return FIRST if call.rows[0] == examples else FLAT

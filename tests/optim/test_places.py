@@ -103,12 +103,15 @@ def test_as_many_places_as_examples_are_shared_all_the_same(examples):
     optim.kfac_blocks(apply(Places()), params, ids, estimation="exact")
 
 
-def test_flattened_words_are_words():
+@pytest.mark.parametrize("how", ["flat", "looped"])
+def test_words_are_words_flattened_or_one_example_at_a_time(how):
   ids = np.random.default_rng(0).integers(0, 7, (5, 6))
   params = jax.jit(Places().init)(jax.random.key(0), ids)["params"]
+  predict = apply(Places("flat" if how == "flat" else "at once"))
+  looped = lambda p, x: jax.lax.map(lambda ids: predict(p, ids[None])[0], x)
   found, expected = (
-    optim.kfac_factors(apply(Places(how)), params, ids, jax.random.key(1))["words"]
-    for how in ("flat", "at once")
+    optim.kfac_factors(of, params, ids, jax.random.key(1))["words"]
+    for of in (looped if how == "looped" else predict, apply(Places()))
   )
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
 
@@ -136,6 +139,9 @@ def turned(how):
   if how == "mapped":
     one = apply(Turned())
     return lambda params, x: jax.vmap(lambda x: one(params, x))(x)
+  if how == "looped":
+    one = apply(Turned())
+    return lambda params, x: jax.lax.map(lambda x: one(params, x), x)
   return apply(Turned(how))
 
 
@@ -145,7 +151,7 @@ def pairs(examples):
   return x.astype(np.float32), jax.jit(Turned().init)(jax.random.key(0), x)["params"]
 
 
-ALL = ("first", "turned", "stacked", "flat", "mapped")
+ALL = ("first", "turned", "stacked", "flat", "mapped", "looped")
 
 
 @pytest.mark.parametrize("examples", [2, 4])  # 2: as many tokens as examples
@@ -163,12 +169,12 @@ def test_padded_examples_count_nowhere(how, examples):
   jax.tree.map(close, found["dense"], expected["dense"])
 
 
-def test_a_diagonal_of_normalisations_under_vmap_is_that_without():
+@pytest.mark.parametrize("how", ["mapped", "looped"])
+def test_a_diagonal_of_normalisations_of_one_example_at_a_time(how):
   x, params = pairs(4)
   options = dict(norms="diagonal", estimation="exact")
   found, expected = (
-    optim.kfac_factors(turned(how), params, x, None, **options)["norm"]
-    for how in ("mapped", "first")
+    optim.kfac_factors(turned(how), params, x, None, **options)["norm"] for how in (how, "first")
   )
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found, expected)
 
