@@ -82,7 +82,9 @@ class Curvature:
     self._examples = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
     calls = places.placed(self._outputs, *shapes, self._examples)
     self._layers = statistics.layers_of(calls, patterns, norms, max_factor)
-    shared = [layer.block for layer in self._layers.values() if layer.holds(places.NOWHERE)]
+    shared = [
+      layer.block for layer in self._layers.values() if places.NOWHERE in layer.example_places
+    ]
     if shared and estimation != "sampled":
       raise ValueError(
         f"{shared[0]} has rows without the batch axis, which needs sampled labels, not"

@@ -95,14 +95,18 @@ def likelihood_of(given: Any) -> Likelihood:
   if isinstance(given, Mapping):
     return _several({k: likelihood_of(v) for k, v in given.items()})
   if isinstance(given, tuple):
-    weight = given[0] if len(given) == 2 else None
-    if weight is None or isinstance(weight, str) or not getattr(weight, "shape", weight >= 0) != 0:
+    if len(given) != 2 or not _is_weight(given[0]):
       raise ValueError(
         f"likelihood is {given!r}; allowed as a tuple: (weight, likelihood), a weight of 0 or more"
       )
     return _weighted(given[0], likelihood_of(given[1]))
   check_choice("likelihood", given)
   return _named(given)
+
+
+def _is_weight(given: Any) -> bool:
+  """Whether it is a number of 0 or more, or an array, which may be traced."""
+  return hasattr(given, "shape") or isinstance(given, int | float) and given >= 0
 
 
 def _weighted(weight: float, likelihood: Likelihood) -> Likelihood:

@@ -4,7 +4,7 @@ from typing import Any, Callable, Iterator
 
 import jax
 
-from mixer_jax.optim import capture
+from mixer_jax.optim import capture, layer_views
 
 FIRST = "first"  # an example an index of the leading axis
 FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
@@ -14,13 +14,18 @@ NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
 
 
 def placed(predict: Callable, params: Any, batch: Any, examples: int) -> list[capture.Call]:
-  """The calls of `capture.calls`, each with its place; the outputs are of so many examples."""
+  """The calls of `capture.calls`, each with its place; the outputs are of so many examples.
+
+  Rows that are as many for twice the examples are taken for those of a loop if the program has a
+  loop over examples, else for rows that every example uses: a model of both kinds is not told apart.
+  """
   calls = capture.calls(predict, params, batch)
   others, more = _of_twice(predict, params, batch, examples)
   if [c.path for c in others] != [c.path for c in calls]:
     return [call._replace(place=_likely(call, examples)) for call in calls]
-  same = [call.rows == other.rows for call, other in zip(calls, others)]
-  looped = any(same) and _loops(predict, params, batch) != _loops(predict, params, more)
+  asked = lambda call: not (call.mapped or isinstance(call.view, layer_views.Plain))
+  same = any(call.rows == other.rows and asked(call) for call, other in zip(calls, others))
+  looped = same and _loops(predict, params, batch) != _loops(predict, params, more)
   return [
     call._replace(place=_place(call, other.rows, examples, looped))
     for call, other in zip(calls, others)

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from mixer_jax.optim import capture, layer_views, places
 from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
 
+# Sums, and companions that are no sums, which do not depend on the labels.
+_OF_INPUTS = frozenset({"rows", "weights", "examples", "mapped", "basis"})
+
 
 class Layer(NamedTuple):
   """A layer with curvature: its calls and the shapes of their statistics.
@@ -35,34 +38,33 @@ class Layer(NamedTuple):
     return "/".join(map(str, self.call.path)) or self.names[0]
 
   @property
+  def example_places(self) -> set[str]:
+    """Where its uses have the examples, see `places`."""
+    return {call.place for call in self.calls}
+
+  @property
   def shared(self) -> bool:
     """Whether every example uses all of its rows."""
-    return all(call.place == places.NOWHERE for call in self.calls)
-
-  def holds(self, *wanted: str) -> bool:
-    """Whether a use has the examples at one of these places."""
-    return any(call.place in wanted for call in self.calls)
+    return self.example_places == {places.NOWHERE}
 
   def companions(
     self, weights: jax.Array | None, basis: Any = None, examples: int = 1
   ) -> dict[str, Any]:
     """Zeros for `capture.sums`; with the basis of EK-FAC's second moments, if there is one."""
     own = capture.companion(self.sums, self.stacked)
-    empty = jnp.zeros((*self.stacked, 0), jnp.float32)
-    if self.holds(places.MAPPED):
-      own["mapped"] = empty
+    in_front = self.example_places <= {places.FIRST, places.FLAT}
+    if places.MAPPED in self.example_places:
+      own["mapped"] = jnp.zeros((*self.stacked, 0), jnp.float32)
     if weights is not None and isinstance(self.call.view, layer_views.Dense) and not self.shared:
-      known = not self.holds(places.MAPPED, places.ELSEWHERE, places.NOWHERE)
-      own["weights"] = (
-        jnp.broadcast_to(weights, (*self.stacked, *weights.shape)) if known else empty
-      )
+      weights = weights if in_front else jnp.zeros(0, jnp.float32)
+      own["weights"] = jnp.broadcast_to(weights, (*self.stacked, *weights.shape))
     if basis is not None:
-      if self.holds(places.ELSEWHERE) or self.holds(places.NOWHERE) and not self.shared:
+      if not in_front and self.example_places not in ({places.MAPPED}, {places.NOWHERE}):
         raise ValueError(
           f'eigenvalues="examples" needs the examples first in the rows of {self.block}; allowed:'
           ' rows [batch, ...], or eigenvalues="batch"'
         )
-      apart = 1 if self.shared or self.holds(places.MAPPED) else examples
+      apart = examples if in_front else 1
       sizes = [side.values.shape[-1] for side in basis]
       own["squares"] = jnp.zeros((*self.stacked, *sizes), jnp.float32)
       own["examples"] = jnp.zeros((*self.stacked, apart, 0), jnp.float32)
@@ -169,7 +171,7 @@ def layers_of(
 
 
 def _check_norm(layer: Layer) -> None:
-  if layer.holds(places.FLAT, places.ELSEWHERE, places.NOWHERE):
+  if layer.example_places not in ({places.FIRST}, {places.MAPPED}):
     shape = ", ".join(str(call.rows) for call in layer.calls)
     raise ValueError(
       f'norms="diagonal" needs the examples first in the input of {layer.block}, which has shape'
@@ -199,13 +201,6 @@ def inputs_once(once: Any, total: Any) -> Any:
   """The sums of one layer: those of inputs from one pass, those of gradients from all."""
   merged = {}
   for kind, sums in total.items():
-    fixed = {
-      "rows",
-      "weights",
-      "examples",
-      "mapped",
-      "basis",
-      "outputs" if kind == "head" else "inputs",
-    }
+    fixed = _OF_INPUTS | {"outputs" if kind == "head" else "inputs"}
     merged[kind] = {name: once[kind][name] if name in fixed else x for name, x in sums.items()}
   return merged

@@ -226,3 +226,10 @@ def test_factors_are_those_of_float32_where_64_bits_are_on(options, dtype):
       updates, state = update(params, state, params)
   assert {u.dtype for u in jax.tree.leaves(updates)} == {np.dtype(dtype)}
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), found, expected)
+
+
+def test_a_diagonal_of_a_normalisation_seen_in_two_ways_is_refused():
+  x, params = pairs(4)
+  both = lambda p, x: turned("first")(p, x) + turned("mapped")(p, x)
+  with pytest.raises(ValueError, match="needs the examples first in the input of norm"):
+    optim.kfac_blocks(both, params, x, norms="diagonal")
