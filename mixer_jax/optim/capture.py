@@ -107,9 +107,10 @@ def calls(predict: Callable, params: Any, batch: Any) -> list[Call]:
   except layer_views.LayerError:
     raise
   except Exception as e:  # of whatever kind: it comes from the user's function
+    reason = " ".join(str(e).split())  # in one line; JAX's have several
     raise ValueError(
       "K-FAC hands predict a tree of parameters with arrays of its own beside them, and predict"
-      f" fails ({type(e).__name__}: {e}); it must give the tree to apply as it is"
+      f" fails ({type(e).__name__}: {reason}); it must give the tree to apply as it is"
     ) from e
   return found
 
