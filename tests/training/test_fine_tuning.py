@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import evaluate, experiment, export, pretrained
+from mixer_jax import evaluate, experiment, export, pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file
@@ -35,6 +35,14 @@ def weights(config, tmp_path):
   model = run.task.model.clone(gelu="exact", layer_norm_epsilon=1e-5)
   pretrained.save(tmp_path / "w.npz", params, model, STATISTICS)
   return params
+
+
+def test_evaluations_start_from_the_weights_as_train_does(config, weights):
+  [(state, _)] = loop.evaluations(experiment.build(tasks.find(config.task).complete(config)))
+  ended = dict(state.params)
+  assert not np.any(ended.pop("head")["kernel"])
+  weights.pop("head")
+  jax.tree.map(np.testing.assert_array_equal, ended, weights)
 
 
 @pytest.mark.thorough
