@@ -16,7 +16,7 @@ import optax
 
 from benchmarks import steps
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, optim
+from mixer_jax import experiment
 from mixer_jax.experiment import Experiment
 from mixer_jax.models import LAYER_KINDS
 from mixer_jax.optim.curvature_blocks import path_name
@@ -32,8 +32,8 @@ OPTIMIZERS = {
   "Muon": dict(name="muon"),
   "Shampoo": dict(name="shampoo", basis_period=20),
   "SOAP": dict(name="soap", basis_period=20),
-  "K-FAC": dict(name="kfac", **optim.SHORT_RUN),
-  "EK-FAC": dict(name="kfac", eigenvalues="batch", **optim.SHORT_RUN),
+  "K-FAC": dict(name="kfac"),
+  "EK-FAC": dict(name="kfac", eigenvalues="batch"),
   "Adam in\nK-FAC's basis": dict(name="kfac_adam", **_PERIODS),
 }
 

@@ -3,9 +3,7 @@
   python -m mixer_jax.main --config=configs/quickstart.py[:kfac_adam|kfac|sgd|adam]
 
 Adam in K-FAC's eigenbasis is the default. Rates, weight decays and K-FAC's damping are those that
-eight tries of each optimizer found (configs/studies/quickstart.py). K-FAC's study has settings for
-78,000 steps, not 780: here factors forget the identity that they start from sooner, and inverses
-are renewed more often.
+eight tries of each optimizer found (configs/studies/quickstart.py).
 """
 
 from mixer_jax import config as config_lib
@@ -13,9 +11,7 @@ from mixer_jax.errors import UserError
 
 OPTIMIZERS = {
   "kfac_adam": dict(learning_rate=0.016, weight_decay=1.3e-5),
-  "kfac": dict(
-    learning_rate=0.039, damping=0.012, weight_decay=3.9e-3, factor_decay=0.8, inverse_period=20
-  ),
+  "kfac": dict(learning_rate=0.039, damping=0.012, weight_decay=3.9e-3),
   "sgd": dict(learning_rate=0.045, weight_decay=1.5e-3),
   "adam": dict(learning_rate=3.8e-3, weight_decay=1.9e-4),
 }

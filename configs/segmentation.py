@@ -10,7 +10,7 @@ from mixer_jax.errors import UserError
 
 OPTIMIZERS = {
   "adamw": dict(learning_rate=2e-3, weight_decay=0.01),
-  "kfac": dict(learning_rate=0.02, damping=1e-2, factor_decay=0.8, inverse_period=20),
+  "kfac": dict(learning_rate=0.02, damping=1e-2),
 }
 
 

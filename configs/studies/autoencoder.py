@@ -15,7 +15,7 @@ from typing import Any, Mapping, NamedTuple
 import numpy as np
 
 from mixer_jax import config as config_lib
-from mixer_jax import optim, study
+from mixer_jax import study
 
 _CONFIG = pathlib.Path(__file__).parent.parent / "autoencoder.py"
 _TRIALS = 8
@@ -31,11 +31,11 @@ class Rule(NamedTuple):
 
 
 _FACTORS = dict(factor_fraction=0.25)  # of 500 images, for factors of 257 rows and fewer
-_SHORT = optim.SHORT_RUN | dict(weight_decay=0.0) | _FACTORS
+_KFAC = dict(factor_decay=0.8, factor_period=5, inverse_period=20, weight_decay=0.0) | _FACTORS
 _RULES = {
   "sgd": Rule(300, (1e-4, 1e-2), dict(momentum=(0.9, 0.99))),
   "adam": Rule(300, (2e-4, 2e-2)),
-  "kfac": Rule(130, (1e-2, 1.0), dict(damping=(1e-3, 0.1), norm_constraint=(1e-3, 0.1)), _SHORT),
+  "kfac": Rule(130, (1e-2, 1.0), dict(damping=(1e-3, 0.1), norm_constraint=(1e-3, 0.1)), _KFAC),
   "kfac_adam": Rule(140, (1e-3, 0.1), dict(b2=(0.9, 0.99)), dict(factor_period=5) | _FACTORS),
 }
 

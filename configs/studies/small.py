@@ -24,7 +24,9 @@ _IMAGES = {
 _OPTIMIZERS = {
   "sgd": dict(learning_rate=0.1, weight_decay=1e-4),
   "adam": dict(learning_rate=1e-3, weight_decay=1e-4),
-  "kfac": dict(learning_rate=0.02, weight_decay=1e-4, factor_decay=0.8, inverse_period=20),
+  "kfac": dict(
+    learning_rate=0.02, damping=1e-3, weight_decay=1e-4, factor_decay=0.8, inverse_period=20
+  ),
 }
 
 

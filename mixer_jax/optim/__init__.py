@@ -19,7 +19,7 @@ from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.optim.factors import every_nth, kfac_blocks, kfac_factors
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.graft import GraftState, graft
-from mixer_jax.optim.kfac import SHORT_RUN, ScaleByKfacState, kfac, scale_by_kfac
+from mixer_jax.optim.kfac import ScaleByKfacState, kfac, scale_by_kfac
 from mixer_jax.optim.likelihoods import Likelihood
 from mixer_jax.optim.per_example import per_example_grads
 from mixer_jax.optim.relayout import Layout, relayout

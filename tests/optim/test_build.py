@@ -164,7 +164,7 @@ def test_traced_numbers_of_both_sides_of_a_pair():
 def test_numbers_are_as_set_or_the_defaults():
   assert optim.numbers(config_lib.optimizer("adam", 0.1)) == {"learning_rate": 0.1}
   config = config_lib.optimizer("kfac", 0.1)
-  assert optim.numbers(config) == {"learning_rate": 0.1, "damping": 1e-3}
+  assert optim.numbers(config) == {"learning_rate": 0.1, "damping": 1e-2}
 
 
 class Numbered(nn.Module):

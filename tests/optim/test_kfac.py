@@ -161,9 +161,8 @@ def sampled_labels(params_by_step, batch, key):
 def test_the_published_algorithm():
   params, batch = problem()
   steps, lr, period = 25, 0.05, 1
-  tx = optim.kfac(
-    lr, predict, params, batch, factor_period=period, inverse_period=4, weight_decay=0.1
-  )
+  options = dict(damping=1e-3, factor_decay=0.95, factor_period=period, inverse_period=4)
+  tx = optim.kfac(lr, predict, params, batch, weight_decay=0.1, **options)
   state, current, labels = tx.init(params), params, []
   update, gradient = jax.jit(tx.update), jax.jit(jax.grad(loss))
   for t in range(steps):

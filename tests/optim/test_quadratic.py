@@ -375,7 +375,7 @@ def test_a_saved_and_restored_state_goes_on(tmp_path):
   params, batch = problem(rows=16)
   tx = optim.kfac(1.0, predict, params, batch, inverse_period=3, **CHOSEN, **EXACT)
   first = train(tx, params, batch, 7)
-  assert float(first[1].damping) != pytest.approx(1e-3)
+  assert float(first[1].damping) != pytest.approx(1e-2)
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(tmp_path / "mid", first)
     checkpointer.wait_until_finished()
