@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib.util
+import inspect
 import re
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -69,6 +70,30 @@ def test_every_cell_compiles_and_imports_what_exists(name):
         for alias in node.names:
           whole = f"{node.module}.{alias.name}"
           assert hasattr(module, alias.name) or importlib.util.find_spec(whole), whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_a_module_exists_and_its_call_fits(name):
+  """Cells run only in slow tests: a name or an argument that has gone shows here."""
+  trees = [ast.parse(TransformerManager().transform_cell(c.source)) for c in code_cells(name)]
+  modules = {
+    alias.asname or alias.name: importlib.import_module(f"{node.module}.{alias.name}")
+    for node in (node for tree in trees for node in ast.walk(tree))
+    if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "mixer_jax"
+    for alias in node.names
+    if importlib.util.find_spec(node.module).submodule_search_locations
+    and importlib.util.find_spec(f"{node.module}.{alias.name}")
+  }
+  assert modules
+  for node in (node for tree in trees for node in ast.walk(tree)):
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in modules:
+      assert hasattr(modules[node.value.id], node.attr), ast.unparse(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+      module = modules.get(getattr(node.func.value, "id", None))
+      starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+      if module and not starred and all(keyword.arg for keyword in node.keywords):
+        keywords = {keyword.arg: None for keyword in node.keywords}
+        inspect.signature(getattr(module, node.func.attr)).bind(*node.args, **keywords)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -167,7 +167,7 @@ def test_the_line_names_the_numbers_of_both_sides_of_a_pair():
   bad = nonfinite.Nonfinite("update", 9)
   error = nonfinite.error(bad, config, rows, 8)
   assert isinstance(error, Diverged)
-  numbers = "direction.damping=0.001, direction.learning_rate=0.05, magnitude.learning_rate=0.1"
+  numbers = "direction.damping=0.01, direction.learning_rate=0.05, magnitude.learning_rate=0.1"
   assert f"the update of step 9 is not finite ({numbers}); the evaluation at step 8" in str(error)
   assert (
     "train/loss 1.5000, test/loss 2.2500, test/top1 0.5000; last good checkpoint: that of step 8"
