@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks import flops, optimizers, tables
 from mixer_jax import models, optim
-from mixer_jax.optim import algebra
+from mixer_jax.optim import spread
 from mixer_jax.optim.curvature_blocks import Block
 
 # A run of the Mixer paper: ImageNet-21k's images, epochs, global batch, classes.
@@ -95,7 +95,7 @@ def parts(
     return Parts(gradient, gradient_sum)
   factor_period, inverse_period = periods
   sizes = [size for block in blocks if block.kind == "kronecker" for size in block.factor_sizes]
-  shares = algebra.share_out(sizes, devices)
+  shares = spread.share_out(sizes, devices)
   most = max(sum(flops.EIGH * sizes[i] ** 3 for i in share) for share in shares)
   exchanged = all_reduce(_FLOAT * sum(size * size for size in sizes), cluster, devices)
   # A pass like that of the gradient, and second moments in float32.

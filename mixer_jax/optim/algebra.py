@@ -1,15 +1,14 @@
-"""The linear algebra of K-FAC: inverses of factors and products with them."""
+"""The linear algebra of K-FAC: inverses and bases of factors, and products with them."""
 
-import functools
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import jax
-from jax.experimental import layout
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from mixer_jax.optim.block_trees import from_matrix, to_matrix
 from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
+from mixer_jax.optim.spread import of_each_matrix
 
 # Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
 _EIGENVALUE_FLOOR = 1e-10
@@ -23,6 +22,7 @@ class Eigen(NamedTuple):
 
 
 def initial_factors(block: Block) -> Kronecker | Diagonal:
+  """Identity factors of a block, or ones for a diagonal."""
   if block.kind == "kronecker":
     return Kronecker(*(_identity(block, i) for i in range(2)))
   return Diagonal(tuple(jnp.ones(shape, jnp.float32) for shape in block.shapes))
@@ -47,21 +47,17 @@ def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
   )
 
 
-def exact_inverses(
-  factors: dict[str, Kronecker],
-  damping,
-  mesh: Mesh | None = None,
-  floor: float = _EIGENVALUE_FLOOR,
+def eigendecompositions(
+  factors: dict[str, Kronecker], mesh: Mesh | None = None, floor: float = _EIGENVALUE_FLOOR
 ) -> dict[str, tuple[Eigen, Eigen]]:
-  """Eigendecompositions, computed as `_of_each_matrix` says; damping is added in their use."""
-  del damping
+  """Each side's values [..., d] and vectors [..., d, d]; values of at most `floor` count as 0."""
 
   def decompose(factor):
     values, vectors = jnp.linalg.eigh(factor)
     return Eigen(_floored(values, floor), vectors)
 
   diagonal = lambda values: Eigen(_floored(values, floor), None)
-  return _of_each_matrix(decompose, factors, mesh, diagonal)
+  return of_each_matrix(decompose, factors, mesh, diagonal)
 
 
 def _floored(values: jax.Array, floor: float) -> jax.Array:
@@ -105,13 +101,13 @@ def warm_started_bases(
     same = Eigen(values, None)
     return same, same
 
-  found = _of_each_matrix(refresh, factors, mesh, diagonal, beside=old)
+  found = of_each_matrix(refresh, factors, mesh, diagonal, beside=old)
   one = lambda i: {name: tuple(side[i] for side in pair) for name, pair in found.items()}
   return one(0), one(1)
 
 
 def factored_inverses(
-  factors: dict[str, Kronecker], damping, mesh: Mesh | None = None
+  factors: dict[str, Kronecker], damping: jax.Array | float, mesh: Mesh | None = None
 ) -> dict[str, tuple[Any, ...]]:
   """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
 
@@ -132,7 +128,7 @@ def factored_inverses(
 
   inverse = lambda values: Diagonals(1.0 / values)
   damped = {name: shifted(block) for name, block in factors.items()}
-  return _of_each_matrix(invert, damped, mesh, inverse)
+  return of_each_matrix(invert, damped, mesh, inverse)
 
 
 def _mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
@@ -147,123 +143,13 @@ def _shifted(factor: jax.Array | Diagonals, shift: jax.Array) -> jax.Array | Dia
   return factor + shift[..., None, None] * jnp.eye(factor.shape[-1], dtype=jnp.float32)
 
 
-def _of_each_matrix(
-  invert: Callable,
-  factors: dict[str, Kronecker],
-  mesh: Mesh | None,
-  of_diagonal: Callable = Diagonals,
-  beside: dict[str, tuple[Eigen, Eigen]] | None = None,
-) -> dict[str, tuple]:
-  """Applies `invert` to all matrices, each on one device of the mesh; None: all on every one.
-
-  Stacked factors are taken apart, and their results are stacked again. `invert` also gets the
-  vectors of `beside` as a second argument, if there are any.
-  """
-  is_factor = lambda x: isinstance(x, Diagonals)
-  every, structure = jax.tree.flatten(_by_rows(factors), is_leaf=is_factor)
-  beside = _by_rows(beside or {})
-  others = [e for name in sorted(beside) for e in beside[name]]
-  split = lambda x: list(x.reshape(-1, *x.shape[-2:]))
-  apart = [
-    [] if is_factor(x) else list(zip(split(x), *(split(e.vectors) for e in others[i : i + 1])))
-    for i, x in enumerate(every)
-  ]
-  jobs = [job for members in apart for job in members]
-  with jax.default_matmul_precision("highest"):
-    alone = mesh is None or mesh.size == 1
-    done = iter(_invert_all(invert, jobs) if alone else _spread(invert, jobs, mesh))
-
-  def result(factor, members):
-    if is_factor(factor):
-      return of_diagonal(factor.values)
-    if factor.ndim == 2:
-      return next(done)
-    stack = lambda *xs: jnp.stack(xs).reshape(*factor.shape[:-2], *xs[0].shape)
-    return jax.tree.map(stack, *[next(done) for _ in members])
-
-  results = [result(factor, members) for factor, members in zip(every, apart)]
-  pairs = jax.tree.unflatten(structure, results)
-  return {name: tuple(pair) for name, pair in _by_rows(pairs).items()}
-
-
-def _by_rows(tree: Any) -> Any:
-  """Pins the layout of matrices to row after row, as the state has it.
-
-  LAPACK and similar libraries want matrices stored by columns. XLA would take their layout for the
-  whole `lax.cond`, and transpose all factors, or all inverses, in the steps that renew nothing, too.
-  """
-  by_rows = lambda x: layout.Layout(tuple(range(x.ndim)))
-  pinned = lambda x: layout.with_layout_constraint(jnp.asarray(x), by_rows(x))
-  return jax.tree.map(pinned, tree)
-
-
-def _spread(invert: Callable, jobs: list[tuple[jax.Array, ...]], mesh: Mesh) -> list[Any]:
-  """Each matrix is inverted by one device, which sends the result to all others."""
-  shares = share_out([len(job[0]) for job in jobs], mesh.size)
-  shapes = [jax.eval_shape(invert, *job) for job in jobs]
-
-  def share(mine: list[int]) -> Callable:
-    def results(jobs):
-      zeros = [jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), s) for s in shapes]
-      done = _invert_all(invert, [jobs[i] for i in mine])
-      return [dict(zip(mine, done)).get(i, zero) for i, zero in enumerate(zeros)]
-
-    return results
-
-  def on_device(jobs):
-    # There may be more devices than matrices: the last share is empty.
-    index = jnp.minimum(jax.lax.axis_index(mesh.axis_names), len(shares) - 1)
-    results = jax.lax.switch(index, [share(mine) for mine in shares], jobs)
-    return jax.lax.psum(results, mesh.axis_names)  # all terms but one are zero
-
-  specs = dict(in_specs=PartitionSpec(), out_specs=PartitionSpec())
-  return jax.shard_map(on_device, mesh=mesh, check_vma=False, **specs)(jobs)
-
-
-_STACKED = 48  # matrices of one size that are inverted together, on a CPU as well
-
-
-def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
-  """Which matrices each device inverts: the costliest first, to who has least to do.
-
-  `sizes` are rows of each matrix; the cost grows with the third power.
-
-  Returns:
-    Indices into `sizes` by device, up to the first device that has none.
-  """
-  shares, loads = [[] for _ in range(devices)], [0] * devices
-  for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-    least = loads.index(min(loads))
-    shares[least].append(i)
-    loads[least] += sizes[i] ** 3
-  return shares[: len(sizes) + 1]
-
-
-def _invert_all(invert: Callable, jobs: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
-  """Inverts matrices on one device, those of equal size together where it is faster."""
-  sizes = [len(job[0]) for job in jobs]
-
-  def together(least: int, *jobs):
-    results = [invert(*job) if sizes.count(n) < least else None for n, job in zip(sizes, jobs)]
-    for size in sorted({n for n in sizes if sizes.count(n) >= least}):
-      members = [i for i, n in enumerate(sizes) if n == size]
-      stacks = jax.tree.map(lambda *xs: jnp.stack(xs), *[jobs[i] for i in members])
-      stack = jax.vmap(invert)(*stacks)
-      for place, i in enumerate(members):
-        results[i] = jax.tree.map(lambda x, place=place: x[place], stack)
-    return results
-
-  if not jobs:
-    return []
-  # An accelerator is kept busy by a stack of small matrices. On CPU a stack is worked off
-  # one by one, while apart they run at the same time on several cores (measured: 1.0 to 1.9
-  # times as long for a stack, sizes 64 to 2,049); but hundreds take minutes to compile apart.
-  cpu, default = (functools.partial(together, least) for least in (_STACKED, 1))
-  return jax.lax.platform_dependent(*jobs, cpu=cpu, default=default)
-
-
 def precondition(
-  block: Block, gradients, factors, inverses, damping, dtype: str = "float32"
+  block: Block,
+  gradients: dict[str, jax.Array],
+  factors: Kronecker | Diagonal,
+  inverses: tuple[Any, Any] | None,
+  damping: jax.Array | float,
+  dtype: str = "float32",
 ) -> dict[str, jax.Array]:
   """The preconditioned gradients of one block by parameter path, float32.
 
@@ -271,7 +157,7 @@ def precondition(
     block: of a kind other than "gradient".
     gradients: by parameter path.
     factors: the block's.
-    inverses: a Kronecker block's, (inputs, outputs).
+    inverses: a Kronecker block's, (inputs, outputs): `Eigen` pairs, or damped inverses.
     damping: added to the curvature.
     dtype: of the operands of a Kronecker block's matrix products.
   """

@@ -70,6 +70,21 @@ def check_refresh(refresh: str, tolerance: float | None) -> None:
     raise ValueError(f'tolerance is {tolerance}; it needs refresh="qr"')
 
 
+def check_combination(
+  damping_type: str, refresh: str, eigenvalues: str, factor_period: Any, inverse_period: Any
+) -> None:
+  """Raises a ValueError for options that do not go together."""
+  if damping_type != "exact" and (eigenvalues != "factors" or refresh == "qr"):
+    option = f"eigenvalues={eigenvalues!r}" if eigenvalues != "factors" else 'refresh="qr"'
+    raise ValueError(f'{option} needs damping_type="exact"')
+  known = isinstance(factor_period, int) and isinstance(inverse_period, int)
+  if eigenvalues == "examples" and known and factor_period % inverse_period == 0:
+    raise ValueError(
+      f"inverse_period is {inverse_period}; with eigenvalues='examples' it must not divide"
+      f" factor_period, {factor_period}: moments start anew with every basis"
+    )
+
+
 def check_ranges(function: Callable, **values: Any) -> None:
   """Raises a ValueError for a number or text that an annotated option of a function does not take.
 

@@ -96,7 +96,7 @@ def in_basis(
   """
   curvature_options.check_refresh(refresh, tolerance)
   inner = optax.with_extra_args_support(inner)
-  turn = lambda blocks, gradients, basis: {
+  rotated = lambda blocks, gradients, basis: {
     b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], precondition_dtype)
     for b in blocks
   }
@@ -123,26 +123,26 @@ def in_basis(
     factors = jax.lax.cond(count % factor_period == 0, average, lambda: state.factors)
 
     def new_basis():
-      decomposed = lambda: (algebra.exact_inverses(factors, None, mesh, floor=0.0),) * 2
+      decomposed = lambda: (algebra.eigendecompositions(factors, mesh, floor=0.0),) * 2
       if refresh == "eigh":
-        basis, places = decomposed()
+        basis, reordered = decomposed()
       else:
         warm = lambda: algebra.warm_started_bases(factors, state.basis, tolerance, mesh)
-        basis, places = jax.lax.cond(count == 0, decomposed, warm)
-      return basis, _carried(state.inner, state.basis, basis, places)
+        basis, reordered = jax.lax.cond(count == 0, decomposed, warm)
+      return basis, _carried(state.inner, state.basis, basis, reordered)
 
     due = count % basis_period == 0
     basis, moments = jax.lax.cond(due, new_basis, lambda: (state.basis, state.inner))
     return state._replace(factors=factors, basis=basis, inner=moments)
 
-  def step(state, blocks, gradients):
-    matrices = turn(blocks, gradients, state.basis)
+  def update_in_basis(state, blocks, gradients):
+    matrices = rotated(blocks, gradients, state.basis)
     matrices, moments = inner.update(matrices, state.inner, basis=state.basis)
-    rest, other = others.update(_rest(blocks, gradients), state.others)
+    updates, other = others.update(_rest(blocks, gradients), state.others)
     for block in blocks:
       back = algebra.rotated_back(matrices[block.name], state.basis[block.name], precondition_dtype)
-      rest |= dict(zip(block.paths, from_matrix(block, back)))
-    return rest, moments, other
+      updates |= dict(zip(block.paths, from_matrix(block, back)))
+    return updates, moments, other
 
   def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
     del extra
@@ -153,7 +153,7 @@ def in_basis(
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
     if not source.after:
       state = renewed(state, fresh)
-    made = lambda: step(state, blocks, gradients)
+    made = lambda: update_in_basis(state, blocks, gradients)
     if source.after:
       zeros = lambda: (jax.tree.map(jnp.zeros_like, gradients), state.inner, state.others)
       directions, moments, other = jax.lax.cond(state.count > 0, made, zeros)
@@ -176,9 +176,15 @@ def _rest(blocks: list[Block], leaves: dict[str, Any]) -> dict[str, Any]:
   return {path: x for path, x in leaves.items() if path not in covered}
 
 
-def _carried(inner: Any, old: dict[str, Any], new: dict[str, Any], places: dict[str, Any]) -> Any:
-  """The moments of the inner state after a change of basis; second ones as if it were `places`."""
-  for field, basis, power in (("mu", new, 1), ("nu", places, 2)):
+def _carried(
+  inner: Any, old: dict[str, Any], new: dict[str, Any], reordered: dict[str, Any]
+) -> Any:
+  """The moments of the inner state after a change of basis.
+
+  `reordered` has the vectors that second moments go to: the new ones, or the old ones in the
+  order of the new ones.
+  """
+  for field, basis, power in (("mu", new, 1), ("nu", reordered, 2)):
     if hasattr(inner, field):
       pairs = {name: zip(old[name], basis[name]) for name in new}
       turns = {name: [_turn(*sides, power) for sides in pairs[name]] for name in new}

@@ -16,14 +16,14 @@ from mixer_jax.options import TINY, Option, OptionsOf
 
 Transform = optax.GradientTransformation
 
-_Momentum = Annotated[float, Option("decay of the momentum", 0, 0.99999)]
+Momentum = Annotated[float, Option("decay of the momentum", 0, 0.99999)]
 Decay = Annotated[float, Option("weight decay", 0)]
 B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
 B2 = Annotated[float, Option("decay of the second moments", 0, 0.99999999)]
 Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
 
 
-def _decayed(
+def _with_l2(
   rule: Transform, learning_rate: Any, *, weight_decay: Decay = 0.0, decay_mask: Any = None
 ) -> Transform:
   """A rule for gradients that weight decay is part of (L2)."""
@@ -31,18 +31,26 @@ def _decayed(
   return optax.chain(decay, rule, optax.scale_by_learning_rate(learning_rate))
 
 
-_L2 = Annotated[Any, OptionsOf(_decayed)]
+_L2 = Annotated[Any, OptionsOf(_with_l2)]
+
+
+def with_decoupled_decay(
+  rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
+) -> Transform:
+  """A rule whose updates weight decay is added to, as in AdamW."""
+  decay = optax.add_decayed_weights(weight_decay, decay_mask)
+  return optax.chain(rule, decay, optax.scale_by_learning_rate(learning_rate))
 
 
 def sgd(
   learning_rate: Any,
   *,
-  momentum: _Momentum = 0.9,
+  momentum: Momentum = 0.9,
   nesterov: Annotated[bool, Option("Nesterov's momentum")] = False,
   **decay: _L2,
 ) -> Transform:
   """SGD with momentum; weight decay is part of the gradient, as in PyTorch."""
-  return _decayed(optax.trace(momentum, nesterov), learning_rate, **decay)
+  return _with_l2(optax.trace(momentum, nesterov), learning_rate, **decay)
 
 
 def adam(
@@ -52,7 +60,7 @@ def adam(
 
   The K-FAC study's code calls this Adam; `adamw` decouples the decay.
   """
-  return _decayed(optax.scale_by_adam(b1, b2, eps), learning_rate, **decay)
+  return _with_l2(optax.scale_by_adam(b1, b2, eps), learning_rate, **decay)
 
 
 def adamw(
@@ -99,7 +107,7 @@ def adagrad(
   **decay: _L2,
 ) -> Transform:
   """Adagrad (Duchi et al., 2011) with weight decay inside the gradient."""
-  return _decayed(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **decay)
+  return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **decay)
 
 
 _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
@@ -108,7 +116,7 @@ _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttent
 def muon(
   learning_rate: Any,
   *,
-  momentum: _Momentum = 0.95,
+  momentum: Momentum = 0.95,
   nesterov: Annotated[bool, Option("Nesterov's momentum")] = True,
   rms: Annotated[float, Option("root mean square of an update of a kernel", TINY)] = 0.2,
   b1: B1 = 0.9,

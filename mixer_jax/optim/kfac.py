@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax import options as options_lib
-from mixer_jax.optim import algebra, axes, curvature_options, ekfac, quadratic
+from mixer_jax.optim import algebra, axes, curvature_options, ekfac, first_order, quadratic
 from mixer_jax.optim.block_trees import by_path, covered_by, whole_tree, with_directions
 from mixer_jax.optim.factors import averaged, curvature_of, some_of
 from mixer_jax.options import COUNT, Option
@@ -114,8 +114,10 @@ def scale_by_kfac(
       "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
       `Likelihood` of one's own; a pair (weight, likelihood), whose loss is the weight times
       minus the log-likelihood; or, for outputs that are a mapping, a mapping of these.
-    estimation: "sampled", "exact" or "empirical" Fisher.
-    token_averaging: "published" or "expand", see `curvature.py`.
+    estimation: targets of the Fisher matrix: "sampled" from the model, "exact" over all
+      classes, or "empirical", the given ones.
+    token_averaging: of B examples with T tokens A = sum a a^T / (B T) and, "published",
+      G = T / B sum g g^T or, "expand", G = sum g g^T / B.
     norms: "gradient" leaves normalisation parameters to the plain gradient, as
       published; "diagonal" divides it by their Fisher diagonal plus damping.
     plain: a regular expression, or several, of the paths of parameters that are left to
@@ -125,9 +127,10 @@ def scale_by_kfac(
       None is 8,192.
     refresh: "eigh" decomposes each factor anew; "qr", with exact damping, makes one warm-started
       step of orthogonal iteration.
-    tolerance: see `algebra.warm_started_bases`.
+    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this; None: none.
     eigenvalues: "factors" takes the products of the eigenvalues of A and G; "batch" and
-      "examples" replace them by second moments of gradients in the eigenbasis, see `ekfac.py`.
+      "examples" replace them by averages of the squared gradients, of a batch or of each
+      example, in the eigenbasis (George et al., 2018, https://arxiv.org/abs/1806.03884).
     moment_decay: of the averages of these second moments.
     factor_fraction: of the batch whose examples the factors are estimated from: every n-th.
     precondition_dtype: of the operands of the products that precondition,
@@ -164,19 +167,11 @@ def scale_by_kfac(
     max_factor=max_factor,
     axis_name=axis_name,
   )
-  exact, corrected = damping_type == "exact", eigenvalues != "factors"
   curvature_options.check_refresh(refresh, tolerance)
-  if not exact and (corrected or refresh == "qr"):
-    option = f"eigenvalues={eigenvalues!r}" if corrected else 'refresh="qr"'
-    raise ValueError(f'{option} needs damping_type="exact"')
-  periods = factor_period, inverse_period
-  known = all(isinstance(period, int) for period in periods)
-  if eigenvalues == "examples" and known and factor_period % inverse_period == 0:
-    raise ValueError(
-      f"inverse_period is {inverse_period}; with eigenvalues='examples' it must not divide"
-      f" factor_period, {factor_period}: moments start anew with every basis"
-    )
-  invert = algebra.exact_inverses if exact else algebra.factored_inverses
+  curvature_options.check_combination(
+    damping_type, refresh, eigenvalues, factor_period, inverse_period
+  )
+  exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):
     covered = covered_by(curvature.blocks, by_path(params))
@@ -192,28 +187,33 @@ def scale_by_kfac(
     axes.check(axis_name)
     lam = extra.get("damping", damping)
     lam = lam(state.count) if callable(lam) else lam
-    some = some_of(batch, factor_fraction, part)
+    fraction = some_of(batch, factor_fraction, part)
     basis = state.inverses if eigenvalues == "examples" else None
 
-    def renewed():
-      estimate = axes.automatic(curvature.estimate_in_basis, (whole, some))
-      fresh, squares = estimate(whole, some, rng, basis)
+    def renewed_factors():
+      estimate = axes.automatic(curvature.estimate_in_basis, (whole, fraction))
+      fresh, squares = estimate(whole, fraction, rng, basis)
       renewals = state.count // factor_period
       factors = averaged(state.factors, fresh, renewals, factor_decay, identity_start)
       return factors, ekfac.averaged(state.second_moments, squares, moment_decay)
 
-    def inverted():
+    def renewed_inverses():
       matrices = {name: factors[name] for name in state.inverses}
-      anew = lambda: invert(matrices, lam, mesh)
+      anew = lambda: algebra.eigendecompositions(matrices, mesh)
       warm = lambda: algebra.warm_started_bases(matrices, state.inverses, tolerance, mesh)[0]
-      inverses = anew() if refresh == "eigh" else jax.lax.cond(state.count == 0, anew, warm)
+      if not exact:
+        inverses = algebra.factored_inverses(matrices, lam, mesh)
+      else:
+        inverses = anew() if refresh == "eigh" else jax.lax.cond(state.count == 0, anew, warm)
       return inverses, {name: algebra.eigenvalues(inverses[name]) for name in moments}
 
     factors, moments = jax.lax.cond(
-      state.count % factor_period == 0, renewed, lambda: (state.factors, state.second_moments)
+      state.count % factor_period == 0,
+      renewed_factors,
+      lambda: (state.factors, state.second_moments),
     )
     inverses, moments = jax.lax.cond(
-      state.count % inverse_period == 0, inverted, lambda: (state.inverses, moments)
+      state.count % inverse_period == 0, renewed_inverses, lambda: (state.inverses, moments)
     )
     gradients, directions = by_path(updates), {}
     scales = curvature.scales(whole, batch) if eigenvalues == "batch" else {}
@@ -244,7 +244,7 @@ def kfac(
   params: Any,
   batch: Any,
   *,
-  momentum: Annotated[float, Option("decay of the momentum", 0, 0.99999)] = 0.9,
+  momentum: first_order.Momentum = 0.9,
   weight_decay: Annotated[float, Option("weight decay, after preconditioning", 0)] = 1e-4,
   decay_mask: Any = None,
   decay_from: Annotated[int | None, _DECAY_FROM] = None,
@@ -277,6 +277,12 @@ def kfac(
       weight decay is part of the objective. The loss must be that of `likelihood`.
     adaptive_damping: see `quadratic.levenberg_marquardt`; the update then needs the extra
       argument `value_fn`, a function from parameters to the loss.
+
+  Returns:
+    A transform whose `update` needs the parameters and the extra arguments of `scale_by_kfac`.
+
+  Raises:
+    ValueError: as of `scale_by_kfac`, or options that do not go together.
   """
   curvature_options.check_mask(decay_mask)
   if decay_from is None:
@@ -287,7 +293,8 @@ def kfac(
   options |= dict(norm_constraint=norm_constraint, factor_period=factor_period)
   rule = {k: options.pop(k) for k in options_lib.of(quadratic.levenberg_marquardt) if k in options}
   first = scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options)
-  given = {k: p.default for k, p in inspect.signature(kfac).parameters.items()} | options
+  defaults = {k: p.default for k, p in inspect.signature(kfac).parameters.items()}
+  given = defaults | options
   quadratic.check_options(given | rule, rule, quadratic_model, adaptive_damping, decays)
   model = functools.partial(quadratic.Model, predict, given["likelihood"], given["axis_name"])
   if quadratic_model:

@@ -32,14 +32,18 @@ class Multiplier:
 
   name: Annotated[str, Option("form of the schedule", choices=_FORMS)] = "constant"
   warmup_epochs: Annotated[float, Option("length of a linear rise from 0", 0)] = 0.0
-  warmup_steps: Annotated[int, Option("the same in steps; 0: warmup_epochs", 0, COUNT)] = 0
+  warmup_steps: Annotated[
+    int, Option("length of the warm-up in steps; 0: warmup_epochs", 0, COUNT)
+  ] = 0
   end: Annotated[float, Option("last multiplier of cosine, linear and onecycle", 0, 1)] = 0.0
-  rise: Annotated[float, Option("of onecycle: share of the run before its peak", 1e-6, 0.999)] = 0.3
-  start: Annotated[float, Option("of onecycle: first multiplier", 0, 1)] = 1e-4
+  rise: Annotated[float, Option("onecycle: share of the run before the peak", 1e-6, 0.999)] = 0.3
+  start: Annotated[float, Option("onecycle: first multiplier", 0, 1)] = 1e-4
   epochs: Annotated[
-    tuple, Option("of step: epochs at which the rate falls, rising", 1e-9, COUNT)
+    tuple, Option("step: epochs at which the rate falls, ascending", 1e-9, COUNT)
   ] = ()
-  factor: Annotated[float, Option("of step: multiplies the rate at each of them", 1e-30, 1)] = 0.1
+  factor: Annotated[
+    float, Option("step: multiplier of the rate at each of these epochs", 1e-30, 1)
+  ] = 0.1
   decay_end: Annotated[float, Option(_DECAY_END, 0, 1e6)] = 1.0
 
   def __post_init__(self):

@@ -63,7 +63,9 @@ def soap(
 
   The first update is weight decay alone.
   """
-  return _decayed(scale_by_soap(**options), learning_rate, weight_decay, decay_mask)
+  return first_order.with_decoupled_decay(
+    scale_by_soap(**options), learning_rate, weight_decay, decay_mask
+  )
 
 
 @curvature_options.checked(in_basis)
@@ -145,12 +147,7 @@ def kfac_adam(
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in K-FAC's eigenbasis with decoupled weight decay; see `scale_by_kfac_adam`."""
   rule = scale_by_kfac_adam(predict, params, batch, **options)
-  return _decayed(rule, learning_rate, weight_decay, decay_mask)
-
-
-def _decayed(rule, learning_rate, weight_decay, decay_mask):
-  decay = optax.add_decayed_weights(weight_decay, decay_mask)
-  return optax.chain(rule, decay, optax.scale_by_learning_rate(learning_rate))
+  return first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
 
 
 def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]) -> Source:
@@ -170,7 +167,7 @@ def scale_by_shampoo(
   *,
   b2: first_order.B2 = 0.95,
   eps: first_order.Eps = 1e-8,
-  power: Annotated[float, Option("of the inverse of each factor", 0.01, 1)] = 0.25,
+  power: Annotated[float, Option("exponent p of the factors: L^-p V R^-p", 0.01, 1)] = 0.25,
   ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6,
   corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
   max_factor: curvature_options.MaxFactor = None,
@@ -218,7 +215,7 @@ def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationE
 def shampoo(
   learning_rate: Any,
   *,
-  momentum: Annotated[float, Option("decay of the momentum", 0, 0.99999)] = 0.9,
+  momentum: first_order.Momentum = 0.9,
   weight_decay: first_order.Decay = 1e-4,
   decay_mask: Any = None,
   **options: Any,
@@ -229,4 +226,4 @@ def shampoo(
   `graft(adam(...), shampoo(...))`, or take corrected=True.
   """
   rule = optax.chain(scale_by_shampoo(**options), optax.ema(momentum))
-  return _decayed(rule, learning_rate, weight_decay, decay_mask)
+  return first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)

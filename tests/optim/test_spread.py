@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixer_jax.optim import algebra
+from mixer_jax.optim import algebra, spread
 from mixer_jax.optim.curvature_blocks import Kronecker
 
 SIZES = {"stem": (5, 4), "block": (9, 17), "head": (17, 3)}
@@ -31,12 +31,18 @@ def mesh(data, model):
   )
 
 
+def damped(factors, mesh=None):
+  return algebra.factored_inverses(factors, 0.1, mesh)
+
+
 @pytest.mark.parametrize("shape", [(2, 2), (8, 1)], ids=str)
-@pytest.mark.parametrize("inverses", [algebra.exact_inverses, algebra.factored_inverses])
+@pytest.mark.parametrize(
+  "inverses", [algebra.eigendecompositions, damped], ids=["exact", "factored"]
+)
 @pytest.mark.first(1)
 def test_shared_inversions_equal_those_of_one_device(inverses, shape):
-  alone = jax.jit(lambda f: inverses(f, 0.1))(factors())
-  shared = jax.jit(lambda f: inverses(f, 0.1, mesh(*shape)))(factors())
+  alone = jax.jit(inverses)(factors())
+  shared = jax.jit(lambda f: inverses(f, mesh(*shape)))(factors())
   jax.tree.map(np.testing.assert_array_equal, shared, alone)
 
 
@@ -52,9 +58,7 @@ def test_each_matrix_is_inverted_once():
     jax.debug.callback(count, len(matrix))
     return jnp.linalg.inv(matrix)
 
-  jax.block_until_ready(
-    jax.jit(lambda f: algebra._of_each_matrix(invert, f, mesh(4, 2)))(factors())
-  )
+  jax.block_until_ready(jax.jit(lambda f: spread.of_each_matrix(invert, f, mesh(4, 2)))(factors()))
   jax.effects_barrier()
   assert counts == {5: 1, 4: 1, 9: 1, 17: 2, 3: 1}
 
@@ -62,11 +66,11 @@ def test_each_matrix_is_inverted_once():
 def test_shares_are_balanced():
   # Sizes of a Mixer-B/16 with a head of 10: of 12 blocks, stem and head.
   sizes = [197, 384, 385, 196, 769, 3072, 3073, 768] * 12 + [769, 768, 769, 10]
-  shares = algebra.share_out(sizes, 8)
+  shares = spread.share_out(sizes, 8)
   assert sorted(sum(shares, [])) == list(range(len(sizes)))
   loads = [sum(sizes[i] ** 3 for i in share) for share in shares]
   assert max(loads) < 1.01 * sum(loads) / 8
-  assert algebra.share_out([3, 5], 4) == [[1], [0], []]
+  assert spread.share_out([3, 5], 4) == [[1], [0], []]
 
 
 def test_many_matrices_of_one_size_are_inverted_as_a_stack(monkeypatch):
@@ -74,9 +78,9 @@ def test_many_matrices_of_one_size_are_inverted_as_a_stack(monkeypatch):
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(12, 8, 4)).astype(np.float32)
   given = {"many": Kronecker(*[jnp.asarray(np.einsum("ina,inb->iab", rows, rows))] * 2)}
-  invert = lambda: jax.jit(lambda f: algebra.factored_inverses(f, 0.1)).lower(given)
+  invert = lambda: jax.jit(lambda f: damped(f)).lower(given)
   apart = invert()
-  monkeypatch.setattr(algebra, "_STACKED", 12)
+  monkeypatch.setattr(spread, "_STACKED", 12)
   together = invert()
   calls = [program.as_text().count("call @") for program in (apart, together)]
   assert calls[0] > 24 > calls[1]
