@@ -30,16 +30,20 @@ class Run:
   """The options of a run of any task."""
 
   task: Annotated[str, Option("kind of task, or module.path:Class")] = "image_classification"
-  seed: Annotated[int, Option("of parameters, order, augmentation and sampling", 0, COUNT)] = 0
+  seed: Annotated[
+    int, Option("random seed of parameters, order, augmentation and sampling", 0, COUNT)
+  ] = 0
   num_epochs: Annotated[int, Option("length of the run in epochs", 1, COUNT)] = 100
   num_steps: Annotated[int, Option("length in optimizer steps; 0: num_epochs", 0, COUNT)] = 0
   batch_size: Annotated[int, Option("examples a step, over all devices and parts", 1, COUNT)] = 64
   accum_steps: Annotated[int, Option("parts of a batch whose gradients are summed", 1, COUNT)] = 1
   eval_batch_size: Annotated[int, Option("examples an evaluation batch", 1, COUNT, free=True)] = 256
   eval_epochs: Annotated[float, Option("epochs between evaluations", 1e-6, COUNT)] = 1.0
-  eval_steps: Annotated[int, Option("the same in steps; 0: eval_epochs", 0, COUNT)] = 0
+  eval_steps: Annotated[int, Option("steps between evaluations; 0: eval_epochs", 0, COUNT)] = 0
   checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6, COUNT)] = 1.0
-  checkpoint_steps: Annotated[int, Option("the same in steps; 0: checkpoint_epochs", 0, COUNT)] = 0
+  checkpoint_steps: Annotated[
+    int, Option("steps between checkpoints; 0: checkpoint_epochs", 0, COUNT)
+  ] = 0
   keep_checkpoints: Annotated[
     int, Option("latest checkpoints that stay, beside the best", 2, COUNT, free=True)
   ] = 2
@@ -50,7 +54,7 @@ class Run:
     int, Option("most steps a call of the program; 0: 1 on a CPU, else 16", 0, COUNT, free=True)
   ] = 0
   ema_decay: Annotated[
-    float, Option("of an average of the parameters that is evaluated; 0: none", 0, 0.9999999)
+    float, Option("decay of an average of the parameters that is evaluated; 0: none", 0, 0.9999999)
   ] = 0.0
   freeze: Annotated[str, Option(_FREEZE)] = ""
   layer_decay: Annotated[float, Option(_LAYER_DECAY, 1e-6, 1)] = 1.0

@@ -51,6 +51,9 @@ class Option:
   default: Any = None  # `REQUIRED` if there is none
   optional: bool = False
 
+  def __repr__(self) -> str:  # `help` of a function shows one for each keyword
+    return f"Option({self.help!r})"
+
   @property
   def allowed(self) -> str:
     """The values that the option takes, in words."""
@@ -239,8 +242,11 @@ def table(made_of: Group, path: str) -> str:
         meanings.setdefault((option.allowed, option.help), []).append(function)
     for (allowed, text), owners in meanings.items():
       names = "" if len(owners) == len(functions) else ", ".join(dict.fromkeys(map(_name, owners)))
-      rows.append([f"`{path}{name}`", names, _defaults(owners, name), allowed, text])
-  return "\n".join(f"| {' | '.join(row if several else row[:1] + row[2:])} |" for row in rows)
+      free = " (free)" if any(of(owner)[name].free for owner in owners) else ""
+      allowed = "text" if allowed == _KINDS[str] else allowed
+      rows.append([f"`{path}{name}`", names, _defaults(owners, name), allowed, text + free])
+  cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+  return "\n".join(f"| {' | '.join(row if several else row[:1] + row[2:])} |" for row in cells)
 
 
 def _defaults(owners: Iterable[Callable], name: str) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 from typing import Annotated, Any
 
@@ -166,6 +167,19 @@ def test_a_table_tells_the_same_option_of_several_apart():
     "| `g.rate` | outer | `0.5` | 0 or more | another |",
     "| `g.width` | Module | by name | 1 or more | units |",
   ]
+
+
+def test_a_table_escapes_bars_and_marks_free_options():
+  def function(*, pattern: Annotated[str, Option("a | b", free=True)] = "(x|y)"):
+    return pattern
+
+  [*_, row] = options.table(function, "").splitlines()
+  assert row == r"| `pattern` | `'(x\|y)'` | text | a \| b (free) |"
+
+
+def test_help_shows_what_an_option_means_alone():
+  assert "Option('a size')" in str(inspect.signature(inner))
+  assert "low" not in str(inspect.signature(inner))
 
 
 def test_the_docs_have_the_table_of_all_options():

@@ -33,11 +33,19 @@ class ImageData:
   """
 
   name: Annotated[str, Option('"sample", "folder", "npz" or a TFDS name')] = "sample"
-  dir: Annotated[str, Option("of the folder, file, archive or TFDS's data_dir", free=True)] = ""
-  cache_dir: Annotated[str, Option('of decoded images; "": ~/.cache/mixer_jax', free=True)] = ""
-  train_split: Annotated[str, Option('TFDS-style, such as "train[:90%]"')] = "train"
-  test_split: Annotated[str, Option('likewise, such as "train[90%:]"')] = "test"
-  validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
+  dir: Annotated[str, Option("path of the folder, file, archive or TFDS's data_dir", free=True)] = (
+    ""
+  )
+  cache_dir: Annotated[
+    str, Option('folder of decoded images; "": ~/.cache/mixer_jax', free=True)
+  ] = ""
+  train_split: Annotated[str, Option('training set as TFDS writes it, such as "train[:90%]"')] = (
+    "train"
+  )
+  test_split: Annotated[str, Option('test set, such as "test" or "train[90%:]"')] = "test"
+  validation_split: Annotated[
+    str, Option('split that picks the best checkpoint; "": the test split does')
+  ] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
   test_sets: Annotated[str, Option(_TEST_SETS, free=True)] = ""
   test_labels: Annotated[str, Option(_TEST_LABELS, free=True)] = ""
@@ -46,7 +54,7 @@ class ImageData:
   crop: one_of("train on random areas of encoded images", ("", "inception")) = ""
   smallest_crop: Annotated[float, Option("least share of such an area", 1e-6, 1)] = 0.05
   workers: Annotated[
-    int, Option("that decode; -1: one a CPU; 0: a thread", -1, 1024, free=True)
+    int, Option("decoding processes; -1: one a CPU; 0: a thread instead", -1, 1024, free=True)
   ] = -1
   read_ahead: Annotated[int, Option("images a worker decodes ahead", 1, COUNT, free=True)] = 64
   image_size: Annotated[int, Option("side that the model sees, in pixels", 1, _SIDE)] = 32
@@ -55,8 +63,13 @@ class ImageData:
   flip: Annotated[bool, Option("mirror training images at random")] = True
   random_crop: Annotated[bool, Option("with resize: crop at random, not the centre")] = False
   repeats: Annotated[int, Option("copies of each training example in a row", 1, 1024)] = 1
-  mean: Annotated[tuple[float, ...], Option("of pixels in [0, 1]", -1e4, 1e4, length=3)] = _MEAN
-  std: Annotated[tuple[float, ...], Option("likewise", 1e-4, 1e4, length=3)] = _STD
+  mean: Annotated[
+    tuple[float, ...], Option("mean of the pixels in [0, 1], each channel", -1e4, 1e4, length=3)
+  ] = _MEAN
+  std: Annotated[
+    tuple[float, ...],
+    Option("standard deviation of the pixels in [0, 1], each channel", 1e-4, 1e4, length=3),
+  ] = _STD
 
   @classmethod
   def of(cls, group: ml_collections.ConfigDict) -> "ImageData":

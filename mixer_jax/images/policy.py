@@ -25,16 +25,20 @@ class Augment:
   """
 
   policy: one_of("RandAugment, or one of grey, solarise and blur", POLICIES) = ""
-  operations: Annotated[int, Option("of rand: that each image may get", 1, 16)] = 2
-  probability: _Chance("of rand: that each of them is applied") = 0.5
-  magnitude: Annotated[float, Option("of rand: their mean strength", 0, 10)] = 9.0
-  magnitude_noise: Annotated[float, Option("of rand: its standard deviation", 0, 100)] = 0.5
-  increasing: Annotated[bool, Option("of rand: all grow with it, as timm's inc1")] = True
+  operations: Annotated[int, Option("rand: operations an image may get", 1, 16)] = 2
+  probability: _Chance("rand: probability that each of them is applied") = 0.5
+  magnitude: Annotated[float, Option("rand: mean magnitude of the operations", 0, 10)] = 9.0
+  magnitude_noise: Annotated[float, Option("rand: standard deviation of the magnitude", 0, 100)] = (
+    0.5
+  )
+  increasing: Annotated[
+    bool, Option("rand: every operation grows stronger with the magnitude, timm's inc1")
+  ] = True
   smallest_area: _Chance("least share of a random area of the stored image; 0: none") = 0.0
   colour_jitter: _Chance("most change of brightness, contrast and saturation") = 0.0
   erasing: _Chance("share of images with a rectangle of noise") = 0.0
-  mixup: _Alpha("both numbers of the beta distribution of shares; 0: none") = 0.0
-  cutmix: _Alpha("likewise") = 0.0
+  mixup: _Alpha("both parameters of Mixup's beta distribution of shares; 0: no Mixup") = 0.0
+  cutmix: _Alpha("both parameters of CutMix's beta distribution of shares; 0: no CutMix") = 0.0
   switch: _Chance("share of CutMix if Mixup is on, too") = 0.5
   mix: one_of("draw shares and boxes for each example, or once", ("example", "batch")) = "example"
 

@@ -27,12 +27,15 @@ class Views:
   """
 
   local: Annotated[int, Option("views of a small part of each image", 0, 64)] = 8
-  local_size: Annotated[int, Option("their side in pixels; 0: data.image_size", 0, 2**14)] = 0
+  local_size: Annotated[
+    int, Option("side of local views in pixels; 0: data.image_size", 0, 2**14)
+  ] = 0
   global_share: _Shares("least and most share of the area of the two large views") = (0.4, 1.0)
-  local_share: _Shares("likewise of the small views") = (0.05, 0.4)
+  local_share: _Shares("least and most share of the area of the small views") = (0.05, 0.4)
   jitter: _Chance("share of views with other colours") = 0.8
   jitter_most: Annotated[
-    tuple[float, ...], Option("of brightness, contrast, saturation and hue", 0, 1, length=4)
+    tuple[float, ...],
+    Option("largest changes of brightness, contrast, saturation and hue", 0, 1, length=4),
   ] = (0.4, 0.4, 0.2, 0.1)
   grey: _Chance("share of views without colours") = 0.2
   blur: Annotated[

@@ -33,7 +33,7 @@ NumBlocks = Annotated[int, Option("number of blocks", 0, _DEPTH)]
 Remat = Annotated[bool, Option(_REMAT, free=True)]
 ScanBlocks = Annotated[bool, Option("loop over one program of a block: compiles faster")]
 StochasticDepth = rate("drop rate of residual branches, for whole examples")
-Dtype = one_of("of the computation; parameters are float32", ("float32", "bfloat16"))
+Dtype = one_of("type of the computation; parameters are float32", ("float32", "bfloat16"))
 
 
 def check(module: nn.Module) -> None:

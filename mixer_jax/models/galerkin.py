@@ -97,7 +97,9 @@ class Galerkin(operator_model.Decoded, kw_only=True):
   dropout_rate: family.rate("dropout in the blocks and the convolutions before them") = 0.0
   stochastic_depth: family.StochasticDepth = 0.0
   extractor: one_of(_EXTRACTOR, ("linear", "cnn")) = "linear"
-  activation: one_of("of the convolutions to a coarser grid", tuple(_ACTIVATIONS)) = "relu"
+  activation: one_of("activation of the convolutions to a coarser grid", tuple(_ACTIVATIONS)) = (
+    "relu"
+  )
   coarse: Annotated[int, Option("points along each axis of the coarser grid", 2, 2**14)] = 43
   refine: Annotated[bool, Option(_REFINE)] = True
   remat: family.Remat = False

@@ -27,7 +27,7 @@ from mixer_jax.models.translation_blocks import DecoderBlock, EncoderBlock, norm
 from mixer_jax.options import Option, one_of
 
 MIXINGS = ("linear", "attention")
-_MIXING = "of tokens: a matrix over them (ResMLP), or self-attention (Transformer)"
+_MIXING = "mixing of tokens: a matrix over them (ResMLP), or self-attention (Transformer)"
 
 _PAPER = dict(hidden_dim=512, channels_mlp_dim=2048, num_heads=8)
 # For two cores.

@@ -54,8 +54,8 @@ class Autoencoder(nn.Module):
   """
 
   widths: Widths
-  activation: one_of("of the hidden layers", tuple(_ACTIVATIONS)) = "tanh"
-  initializer: one_of("of the weights; biases are 0", ("glorot", "sparse")) = "glorot"
+  activation: one_of("activation of the hidden layers", tuple(_ACTIVATIONS)) = "tanh"
+  initializer: one_of("initialiser of the weights; biases are 0", ("glorot", "sparse")) = "glorot"
 
   def __post_init__(self):
     if not self.widths or any(width % 1 for width in self.widths):

@@ -35,7 +35,7 @@ class Options:
     str, Option('model of a file of weights; "": the catalogue tells it')
   ] = ""
   described: Annotated[str | None, Option("description of the teacher: filled in")] = None
-  kind: one_of("of the teacher's part in the loss, see `from_teacher`", KINDS) = "hard"
+  kind: one_of("kind of the teacher's part in the loss, see `from_teacher`", KINDS) = "hard"
   weight: Annotated[float, Option("share of that part; of consistent it is 1", 0, 1)] = 0.5
   temperature: Annotated[float, Option("divisor of both logits, not of hard", TINY)] = 1.0
 

@@ -35,7 +35,9 @@ class Start:
   """Fields of the config itself."""
 
   pretrained: Annotated[str, Option(_START)] = ""
-  resize_tokens: one_of('of weights for other tokens; "": refused', ("", *RESIZES)) = ""
+  resize_tokens: one_of(
+    'resizing of weights for another number of tokens; "": refused', ("", *RESIZES)
+  ) = ""
   any_normalization: Annotated[bool, Option("normalise images otherwise than the weights' own")] = (
     False
   )

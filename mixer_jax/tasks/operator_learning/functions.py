@@ -20,7 +20,7 @@ from mixer_jax.pde.functions import Functions, check_step, subsampled
 _NAMES = (*generate.KINDS, "files")
 _SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:90%]"'
 _EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
-_OUTPUT_STEP = "of the inverse problem: step of the outputs, means over cells; 0: as `step`"
+_OUTPUT_STEP = "inverse problem: step of the outputs, means over cells; 0: as `step`"
 _MOST = 10**6
 # Fields that sets made from a seed read, and those of files.
 _SIZES = ("points", "train_functions", "test_functions")
@@ -33,12 +33,12 @@ class FunctionData:
   """Functions that are generated, or read from files."""
 
   name: one_of('an equation, or "files"', _NAMES) = "burgers"
-  dir: Annotated[str, Option("of the files", free=True)] = ""
+  dir: Annotated[str, Option("folder of the files", free=True)] = ""
   cache_dir: Annotated[str, Option('of generated functions; "": ~/.cache/mixer_jax', free=True)] = (
     ""
   )
   train_split: Annotated[str, Option(_SPLIT)] = "train"
-  test_split: Annotated[str, Option("of the test set, written as train_split")] = "test"
+  test_split: Annotated[str, Option("test set, written as train_split")] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
   train_functions: Annotated[int, Option('generated as "train"', 1, _MOST)] = 1024
   test_functions: Annotated[int, Option('generated as "test"', 1, _MOST)] = 100
@@ -51,13 +51,13 @@ class FunctionData:
   mean: Annotated[float, _BURGERS["mean"]] = 0.0
   low: Annotated[float, _DARCY["low"]] = 3.0
   high: Annotated[float, _DARCY["high"]] = 12.0
-  seed: Annotated[int, Option("of the generated functions", 0, COUNT)] = 0
+  seed: Annotated[int, Option("random seed of the generated functions", 0, COUNT)] = 0
   step: Annotated[int, Option("every step-th point of a side is taken", 1, 2**16)] = 1
   output_step: Annotated[int, Option(_OUTPUT_STEP, 0, 2**16)] = 0
   extra_test_steps: Annotated[str, Option(_EXTRA, free=True)] = ""
   inverse: Annotated[bool, Option("from the solution to the coefficient")] = False
   noise: Annotated[
-    float, Option("of the inputs, a share of their standard deviation at each point", 0, 10)
+    float, Option("noise on the inputs, a share of their standard deviation at each point", 0, 10)
   ] = 0.0
   inputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
   outputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""

@@ -36,7 +36,7 @@ class SegmentationData:
   """
 
   name: one_of("pairs of files in `dir`, or generated shapes", ("folder", "shapes")) = "shapes"
-  dir: Annotated[str, Option("of the pairs", free=True)] = ""
+  dir: Annotated[str, Option("folder of the pairs", free=True)] = ""
   cache_dir: Annotated[str, _SAME["cache_dir"]] = ""
   train_split: Annotated[str, _SAME["train_split"]] = "train"
   test_split: Annotated[str, _SAME["test_split"]] = "test"
@@ -44,9 +44,9 @@ class SegmentationData:
   canvas: Annotated[tuple[int, ...], Option(_CANVAS, 1, 2**14)] = ()
   classes: Annotated[str, Option(_NAMES)] = ""
   void: Annotated[int, Option("id of pixels that do not count", 0, 255)] = 255
-  examples: Annotated[int, Option("of shapes: training images; a quarter for tests", 4, COUNT)] = (
-    512
-  )
+  examples: Annotated[
+    int, Option("shapes: training images; a quarter as many for tests", 4, COUNT)
+  ] = 512
   image_size: Annotated[int, Option("side that the model sees, in pixels", 1, 2**14)] = 64
   stride: Annotated[
     int, Option("between windows of larger test images; 0: 2/3 of image_size", 0, 2**14)

@@ -21,9 +21,7 @@ from mixer_jax.options import COUNT, Option
 _Width = lambda text: Annotated[int, Option(text, 2, 10**6)]
 _Temperature = lambda text: Annotated[float, Option(text, 1e-3, 10)]
 _Epochs = lambda text: Annotated[float, Option(text, 0, COUNT)]
-_COLLAPSE = (
-  "in a row with a teacher entropy within 1% of log out_dim, or of 0, that end a run; 0: never"
-)
+_COLLAPSE = "steps in a row with a teacher entropy within 1% of log out_dim, or of 0, that end a run; 0: never"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +31,12 @@ class Dino:
   out_dim: _Width("outputs of the head, K") = 65536
   hidden_dim: _Width("hidden width of the head") = 2048
   bottleneck_dim: _Width("width before the last layer of the head") = 256
-  momentum: Annotated[float, Option("of the teacher at the first step; 1 at the last", 0, 1)] = (
-    0.996
-  )
-  centre_momentum: Annotated[float, Option("of the centre of the teacher's outputs", 0, 1)] = 0.9
+  momentum: Annotated[
+    float, Option("decay of the teacher's average at the first step; it rises to 1", 0, 1)
+  ] = 0.996
+  centre_momentum: Annotated[
+    float, Option("decay of the centre of the teacher's outputs", 0, 1)
+  ] = 0.9
   student_temperature: _Temperature("divides the student's outputs") = 0.1
   teacher_temperature: _Temperature("divides the teacher's outputs") = 0.07
   first_temperature: _Temperature("of the teacher at the first step") = 0.04

@@ -27,10 +27,10 @@ class TextData:
   """The fields of `config.data` that all tasks on text have."""
 
   name: Annotated[str, Option('"sample", "files" or a TFDS name')] = "sample"
-  dir: Annotated[str, Option("of the files, or TFDS's data_dir", free=True)] = ""
+  dir: Annotated[str, Option("folder of the files, or TFDS's data_dir", free=True)] = ""
   cache_dir: Annotated[str, Option('of encoded text; "": ~/.cache/mixer_jax', free=True)] = ""
   train_split: Annotated[str, Option(_SPLIT)] = "train"
-  test_split: Annotated[str, Option("of the test set, written as train_split")] = "test"
+  test_split: Annotated[str, Option("test set, written as train_split")] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
   vocabulary: Annotated[str, Option(_VOCABULARY, free=True)] = ""

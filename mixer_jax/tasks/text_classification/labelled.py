@@ -29,8 +29,8 @@ class LabelledText(text_data.TextData):
   """
 
   text: Annotated[str, Option("column, key or feature of the sentence")] = "sentence"
-  pair: Annotated[str, Option('likewise, of the second sentence of a pair; "": none')] = ""
-  label: Annotated[str, Option("likewise, of the label")] = "label"
+  pair: Annotated[str, Option('column of the second sentence of a pair; "": none')] = ""
+  label: Annotated[str, Option("column, key or feature of the label")] = "label"
 
 
 class Loaded(NamedTuple):

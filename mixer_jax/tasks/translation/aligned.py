@@ -28,8 +28,12 @@ _BATCH_TOKENS = (
 class AlignedText(text_data.TextData):
   """The group `config.data` of translation."""
 
-  source_language: Annotated[str, Option("translated from: ending, column or feature")] = "en"
-  target_language: Annotated[str, Option("likewise, translated to")] = "de"
+  source_language: Annotated[str, Option("language translated from: ending, column or feature")] = (
+    "en"
+  )
+  target_language: Annotated[str, Option("language translated to: ending, column or feature")] = (
+    "de"
+  )
   train_split: Annotated[str, Option(_SPLIT)] = "train"
   vocabulary: Annotated[str, Option(_VOCABULARY, free=True)] = ""
   max_length: Annotated[int, Option("tokens of a sentence, its end included", 4, 2**14)] = 128

@@ -30,7 +30,7 @@ class TranslationOptions:
 
   label_smoothing: Annotated[float, Option("share of all tokens in the target", 0, 0.9)] = 0.1
   beams: Annotated[int, Option(_BEAMS, 1, 1000, free=True)] = 4
-  eval_beams: Annotated[int, Option("likewise, of evaluations", 1, 1000)] = 1
+  eval_beams: Annotated[int, Option("beams of evaluations; 1: greedy", 1, 1000)] = 1
   length_penalty: Annotated[float, Option("alpha of GNMT's length penalty", 0, 10, free=True)] = 0.6
   bleu_tokenizer: one_of("words of sacrebleu, by its names", bleu.TOKENIZERS) = "13a"
 
