@@ -33,8 +33,10 @@ _SMALL = ("cifar10", "cifar100", "sample")  # images of 32x32
 def get_config(choice="cifar10"):
   dataset, model, recipe, *more = choice.split(",") + [""] * (2 - choice.count(","))
   model, recipe = model or "resmlp_s12", recipe or "deit"
-  if recipe not in RECIPES or more:
-    raise UserError(f"the config takes {choice!r}; recipes: {', '.join(RECIPES)}")
+  if more:
+    raise UserError(f"the config takes {choice!r}; allowed: DATASET[,MODEL[,RECIPE]]")
+  if recipe not in RECIPES:
+    raise UserError(f"the config takes the recipe {recipe!r}; allowed: {', '.join(RECIPES)}")
   config = config_lib.default(model=model)
   config.pretrained = config_lib.REQUIRED
   config.data.update(name=dataset, pad=0)

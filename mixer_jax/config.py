@@ -98,13 +98,14 @@ def model_and_optimizer(
 ) -> tuple[str, ConfigDict]:
   """The model's name and the optimizer part that "MODEL[,OPTIMIZER]" names.
 
-  `optimizers` are settings by name; the first is the default, an unknown name a UserError.
+  `optimizers` are settings by name, with a field "name" where the optimizer has another one; the
+  first is the default, an unknown name a UserError.
   """
   model, _, name = choice.partition(",")
   name = name or next(iter(optimizers))
   if name not in optimizers:
     raise UserError(f"the config takes the optimizer {name!r}; allowed: {', '.join(optimizers)}")
-  return model, optimizer(name, **optimizers[name])
+  return model, optimizer(**{"name": name, **optimizers[name]})
 
 
 def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:

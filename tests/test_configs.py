@@ -85,9 +85,17 @@ def test_transfer_s_recipes():
     config = load("transfer", choice)
     config.pretrained = ""
     config_lib.check(config)
-  for wrong in ("cifar10,resmlp_s12,x", "cifar10,resmlp_s12,small,x"):
-    with pytest.raises(UserError, match="recipes: deit, mixer, small"):
-      load("transfer", wrong)
+  with pytest.raises(UserError, match="the recipe 'x'; allowed: deit, mixer, small"):
+    load("transfer", "cifar10,resmlp_s12,x")
+  with pytest.raises(UserError, match=r"allowed: DATASET\[,MODEL\[,RECIPE\]\]"):
+    load("transfer", "cifar10,resmlp_s12,small,x")
+
+
+def test_burgers_takes_the_rate_tuned_for_its_operator():
+  """docs/operators.md, Measured."""
+  rate = lambda choice: load("burgers", choice).optimizer.learning_rate
+  assert (rate("galerkin_1d"), rate("fno_1d"), rate("galerkin_1d,ekfac")) == (3.8e-3, 2.5e-3, 5e-3)
+  assert load("burgers", "fno_1d,ekfac").optimizer.eigenvalues == "batch"
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])

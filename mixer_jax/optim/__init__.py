@@ -1,7 +1,7 @@
 """Optimizers as optax transforms, and a chain built from a config.
 
-Import `scale_by_kfac`, `kfac` and `graft` from here and use them with any optax
-chain and any model of Linen dense layers, inside or outside this project.
+Import them from here and use them with any optax chain and any model, inside or outside this
+project. K-FAC and its family take Linen models; docs/kfac.md lists their layers.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Learning rate, momentum and damping from the exact quadratic model of the loss.
 
-Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Sections 6.4 to 7. With the gradient
+Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Sections 6.4, 6.5 and 7. With the gradient
 g and the Fisher matrix F of one batch, the model of h = loss + decay / 2 |theta|^2 is
 
   q(d) = <g + decay theta, d> + 1/2 d^T (F + decay I) d.

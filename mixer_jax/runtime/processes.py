@@ -42,7 +42,7 @@ def join(
     )
   if number is not None and index is not None and not 0 <= index < number:
     raise UserError(f"--process_id is {index}; allowed: 0 to {number - 1}")
-  # Its handler of SIGTERM would take the place of that of `signals`.
+  # Its handler of SIGTERM would take the place of that of `heeded`.
   jax.config.update("jax_enable_preemption_service", False)
   # After so long a silence a process is taken for dead, and the others end.
   seconds = dict(heartbeat_timeout_seconds=30, shutdown_timeout_seconds=60)
