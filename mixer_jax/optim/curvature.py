@@ -24,15 +24,17 @@ import math
 import re
 from typing import Any, Callable, Sequence
 
+from flax.core import meta
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import axes, capture, layer_views, places, statistics
+from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, statistics
 from mixer_jax.optim.curvature_blocks import Block, path_name
 from mixer_jax.optim.curvature_options import check_choice
 from mixer_jax.optim.predictor import Predictor, root_weights, weights_like
 
 Params = Batch = Any
+_TINY = 1e-24  # its square is 0 in float32, and gradients through it are not
 
 
 class Curvature:
@@ -67,6 +69,9 @@ class Curvature:
         "params are a State of flax.nnx; K-FAC sees layers of Linen alone: write the model in Linen,"
         " or train it by another optimizer"
       )
+    boxes = lambda x: isinstance(x, meta.AxisMetadata)
+    if any(map(boxes, jax.tree.leaves(params, is_leaf=boxes))):
+      raise ValueError("params hold boxes of Flax (nn.with_partitioning); pass nn.unbox(params)")
     predictor = Predictor(predict, likelihood)
     self._predict, self._outputs = predictor.answer, predictor.outputs
     self._weights, self._rows = predictor.weights, predictor.rows
@@ -80,7 +85,7 @@ class Curvature:
     self.names = tuple(self._leaves)
     patterns = _patterns(plain, self.names)
     self._examples = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
-    calls = places.placed(self._outputs, *shapes, self._examples)
+    calls = self._placed_calls(shapes, patterns)
     self._layers = statistics.layers_of(calls, patterns, norms, max_factor)
     shared = [
       layer.block for layer in self._layers.values() if places.NOWHERE in layer.example_places
@@ -91,6 +96,16 @@ class Curvature:
         f" estimation={estimation!r}; broadcast its input to the batch"
       )
     self.blocks = self._list_blocks(shapes, calls, patterns)
+
+  def _placed_calls(self, shapes, patterns) -> list[layer_calls.Call]:
+    """All calls of layers; without plain ones where the model refuses companions beside these."""
+    try:
+      return places.placed(self._outputs, *shapes, self._examples)
+    except ValueError:
+      listed = lambda name: any(re.search(p, name) for p in patterns)
+      if not (skipped := layer_calls.paths_of(shapes[0], listed)):
+        raise
+      return places.placed(self._outputs, *shapes, self._examples, skipped)
 
   def _check(self, params: Params, batch: Batch) -> None:
     """Refuses predictions that do not fit the likelihood."""
@@ -103,7 +118,7 @@ class Curvature:
     aux = lambda p, b: [
       x for x in jax.tree.leaves(self._predict(p, b)[1:]) if jnp.issubdtype(x.dtype, jnp.floating)
     ]
-    if capture.depends(aux, params, batch, lambda name: True, set()):
+    if layer_calls.depends(aux, params, batch, lambda name: True, set()):
       raise ValueError(
         "the second part of the prediction depends on the parameters, so it is no targets;"
         ' for means and variances use likelihood="normal_variance"'
@@ -135,7 +150,7 @@ class Curvature:
     free = [name for name in leaves if name not in covered]
     wanted = lambda view: isinstance(view, layer_views.ScaleAndShift) or view == layer_views.Plain()
     unknown = [n for n in free if not listed(n) and not wanted(views.get(n))]
-    used = lambda name: capture.depends(self._outputs, *shapes, lambda n: n == name, set())
+    used = lambda name: layer_calls.depends(self._outputs, *shapes, lambda n: n == name, set())
     if unknown := [name for name in unknown if used(name)]:
       reasons = {views[n].reason for n in unknown if isinstance(views.get(n), layer_views.Plain)}
       why = f" ({', '.join(sorted(reasons))})" if reasons else ""
@@ -154,7 +169,7 @@ class Curvature:
 
   def _leaking(self, shapes, covered: set[str]) -> list[str]:
     held = set(self._layers)
-    depends = lambda chosen: capture.depends(self._outputs, *shapes, chosen, held)
+    depends = lambda chosen: layer_calls.depends(self._outputs, *shapes, chosen, held)
     if not depends(covered.__contains__):
       return []
     return [name for name in sorted(covered) if depends(lambda n, name=name: n == name)]
@@ -197,6 +212,8 @@ class Curvature:
       path: layer.companions(rows, vectors(layer), size) for path, layer in self._layers.items()
     }
     companions = axes.varying(companions, self._axis_name)
+    if rows is not None:
+      params = jax.tree.map(_opened, params)
     outputs, targets, pullback = capture.sums(self._answer, params, companions, batch)
     outputs = jax.lax.stop_gradient(outputs)
     examples = self._examples_of(outputs, counts)
@@ -275,6 +292,17 @@ class Curvature:
     zeros = jax.tree.map(jnp.zeros_like, once)
     total, _ = jax.lax.scan(add, zeros, jnp.arange(sum(sizes)))
     return {path: statistics.inputs_once(once[path], total[path]) for path in once}
+
+
+def _opened(x: jax.Array) -> jax.Array:
+  """A matrix of zeros, such as a head at its start, as one of tiny numbers, which change no sum.
+
+  Rows below it then tell by their gradients whether an output that counts depends on them.
+  """
+  if x.ndim < 2 or x.dtype != jnp.float32:
+    return x
+  tiny = _TINY * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+  return jnp.where((x == 0).all(), tiny, x)
 
 
 def _patterns(plain: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

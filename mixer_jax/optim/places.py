@@ -1,10 +1,10 @@
 """Where the rows of a layer hold the examples of the batch: found by tracing two sizes of batch."""
 
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Collection, Iterator
 
 import jax
 
-from mixer_jax.optim import capture, layer_views
+from mixer_jax.optim import layer_calls, layer_views
 
 FIRST = "first"  # an example an index of the leading axis
 FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
@@ -13,14 +13,16 @@ MAPPED = "mapped"  # taken off by `jax.vmap` or `jax.lax.map`
 NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
 
 
-def placed(predict: Callable, params: Any, batch: Any, examples: int) -> list[capture.Call]:
-  """The calls of `capture.calls`, each with its place; the outputs are of so many examples.
+def placed(
+  predict: Callable, params: Any, batch: Any, examples: int, skipped: Collection[Any] = ()
+) -> list[layer_calls.Call]:
+  """The calls of `layer_calls.calls`, each with its place; the outputs are of so many examples.
 
   Rows that are as many for twice the examples are taken for those of a loop if the program has a
   loop over examples, else for rows that every example uses: a model of both kinds is not told apart.
   """
-  calls = capture.calls(predict, params, batch)
-  others, more = _of_twice(predict, params, batch, examples)
+  calls = layer_calls.calls(predict, params, batch, skipped)
+  others, more = _of_twice(predict, params, batch, examples, skipped)
   if [c.path for c in others] != [c.path for c in calls]:
     return [call._replace(place=_likely(call, examples)) for call in calls]
   asked = lambda call: not (call.mapped or isinstance(call.view, layer_views.Plain))
@@ -32,7 +34,7 @@ def placed(predict: Callable, params: Any, batch: Any, examples: int) -> list[ca
   ]
 
 
-def _of_twice(predict, params, batch, examples) -> tuple[list[capture.Call], Any]:
+def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_calls.Call], Any]:
   """The calls for twice as many examples, and these; none of a `predict` made for one size."""
   sizes = [x.shape[0] for x in jax.tree.leaves(batch) if x.shape]
   for size in dict.fromkeys((examples, *sizes)):  # an example may have several rows of outputs
@@ -44,7 +46,7 @@ def _of_twice(predict, params, batch, examples) -> tuple[list[capture.Call], Any
     more = jax.tree.map(twice, batch)
     try:
       if jax.tree.leaves(jax.eval_shape(predict, params, more))[0].shape[0] == 2 * examples:
-        return capture.calls(predict, params, more), more
+        return layer_calls.calls(predict, params, more, skipped), more
     except Exception:  # of whatever kind: the user's function was not made for this batch
       continue
   return [], None
@@ -66,7 +68,9 @@ def _lengths(jaxpr: Any) -> Iterator[int]:
           yield from _lengths(inner)
 
 
-def _place(call: capture.Call, rows_of_twice: tuple[int, ...], examples: int, looped: bool) -> str:
+def _place(
+  call: layer_calls.Call, rows_of_twice: tuple[int, ...], examples: int, looped: bool
+) -> str:
   if rows_of_twice == call.rows:
     return MAPPED if call.mapped or looped else NOWHERE
   if len(rows_of_twice) != len(call.rows) or rows_of_twice[0] != 2 * call.rows[0]:
@@ -74,7 +78,7 @@ def _place(call: capture.Call, rows_of_twice: tuple[int, ...], examples: int, lo
   return FIRST if call.rows[0] == examples else FLAT
 
 
-def _likely(call: capture.Call, examples: int) -> str:
+def _likely(call: layer_calls.Call, examples: int) -> str:
   """The place, as far as one trace tells it."""
   if call.mapped:
     return MAPPED

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import capture, layer_views, places
+from mixer_jax.optim import capture, layer_calls, layer_views, places
 from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
 
 # Sums, and companions that are no sums, which do not depend on the labels.
@@ -24,13 +24,13 @@ class Layer(NamedTuple):
     stacked: leading axes of the parameters.
   """
 
-  calls: tuple[capture.Call, ...]
+  calls: tuple[layer_calls.Call, ...]
   names: tuple[str, ...]
   sums: dict[str, tuple[int, ...]]
   stacked: tuple[int, ...]
 
   @property
-  def call(self) -> capture.Call:
+  def call(self) -> layer_calls.Call:
     return self.calls[0]
 
   @property
@@ -134,10 +134,10 @@ def _mixed(pairs: list[tuple[Any, Any]], shapes: dict[str, tuple[int, ...]]) -> 
 
 
 def layers_of(
-  calls: Sequence[capture.Call], patterns: Sequence[str], norms: str, max_factor: int
-) -> dict[capture.Path, Layer]:
+  calls: Sequence[layer_calls.Call], patterns: Sequence[str], norms: str, max_factor: int
+) -> dict[layer_calls.Path, Layer]:
   """The layers that get a Kronecker product or a diagonal, by path."""
-  by_path: dict[capture.Path, list[capture.Call]] = {}
+  by_path: dict[layer_calls.Path, list[layer_calls.Call]] = {}
   for call in calls:
     by_path.setdefault(call.path, []).append(call)
   found = {}

@@ -286,3 +286,39 @@ def test_layers_that_are_no_matrix_over_rows_are_refused(reason):
   apply = lambda p, x: REFUSED[reason].apply({"params": p}, x)
   with pytest.raises(ValueError, match=f"kernel .*{reason}.*list them in `plain`"):
     optim.kfac_blocks(apply, params, x)
+
+
+class Padded(nn.Module):
+  """Mixing over tokens and over channels, as many of each, and the mean of the real tokens."""
+
+  @nn.compact
+  def __call__(self, x, real):
+    x = x * real[..., None]
+    x += jnp.swapaxes(nn.Dense(6, name="tokens")(jnp.swapaxes(x, 1, 2)), 1, 2) * real[..., None]
+    x += jnp.tanh(nn.Dense(6, name="channels")(x)) * real[..., None]
+    return nn.Dense(3, name="head")(x.sum(1) / real.sum(1, keepdims=True))
+
+
+def test_a_head_of_zeros_hides_no_row():
+  """The inputs' factors do not depend on the head: those of real tokens, and of all channels."""
+  rng = np.random.default_rng(0)
+  real = np.arange(6) < np.array([[6], [3], [2], [5]])
+  batch = dict(x=rng.normal(size=(4, 6, 6)).astype(np.float32), real=real)
+  model = Padded()
+  params = jax.jit(model.init)(jax.random.key(0), batch["x"], real)["params"]
+
+  def predict(p, b):
+    outputs = model.apply({"params": p}, b["x"], b["real"])
+    return outputs, jnp.zeros(4, jnp.int32), jnp.ones(4), b["real"]
+
+  def factors(head):
+    p = {**params, "head": jax.tree.map(lambda x: head * x, params["head"])}
+    return optim.kfac_factors(predict, p, batch, jax.random.key(0), estimation="empirical")
+
+  at_zero, usual = factors(0.0), factors(1.0)
+  for layer in ("tokens", "channels", "head"):
+    np.testing.assert_allclose(at_zero[layer].inputs, usual[layer].inputs, rtol=1e-5, atol=1e-6)
+  assert not np.any(at_zero["tokens"].outputs) and np.any(usual["tokens"].outputs)
+  rows = np.einsum("btc,bt->btc", batch["x"], real).swapaxes(1, 2).reshape(-1, 6)
+  rows = np.concatenate([rows, np.ones((24, 1))], axis=1)
+  np.testing.assert_allclose(at_zero["tokens"].inputs, rows.T @ rows / 24, rtol=1e-4, atol=1e-5)

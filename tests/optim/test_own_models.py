@@ -168,6 +168,7 @@ def test_mistakes_of_update_are_one_line():
     (dict(norm_constraint=-1.0), "norm_constraint is -1.0; allowed: 0 or more"),
     (dict(max_factor=-1), "max_factor is -1; allowed: 1 or more"),
     (dict(factor_fraction=2.0), "factor_fraction is 2.0; allowed: 1e-06 to 1"),
+    (dict(factor_fraction=0.7), "factor_fraction is 0.7; allowed: 1/n, such as 1, 0.5, 0.33"),
     (dict(damping="0.1"), "damping is '0.1'; allowed: a finite number"),
     (dict(decay_mask="kernel"), "decay_mask is 'kernel'; allowed: None, a tree of bools"),
   ],
@@ -274,6 +275,39 @@ def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   assert found @ expected > cosine * np.linalg.norm(found) * np.linalg.norm(expected)
 
 
+class Normalised(nn.Module):
+  """A layer whose kernel is divided by its largest singular value."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.SpectralNorm(nn.Dense(6, name="one"))(x, update_stats=False)
+    return nn.Dense(4, name="two")(nn.tanh(x))
+
+
+def test_layers_that_take_no_companion_may_be_plain():
+  x = np.ones((2, 5), np.float32)
+  variables = jax.jit(Normalised().init)(jax.random.key(0), x)
+  predict = lambda p, x: Normalised().apply({**variables, "params": p}, x)
+  params = variables["params"]
+  with pytest.raises(
+    ValueError, match="predict fails .* but for layers that are listed in `plain`"
+  ):
+    optim.kfac_blocks(predict, params, x)
+  kinds = {b.name: b.kind for b in optim.kfac_blocks(predict, params, x, plain="^one/")}
+  assert kinds == {"one": "gradient", "two": "kronecker"}
+
+
+def test_boxes_of_flax_are_refused_by_their_name():
+  x, init = np.ones((2, 5), np.float32), nn.initializers.lecun_normal()
+  model = nn.Dense(4, kernel_init=nn.with_partitioning(init, (None, "model")))
+  params = jax.eval_shape(model.init, jax.random.key(0), x)["params"]
+  predict = lambda p, x: model.apply({"params": p}, x)
+  with pytest.raises(ValueError, match="boxes of Flax .*; pass nn.unbox"):
+    optim.kfac_blocks(predict, params, x)
+  [block] = optim.kfac_blocks(predict, nn.unbox(params), x)
+  assert block.kind == "kronecker"
+
+
 class Reparametrised(nn.Module):
   """A layer whose kernel is another one's, as large as `scale` says."""
 
@@ -294,6 +328,68 @@ def test_parameters_that_change_before_their_layer_are_refused_or_plain():
   threefold = of(lambda p: jax.tree.map(lambda a: 3 * a, p))
   with pytest.raises(ValueError, match="the model changes two/kernel, two/bias"):
     optim.kfac_blocks(threefold, params, x, plain="scale|one")
+
+
+_CHANGES = {
+  "threefold": lambda k: 3 * k,
+  "mask": lambda k: jnp.where(k > 0, k, 0.0),
+  "tril": jnp.tril,
+  "clip": lambda k: jnp.clip(k, -0.1, 0.1),
+  "square": jnp.square,
+  "abs": jnp.abs,
+  "softplus": jax.nn.softplus,
+  "transpose": lambda k: k.T,
+  "reverse": lambda k: k[::-1],
+  "roll": lambda k: jnp.roll(k, 1, axis=0),
+  "sort": lambda k: jnp.sort(k, axis=0),
+  "set": lambda k: k.at[0].set(0.0),
+  "cumsum": lambda k: jnp.cumsum(k, axis=0),
+  "cast after": lambda k: jnp.sin(k).astype(jnp.float32)[:],
+  "jitted": jax.jit(jnp.cos),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+@pytest.mark.first(3)
+def test_a_kernel_that_is_computed_from_another_is_refused(change):
+  x, model = np.ones((2, 5), np.float32), nn.Dense(5)
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+
+  def predict(p, x):  # of the kernel alone, not of the companion beside it
+    return model.apply({"params": {**p, "kernel": _CHANGES[change](p["kernel"])}}, x)
+
+  with pytest.raises(ValueError, match="the model changes kernel, bias before .* `plain`"):
+    optim.kfac_blocks(predict, params, x)
+
+
+_SAME = {
+  "cast": lambda p: jax.tree.map(lambda a: a.astype(jnp.float32), p),
+  "jitted": jax.jit(lambda p: jax.tree.map(lambda a: a.astype(jnp.float32)[:], p)),
+  "held": jax.lax.optimization_barrier,
+}
+
+
+@pytest.mark.parametrize("how", _SAME)
+def test_a_kernel_may_be_cast_placed_or_taken_from_a_stack(how):
+  x, model = np.ones((2, 5), np.float32), nn.Dense(5)
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+  blocks = optim.kfac_blocks(lambda p, x: model.apply({"params": _SAME[how](p)}, x), params, x)
+  assert [b.kind for b in blocks] == ["kronecker"]
+
+
+def test_a_layer_taken_from_a_stack_by_hand_is_refused_or_seen():
+  """Each of them a slice of one array: then statistics are those of each slice."""
+  x, model = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32), nn.Dense(5)
+  init = jax.jit(jax.vmap(model.init, (0, None)))
+  params = init(jax.random.split(jax.random.key(0), 2), x)["params"]
+
+  def predict(p, x):
+    for i in range(2):
+      x = nn.tanh(model.apply({"params": jax.tree.map(lambda a: a[i], p)}, x))
+    return x
+
+  [block] = optim.kfac_blocks(predict, params, x)
+  assert (block.kind, block.stacked) == ("kronecker", (2,))
 
 
 def test_a_tree_of_parameters_that_does_not_reach_apply_as_it_is():

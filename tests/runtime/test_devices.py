@@ -54,7 +54,7 @@ import importlib, json, pkgutil, sys
 import mixer_jax
 for module in pkgutil.walk_packages(mixer_jax.__path__, "mixer_jax."):
   # kfac-jax is imported on demand by optim.factors, which keeps TensorFlow out of it.
-  behind = ("curvature", "capture", "places", "statistics", "row_sums", "kfac_jax_blocks")
+  behind = ("curvature", "capture", "statistics", "row_sums", "kfac_jax_blocks")
   behind = [f"mixer_jax.optim.{name}" for name in behind]
   if module.name not in behind and not module.name.endswith("__main__"):
     importlib.import_module(module.name)

@@ -1,0 +1,274 @@
+"""The layers that a Linen model calls, found by one abstract trace; kfac-jax is not needed."""
+
+import contextlib
+import functools
+import inspect
+import itertools
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax.optim import layer_views
+from mixer_jax.optim.curvature_blocks import path_name
+
+# The name of the arrays beside a layer's parameters by which it is known, see `capture`.
+COMPANION = "_curvature"
+_SERIAL = itertools.count()
+Path = tuple[Any, ...]
+# Equations whose result has the numbers of their first operand, or a part of them, in their order.
+_IDENTITIES = frozenset(
+  "convert_element_type stop_gradient reduce_precision copy copy_p device_put sharding_constraint reshard mesh_cast"
+  " pvary pcast pbroadcast optimization_barrier name slice dynamic_slice squeeze reshape".split()
+)
+
+
+class Call(NamedTuple):
+  """A call of a layer, as the first trace finds it.
+
+  Attributes:
+    path: of the layer's parameters in the whole tree.
+    layer: the name of its class.
+    view: see `layer_views.view`.
+    stacked: leading axes that `nn.scan` or `nn.vmap` takes off its parameters.
+    shapes: of its own parameters inside, by name.
+    rows: leading shape of its rows; () of a layer without.
+    mapped: whether `jax.vmap` has taken the batch axis off its rows.
+    kind: "use", or "head" for an embedding's transposed use.
+    changed: whether the model takes a function of its parameters, as `nn.WeightNorm` does.
+    place: see `places`.
+  """
+
+  path: Path
+  layer: str
+  view: layer_views.View
+  stacked: tuple[int, ...]
+  shapes: dict[str, tuple[int, ...]]
+  rows: tuple[int, ...]
+  mapped: bool
+  kind: str
+  changed: bool
+  place: str = ""
+
+
+def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] = ()) -> list[Call]:
+  """Every call of a layer with parameters of the tree `params`, from one abstract trace.
+
+  Layers of the `skipped` paths get no companion, and are not seen.
+
+  Raises:
+    ValueError: parameters that are scanned over another axis than the first, or a model that
+      does not take companions beside its parameters.
+  """
+  nodes = {path: own for path, own in _nodes(params) if path not in skipped}
+  paths, serial = list(nodes), next(_SERIAL)
+  # A companion's shape survives every transformation and says which node it belongs to. The
+  # serial number keeps `jit` from answering with a trace that it has in its cache. NumPy's
+  # arrays, since JAX would compile a program for each of these shapes.
+  markers = {
+    path: np.zeros((*_largest(own).shape, i, serial, 0), np.float32)
+    for i, (path, own) in enumerate(nodes.items())
+  }
+  found = []
+
+  def note(view, module, companion, args, y):
+    *inside, i, of, _ = companion.shape
+    if of != serial:
+      return y
+    path, own = paths[i], layer_views.own_params(module)
+    shapes = {name: x.shape for name, x in own.items() if name != COMPANION}
+    if tuple(inside) != _largest(own).shape:
+      where = "/".join(map(str, path))
+      raise layer_views.LayerError(f"{where} is scanned over another axis than the first")
+    whole = _largest(nodes[path]).shape
+    stacked = whole[: len(whole) - len(inside)]
+    rows = ()
+    if isinstance(view, layer_views.Dense):
+      rows = jax.eval_shape(view.inputs, args[0]).shape[: None if view.ids else -1]
+    elif isinstance(view, layer_views.ScaleAndShift):
+      rows = args[0].shape
+    kind = "head" if getattr(view, "transposed", False) else "use"
+    mapped = _is_mapped(args[0], stacked)
+    changed = any(_is_changed(own[name]) for name in shapes)
+    name = type(module).__name__
+    found.append(Call(path, name, view, stacked, shapes, rows, mapped, kind, changed))
+    return y
+
+  try:
+    with intercepted(note):
+      jax.eval_shape(lambda p, b: predict(with_companions(p, markers), b), params, batch)
+  except layer_views.LayerError:
+    raise
+  except Exception as e:  # of whatever kind: it comes from the user's function
+    reason = " ".join(str(e).split())  # in one line; JAX's have several
+    raise ValueError(
+      "K-FAC hands predict a tree of parameters with arrays of its own beside them, and predict"
+      f" fails ({type(e).__name__}: {reason}); it must give the tree to apply as it is, but for"
+      " layers that are listed in `plain`"
+    ) from e
+  return found
+
+
+def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
+  """How many leading axes of a parameter, by path, count layers of `nn.scan` or `nn.vmap`.
+
+  Parameters without such axes are left out, as are all of a model that cannot be traced so.
+  """
+  try:
+    found = [call for call in calls(predict, params, batch) if call.stacked]
+  except ValueError:
+    return {}
+  return {"/".join(map(str, (*c.path, name))): len(c.stacked) for c in found for name in c.shapes}
+
+
+def paths_of(params: Any, wanted: Callable[[str], bool]) -> list[Path]:
+  """The layers whose own parameters all are `wanted`, by their paths."""
+  name = lambda path, own: "/".join(map(str, (*path, own)))
+  return [path for path, own in _nodes(params) if all(wanted(name(path, x)) for x in own)]
+
+
+def _is_changed(x: Any) -> bool:
+  """Whether a parameter inside a layer is computed from others, as far as JAX tells it.
+
+  Changes before a `jax.jit` are not seen inside of it.
+  """
+  while (equation := getattr(x, "parent", None)) is not None:
+    i = next(i for i, out in enumerate(equation.outvars) if out is x.val)
+    if (source := _source(equation, i)) is None:
+      return True
+    x = equation.in_tracers[source]
+  return False
+
+
+def _source(equation: Any, i: int) -> int | None:
+  """Which input an equation hands on as its i-th output; None: the output is computed."""
+  if equation.primitive.name in _IDENTITIES:
+    return 0
+  if equation.primitive.name not in ("jit", "pjit"):
+    return None
+  program = equation.params["jaxpr"].jaxpr
+  made_by = {out: e for e in program.eqns for out in e.outvars}
+  x = program.outvars[i]
+  while x in made_by:
+    inner = made_by[x]
+    if (source := _source(inner, inner.outvars.index(x))) is None:
+      return None
+    x = inner.invars[source]
+  return program.invars.index(x) if x in program.invars else None
+
+
+def _is_mapped(x: Any, stacked: tuple[int, ...]) -> bool:
+  """Whether `jax.vmap` maps x over an axis other than those of the members of `nn.vmap`."""
+  sizes = []
+  while type(x).__name__ == "BatchTracer":
+    sizes.append(x.val.shape[x.batch_dim])
+    x = x.val
+  for n in stacked:
+    if n in sizes:
+      sizes.remove(n)
+  return bool(sizes)
+
+
+@contextlib.contextmanager
+def intercepted(react: Callable) -> Iterator[None]:
+  """Calls `react(view, module, companion, args, y)` at layers that have a companion."""
+
+  def interceptor(next_call, args, kwargs, context):
+    y = next_call(*args, **kwargs)
+    module = context.module
+    if context.method_name == "setup" or module.scope is None or module.is_initializing():
+      return y
+    own = module.variables.get("params", {})
+    if COMPANION not in own:
+      return y
+    bound = inspect.signature(context.orig_method.func).bind(module, *args, **kwargs)
+    args, kwargs = bound.args[1:], bound.kwargs  # an argument with a place stands there
+    view = layer_views.view(context, args, kwargs)
+    return y if view is None else react(view, module, own[COMPANION], args, y)
+
+  with nn.intercept_methods(interceptor):
+    yield
+
+
+def _nodes(tree: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+  """The dictionaries of a tree that hold arrays, with these arrays."""
+  children = _children(tree)
+  arrays = {k: x for k, x in children.items() if hasattr(x, "shape")}
+  if arrays and isinstance(tree, Mapping):
+    yield path, arrays
+  for key, child in children.items():
+    yield from _nodes(child, (*path, key))
+
+
+def _children(tree: Any) -> dict[Any, Any]:
+  if isinstance(tree, Mapping):
+    return dict(tree)
+  return dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}
+
+
+def with_companions(tree: Any, companions: Mapping[Path, Any], path: Path = ()) -> Any:
+  """The tree with companions beside the parameters of their paths."""
+  if not (children := _children(tree)):
+    return tree
+  new = {key: with_companions(child, companions, (*path, key)) for key, child in children.items()}
+  if not isinstance(tree, Mapping):
+    values = list(new.values())
+    return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+  if path in companions:
+    new[COMPANION] = companions[path]
+  return type(tree)(new)
+
+
+def _largest(own: Mapping[str, Any]) -> Any:
+  """The array of most axes; equal ones by name."""
+  arrays = {name: x for name, x in own.items() if name != COMPANION and hasattr(x, "shape")}
+  return arrays[max(sorted(arrays), key=lambda name: len(arrays[name].shape))]
+
+
+def depends(
+  predict: Callable, params: Any, batch: Any, chosen: Callable[[str], bool], held: set[Path]
+) -> bool:
+  """Whether outputs depend on parameters of the `chosen` names but through the layers `held`."""
+  nodes = dict(_nodes(params))
+  markers = {path: np.zeros((*_largest(nodes[path]).shape, 0), np.float32) for path in held}
+  found = []
+
+  @jax.custom_jvp
+  def probe(y):
+    return y
+
+  @functools.partial(probe.defjvp, symbolic_zeros=True)
+  def _(primals, tangents):
+    found.append(not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero))
+    return primals[0], jnp.zeros_like(primals[0])
+
+  leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+  names = [path_name(path) for path, _ in leaves]
+  arrays = [x for _, x in leaves]
+  picked = [i for i, name in enumerate(names) if chosen(name)]
+
+  def outputs(some, arrays, batch):
+    arrays = list(arrays)
+    for i, x in zip(picked, some):
+      arrays[i] = x
+    with intercepted(_hold):
+      y = predict(with_companions(structure.unflatten(arrays), markers), batch)
+    return jax.tree.map(probe, y)
+
+  def derivative(arrays, batch):
+    some = [arrays[i] for i in picked]
+    return jax.jvp(lambda s: outputs(s, arrays, batch), (some,), (some,))
+
+  jax.eval_shape(derivative, arrays, batch)
+  return any(found)
+
+
+def _hold(view: layer_views.View, module: nn.Module, companion: Any, args: tuple, y: Any) -> Any:
+  """The output of a layer, of its argument alone for every derivative."""
+  if isinstance(view, layer_views.Plain):
+    return y
+  x = args[0]
+  through = 0 * x.sum() if jnp.issubdtype(x.dtype, jnp.floating) else 0
+  return jax.lax.stop_gradient(y) + jnp.asarray(through, y.dtype)
