@@ -20,6 +20,7 @@ from mixer_jax.optim.factors import every_nth, kfac_blocks, kfac_factors
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import ScaleByKfacState, kfac, scale_by_kfac
+from mixer_jax.optim.layer_calls import stacked_axes
 from mixer_jax.optim.likelihoods import Likelihood
 from mixer_jax.optim.per_example import per_example_grads
 from mixer_jax.optim.relayout import Layout, relayout
@@ -176,6 +177,8 @@ def _keywords(config, given, problem, decayed):
     keywords.pop("layout")
   elif problem and "mesh" in takes:
     keywords["mesh"] = problem.mesh
+  if problem and "stacked" in takes:
+    keywords["stacked"] = stacked_axes(problem.predict, problem.params, problem.batch)
   return keywords
 
 

@@ -70,6 +70,14 @@ def check_refresh(refresh: str, tolerance: float | None) -> None:
     raise ValueError(f'tolerance is {tolerance}; it needs refresh="qr"')
 
 
+def check_fraction(fraction: float | None) -> None:
+  """Raises a ValueError if a part of a batch is not every n-th example, within 2%."""
+  if fraction is not None and not (
+    0 < fraction <= 1 and abs(fraction * round(1 / fraction) - 1) <= 0.02
+  ):
+    raise ValueError(f"factor_fraction is {fraction}; allowed: 1/n, such as 1, 0.5, 0.33, 0.25")
+
+
 def check_combination(
   damping_type: str, refresh: str, eigenvalues: str, factor_period: Any, inverse_period: Any
 ) -> None:

@@ -6,7 +6,7 @@ the basis of V V^T and V^T V is SOAP (Vyas et al., 2024, https://arxiv.org/abs/2
 """
 
 import math
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -207,18 +207,22 @@ def _turn(old: algebra.Eigen, new: algebra.Eigen, power: int) -> jax.Array | Non
   return (jnp.swapaxes(new.vectors, -2, -1) @ old.vectors) ** power
 
 
-def gradient_source(max_factor: int | None) -> Source:
+def gradient_source(max_factor: int | None, stacked: Mapping[str, int] | None = None) -> Source:
   """Factors V V^T and V^T V of the gradient itself: no model is needed.
 
-  An array of two or more axes is a matrix of all axes but the last by the last; a side above
-  max_factor keeps its coordinates. Arrays of fewer axes have no basis.
+  An array of two or more axes, beside the leading ones that `stacked` counts, is a matrix of all
+  axes but the last by the last; a side above max_factor keeps its coordinates. Arrays of fewer axes
+  have no basis.
   """
 
   most = curvature_options.MAX_FACTOR if max_factor is None else max_factor
 
   def blocks(leaves):
+    apart = {path: (stacked or {}).get(path, 0) for path in leaves}
     return [
-      _tensor(path, tuple(x.shape), most) for path, x in leaves.items() if x.ndim > 1 and x.size
+      _tensor(path, tuple(x.shape), apart[path], most)
+      for path, x in leaves.items()
+      if x.ndim - apart[path] > 1 and x.size
     ]
 
   def estimate(blocks, gradients, params, batch, rng):
@@ -228,15 +232,19 @@ def gradient_source(max_factor: int | None) -> Source:
   return Source(blocks, estimate, after=True)
 
 
-def _tensor(path: str, shape: tuple[int, ...], max_factor: int) -> Block:
-  sizes = math.prod(shape[:-1]), shape[-1]
+def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: int) -> Block:
+  sizes = math.prod(shape[stacked:-1]), shape[-1]
   diagonal = tuple(size > max_factor for size in sizes)
-  return Block(path, "kronecker", (path,), (shape,), sizes, 1, "tensor", diagonal)
+  whole = shape[:stacked]
+  return Block(path, "kronecker", (path,), (shape,), sizes, 1, "tensor", diagonal, whole)
 
 
 def _moments(block: Block, v: jax.Array) -> Kronecker:
+  transposed = jnp.swapaxes(v, -2, -1)
   sides = []
-  for rows, diagonal in zip((v, v.T), block.diagonal):
-    wide = Diagonals(jnp.sum(jnp.square(rows), axis=1))
-    sides.append(wide if diagonal else rows @ rows.T)
+  for rows, columns, diagonal in (
+    (v, transposed, block.diagonal[0]),
+    (transposed, v, block.diagonal[1]),
+  ):
+    sides.append(Diagonals(jnp.sum(jnp.square(rows), axis=-1)) if diagonal else rows @ columns)
   return Kronecker(*sides)

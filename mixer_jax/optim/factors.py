@@ -58,8 +58,6 @@ def some_of(batch: Any, fraction: float | None, part: Callable | None) -> Any:
     )
   if fraction is None:
     return batch
-  if not 0 < fraction <= 1:
-    raise ValueError(f"factor_fraction is {fraction}; allowed: above 0, at most 1")
   return (part or every_nth)(batch, round(1 / fraction))
 
 

@@ -5,7 +5,7 @@ or None, which decays all of them.
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Mapping
 
 import jax
 import optax
@@ -126,6 +126,7 @@ def muon(
     str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
   ] = r"(^|/)(head|embedding)(/|$)",
   dimension_numbers: Any = None,
+  stacked: Mapping[str, int] | None = None,
   weight_decay: Decay = 1e-2,
   decay_mask: Any = None,
 ) -> Transform:
@@ -136,8 +137,8 @@ def muon(
 
   Kernels are the parameters of that name with two axes or more. One of more than two axes is a
   matrix of all axes but the last by the last; that of a query, key or value of Linen's attention,
-  [inputs, heads, features], is one of the first by the others. A stack of layers, as of `nn.scan`,
-  cannot be told from these: `dimension_numbers` says what each parameter is in a model of yours.
+  [inputs, heads, features], is one of the first by the others. A stack of layers, as of `nn.scan` or
+  `nn.vmap`, cannot be told from these by its shape: `stacked` names it.
 
   Args:
     learning_rate: a number or a schedule of the update count.
@@ -148,6 +149,7 @@ def muon(
     adam_paths: a regular expression of kernels that take Adam.
     dimension_numbers: a function from parameters to a tree of
       `optax.contrib.MuonDimensionNumbers`, or None for Adam, instead of these rules and `adam_paths`.
+    stacked: how many leading axes of a parameter, by path, count layers; each layer is a matrix.
     weight_decay: decoupled.
     decay_mask: as in `optax.add_decayed_weights`.
 
@@ -161,10 +163,12 @@ def muon(
 
   def matrix(path, x):
     *layers, name = path_name(path).split("/")
-    if name != "kernel" or x.ndim < 2 or by_adam.search(path_name(path)):
+    first = (stacked or {}).get(path_name(path), 0)
+    axes = range(first, x.ndim)
+    if name != "kernel" or len(axes) < 2 or by_adam.search(path_name(path)):
       return None
-    inputs = 1 if x.ndim == 3 and layers[-1:] and layers[-1] in _ATTENDING else x.ndim - 1
-    return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, x.ndim)))
+    inputs = 1 if len(axes) == 3 and layers[-1:] and layers[-1] in _ATTENDING else len(axes) - 1
+    return optax.contrib.MuonDimensionNumbers(tuple(axes[:inputs]), tuple(axes[inputs:]))
 
   rule = optax.contrib.muon(
     1.0,

@@ -167,10 +167,10 @@ def scale_by_kfac(
     max_factor=max_factor,
     axis_name=axis_name,
   )
+  curvature_options.check_fraction(factor_fraction)
   curvature_options.check_refresh(refresh, tolerance)
-  curvature_options.check_combination(
-    damping_type, refresh, eigenvalues, factor_period, inverse_period
-  )
+  periods = factor_period, inverse_period
+  curvature_options.check_combination(damping_type, refresh, eigenvalues, *periods)
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):

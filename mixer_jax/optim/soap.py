@@ -12,8 +12,9 @@ All are transforms like `scale_by_kfac`; parameters without a basis (biases, nor
 under Shampoo Adam without momentum.
 """
 
-from typing import Annotated, Any, Callable
+from typing import Annotated, Any, Callable, Mapping
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -31,15 +32,17 @@ def scale_by_soap(
   b2: first_order.B2 = 0.95,
   eps: first_order.Eps = 1e-8,
   max_factor: curvature_options.MaxFactor = None,
+  stacked: Mapping[str, int] | None = None,
   refresh: curvature_options.Refresh = "qr",
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors'.
 
   The first update is zero and makes the first basis. A later one is made in the basis of the
-  gradients before it, as by the authors. The options are those of `in_basis`. An array
-  of more than two axes is a matrix of all axes but the last by the last (so is a stack of layers
-  under `nn.scan`, see `relayout`); a side of more than max_factor rows has no basis.
+  gradients before it, as by the authors. The options are those of `in_basis`. An array of more
+  than two axes is a matrix of all axes but the last by the last; `stacked` says how many leading
+  axes of a parameter, by path, count layers (of `nn.scan` or `nn.vmap`), each a matrix of its own. A
+  side of more than max_factor rows has no basis.
 
   Returns:
     A transform with an `InBasisState`.
@@ -48,7 +51,7 @@ def scale_by_soap(
     ValueError: an option out of range.
   """
   rule = optax.scale_by_adam(b1, b2, eps)
-  return in_basis(rule, rule, gradient_source(max_factor), refresh=refresh, **options)
+  return in_basis(rule, rule, gradient_source(max_factor, stacked), refresh=refresh, **options)
 
 
 @curvature_options.checked(scale_by_soap)
@@ -61,11 +64,25 @@ def soap(
 ) -> optax.GradientTransformationExtraArgs:
   """SOAP with decoupled weight decay; for the options see `scale_by_soap`.
 
-  The first update is weight decay alone.
+  The first update is zero: there is no decay in it either, as in the code of SOAP's authors.
   """
-  return first_order.with_decoupled_decay(
-    scale_by_soap(**options), learning_rate, weight_decay, decay_mask
-  )
+  rule = scale_by_soap(**options)
+  tx = first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
+  return _from_second(tx, lambda state: state[0].count)
+
+
+def _from_second(
+  tx: optax.GradientTransformation, count: Callable[[Any], jax.Array]
+) -> optax.GradientTransformationExtraArgs:
+  """An optimizer whose first update is zero; `count` gives that of the updates of its state."""
+  tx = optax.with_extra_args_support(tx)
+
+  def update_fn(updates, state, params=None, **extra):
+    first = count(state) == 0
+    updates, state = tx.update(updates, state, params, **extra)
+    return jax.tree.map(lambda u: jnp.where(first, jnp.zeros_like(u), u), updates), state
+
+  return optax.GradientTransformationExtraArgs(tx.init, update_fn)
 
 
 @curvature_options.checked(in_basis)
@@ -110,6 +127,7 @@ def scale_by_kfac_adam(
   Raises:
     ValueError: see `scale_by_kfac`.
   """
+  curvature_options.check_fraction(factor_fraction)
   curvature = curvature_of(
     predict,
     params,
@@ -171,6 +189,7 @@ def scale_by_shampoo(
   ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6,
   corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
   max_factor: curvature_options.MaxFactor = None,
+  stacked: Mapping[str, int] | None = None,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Shampoo, with moving averages of its factors.
@@ -182,6 +201,7 @@ def scale_by_shampoo(
     ridge: eigenvalues get this part of the factor's largest one added.
     corrected: divides by roots of second moments in the eigenbasis, whatever `power` is.
     max_factor: a side of more rows has no basis; None is 8,192.
+    stacked: see `scale_by_soap`.
     options: keywords of `in_basis`.
 
   Returns:
@@ -192,7 +212,7 @@ def scale_by_shampoo(
   """
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   inner = rms if corrected else _by_eigenvalues(power, ridge)
-  return in_basis(inner, rms, gradient_source(max_factor), **options)
+  return in_basis(inner, rms, gradient_source(max_factor, stacked), **options)
 
 
 def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationExtraArgs:
@@ -223,7 +243,20 @@ def shampoo(
   """Shampoo with an average of its steps as momentum, and decoupled weight decay.
 
   For the options see `scale_by_shampoo`. Its steps have other lengths than Adam's: graft it,
-  `graft(adam(...), shampoo(...))`, or take corrected=True.
+  `graft(adam(...), shampoo(...))`, or take corrected=True. The first update is zero.
   """
-  rule = optax.chain(scale_by_shampoo(**options), optax.ema(momentum))
-  return first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
+  rule = optax.chain(scale_by_shampoo(**options), _average_from_second(momentum))
+  tx = first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
+  return _from_second(tx, lambda state: state[0][0].count)
+
+
+def _average_from_second(decay: float) -> optax.GradientTransformation:
+  """The moving average of all updates but the first, which is zero; weights sum to 1."""
+  average = optax.ema(decay, debias=False)
+
+  def update_fn(updates, state, params=None):
+    updates, state = average.update(updates, state, params)
+    weight = 1 - decay ** jnp.maximum(state.count - 1, 1)
+    return jax.tree.map(lambda u: u / weight, updates), state
+
+  return optax.GradientTransformation(average.init, update_fn)

@@ -412,3 +412,35 @@ def test_each_optimizer_may_have_its_part_of_the_parameters():
     np.testing.assert_allclose(
       update["two"]["kernel"], whole["two"]["kernel"], rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ["soap", "shampoo"])
+def test_the_first_update_is_zero_without_decay_too(name):
+  """As in the code of SOAP's authors; grafted, decay alone would be the direction of a whole step."""
+  params = {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}
+  grads = jax.tree.map(lambda x: 0.1 * x, params)
+  tx = optim.graft(optim.adam(0.1), optim.OPTIMIZERS[name](1.0, weight_decay=0.5))
+  state = tx.init(params)
+  updates, state = tx.update(grads, state, params)
+  assert not any(np.any(x) for x in jax.tree.leaves(updates))
+  alone = optim.OPTIMIZERS[name](1.0, weight_decay=0.5)
+  zeros, steps, own = jax.tree.map(jnp.zeros_like, params), [], alone.init(params)
+  for _ in range(2):
+    step, own = alone.update(zeros, own, params)
+    steps.append(step["kernel"])
+  np.testing.assert_allclose(steps, [np.zeros((4, 3)), np.full((4, 3), -0.5)], rtol=1e-6)
+
+
+def test_the_momentum_of_shampoo_does_not_count_its_first_update():
+  """Of a constant gradient the average of the steps is that of their weights, which sum to 1."""
+  params = {"kernel": jnp.ones((4, 3))}
+  gradient = {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)}
+  alone, tx = optim.scale_by_shampoo(), optim.shampoo(1.0, momentum=0.9, weight_decay=0.0)
+  states, plain = [alone.init(params), tx.init(params)], []
+  for _ in range(6):
+    step, states[0] = alone.update(gradient, states[0], params)
+    plain.append(np.float64(step["kernel"]))
+    found, states[1] = tx.update(gradient, states[1], params)
+    weights = 0.9 ** np.arange(len(plain) - 1)[::-1] if len(plain) > 1 else np.ones(0)
+    wanted = np.einsum("n,nij->ij", weights, plain[1:]) / weights.sum() if len(plain) > 1 else 0.0
+    np.testing.assert_allclose(found["kernel"], -wanted, rtol=1e-4, atol=1e-6)

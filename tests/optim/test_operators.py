@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+from mixer_jax import config as config_lib
 from mixer_jax import models, optim
 from mixer_jax.models import spectral
 
@@ -106,3 +107,44 @@ def test_a_step_lowers_the_loss(name):
   before, updates, state, after = step(params, tx.init(params))
   assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
   assert after < before
+
+
+@pytest.mark.parametrize("grid", ["fno_1d", "fno_2d"])
+@pytest.mark.parametrize("optimizer", ["muon", "soap", "shampoo"])
+@pytest.mark.first(1)
+def test_each_mode_is_a_matrix_of_its_own(optimizer, grid):
+  """A mode's updates are those that its kernel gets alone, however large the others' gradients."""
+  predict, init, batch = problem(grid)
+  params = init()
+  options = dict(corrected=True) if optimizer == "shampoo" else {}
+  config = config_lib.optimizer(optimizer, 0.1, weight_decay=0.0, **options)
+  tx = optim.build(config, lambda count: 1.0, optim.Problem(predict, params, batch, "normal"))
+  alone = optim.OPTIMIZERS[optimizer](0.1, weight_decay=0.0, **options)
+  flat = traverse_util.flatten_dict(params)
+  [path] = [p for p in flat if p[-2] == "modes"]
+  count = len(flat[path])
+  rng = np.random.default_rng(0)
+  sizes = np.logspace(0, -3, count).astype(np.float32)[:, None, None]
+  state, states = tx.init(params), [alone.init({"kernel": x}) for x in flat[path]]
+  for _ in range(3):
+    own = sizes * rng.normal(size=flat[path].shape).astype(np.float32)
+    grads = traverse_util.unflatten_dict(
+      {p: np.ones_like(x) for p, x in flat.items()} | {path: own}
+    )
+    updates, state = tx.update(grads, state, params)
+    found = traverse_util.flatten_dict(updates)[path]
+    for i in range(count):
+      wanted, states[i] = alone.update({"kernel": own[i]}, states[i], {"kernel": own[i]})
+      np.testing.assert_allclose(found[i], wanted["kernel"], rtol=1e-3, atol=1e-5)
+  assert np.all(np.sqrt(np.mean(np.square(found), axis=(1, 2))) > 1e-3)
+
+
+def test_stacks_of_layers_are_found_by_their_names():
+  predict, init, batch = problem("fno_2d")
+  params = jax.eval_shape(init)
+  found = optim.stacked_axes(predict, params, batch)
+  assert [(path.rpartition("modes")[2], n) for path, n in found.items()] == [("/kernel", 1)]
+  assert (
+    optim.stacked_axes(lambda p, b: b["x"] @ p["w"], {"w": np.ones((2, 3))}, {"x": np.ones((4, 2))})
+    == {}
+  )
