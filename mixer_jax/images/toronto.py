@@ -5,7 +5,9 @@ or called, and a NumPy array is a shape and bytes.
 """
 
 import gzip
+import hashlib
 import io
+import logging
 import pathlib
 import pickle
 import tarfile
@@ -16,6 +18,7 @@ import numpy as np
 from mixer_jax.errors import UserError, reason
 from mixer_jax.images import base_split
 
+_LOG = logging.getLogger(__name__)
 _LARGEST = 1 << 28  # bytes that are unpacked of an archive: either takes 187 MB
 _PIXELS = 3 * 32 * 32
 
@@ -60,7 +63,8 @@ def find(name: str, path: str) -> pathlib.Path | None:
 class Toronto:
   """The base splits "train" and "test" of an archive or its folder, as `sources.Source`.
 
-  A UserError if a file is missing, cut short or damaged, or has other counts than it should.
+  A UserError if a file is missing, cut short or damaged, or has other counts than it should. An
+  archive of another MD5 than the published one is read with a warning.
   """
 
   def __init__(self, name: str, path: pathlib.Path):
@@ -74,6 +78,11 @@ class Toronto:
       raise self._refused(f"{', '.join(missing)}: missing")
     names = lambda found: [str(name, "latin-1") for name in found[self._known.names.encode()]]
     self.class_names = tuple(self._unpickled(self._known.meta, names))
+    if path.is_file():
+      with path.open("rb") as file:
+        found = hashlib.file_digest(file, "md5").hexdigest()
+      if found != self._known.md5:
+        _LOG.warning("%s: MD5 %s, not %s of the published archive", path, found, self._known.md5)
 
   def read(self, base: str) -> base_split.Base:
     """The examples of a base split, in the files' order; errors as for the class."""

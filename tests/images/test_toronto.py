@@ -1,5 +1,6 @@
 """Toronto's archives, written here as Python 2 wrote them, opcode by opcode."""
 
+import hashlib
 import io
 import pathlib
 import pickle
@@ -105,6 +106,20 @@ def test_archive_and_folder_hold_the_same_images(made, tmp_path):
   part = load(config(name, packed, train_split="train[:50%]", validation_split="train[50%:]"))
   both = np.concatenate([part.train.images, part.validation.images])
   assert len({x.tobytes() for x in both}) == len(expected["train"][0])
+
+
+def test_an_archive_of_another_sum_is_told(made, tmp_path, caplog, monkeypatch):
+  name, files, _ = made
+  path = archive(tmp_path / "a.tar.gz", files)
+  load(config(name, path))
+  found = hashlib.md5(path.read_bytes()).hexdigest()
+  known = toronto.FORMATS[name]
+  line = f"{path}: MD5 {found}, not {known.md5} of the published archive"
+  assert line in caplog.messages
+  caplog.clear()
+  monkeypatch.setitem(toronto.FORMATS, name, known._replace(md5=found))
+  load(config(name, path, train_split="train[:60%]"))
+  assert not caplog.messages
 
 
 def test_the_published_counts():
