@@ -98,6 +98,9 @@ def beam_search(
     length: most tokens of a sequence, eos counted.
     special: ids; bos and pad are never predicted.
     alpha: of `penalty`, at least 0, by which log-probabilities are divided.
+
+  Returns:
+    ids int32 [batch, beams, length], padded after eos, and scores [batch, beams], the best first.
   """
   empty = jnp.full((batch, beams, length), special.pad, jnp.int32)
   nothing = Hypotheses(empty, jnp.full((batch, beams), -jnp.inf))

@@ -122,6 +122,9 @@ def by_model(
     model: of the loss.
     damping: a number or a schedule; the extra argument `damping` takes precedence.
     learning_rate: a number or a schedule, multiplies the step.
+
+  Returns:
+    A transform with a `ByModelState`, whose update needs parameters and `batch`.
   """
 
   def init_fn(params):
@@ -169,10 +172,17 @@ def levenberg_marquardt(
   Args:
     tx: gets the extra argument `damping`.
     model: of the loss.
-    damping: the first one.
+    damping: the first one, a number.
+    damping_period: updates between changes.
+    damping_decay: change of the damping per update, see above.
+    min_damping: the damping stays at this or above.
+    max_damping: the damping stays at this or below.
+
+  Returns:
+    A transform with a `LevenbergMarquardtState`.
 
   Raises:
-    ValueError: a damping that is no number between the bounds.
+    ValueError: a damping that is no number between the bounds; in the update no `value_fn`.
   """
   if callable(damping):
     raise ValueError("adaptive_damping starts from a number, but damping is a schedule")

@@ -96,10 +96,17 @@ def load(
 
   Args:
     kind: "burgers" or "darcy", see `burgers_pairs` and `darcy_pairs` for `physics`.
+    split: any name; sets of two names share no function.
+    count: functions.
+    seed: of all splits.
     points: on each axis of the grid; with Darcy the boundary's are counted.
     cache_dir: "" is the user's own.
 
-  A UserError names a value that is not allowed.
+  Returns:
+    inputs and outputs, float32 [count, points] or [count, points, points].
+
+  Raises:
+    UserError: a value that is not allowed.
   """
   physics = checked(kind, count, seed, points, physics)
   make, dimensions, is_periodic, *_ = KINDS[kind]
