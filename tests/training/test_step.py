@@ -128,6 +128,12 @@ def test_any_mesh_makes_the_same_steps(name, split_all):
     assert_close(advanced(waves(name, **mesh)), one, rtol=2e-3, atol=2e-4)
 
 
+def test_the_first_step_on_eight_devices_is_that_of_one():
+  """Loss and parameters to 1e-5, before rounding grows."""
+  one, eight = (advanced(waves("kfac", **{"mesh.data": n}), steps=1) for n in (1, 8))
+  assert_close(eight, one, rtol=1e-5, atol=1e-6)
+
+
 _FAMILY = {
   "ekfac": ("kfac", {"eigenvalues": "batch", "token_averaging": "expand"}),
   "ekfac of examples": ("kfac", {"eigenvalues": "examples", "inverse_period": 3}),
