@@ -24,7 +24,7 @@ _OUTPUT_STEP = "inverse problem: step of the outputs, means over cells; 0: as `s
 _MOST = 10**6
 # Fields that sets made from a seed read, and those of files.
 _SIZES = ("points", "train_functions", "test_functions")
-_OF_FILES = ("inputs_name", "outputs_name")
+_OF_FILES = ("dir", "inputs_name", "outputs_name")
 _BURGERS, _DARCY = (options.of(generate.KINDS[name].make) for name in ("burgers", "darcy"))
 
 

@@ -74,6 +74,9 @@ class SegmentationData:
 
   def check(self) -> None:
     """Raises a UserError for options that contradict each other."""
+    if self.dir and self.name == "shapes":
+      allowed = "folder, to read it; no data.dir, for shapes"
+      raise UserError(f"data.dir is {self.dir!r}, but data.name is 'shapes'; allowed: {allowed}")
     if len(self.canvas) not in (0, 2) or any(side != int(side) for side in self.canvas):
       raise UserError(f"data.canvas is {self.canvas}; allowed: a height and a width, or []")
     if self.smallest_scale > self.largest_scale:

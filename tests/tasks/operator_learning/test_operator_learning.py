@@ -189,7 +189,7 @@ def test_an_exported_file_has_all_that_the_answer_needs(config, tmp_path):
   np.testing.assert_allclose(found, run.task.predict(variables, arrays).outputs, atol=1e-5)
 
 
-MADE = dict(train_split="train", test_split="test")
+MADE = dict(dir="", train_split="train", test_split="test")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,10 @@ MADE = dict(train_split="train", test_split="test")
     (
       MADE | dict(name="darcy", inputs_name="a"),
       "data.inputs_name is 'a', which data.name='darcy' does",
+    ),
+    (
+      MADE | dict(name="burgers", dir="files"),
+      "data.dir is 'files', which data.name='burgers' does not read; 'files' would",
     ),
     (dict(output_step=4), "data.output_step needs data.inverse=True"),
     (dict(step=4, output_step=6, inverse=True), "data.output_step is 6; allowed: a multiple of"),

@@ -168,7 +168,8 @@ def test_mistakes_in_files_are_told_in_one_line(tmp_path, change, message):
     (dict(smallest_scale=3.0), "data.smallest_scale is 3.0, above data.largest_scale, 2.0"),
     (dict(stride=9), "data.stride is 9; it must be at most data.image_size, 8"),
     (dict(dir="nowhere"), "data.dir='nowhere': no such folder"),
-    (dict(name="shapes", test_split="val"), "shapes have no 'val', but train, test"),
+    (dict(name="shapes"), "data.dir is '.*', but data.name is 'shapes'; allowed: folder"),
+    (dict(name="shapes", dir="", test_split="val"), "shapes have no 'val', but train, test"),
   ],
 )
 def test_options_that_contradict_each_other(tmp_path, fields, message):
