@@ -13,6 +13,7 @@ from mixer_jax import options
 from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
+from mixer_jax.models.spectral import shown
 from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.pde import function_files, generate
 from mixer_jax.pde.functions import Functions, check_step, subsampled
@@ -165,7 +166,10 @@ def _taken(
   """Inputs and outputs of some rows on a coarser grid, in the order of the problem."""
   taken = {"inputs": [], "outputs": []}
   for base, rows in parts:
-    whole = read(base)
+    whole, first = read(base), read(parts[0][0])
+    if whole.grid != first.grid:
+      grids = f"{base} has functions on {shown(whole.grid)} points, {parts[0][0]} on"
+      raise UserError(f"{grids} {shown(first.grid)}; allowed: parts of a split on one grid")
     some = slice(rows.start, rows.stop)
     fine = Functions(whole.inputs[some], whole.outputs[some], whole.periodic)
     coarse = subsampled(fine, step, f"data.{'step' if step == data.step else 'extra_test_steps'}")

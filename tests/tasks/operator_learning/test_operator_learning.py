@@ -223,6 +223,10 @@ MADE = dict(dir="", train_split="train", test_split="test")
     (dict(train_split="absent.npz"), "absent.npz: no such file"),
     (dict(validation_split="train.npz[:8]"), "shares examples of 'train.npz'"),
     (dict(test_split="test_2d.npz"), "functions of test have 2 axes, those of train 1"),
+    (
+      dict(train_split="train.npz[:8]+train_2d.npz"),
+      "train_2d.npz has functions on 17x17 points, train.npz on 64; allowed: parts of a split on",
+    ),
     (dict(test_split="rest.npz"), "outputs of test: function 3 is 0 at all points"),
   ],
 )
