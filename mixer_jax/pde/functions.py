@@ -50,8 +50,14 @@ def check_step(functions: Functions, step: int, name: str = "step", least: int =
   another one. The error has its `name`, and allows multiples of the `least` one.
   """
   for points in functions.grid:
-    cells = points if functions.periodic else points - 1
-    if step < 1 or cells % step or cells == step:
+    if not leaves_grid(points, step, functions.periodic):
+      cells = points if functions.periodic else points - 1
       divisors = [d for d in range(least, cells, least) if cells % d == 0]
       some = ", ".join(map(str, divisors[:_NAMED])) + (", ..." if divisors[_NAMED:] else "")
       raise UserError(f"{name}={step} leaves no grid of {points} points; allowed: {some or None}")
+
+
+def leaves_grid(points: int, step: int, periodic: bool) -> bool:
+  """Whether every `step`-th of the points of an axis is a grid on the same domain."""
+  cells = points if periodic else points - 1
+  return step >= 1 and cells % step == 0 and cells > step

@@ -18,8 +18,10 @@ import numpy as np
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, told
+from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
+from mixer_jax.pde.functions import leaves_grid
 from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
 from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pictures
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
@@ -246,7 +248,8 @@ class OperatorLearning(BaseTask):
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The output of each input function [n, *grid] of .npz or .mat files, one at a time.
 
-    The inputs of an inverse problem are a file's outputs.
+    The inputs of an inverse problem are a file's outputs. A UserError for a file on a grid that the
+    model cannot take, or of which `data.output_step` picks points that are no grid.
     """
     answer = jax.jit(lambda x: self._answer(variables, x))
     data, rank = self._data, len(self._grids[0])
@@ -256,7 +259,19 @@ class OperatorLearning(BaseTask):
       if read.ndim != rank + 1:
         axes = f"functions of {rank} axes, an array of {rank + 1}"
         raise UserError(f"{path}: has an array of {read.ndim} axes; allowed: {axes}")
+      self._check_outputs_grid(path, read.shape[1:])
       for i, function in enumerate(read):
         with told(path, ValueError):
           found = answer(jnp.asarray(function)[None])[0]
         yield {"path": path, "function": i, "output": np.asarray(found).tolist()}
+
+  def _check_outputs_grid(self, path: str, grid: tuple[int, ...]) -> None:
+    """Raises a UserError if the points that `data.output_step` picks are no grid on the domain."""
+    every = self._data.output_step // self._data.step
+    if every and not all(leaves_grid(points, every, self._periodic) for points in grid):
+      some = ", ".join(str(n * every + (not self._periodic)) for n in (2, 3, 4))
+      why = f"data.output_step, {self._data.output_step}, is {every} times data.step"
+      text = (
+        f"has functions on {shown(grid)} points; allowed on each axis: {some}, ..., since {why}"
+      )
+      raise UserError(f"{path}: {text}")

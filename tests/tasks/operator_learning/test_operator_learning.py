@@ -172,6 +172,26 @@ def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
     list(run.task.answer(variables, [str(tmp_path / "one.npz")]))
 
 
+def test_answers_of_the_inverse_problem_are_on_a_grid_of_the_domain(config, tmp_path):
+  """As in training: output points start cells of one width, and end at a boundary if there is one."""
+  config.data.update(inverse=True, output_step=4)
+  run, files = experiment.build(config), [str(tmp_path / f"{n}.npz") for n in (12, 13)]
+  for n, file in zip((12, 13), files):
+    np.savez(file, u=waves(2, 1, n)[1])
+  variables = jax.jit(run.task.init)(jax.random.key(0))
+  answers = run.task.answer(variables, files)
+  assert len(next(answers)["output"]) == 6
+  told = "13.npz: has functions on 13 points; allowed on each axis: 4, 6, 8, ..., since data.output"
+  with pytest.raises(UserError, match=f"{told}_step, 4, is 2 times data.step$"):
+    next(answers)
+  config.model = config_lib.default("operator_learning", "mixer_operator").model
+  config.model.update(hidden_dim=8, num_blocks=1, modes=4)
+  config.data.update(train_split="train_2d.npz", test_split="test_2d.npz", output_step=8)
+  np.savez(files[0], sol=np.ones((1, 9, 12), np.float32))
+  with pytest.raises(UserError, match="has functions on 9x12 points; allowed .*: 9, 13, 17, ..."):
+    next(experiment.build(config).task.answer({}, files))
+
+
 @pytest.mark.thorough
 def test_an_exported_file_has_all_that_the_answer_needs(config, tmp_path):
   config.normalise = "pointwise"
