@@ -99,9 +99,13 @@ def _check_numbers(what: str, array: np.ndarray) -> None:
     raise UserError(f"{what} has no real numbers but {getattr(array, 'dtype', type(array))}")
   if not array.size:
     raise UserError(f"{what} is {list(array.shape)}, without a function")
-  finite = lambda row: np.abs(row) <= np.finfo(np.float32).max  # they will be float32
-  bad = [i for i, row in enumerate(np.atleast_1d(array)) if not finite(row).all()]
+  wrong = lambda row: ~(np.abs(row) <= np.finfo(np.float32).max)  # they will be float32
+  rows = np.atleast_1d(array)
+  bad = {i: number for i, row in enumerate(rows) if (number := np.count_nonzero(wrong(row)))}
   if bad:
-    count = np.size(array[bad[0]]) - finite(array[bad[0]]).sum()
-    where = f"in {len(bad):,} functions, the first of them {bad[0]}, which has {count:,}"
-    raise UserError(f"{what} has numbers that are not finite in float32 {where}")
+    first, counted = min(bad), lambda n, noun: f"{n:,} {noun}{'s' if n > 1 else ''}"
+    point = np.argwhere(wrong(rows[first]))[0]
+    numbers = f"{counted(sum(bad.values()), 'number')} of {counted(len(bad), 'function')}"
+    place = f"function {first} at point {', '.join(map(str, point)) or 0}"
+    where = f"{numbers}, the first, {rows[first][tuple(point)]:g}, in {place}"
+    raise UserError(f"{what} is not finite in float32 at {where}; allowed: finite numbers")

@@ -64,9 +64,16 @@ def test_shapes(save):
 def test_numbers(save):
   bad = LINES[1].copy()
   bad[1, :2], bad[2, 0] = (np.nan, 1e300), np.inf  # 1e300 is none in float32
-  told = "'u' has numbers that are not finite in float32 in 2 functions, the first of them 1,"
-  with pytest.raises(UserError, match=f"{told} which has 2$"):
+  told = (
+    "'u' is not finite in float32 at 3 numbers of 2 functions, the first, nan, in function 1 at"
+  )
+  with pytest.raises(UserError, match=f"{told} point 0; allowed: finite numbers$"):
     function_files.read(save(a=LINES[0], u=bad))
+  bad = SQUARES[1].copy()
+  bad[2, 3, 1] = 1e300
+  told = r"'sol' .* at 1 number of 1 function, the first, 1e\+300, in function 2 at point 3, 1;"
+  with pytest.raises(UserError, match=told):
+    function_files.read(save(coeff=SQUARES[0], sol=bad))
   for read in (function_files.read, function_files.read_side):
     with pytest.raises(UserError, match=r"'a' is \[0, 8\], without a function"):
       read(save(a=LINES[0, :0], u=LINES[1, :0]))
