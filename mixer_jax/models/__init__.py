@@ -91,6 +91,12 @@ def operator(
   return OPERATORS[name](grid=tuple(grid), inputs=inputs, outputs=outputs, **overrides)
 
 
+def operator_axes(name: str) -> tuple[int, ...]:
+  """How many axes the functions of the named operator may have; a UserError if it is unknown."""
+  _fields(OPERATORS, name)
+  return OPERATORS[name].keywords.get("axes", Operator.axes)
+
+
 def translator(name: str, *, vocab_size: int, max_length: int, **overrides: Any) -> Translator:
   """Builds the named encoder and decoder, one of `TRANSLATORS`; errors are those of `build`.
 

@@ -15,8 +15,8 @@ from mixer_jax.options import Option
 
 _PADDING = "points of zeros after the last of each axis, on the training grid"
 _VARIANTS = {
-  "fno_1d": dict(hidden_dim=64, modes=16),
-  "fno_2d": dict(hidden_dim=32, modes=12, padding=9),
+  "fno_1d": dict(axes=(1,), hidden_dim=64, modes=16),
+  "fno_2d": dict(axes=(2,), hidden_dim=32, modes=12, padding=9),
 }
 
 

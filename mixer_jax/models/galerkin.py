@@ -19,11 +19,11 @@ from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 
 # The settings of the three published examples, for 512 to 8,192 points, 141x141 and 141x141.
-_DARCY = dict(layer_norm_epsilon=1e-7, dropout_rate=0.05, extractor="cnn", num_heads=4)
+_DARCY = dict(layer_norm_epsilon=1e-7, dropout_rate=0.05, extractor="cnn", num_heads=4, axes=(2,))
 _VARIANTS = {
   "galerkin_1d": dict(
-    hidden_dim=96, num_blocks=4, num_heads=1, ffn_dim=192, decoder="spectral", decoder_dim=48,
-    decoder_layers=2, decoder_mlp_dim=48, modes=16, position_features=False,
+    axes=(1,), hidden_dim=96, num_blocks=4, num_heads=1, ffn_dim=192, decoder="spectral",
+    decoder_dim=48, decoder_layers=2, decoder_mlp_dim=48, modes=16, position_features=False,
   ),
   "galerkin_2d": dict(
     hidden_dim=128, num_blocks=6, ffn_dim=256, decoder="spectral", decoder_dim=32,

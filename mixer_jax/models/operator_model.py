@@ -25,21 +25,24 @@ class Operator(nn.Module, kw_only=True):
   A UserError if a field has a value that its option does not allow, or does not fit the grid.
 
   Attributes:
-    grid: points along each of the one or two axes of the training grid.
+    grid: points along each axis of the training grid.
     inputs: values at a point.
     outputs: values that a point gets.
+    axes: how many axes the grid may have.
   """
 
   grid: tuple[int, ...]
   inputs: int = 1
   outputs: int = 1
+  axes: tuple[int, ...] = (1, 2)
   dirichlet: Dirichlet = False
   dtype: family.Dtype = "float32"
 
   def __post_init__(self):
     family.check(self)
-    if len(self.grid) not in (1, 2):
-      raise UserError(f"a grid has {len(self.grid)} axes; allowed: 1 or 2")
+    if len(self.grid) not in self.axes:
+      allowed = " or ".join(map(str, self.axes))
+      raise UserError(f"a grid has {len(self.grid)} axes; allowed: {allowed}")
     super().__post_init__()
 
   @nn.compact

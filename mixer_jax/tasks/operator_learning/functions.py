@@ -87,6 +87,11 @@ class FunctionData:
       )
     return [int(step) for step in given if int(step) != self.step]
 
+  @property
+  def dimensions(self) -> int:
+    """Axes of the functions; 0: files tell."""
+    return 0 if self.name == "files" else generate.KINDS[self.name].dimensions
+
   def check(self) -> None:
     """Raises a UserError for fields that contradict each other."""
     for name, spec in self.split_specs.items():

@@ -64,7 +64,10 @@ class OperatorLearning(BaseTask):
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    functions.FunctionData.of(config.data).check()
+    data = functions.FunctionData.of(config.data)
+    data.check()
+    if data.dimensions:
+      _check_axes(config.model.name, data.dimensions)
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._splits
@@ -87,6 +90,7 @@ class OperatorLearning(BaseTask):
   @functools.cached_property
   def model(self) -> nn.Module:
     """From values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
+    _check_axes(self._config.model.name, len(self._grids[0]))
     return models.operator(
       self._config.model.name, grid=self._grids[0], **options.given(self._config.model)
     )
@@ -275,3 +279,14 @@ class OperatorLearning(BaseTask):
         f"has functions on {shown(grid)} points; allowed on each axis: {some}, ..., since {why}"
       )
       raise UserError(f"{path}: {text}")
+
+
+def _check_axes(model: str, axes: int) -> None:
+  """Raises a UserError if a model is for functions of another number of axes."""
+  if axes not in (own := models.operator_axes(model)):
+    counted = f"{axes} {'axis' if axes == 1 else 'axes'}"
+    fit = ", ".join(name for name in models.OPERATORS if axes in models.operator_axes(name))
+    raise UserError(
+      f"model.name is {model!r}, for functions of {' or '.join(map(str, own))}"
+      f" {'axis' if own == (1,) else 'axes'}, but those of the data have {counted}; allowed: {fit}"
+    )

@@ -14,8 +14,10 @@ from mixer_jax import config as config_lib
 from mixer_jax import experiment, models
 from mixer_jax.errors import UserError
 from mixer_jax.optim import kfac_blocks
+from mixer_jax.pde import generate
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.operator_learning import functions, pictures
+from mixer_jax.tasks.operator_learning.task import OperatorLearning
 from mixer_jax.training import restore
 from mixer_jax.training.evaluator import Evaluator
 from tests import children
@@ -294,6 +296,28 @@ def test_too_many_modes_are_one_line(config):
   config.model.modes = 40
   with pytest.raises(UserError, match="model.modes is 40, which needs a grid of 78 points"):
     _ = experiment.build(config).variable_shapes
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("model, axes", [("fno_2d", 1), ("galerkin_1d", 2), ("gmlp_operator", 0)])
+def test_a_model_for_other_axes_is_refused(config, model, axes, made, monkeypatch):
+  """Before functions are made, and of files when they have been read."""
+  config.model = config_lib.default("operator_learning", model).model
+  two = axes == 2
+  if made:
+    config.data.update(MADE | dict(name="darcy" if two else "burgers", step=1))
+    monkeypatch.setattr(generate, "load", None)
+  elif two:
+    config.data.update(train_split="train_2d.npz", test_split="test_2d.npz", step=1)
+  told = (
+    "'fno_2d', for functions of 2 axes, but those of the data have 1 axis; allowed: galerkin_1d"
+  )
+  if two:
+    told = "'galerkin_1d', for functions of 1 axis, but .* have 2 axes; allowed: galerkin_2d, gal"
+  refused = pytest.raises(UserError, match=f"^model.name is {told}.*, mixer_operator")
+  with refused if axes else contextlib.nullcontext():
+    run = experiment.build(config) if not made else OperatorLearning.check(config)
+    _ = made or run.task.model
 
 
 def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
