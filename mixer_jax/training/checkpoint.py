@@ -179,10 +179,10 @@ class Checkpoints:
   def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, float]:
     """Restores a train state onto shapes with shardings, and the seconds saved with it."""
     rest = serialization.to_state_dict(shapes)
-    variables = rest.pop("variables")
+    variables, progress = rest.pop("variables"), self._progress(step)
     restored = self._restore(step, variables=variables, rest=rest)
     state = {**restored["rest"], "variables": restored["variables"]}
-    return serialization.from_state_dict(shapes, state), restored["progress"]["seconds"]
+    return serialization.from_state_dict(shapes, state), progress["seconds"]
 
   def restore_variables(self, which: str, sharding: Any, shapes: Any = None) -> tuple[int, dict]:
     """The step and the variables, all of one sharding, of a checkpoint, whatever devices wrote it.
@@ -194,6 +194,7 @@ class Checkpoints:
     while True:
       step = self.find(which)
       try:
+        self._progress(step)
         with self._reading(step):
           found = jax.tree.map(placed, self._manager.item_metadata(step)["variables"] or {})
           _compare(found, shapes or found)
@@ -203,19 +204,29 @@ class Checkpoints:
         if self.find(which) == step:
           raise
 
+  def _progress(self, step: int) -> dict[str, Any]:
+    """The item "progress"; a UserError of another format, whose arrays may have another layout."""
+    self._check_sound(step, "progress")
+    with self._reading(step):
+      args = ocp.args.Composite(progress=ocp.args.JsonRestore())
+      progress = self._manager.restore(step, args=args)["progress"]
+    if progress.get("format") != FORMAT:
+      raise self._refused(step, f"is not of format {FORMAT}")
+    return progress
+
   def _restore(self, step: int, **items: Any) -> Any:
-    """These items, and "progress"."""
-    parts = tuple(f"{name}/" for name in (*items, "progress"))
+    """These items, after `_progress`."""
+    self._check_sound(step, *items)
+    args = {name: ocp.args.StandardRestore(item) for name, item in items.items()}
+    with self._reading(step):
+      return self._manager.restore(step, args=ocp.args.Composite(**args))
+
+  def _check_sound(self, step: int, *items: str) -> None:
+    """Raises a UserError if `read_only` and the files of these items are damaged."""
+    parts = tuple(f"{name}/" for name in items)
     if self._read_only and (fault := damage(self.path / str(step), parts)):
       others = ", ".join(str(s) for s in sorted(self._manager.all_steps()) if s != step)
       raise self._refused(step, f"is damaged ({fault}); others: {others or 'none'}")
-    args = {name: ocp.args.StandardRestore(item) for name, item in items.items()}
-    with self._reading(step):
-      args = ocp.args.Composite(**args, progress=ocp.args.JsonRestore())
-      restored = self._manager.restore(step, args=args)
-    if restored["progress"].get("format") != FORMAT:
-      raise self._refused(step, f"is not of format {FORMAT}")
-    return restored
 
   @contextlib.contextmanager
   def _reading(self, step: int) -> Iterator[None]:

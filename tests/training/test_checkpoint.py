@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import types
 
 from flax import traverse_util
+from flax.serialization import to_state_dict
 import jax
 import numpy as np
 import pytest
@@ -169,7 +171,7 @@ def test_a_step_that_is_asked_for_and_gone_is_one_line(copied):
     evaluate.evaluate(str(path), "7")
 
 
-def test_a_checkpoint_of_another_model_or_optimizer_or_format_is_refused(copied, monkeypatch):
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(copied):
   """Somebody copies checkpoints/ of one run into the directory of another."""
   _, path, _ = copied
   for field, value in (("model.width", 8), ("optimizer.name", "adagrad")):
@@ -182,9 +184,29 @@ def test_a_checkpoint_of_another_model_or_optimizer_or_format_is_refused(copied,
   with pytest.raises(UserError, match=r"24 cannot be restored: .*Dense_0.*, the model wants"):
     (path / "config.json").write_text(waves("adam", **{"model.width": 8}).to_json())
     evaluate.evaluate(str(path))
+
+
+def renamed(tree):
+  """The state of another format: one field has another name, one is new."""
+  fields = to_state_dict(tree)
+  return {"optimizer" if k == "opt_state" else k: v for k, v in fields.items()} | {
+    "new": np.ones(2)
+  }
+
+
+def test_the_format_of_a_checkpoint_is_told_before_its_arrays_are_compared(copied, monkeypatch):
+  config, path, _ = copied
   monkeypatch.setattr(checkpoint, "FORMAT", 6)
-  with pytest.raises(UserError, match="24 is not of format 6"):
+  told = f"^checkpoint {path}/checkpoints/24 is not of format 6$"
+  with pytest.raises(UserError, match=told):
     restore.without_data(str(path))
+  (path / "config.json").write_text(waves("adam", **{"model.width": 8}).to_json())
+  with pytest.raises(UserError, match=told):
+    evaluate.evaluate(str(path))
+  (path / "config.json").write_text(config.to_json())
+  monkeypatch.setattr(checkpoint, "serialization", types.SimpleNamespace(to_state_dict=renamed))
+  with pytest.raises(UserError, match=told):
+    loop.train(config, str(path))
 
 
 def answers(path, data):
