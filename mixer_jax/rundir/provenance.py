@@ -40,7 +40,7 @@ def session(
   record = {
     "commit": commit(),
     "versions": {"mixer_jax": mixer_jax.__version__}
-    | {library: metadata.version(library) for library in _LIBRARIES},
+    | {library: _version(library) for library in _LIBRARIES},
     "device": {"platform": device.platform, "kind": kind, "count": num_devices},
     "data": data,
     **({"class_names": list(class_names)} if class_names else {}),
@@ -55,6 +55,14 @@ def session(
   finally:
     record["ended"] = now().isoformat(timespec="seconds")
     directory_lib.write_json(directory / FILE, {"sessions": sessions})
+
+
+def _version(library: str) -> str | None:
+  """The version that is installed; None without it: only K-FAC needs kfac-jax."""
+  try:
+    return metadata.version(library)
+  except metadata.PackageNotFoundError:
+    return None
 
 
 def read(directory: pathlib.Path) -> list[dict[str, Any]]:
