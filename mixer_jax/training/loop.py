@@ -246,15 +246,21 @@ def model_summary(run: Experiment) -> tuple[str, str]:
   line = f"{number} parameters in {len(sizes)} arrays"
   tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
   if side := optim.kfac_side(run.config.optimizer):
-    p, chosen = run.problem, {name: side[name] for name in ("norms", "plain") if side.get(name)}
+    p, options = run.problem, ("norms", "plain", "max_factor")
+    chosen = {name: side[name] for name in options if side.get(name)}
     blocks = optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood, **chosen)
     kinds = collections.Counter(block.kind for block in blocks)
     line += "; curvature blocks: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     width = max(len(b.name) for b in blocks)
     tables += f"\n{'curvature block':{width}}  kind       factors"
     for b in blocks:
-      tables += f"\n{b.name:{width}}  {b.kind:9}  {' x '.join(map(str, b.factor_sizes)) or '-'}"
+      factors = " x ".join(map(_factor, b.factor_sizes, b.diagonal)) or "-"
+      tables += f"\n{b.name:{width}}  {b.kind:9}  {factors}"
   return line, tables + "\n"
+
+
+def _factor(size: int, diagonal: bool) -> str:
+  return f"{size} (diagonal)" if diagonal else str(size)
 
 
 def row_line(row: Row, num_steps: int, metrics: Sequence[Metric], splits: Sequence[str]) -> str:

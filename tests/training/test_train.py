@@ -1,6 +1,7 @@
 """The loop end to end: learning, resuming, evaluating, refusals."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -181,6 +182,17 @@ def test_the_table_of_blocks_follows_the_options(tiny_config):
     assert "\n" not in line and "curvature blocks: " in line and norms in line
     lines = tables.splitlines()
     assert [x.split()[1] for x in lines if x.startswith("MixerBlock_0/LayerNorm_0 ")] == [norms]
+
+
+def test_the_table_of_blocks_marks_diagonal_factors(tiny_config):
+  def factors(max_factor):
+    tiny_config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, max_factor=max_factor)
+    table = loop.model_summary(experiment.build(tiny_config))[1].split("curvature block")[1]
+    return re.findall(r"(\d+)( \(diagonal\))?(?= x |$)", table, re.MULTILINE)
+
+  assert {mark for _, mark in factors(None)} == {""}
+  found = {(int(size) > 16, bool(mark)) for size, mark in factors(16)}
+  assert found == {(True, True), (False, False)}
 
 
 @pytest.mark.thorough
