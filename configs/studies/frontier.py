@@ -12,8 +12,6 @@ steps as fit, by the relative cost of its step, and the schedule is stretched ov
 
 import pathlib
 
-from scipy.stats import qmc
-
 from mixer_jax import config as config_lib
 from mixer_jax import study
 
@@ -84,13 +82,8 @@ def config(budget, data, model, optimizer):
 
 
 def _candidates(optimizer):
-  """The settings that are tried, the same at every call."""
-  ranges = _SEARCH[optimizer]
-  points = qmc.Halton(len(ranges), seed=0).random(_TRIALS)
-  return [
-    {f"optimizer.{name}": study.between(*of, u) for (name, of), u in zip(ranges.items(), point)}
-    for point in points
-  ]
+  ranges = {f"optimizer.{name}": of for name, of in _SEARCH[optimizer].items()}
+  return study.halton(ranges, _TRIALS)
 
 
 def get_study():

@@ -10,8 +10,6 @@ three seeds and tested on the test set.
 import functools
 import pathlib
 
-from scipy.stats import qmc
-
 from mixer_jax import config as config_lib
 from mixer_jax import study
 
@@ -48,13 +46,8 @@ def _config(task, num_epochs, optimizer):
 
 
 def _candidates(optimizer):
-  """The settings that are tried, the same at every call."""
-  ranges = _SEARCH[optimizer]
-  points = qmc.Halton(len(ranges), seed=0).random(_TRIALS)
-  return [
-    {f"optimizer.{name}": study.between(*of, u) for (name, of), u in zip(ranges.items(), point)}
-    for point in points
-  ]
+  ranges = {f"optimizer.{name}": of for name, of in _SEARCH[optimizer].items()}
+  return study.halton(ranges, _TRIALS)
 
 
 def of_task(title, task, num_epochs):

@@ -10,6 +10,7 @@ import runpy
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ml_collections import ConfigDict
+from scipy.stats import qmc
 
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
@@ -188,6 +189,20 @@ class Study:
 def between(low: float, high: float, part: float) -> float:
   """The number at a part of the way from low to high in logarithms, to two digits."""
   return float(f"{low * (high / low) ** part:.2g}")
+
+
+def halton(ranges: Mapping[str, tuple[float, float]], number: int) -> list[dict[str, float]]:
+  """Settings from a Halton sequence, the same at every call, uniform in logarithms.
+
+  Args:
+    ranges: the lowest and the highest value of each config field.
+    number: of settings, each a value to each field.
+  """
+  points = qmc.Halton(len(ranges), seed=0).random(number)
+  return [
+    {field: between(*of, part) for (field, of), part in zip(ranges.items(), point)}
+    for point in points
+  ]
 
 
 def settings(fields: Mapping[str, Any]) -> list[str]:

@@ -3,10 +3,11 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.study import Published, Study, Tuning, between, record
+from mixer_jax.study import Published, Study, Tuning, between, halton, record
 from tests.study.grid import GRID, errors, tiny
 
 
@@ -125,3 +126,14 @@ def test_an_axis_may_share_the_choice_of_its_first_value(tmp_path):
 @pytest.mark.parametrize("part, value", [(0, 1e-3), (0.5, 1e-2), (1, 0.1), (0.25, 0.0032)])
 def test_numbers_between_by_logarithms_to_two_digits(part, value):
   assert between(1e-3, 0.1, part) == value
+
+
+def test_a_halton_sequence_has_one_point_in_each_equal_part_of_a_range():
+  """Of eight in base 2, and of nine in base 3: the axes' bases are the first primes."""
+  ranges = {"optimizer.learning_rate": (1e-3, 10.0), "optimizer.damping": (1e-6, 1e-2)}
+  tries = halton(ranges, 9)
+  assert tries == halton(ranges, 9) and tries[:4] == halton(ranges, 4)
+  parts = lambda field, low: [np.log10(x[field] / low) / 4 for x in tries]
+  rates, dampings = (parts(field, low) for field, (low, _) in ranges.items())
+  assert sorted(int(8 * part) for part in rates[:8]) == list(range(8))
+  assert sorted(int(9 * part) for part in dampings) == list(range(9))
