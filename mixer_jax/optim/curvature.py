@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, statistics
 from mixer_jax.optim.curvature_blocks import Block, path_name
-from mixer_jax.optim.curvature_options import check_choice
+from mixer_jax.optim.curvature_options import check_choice, matching
 from mixer_jax.optim.predictor import Predictor, root_weights, weights_like
 
 Params = Batch = Any
@@ -59,6 +59,7 @@ class Curvature:
     norms: str = "gradient",
     plain: str | Sequence[str] = (),
     max_factor: int = 8192,
+    full_factors: str | Sequence[str] = (),
     axis_name: Any = None,
   ):
     check_choice("estimation", estimation)
@@ -83,10 +84,11 @@ class Curvature:
     leaves = jax.tree_util.tree_leaves_with_path(shapes[0])
     self._leaves = {path_name(path): x for path, x in leaves}
     self.names = tuple(self._leaves)
-    patterns = _patterns(plain, self.names)
+    patterns = matching("plain", plain, self.names)
+    full = matching("full_factors", full_factors, self.names)
     self._examples = jax.tree.leaves(jax.eval_shape(self._outputs, *shapes))[0].shape[0]
     calls = self._placed_calls(shapes, patterns)
-    self._layers = statistics.layers_of(calls, patterns, norms, max_factor)
+    self._layers = statistics.layers_of(calls, patterns, norms, max_factor, full)
     shared = [
       layer.block for layer in self._layers.values() if places.NOWHERE in layer.example_places
     ]
@@ -303,18 +305,3 @@ def _opened(x: jax.Array) -> jax.Array:
     return x
   tiny = _TINY * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
   return jnp.where((x == 0).all(), tiny, x)
-
-
-def _patterns(plain: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-  """The regular expressions of `plain`; a ValueError for one that matches no parameter."""
-  patterns = ((plain,) if plain else ()) if isinstance(plain, str) else tuple(plain)
-  for pattern in patterns:
-    try:
-      matches = any(re.search(pattern, name) for name in names)
-    except (re.error, TypeError) as e:
-      raise ValueError(f"plain is {pattern!r}, no regular expression: {e}") from e
-    if not matches:
-      raise ValueError(
-        f"plain is {pattern!r}, which matches no parameter; they are {', '.join(names)}"
-      )
-  return patterns

@@ -1,7 +1,8 @@
 """Options that K-FAC and its relatives share."""
 
 import functools
-from typing import Annotated, Any, Callable
+import re
+from typing import Annotated, Any, Callable, Sequence
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
@@ -56,6 +57,10 @@ NormConstraint = Annotated[float | None, Option("kl_clip; 0 allows no step", 0)]
 MomentDecay = Annotated[float, Option("decay of EK-FAC's second moments", 0, 1)]
 Plain = Annotated[str, Option("regular expression of parameter paths that take the plain gradient")]
 
+FullFactors = Annotated[
+  str, Option("regular expression of parameter paths whose factors max_factor does not cut")
+]
+
 
 def check_choice(option: str, value: str) -> None:
   """Raises a ValueError if an option of `CHOICES` is none of them."""
@@ -104,6 +109,21 @@ def check_ranges(function: Callable, **values: Any) -> None:
         options.of(function)[name].check(name, value)
       except UserError as e:
         raise ValueError(str(e)) from None
+
+
+def matching(option: str, given: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+  """The regular expressions of an option; a ValueError for one that matches no parameter."""
+  patterns = ((given,) if given else ()) if isinstance(given, str) else tuple(given)
+  for pattern in patterns:
+    try:
+      matches = any(re.search(pattern, name) for name in names)
+    except (re.error, TypeError) as e:
+      raise ValueError(f"{option} is {pattern!r}, no regular expression: {e}") from e
+    if not matches:
+      raise ValueError(
+        f"{option} is {pattern!r}, which matches no parameter; they are {', '.join(names)}"
+      )
+  return patterns
 
 
 def check_mask(mask: Any) -> None:

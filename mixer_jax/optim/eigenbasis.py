@@ -6,6 +6,7 @@ the basis of V V^T and V^T V is SOAP (Vyas et al., 2024, https://arxiv.org/abs/2
 """
 
 import math
+import re
 from typing import Any, Callable, Mapping, NamedTuple
 
 import jax
@@ -207,20 +208,24 @@ def _turn(old: algebra.Eigen, new: algebra.Eigen, power: int) -> jax.Array | Non
   return (jnp.swapaxes(new.vectors, -2, -1) @ old.vectors) ** power
 
 
-def gradient_source(max_factor: int | None, stacked: Mapping[str, int] | None = None) -> Source:
+def gradient_source(
+  max_factor: int | None, full_factors: str = "", stacked: Mapping[str, int] | None = None
+) -> Source:
   """Factors V V^T and V^T V of the gradient itself: no model is needed.
 
   An array of two or more axes, beside the leading ones that `stacked` counts, is a matrix of all
-  axes but the last by the last; a side above max_factor keeps its coordinates. Arrays of fewer axes
-  have no basis.
+  axes but the last by the last; a side above max_factor keeps its coordinates, but in arrays
+  whose path `full_factors` matches. Arrays of fewer axes have no basis.
   """
 
   most = curvature_options.MAX_FACTOR if max_factor is None else max_factor
 
   def blocks(leaves):
     apart = {path: (stacked or {}).get(path, 0) for path in leaves}
+    patterns = curvature_options.matching("full_factors", full_factors, tuple(leaves))
+    full = lambda path: any(re.search(p, path) for p in patterns)
     return [
-      _tensor(path, tuple(x.shape), apart[path], most)
+      _tensor(path, tuple(x.shape), apart[path], math.inf if full(path) else most)
       for path, x in leaves.items()
       if x.ndim - apart[path] > 1 and x.size
     ]
@@ -232,7 +237,7 @@ def gradient_source(max_factor: int | None, stacked: Mapping[str, int] | None = 
   return Source(blocks, estimate, after=True)
 
 
-def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: int) -> Block:
+def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: float) -> Block:
   sizes = math.prod(shape[stacked:-1]), shape[-1]
   diagonal = tuple(size > max_factor for size in sizes)
   whole = shape[:stacked]

@@ -22,7 +22,8 @@ def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **o
   """Estimates the factors of one batch, without any average over steps.
 
   `rng` is a key for sampled targets; options are those of `scale_by_kfac` that concern the
-  curvature: likelihood, estimation, token_averaging, norms, plain, max_factor, axis_name.
+  curvature: likelihood, estimation, token_averaging, norms, plain, max_factor,
+  full_factors, axis_name.
 
   Returns:
     By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
@@ -88,19 +89,21 @@ def curvature_of(
   params: Any,
   batch: Any,
   plain: Any = (),
+  full_factors: Any = (),
   max_factor: Any = None,
   **options: Any,
 ):
   """The curvature of a model, traced once for all optimizers of the same model and batch."""
   options["max_factor"] = MAX_FACTOR if max_factor is None else max_factor
-  plain = plain if isinstance(plain, str) else tuple(plain)
+  hashable = lambda patterns: patterns if isinstance(patterns, str) else tuple(patterns)
+  options |= {"plain": hashable(plain), "full_factors": hashable(full_factors)}
   if not callable(predict):
     raise ValueError(
       f"predict is of type {type(predict).__name__}; allowed: a function of (params, batch)"
     )
   shapes = jax.eval_shape(lambda *trees: trees, params, batch)
   leaves, structure = jax.tree.flatten(shapes)
-  arguments = predict, structure, tuple(leaves), tuple(sorted({**options, "plain": plain}.items()))
+  arguments = predict, structure, tuple(leaves), tuple(sorted(options.items()))
   try:
     return _traced(*arguments)
   except TypeError as e:  # a callable, or a likelihood, without a hash

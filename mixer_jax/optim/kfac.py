@@ -63,6 +63,7 @@ def scale_by_kfac(
   norms: curvature_options.Norms = "gradient",
   plain: curvature_options.Plain = "",
   max_factor: curvature_options.MaxFactor = None,
+  full_factors: curvature_options.FullFactors = "",
   refresh: curvature_options.Refresh = "eigh",
   tolerance: curvature_options.Tolerance = None,
   eigenvalues: curvature_options.Eigenvalues = "factors",
@@ -75,11 +76,10 @@ def scale_by_kfac(
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
 
-  The update function needs two extra arguments: `batch`, which `predict` gets,
-  and `rng`, a key for the sampled targets. Everything happens under `lax.cond`
-  inside the caller's `jit`, `lax.scan` or mesh, so a step that renews neither
-  factors nor inverses pays for the preconditioning products alone. Where a
-  wrapper such as `optax.multi_transform` hides part of the parameters, the whole
+  The update function needs two extra arguments: `batch`, which `predict` gets, and `rng`, a key for
+  the sampled targets. Everything happens under `lax.cond` inside the caller's `jit`, `lax.scan` or
+  mesh, so a step that renews neither factors nor inverses pays for the preconditioning products
+  alone. Where a wrapper such as `optax.multi_transform` hides part of the parameters, the whole
   tree is passed as a third extra argument, `model_params`.
 
   Args:
@@ -91,12 +91,11 @@ def scale_by_kfac(
       [batch, tokens], marks the padding of sequences with one answer each.
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes; later batches may have any size.
-    damping: added to the curvature, which has the units of loss / parameter^2;
-      positive, or a schedule of the update count.
-    damping_type: "exact" adds it to the eigenvalues of the product A (x) G, as
-      published; "factored" adds pi sqrt(damping) to A and sqrt(damping) / pi to
-      G (Martens and Grosse, Section 6.3), which needs two matrix products a step
-      instead of four.
+    damping: added to the curvature, which has the units of loss / parameter^2; positive, or a
+      schedule of the update count.
+    damping_type: "exact" adds it to the eigenvalues of the product A (x) G, as published;
+      "factored" adds pi sqrt(damping) to A and sqrt(damping) / pi to G (Martens and Grosse,
+      Section 6.3), which needs two matrix products a step instead of four.
     factor_decay: of the moving averages of the factors, per renewal.
     factor_period: updates between renewals of the factors.
     inverse_period: the same of the inverses.
@@ -125,6 +124,7 @@ def scale_by_kfac(
       curvature ("^head/"). "": none.
     max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes);
       None is 8,192.
+    full_factors: as `plain`, of the paths of parameters whose factors max_factor does not cut.
     refresh: "eigh" decomposes each factor anew; "qr", with exact damping, makes one warm-started
       step of orthogonal iteration.
     tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this; None: none.
@@ -133,10 +133,9 @@ def scale_by_kfac(
       example, in the eigenbasis (George et al., 2018, https://arxiv.org/abs/1806.03884).
     moment_decay: of the averages of these second moments.
     factor_fraction: of the batch whose examples the factors are estimated from: every n-th.
-    precondition_dtype: of the operands of the products that precondition,
-      "float32" or "bfloat16"; sums are float32, and factors and inverses are kept
-      so. NVIDIA GPUs round float32 operands to TF32, unless
-      `jax_default_matmul_precision` says otherwise.
+    precondition_dtype: of the operands of the products that precondition, "float32" or
+      "bfloat16"; sums, factors and inverses stay float32. NVIDIA GPUs round float32 operands to
+      TF32, unless `jax_default_matmul_precision` says otherwise.
     mesh: the devices of the caller's step, which share the inversions: each
       matrix on one of them. None: every device inverts all.
     axis_name: name of the axis, or names, of `pmap` or `shard_map` over which the batch is
@@ -165,6 +164,7 @@ def scale_by_kfac(
     norms=norms,
     plain=plain,
     max_factor=max_factor,
+    full_factors=full_factors,
     axis_name=axis_name,
   )
   curvature_options.check_fraction(factor_fraction)

@@ -32,6 +32,7 @@ def scale_by_soap(
   b2: first_order.B2 = 0.95,
   eps: first_order.Eps = 1e-8,
   max_factor: curvature_options.MaxFactor = None,
+  full_factors: curvature_options.FullFactors = "",
   stacked: Mapping[str, int] | None = None,
   refresh: curvature_options.Refresh = "qr",
   **options: Any,
@@ -42,7 +43,7 @@ def scale_by_soap(
   gradients before it, as by the authors. The options are those of `in_basis`. An array of more
   than two axes is a matrix of all axes but the last by the last; `stacked` says how many leading
   axes of a parameter, by path, count layers (of `nn.scan` or `nn.vmap`), each a matrix of its own. A
-  side of more than max_factor rows has no basis.
+  side of more than max_factor rows has no basis, but in parameters that `full_factors` matches.
 
   Returns:
     A transform with an `InBasisState`.
@@ -51,7 +52,8 @@ def scale_by_soap(
     ValueError: an option out of range.
   """
   rule = optax.scale_by_adam(b1, b2, eps)
-  return in_basis(rule, rule, gradient_source(max_factor, stacked), refresh=refresh, **options)
+  source = gradient_source(max_factor, full_factors, stacked)
+  return in_basis(rule, rule, source, refresh=refresh, **options)
 
 
 @curvature_options.checked(scale_by_soap)
@@ -101,6 +103,7 @@ def scale_by_kfac_adam(
   estimation: curvature_options.Estimation = "sampled",
   plain: Annotated[str, Option("regular expression of parameter paths without a basis")] = "",
   max_factor: curvature_options.MaxFactor = None,
+  full_factors: curvature_options.FullFactors = "",
   factor_fraction: curvature_options.FactorFraction = None,
   axis_name: Any = None,
   part: Callable[[Any, int], Any] | None = None,
@@ -137,6 +140,7 @@ def scale_by_kfac_adam(
     token_averaging="expand",  # it does not act on eigenvectors
     plain=plain,
     max_factor=max_factor,
+    full_factors=full_factors,
     axis_name=axis_name,
   )
   rule = optax.scale_by_adam(b1, b2, eps)
@@ -189,6 +193,7 @@ def scale_by_shampoo(
   ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6,
   corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
   max_factor: curvature_options.MaxFactor = None,
+  full_factors: curvature_options.FullFactors = "",
   stacked: Mapping[str, int] | None = None,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
@@ -201,6 +206,7 @@ def scale_by_shampoo(
     ridge: eigenvalues get this part of the factor's largest one added.
     corrected: divides by roots of second moments in the eigenbasis, whatever `power` is.
     max_factor: a side of more rows has no basis; None is 8,192.
+    full_factors: a regular expression of the paths of parameters whose sides all have one.
     stacked: see `scale_by_soap`.
     options: keywords of `in_basis`.
 
@@ -212,7 +218,7 @@ def scale_by_shampoo(
   """
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   inner = rms if corrected else _by_eigenvalues(power, ridge)
-  return in_basis(inner, rms, gradient_source(max_factor, stacked), **options)
+  return in_basis(inner, rms, gradient_source(max_factor, full_factors, stacked), **options)
 
 
 def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationExtraArgs:

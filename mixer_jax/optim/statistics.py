@@ -134,7 +134,11 @@ def _mixed(pairs: list[tuple[Any, Any]], shapes: dict[str, tuple[int, ...]]) -> 
 
 
 def layers_of(
-  calls: Sequence[layer_calls.Call], patterns: Sequence[str], norms: str, max_factor: int
+  calls: Sequence[layer_calls.Call],
+  plain: Sequence[str],
+  norms: str,
+  max_factor: int,
+  full_factors: Sequence[str],
 ) -> dict[layer_calls.Path, Layer]:
   """The layers that get a Kronecker product or a diagonal, by path."""
   by_path: dict[layer_calls.Path, list[layer_calls.Call]] = {}
@@ -147,7 +151,7 @@ def layers_of(
       continue
     names = _parameters(view, own[0].shapes)
     full = tuple("/".join(map(str, (*path, name))) for name in names)
-    listed = [name for name in full if any(re.search(p, name) for p in patterns)]
+    listed = [name for name in full if any(re.search(p, name) for p in plain)]
     unseen = isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"
     if not names or unseen or len(listed) == len(full):
       continue
@@ -162,7 +166,8 @@ def layers_of(
         " list them in `plain` to train them with the plain gradient"
       )
     first = own[0]
-    sums = _sums_of(view, first.shapes, max_factor)
+    uncut = any(re.search(p, name) for p in full_factors for name in full)
+    sums = _sums_of(view, first.shapes, math.inf if uncut else max_factor)
     layer = Layer(tuple(own), full, sums, first.stacked)
     if isinstance(view, layer_views.ScaleAndShift):
       _check_norm(layer)
@@ -185,7 +190,7 @@ def _parameters(view, shapes) -> tuple[str, ...]:
   return (view.kernel, view.bias) if view.bias else (view.kernel,)
 
 
-def _sums_of(view, shapes, max_factor: int) -> dict[str, tuple[int, ...]]:
+def _sums_of(view, shapes, max_factor: float) -> dict[str, tuple[int, ...]]:
   """Shapes of a layer's statistics; a factor above max_factor rows is diagonal."""
   if isinstance(view, layer_views.ScaleAndShift):
     return {n: shapes[own] for n, own in (("scale", view.scale), ("bias", view.bias)) if own}

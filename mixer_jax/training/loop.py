@@ -246,7 +246,7 @@ def model_summary(run: Experiment) -> tuple[str, str]:
   line = f"{number} parameters in {len(sizes)} arrays"
   tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
   if side := optim.kfac_side(run.config.optimizer):
-    p, options = run.problem, ("norms", "plain", "max_factor")
+    p, options = run.problem, ("norms", "plain", "max_factor", "full_factors")
     chosen = {name: side[name] for name in options if side.get(name)}
     blocks = optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood, **chosen)
     kinds = collections.Counter(block.kind for block in blocks)

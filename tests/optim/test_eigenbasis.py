@@ -269,6 +269,26 @@ def test_in_coordinates_it_is_adam_to_the_bit():
     np.testing.assert_array_equal(update, wanted)
 
 
+@pytest.mark.parametrize(
+  "make",
+  [
+    optim.scale_by_soap,
+    optim.scale_by_shampoo,
+    functools.partial(optim.scale_by_kfac_adam, predict, *sequence()[0][:2]),
+  ],
+)
+def test_full_factors_have_a_basis_at_any_size(make):
+  """Each on one of two layers: that layer's updates are those without a largest size."""
+  free, cut = updates_of(make())[0], updates_of(make(max_factor=1))[0]
+  some = updates_of(make(max_factor=1, full_factors="^one/"))[0]
+  for t, update in enumerate(some):
+    jax.tree.map(np.testing.assert_array_equal, update["one"], free[t]["one"])
+    jax.tree.map(np.testing.assert_array_equal, update["two"], cut[t]["two"])
+  assert np.abs(free[-1]["one"]["kernel"] - cut[-1]["one"]["kernel"]).max() > 1e-3
+  with pytest.raises(ValueError, match="full_factors is 'three', which matches no parameter"):
+    updates_of(make(full_factors="three"))
+
+
 @pytest.mark.parametrize("refresh", ["eigh", "qr"])
 def test_moments_turn_with_the_basis(refresh):
   _, _, states = kernels(optim.scale_by_soap(b1=0.8, basis_period=5, refresh=refresh))

@@ -62,6 +62,22 @@ def test_a_wide_side_is_diagonal():
   close(updates["two"]["bias"], expected[6], rtol=1e-4)
 
 
+def test_factors_that_are_listed_are_full_at_any_size():
+  params, batch = problem()
+  grads = jax.jit(jax.grad(loss))(params, batch)
+
+  def update(**options):
+    tx = optim.scale_by_kfac(predict, params, batch, **options, **EXACT)
+    return jax.jit(tx.update)(grads, tx.init(params), params, batch=batch)[0]
+
+  cut, some = update(max_factor=5), update(max_factor=5, full_factors="^two/")
+  close(some["two"], update()["two"], rtol=1e-6)
+  close(some["one"], cut["one"], rtol=1e-6)
+  assert np.abs(some["two"]["kernel"] - cut["two"]["kernel"]).max() > 1e-3
+  blocks = optim.kfac_blocks(predict, params, batch, max_factor=5, full_factors=["^two/kernel"])
+  assert [b.diagonal for b in blocks if b.kind == "kronecker"] == [(True, True), (False, False)]
+
+
 class Subclass(nn.Dense):
   def __call__(self, x):
     return 2.0 * super().__call__(x)
