@@ -9,9 +9,9 @@
       [--config.pretrained=RUN_OR_BERT.safetensors]
       [--config.frozen_from=RUN_OR_BERT.safetensors]
 
-Fine-tuning as published (Liu et al., 2021, and BERT): 5 epochs of batches of 32, AdamW at 2e-5 for
-the large models, with warm-up and linear decay. A model that was trained from scratch, or is small,
-wants a higher rate: 1e-3 here.
+Fine-tuning as published (Liu et al., 2021, and BERT): 5 epochs of batches of 32, with warm-up and
+linear decay, AdamW at 2e-5 for models called base or large. All others, which are small or trained
+from scratch, have 1e-3.
 """
 
 from mixer_jax import config as config_lib
@@ -25,6 +25,8 @@ OPTIMIZERS = {
 
 def get_config(choice="gmlp_text_small"):
   model, optimizer = config_lib.model_and_optimizer(choice, OPTIMIZERS)
+  if model.endswith(("_base", "_large")):
+    optimizer.learning_rate = 2e-5
   config = config_lib.default("text_classification", model)
   config.batch_size = 32
   config.num_epochs = 5

@@ -33,6 +33,13 @@ def test_loads_and_survives_json(name):
     models.build(config.model.name, 10, **options.given(config.model))
 
 
+@pytest.mark.parametrize("name", ["sst2", "mnli"])
+def test_large_encoders_are_tuned_at_the_published_rate(name):
+  rate = lambda choice: load(name, choice).optimizer.learning_rate
+  assert {rate(m) for m in ("bert_base,adamw", "gmlp_text_large,adamw")} == {2e-5}
+  assert {rate(m) for m in ("gmlp_text_small,adamw", "gmlp_text_18,adamw")} == {1e-3}
+
+
 def test_resmlp_s_recipe():
   """DeiT's numbers, and those that ResMLP's paper changes."""
   config = load("resmlp_imagenet")
