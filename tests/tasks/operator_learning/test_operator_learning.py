@@ -137,6 +137,17 @@ def test_noise_is_the_same_in_every_epoch_and_batch(config):
   )
 
 
+@pytest.mark.thorough
+def test_a_killed_run_with_noise_and_averages_goes_on_bit_for_bit(config, tmp_path):
+  config.update(num_steps=12, eval_steps=6, checkpoint_steps=6, ema_decay=0.9)
+  config.normalise, config.data.noise = "pointwise", 0.1
+  children.trained(config, tmp_path / "whole")
+  stopped = children.Child(config, tmp_path / "parts", children.signal_at, (8,))
+  assert stopped.wait() == 143, stopped.err
+  children.trained(config, tmp_path / "parts")
+  children.assert_same_run(config, tmp_path / "whole", tmp_path / "parts")
+
+
 def test_the_inverse_problem_has_means_over_cells(folder):
   data = functions.FunctionData(name="files", dir=str(folder), step=2, output_step=4, inverse=True)
   data = dataclasses.replace(data, train_split="train_2d.npz", test_split="test_2d.npz")

@@ -47,6 +47,18 @@ def test_a_killed_run_goes_on_bit_for_bit(config, finished):
 
 
 @pytest.mark.thorough
+def test_two_devices_make_the_steps_of_one(config, finished, tmp_path):
+  """The centre and the teacher's entropy are those of all views, not of a device's."""
+  config = config.copy_and_resolve_references()
+  config.mesh.data = 2
+  children.trained(config, tmp_path / "two", devices=2)
+  for one, two in zip(children.rows(finished), children.rows(tmp_path / "two"), strict=True):
+    names = [name for name in one if name.startswith("train/")]
+    assert len(names) > 3
+    np.testing.assert_allclose([two[n] for n in names], [one[n] for n in names], rtol=1e-3)
+
+
+@pytest.mark.thorough
 def test_a_collapse_stops_the_run_with_a_checkpoint(config, tmp_path):
   config = config.copy_and_resolve_references()
   # Temperatures that make every distribution of the teacher uniform.
