@@ -1,4 +1,4 @@
-"""First- and second-order optimizers at equal time and equal tuning, on CIFAR-10 and CIFAR-100.
+"""First- and second-order optimizers at equal time, twelve tries each, on CIFAR-10 and CIFAR-100.
 
   python -m mixer_jax.study --study=configs/studies/frontier.py --workdir=DIR \
       --set=cifar10:data.dir=FOLDER --set=cifar100:data.dir=FOLDER --max_minutes=60
@@ -89,7 +89,7 @@ def _candidates(optimizer):
 
 def get_study():
   return study.Study(
-    title="The frontier: accuracy at equal time and equal tuning",
+    title="The frontier: accuracy at equal time, twelve tries each",
     config=config,
     axes={
       "budget": tuple(_BUDGETS),
