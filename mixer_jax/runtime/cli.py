@@ -10,6 +10,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import functools
 import logging as std_logging
 import re
+import select
+import signal
 import sys
 from typing import Callable
 
@@ -59,8 +61,12 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
       if len(argv) > 1 and not arguments:
         raise UserError(f"unknown argument {argv[1]!r}; options start with --")
       main(argv)
+      sys.stdout.flush()
     except UserError as e:
       _fail(e, e.exit_code)
+    except BrokenPipeError:
+      _end_if_unread()
+      raise
     except KeyboardInterrupt:
       print(
         "\ninterrupted; the same command with the same --workdir resumes from the last checkpoint"
@@ -123,6 +129,15 @@ def checked_config(config):
     why = _told(e)
     raise UserError(why if why.startswith("--config") else f"--config cannot be used: {why}") from e
   return config
+
+
+def _end_if_unread() -> None:
+  """Ends without a word, as the shell's own commands do, if nothing reads stdout: `| head`."""
+  pipe = select.poll()
+  pipe.register(sys.stdout, 0)
+  if any(event & select.POLLERR for _, event in pipe.poll(0)):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def _heed(hook, unraisable) -> None:

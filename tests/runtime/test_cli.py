@@ -1,5 +1,9 @@
 """The commands as a user types them: one line for a mistake."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tests.children import command
@@ -82,6 +86,15 @@ def test_the_other_commands_name_mistakes(module, args, message, tmp_path):
   args = [arg.replace("PATH", str(tmp_path)) for arg in args]
   ended = command(tmp_path / "log", module, *args)
   assert message in ended.error and ended.code in (1, 2)
+
+
+def test_a_command_whose_reader_has_gone_ends_without_a_word():
+  read, write = os.pipe()
+  os.close(read)
+  arguments = ["-m", "mixer_jax.report", "options", QUICKSTART]
+  ended = subprocess.run([sys.executable, *arguments], stdout=write, stderr=subprocess.PIPE)
+  os.close(write)
+  assert ended.returncode == 128 + 13 and not ended.stderr
 
 
 @pytest.mark.thorough
