@@ -91,8 +91,8 @@ def warm_started_bases(
       new, ordered = turn(factor, vectors)
     else:
       inside = vectors.T @ factor @ vectors
-      outside = jnp.sum(jnp.square(inside)) - jnp.sum(jnp.square(jnp.diag(inside)))
-      stale = outside > tolerance**2 * jnp.sum(jnp.square(inside))
+      outside = inside - jnp.diag(jnp.diag(inside))
+      stale = jnp.sum(jnp.square(outside)) > tolerance**2 * jnp.sum(jnp.square(inside))
       new, ordered = jax.lax.cond(stale, turn, lambda _, v: (v, v), factor, vectors)
     values = jnp.maximum(jnp.sum(new * (factor @ new), axis=0), 0.0)
     return Eigen(values, new), Eigen(values, ordered)
