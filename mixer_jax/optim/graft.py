@@ -73,7 +73,7 @@ def graft(
     if scope == "tensor":
       step = jax.tree.map(lambda d, m, n: _rescale(d, m, n, eps), d, *norms)
     else:
-      m_norm, d_norm = optax.tree.norm(m), optax.tree.norm(d)
+      m_norm, d_norm = (_norm(jnp.array(jax.tree.leaves(tree))) for tree in norms)
       step = jax.tree.map(lambda d: _rescale(d, m_norm, d_norm, eps), d)
     return step, GraftState(magnitude_state, direction_state, norms)
 
@@ -83,7 +83,7 @@ def graft(
 def _norm(x: jax.Array) -> jax.Array:
   """Euclidean norm in float32, safe from under- and overflow of the squares."""
   x = x.astype(jnp.float32)
-  peak = jnp.max(jnp.abs(x))
+  peak = jnp.max(jnp.abs(x), initial=0.0)
   return peak * jnp.sqrt(jnp.sum(jnp.square(x / jnp.where(peak > 0, peak, 1.0))))
 
 

@@ -93,12 +93,17 @@ def test_zero_and_tiny_directions_stay_finite():
   for scope in ("tensor", "global"):
     bare = optim.graft(optax.scale(2.0), identity, scope=scope, eps=0.0)
     np.testing.assert_array_equal(bare.update(jnp.zeros(3), bare.init(0.0))[0], 0.0)
-  # Squares of 1e-30 underflow in float32; the norms must not.
-  np.testing.assert_allclose(
-    optim.graft(optax.scale(2.0), identity, eps=0.0).update(jnp.full(4, 1e-30), tx.init(0.0))[0],
-    2e-30,
-    rtol=1e-5,
-  )
+    # Squares of 1e-30 underflow in float32; the norms must not.
+    np.testing.assert_allclose(bare.update(jnp.full(4, 1e-30), bare.init(0.0))[0], 2e-30, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+def test_parameters_without_elements_stay(scope):
+  params = {"none": jnp.ones((0, 5)), "w": jnp.ones(3)}
+  tx = optim.graft(optax.scale(2.0), optax.scale(-1.0), scope=scope)
+  step, _ = tx.update(params, tx.init(params))
+  np.testing.assert_allclose(step["w"], -2.0)
+  assert step["none"].shape == (0, 5)
 
 
 def test_unknown_scope_is_refused():
