@@ -36,7 +36,7 @@ Refresh = _choice("refresh", "a basis by eigh, or by a warm-started QR step")
 PreconditionDtype = _choice("precondition_dtype", "operands of the products that precondition")
 
 Damping = Annotated[float, Option("added to the curvature", TINY)]
-FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0, 0.99999999)]
+FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0, 0.9999999)]
 # Weight decay may wait for 20 factor periods.
 FactorPeriod = Annotated[int, Option("updates between renewals of the factors", 1, COUNT // 20)]
 InversePeriod = Annotated[int, Option("updates between renewals of the inverses", 1, COUNT)]
@@ -91,10 +91,10 @@ def check_combination(
     option = f"eigenvalues={eigenvalues!r}" if eigenvalues != "factors" else 'refresh="qr"'
     raise ValueError(f'{option} needs damping_type="exact"')
   known = isinstance(factor_period, int) and isinstance(inverse_period, int)
-  if eigenvalues == "examples" and known and factor_period % inverse_period == 0:
+  if eigenvalues == "examples" and known and inverse_period % factor_period:
     raise ValueError(
-      f"inverse_period is {inverse_period}; with eigenvalues='examples' it must not divide"
-      f" factor_period, {factor_period}: moments start anew with every basis"
+      f"inverse_period is {inverse_period}; with eigenvalues='examples' allowed: a multiple of"
+      f" factor_period, {factor_period}, so that each basis has second moments at once"
     )
 
 

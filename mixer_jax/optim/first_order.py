@@ -19,7 +19,7 @@ Transform = optax.GradientTransformation
 Momentum = Annotated[float, Option("decay of the momentum", 0, 0.99999)]
 Decay = Annotated[float, Option("weight decay", 0)]
 B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
-B2 = Annotated[float, Option("decay of the second moments", 0, 0.99999999)]
+B2 = Annotated[float, Option("decay of the second moments", 0, 0.9999999)]
 Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
 
 
