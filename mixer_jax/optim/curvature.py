@@ -196,22 +196,31 @@ class Curvature:
     Returns:
       `Kronecker` or `Diagonal` by name of the block, without the "gradient" ones.
     """
-    return self.estimate_in_basis(params, batch, rng)[0]
+    layers = self._statistics(params, batch, rng, {})
+    return {layer.block: layer.factors(sums, uses, self._published) for layer, sums, uses in layers}
 
-  def estimate_in_basis(
-    self, params: Params, batch: Batch, rng: Any = None, basis: dict[str, Any] | None = None
-  ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """The factors and, in the eigenvectors of `basis`, EK-FAC's second moments of examples.
+  def second_moments(
+    self, params: Params, batch: Batch, rng: Any, basis: dict[str, Any]
+  ) -> dict[str, jax.Array]:
+    """EK-FAC's second moments of examples, [..., d_in, d_out], by name of the Kronecker block.
 
-    Returns:
-      See `estimate`; and arrays [..., d_in, d_out] by name of the Kronecker block.
+    `basis` has pairs of `algebra.Eigen` by these names; `rng` is as for `estimate`.
     """
+    layers = self._statistics(params, batch, rng, basis)
+    return {
+      layer.block: layer.squares(sums, uses, self._published)
+      for layer, sums, uses in layers
+      if layer.block in basis
+    }
+
+  def _statistics(self, params, batch, rng, basis) -> list[tuple[statistics.Layer, Any, jax.Array]]:
+    """Each layer with its sums over rows, and over how many examples (of a shared one: devices)."""
     weights, counts = self._weights(params, batch)
     size = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0].shape[0]
-    vectors = lambda layer: (basis or {}).get(layer.block)  # those of Kronecker blocks
     rows = self._rows(params, batch)
     companions = {
-      path: layer.companions(rows, vectors(layer), size) for path, layer in self._layers.items()
+      path: layer.companions(rows, basis.get(layer.block), size)
+      for path, layer in self._layers.items()
     }
     companions = axes.varying(companions, self._axis_name)
     if rows is not None:
@@ -223,19 +232,10 @@ class Curvature:
     sums = self._sums(outputs, targets, pullback, scales, rng)
     if self._axis_name is not None:
       sums = jax.lax.psum(sums, self._axis_name)
-    layers = [(layer, sums[path]) for path, layer in self._layers.items()]
     # The rows of a shared layer are those of one example on each device.
     devices = 1.0 if self._axis_name is None else jax.lax.psum(1.0, self._axis_name)
     uses = lambda layer: devices if layer.shared else examples
-    factors = {
-      layer.block: layer.factors(own, uses(layer), self._published) for layer, own in layers
-    }
-    squares = {
-      layer.block: layer.squares(own, uses(layer), self._published)
-      for layer, own in layers
-      if vectors(layer)
-    }
-    return factors, squares
+    return [(layer, sums[path], uses(layer)) for path, layer in self._layers.items()]
 
   def _answer(self, params: Params, batch: Batch) -> tuple[Any, Any]:
     answer = self._predict(params, batch)

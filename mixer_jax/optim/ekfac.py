@@ -2,15 +2,16 @@
 
 George et al., 2018, https://arxiv.org/abs/1806.03884. In the eigenbasis of A (x) G the diagonal
 of the Fisher matrix is the second moment of each element of an example's gradient; the product
-of eigenvalues is that under K-FAC's independence. Whenever a basis is renewed, the second
-moments start from these products, as in the authors' code; then they are averaged
+of eigenvalues is that under K-FAC's independence. The second moments are averages of
 
-  "batch"     in every update: (U_A^T V U_G)^2 of the batch's gradient V, times the number of
-              rows of outputs (examples, or their tokens), since a mean over rows has so much
-              less variance; the gradient must be that of the batch, not clipped or accumulated;
-  "examples"  in every renewal of the factors: the mean over examples of the squares of each one's
-              gradient, labels drawn as for the factors. The rows of a layer must have the examples
-              in front. Uses of a layer count apart, and the words of an embedding.
+  "batch"     every update's (U_A^T V U_G)^2 of the batch's gradient V, times the number of rows of
+              outputs (examples, or their tokens), since a mean over rows has so much less variance.
+              Whenever a basis is renewed, they start from the products of eigenvalues, as in the
+              authors' code. The gradient must be that of the batch, not clipped or accumulated;
+  "examples"  the estimates in every renewal of the factors: the mean over examples of the squares
+              of each one's gradient, labels drawn as for the factors. They start from the first in
+              their basis. The rows of a layer must have the examples in front, but where a layer
+              is mapped over them. Uses of a layer count apart, and the words of an embedding.
 
 With token_averaging="published" both are multiplied by the number of tokens, as A (x) G is: by
 that of the example batch in "batch".
@@ -19,15 +20,23 @@ that of the example batch in "batch".
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mixer_jax.optim import algebra
 from mixer_jax.optim.block_trees import from_matrix, to_matrix
 from mixer_jax.optim.curvature_blocks import Block
 
 
-def averaged(old: dict[str, jax.Array], fresh: dict[str, jax.Array], decay: Any) -> dict[str, Any]:
-  """The averages after one more estimate; a name that the estimate lacks keeps its average."""
-  mix = lambda name: decay * old[name] + (1.0 - decay) * fresh[name]
+def averaged(
+  old: dict[str, jax.Array], fresh: dict[str, jax.Array], age: jax.Array, decay: Any
+) -> dict[str, jax.Array]:
+  """The averages after one more estimate, each weighted by decay^its age; of one it is this one.
+
+  A name that the estimate lacks keeps its average; `age` is the number of estimates before.
+  """
+  decay = jnp.float32(decay)
+  total = jnp.where(decay == 1.0, age + 1.0, (1.0 - decay ** (age + 1)) / (1.0 - decay))
+  mix = lambda name: old[name] + (fresh[name] - old[name]) / total
   return {name: mix(name) if name in fresh else moments for name, moments in old.items()}
 
 

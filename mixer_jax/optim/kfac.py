@@ -131,7 +131,8 @@ def scale_by_kfac(
     eigenvalues: "factors" takes the products of the eigenvalues of A and G; "batch" and
       "examples" replace them by averages of the squared gradients, of a batch or of each
       example, in the eigenbasis (George et al., 2018, https://arxiv.org/abs/1806.03884).
-    moment_decay: of the averages of these second moments.
+    moment_decay: of the averages of these second moments, per update ("batch", which starts each
+      basis from the products) or per renewal of the factors ("examples"; 1 is their mean).
     factor_fraction: of the batch whose examples the factors are estimated from: every n-th.
     precondition_dtype: of the operands of the products that precondition, "float32" or
       "bfloat16"; sums, factors and inverses stay float32. NVIDIA GPUs round float32 operands to
@@ -188,14 +189,12 @@ def scale_by_kfac(
     lam = extra.get("damping", damping)
     lam = lam(state.count) if callable(lam) else lam
     fraction = some_of(batch, factor_fraction, part)
-    basis = state.inverses if eigenvalues == "examples" else None
 
     def renewed_factors():
-      estimate = axes.automatic(curvature.estimate_in_basis, (whole, fraction))
-      fresh, squares = estimate(whole, fraction, rng, basis)
+      estimate = axes.automatic(curvature.estimate, (whole, fraction))
       renewals = state.count // factor_period
-      factors = averaged(state.factors, fresh, renewals, factor_decay, identity_start)
-      return factors, ekfac.averaged(state.second_moments, squares, moment_decay)
+      fresh = estimate(whole, fraction, rng)
+      return averaged(state.factors, fresh, renewals, factor_decay, identity_start)
 
     def renewed_inverses():
       matrices = {name: factors[name] for name in state.inverses}
@@ -205,16 +204,21 @@ def scale_by_kfac(
         inverses = algebra.factored_inverses(matrices, lam, mesh)
       else:
         inverses = anew() if refresh == "eigh" else jax.lax.cond(state.count == 0, anew, warm)
-      return inverses, {name: algebra.eigenvalues(inverses[name]) for name in moments}
+      return inverses, {name: algebra.eigenvalues(inverses[name]) for name in state.second_moments}
 
-    factors, moments = jax.lax.cond(
-      state.count % factor_period == 0,
-      renewed_factors,
-      lambda: (state.factors, state.second_moments),
-    )
+    def renewed_moments():
+      estimate = axes.automatic(curvature.second_moments, (whole, fraction, inverses))
+      age = state.count % inverse_period // factor_period
+      return ekfac.averaged(moments, estimate(whole, fraction, rng, inverses), age, moment_decay)
+
+    kept = state.inverses, state.second_moments
+    due = state.count % factor_period == 0
+    factors = jax.lax.cond(due, renewed_factors, lambda: state.factors)
     inverses, moments = jax.lax.cond(
-      state.count % inverse_period == 0, renewed_inverses, lambda: (state.inverses, moments)
+      state.count % inverse_period == 0, renewed_inverses, lambda: kept
     )
+    if eigenvalues == "examples":
+      moments = jax.lax.cond(due, renewed_moments, lambda: moments)
     gradients, directions = by_path(updates), {}
     scales = curvature.scales(whole, batch) if eigenvalues == "batch" else {}
     for block in curvature.blocks:

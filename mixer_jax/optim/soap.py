@@ -37,7 +37,7 @@ def scale_by_soap(
   refresh: curvature_options.Refresh = "qr",
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-  """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors'.
+  """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors' but for max_factor.
 
   The first update is zero and makes the first basis. A later one is made in the basis of the
   gradients before it, as by the authors. The options are those of `in_basis`. An array of more

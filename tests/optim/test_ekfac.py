@@ -68,7 +68,7 @@ def test_second_moments_of_examples_are_those_of_their_gradients(model):
     ]
     sizes = [jnp.ones((*b.stacked, d)) for d in b.factor_sizes]
     basis[b.name] = tuple(map(algebra.Eigen, sizes, turns))
-  _, found = jax.jit(curvature.estimate_in_basis)(params, batch, None, basis)
+  found = jax.jit(curvature.second_moments)(params, batch, None, basis)
   each = jax.vmap(jax.grad(loss), (None, 0, 0))(params, batch["x"][:4], batch["y"][:4])
   assert set(found) == set(basis)
   for b in curvature.blocks:
@@ -100,7 +100,7 @@ def test_both_second_moments_have_the_scale_of_the_loss_s_rows():
   options = dict(estimation="exact", token_averaging="expand")
   curvature = optim.factors.curvature_of(predict, params, x, **options)
   same = tuple(algebra.Eigen(jnp.ones(d), jnp.eye(d)) for d in (2, 3))
-  _, found = curvature.estimate_in_basis(params, x, None, {"head": same})
+  found = curvature.second_moments(params, x, None, {"head": same})
   scaled = curvature.scales(params, x)["head"] * of_gradient
   np.testing.assert_allclose(found["head"], scaled, rtol=1e-5)
 
