@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import logging
 from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
 
 import flax.linen as nn
@@ -114,11 +115,13 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
 def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
   """How many leading axes of a parameter, by path, count layers of `nn.scan` or `nn.vmap`.
 
-  Parameters without such axes are left out, as are all of a model that cannot be traced so.
+  Parameters without such axes are left out. Of a model that cannot be traced so all are, and a
+  warning says it.
   """
   try:
     found = [call for call in calls(predict, params, batch) if call.stacked]
-  except ValueError:
+  except ValueError as e:
+    logging.getLogger(__name__).warning("stacks of layers are taken for single matrices: %s", e)
     return {}
   return {"/".join(map(str, (*c.path, name))): len(c.stacked) for c in found for name in c.shapes}
 

@@ -139,12 +139,14 @@ def test_each_mode_is_a_matrix_of_its_own(optimizer, grid):
   assert np.all(np.sqrt(np.mean(np.square(found), axis=(1, 2))) > 1e-3)
 
 
-def test_stacks_of_layers_are_found_by_their_names():
+def test_stacks_of_layers_are_found_by_their_names(caplog):
   predict, init, batch = problem("fno_2d")
   params = jax.eval_shape(init)
   found = optim.stacked_axes(predict, params, batch)
   assert [(path.rpartition("modes")[2], n) for path, n in found.items()] == [("/kernel", 1)]
-  assert (
-    optim.stacked_axes(lambda p, b: b["x"] @ p["w"], {"w": np.ones((2, 3))}, {"x": np.ones((4, 2))})
-    == {}
-  )
+  params, batch = {"w": np.ones((2, 3))}, {"x": np.ones((4, 2))}
+  assert optim.stacked_axes(lambda p, b: b["x"] @ p["w"], params, batch) == {}
+  assert not caplog.text
+  whole = lambda p, b: b["x"] @ np.ones((1, 1)) @ p.pop("w") * len(p)  # fails with more beside "w"
+  assert optim.stacked_axes(whole, params, batch) == {}
+  assert "stacks of layers are taken for single matrices" in caplog.text
