@@ -2,9 +2,11 @@
 
 import contextlib
 import difflib
+import importlib
 import logging
 import os
 import pathlib
+import pkgutil
 import re
 import threading
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -15,6 +17,7 @@ from mixer_jax.errors import UserError, reason, told
 from mixer_jax.runtime.imports import without
 
 _PROBE_SECONDS = 10  # for all hosts together
+_NO_SETS = ("core", "proto", "scripts", "testing")
 
 
 def find(
@@ -104,6 +107,7 @@ def _dataset(name: str) -> str:
 
 
 def _prepare(tfds: Any, name: str, root: pathlib.Path, check: Callable, others: Sequence[str]):
+  _import_groups(tfds)
   known, dataset = tfds.list_builders(with_community_datasets=False), _dataset(name)
   if dataset not in known:
     close = ", ".join(difflib.get_close_matches(dataset, known)) or known[0]
@@ -124,12 +128,24 @@ def _prepare(tfds: Any, name: str, root: pathlib.Path, check: Callable, others: 
   except Exception as error:
     problem = reason(error)
   made = f"tfds.builder('{name}', data_dir='{root}', file_format='array_record')"
-  command = f'python -c "import tensorflow_datasets as tfds; {made}.download_and_prepare()"'
+  # Without its group's import a set is known there only where TFDS could import all groups.
+  group = ".".join(tfds.builder_cls(dataset).__module__.split(".")[:2])
+  command = (
+    f'python -c "import {group}, tensorflow_datasets as tfds; {made}.download_and_prepare()"'
+  )
   instead = f" ; without any files: --config.data.name={others[0]}" if others else ""
   raise UserError(
     f"data.name={name}: not found in {root / dataset} and cannot be downloaded ({problem});"
     f" prepare it where there is a network and set data.dir: {command}{instead}"
   )
+
+
+def _import_groups(tfds: Any) -> None:
+  """Imports each group of sets apart: TFDS stops at the first one that lacks a package, as h5py."""
+  for found in pkgutil.iter_modules(tfds.__path__):
+    if found.ispkg and found.name not in _NO_SETS:
+      with contextlib.suppress(ImportError):
+        importlib.import_module(f"{tfds.__name__}.{found.name}")
 
 
 def _unreachable(urls: list[str]) -> str:

@@ -129,6 +129,22 @@ def test_unprepared_set_fails_within_15_seconds(tmp_path, connections):
     assert part in line
 
 
+@pytest.mark.parametrize(
+  "name, group",
+  [("glue/sst2", "text"), ("c4/realnewslike", "text"), ("wmt14_translate/de-en", "translate")],
+)
+def test_sets_of_text_are_known_by_name(name, group, tmp_path, monkeypatch):
+  """TFDS itself knows none of them where h5py is missing."""
+  monkeypatch.setattr(tfds_source, "_unreachable", lambda urls: "no network")
+  seen = []
+  with pytest.raises(UserError) as told:
+    tfds_source.find(name, str(tmp_path), lambda features: seen.append(dict(features)))
+  line = str(told.value)
+  assert f"data.name={name}: not found in {tmp_path}" in line and "(no network)" in line
+  assert f'python -c "import tensorflow_datasets.{group}, tensorflow_datasets as tfds;' in line
+  assert {"sst2": "sentence", "realnewslike": "text", "de-en": "de"}[name.split("/")[1]] in seen[0]
+
+
 def test_a_silent_host_is_given_up(monkeypatch):
   monkeypatch.setattr(tfds_source, "_PROBE_SECONDS", 0.2)
   monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(5))
