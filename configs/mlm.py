@@ -12,6 +12,9 @@ steps, a linear decay, weight decay 0.01, 125,000 batches of 2,048 sequences of 
       --config.schedule.warmup_epochs=0 --config.schedule.warmup_steps=10000 \
       --config.optimizer.eps=1e-6 --config.data.name=c4/realnewslike \
       --config.data.test_split=validation --config.data.vocabulary=vocab.txt
+
+One accelerator takes such a batch in parts: --config.accum_steps=16 --config.model.remat=True
+--config.model.dtype=bfloat16.
 """
 
 from mixer_jax import config as config_lib

@@ -11,7 +11,7 @@
 
 Fine-tuning as published (Liu et al., 2021, and BERT): 5 epochs of batches of 32, with warm-up and
 linear decay, AdamW at 2e-5 for models called base or large. All others, which are small or trained
-from scratch, have 1e-3.
+from scratch, have 1e-3; --config.optimizer.learning_rate=2e-5 fine-tunes a large one of them.
 """
 
 from mixer_jax import config as config_lib

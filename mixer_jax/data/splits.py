@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 # Names of files and folders start with a letter, digit or "_": ".." is no split.
 _PART = re.compile(
-  r"(?P<base>\w[\w.-]*(/\w[\w.-]*)*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?"
+  r"(?P<base>\w[\w. -]*(?<! )(/\w[\w. -]*(?<! ))*)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?"
 )
 # Base splits and rows of them.
 Parts = Sequence[tuple[str, range]]

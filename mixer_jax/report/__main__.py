@@ -59,7 +59,7 @@ def _augment(_: list[str]) -> None:
 
 def _save(drawn: Mapping[str, Any], task: tasks.Task, out: pathlib.Path) -> None:
   if not drawn:
-    raise UserError(f"task {type(task).__name__} has no pictures")
+    raise UserError(f"task {type(task).__name__} has no pictures of this model")
   out.mkdir(parents=True, exist_ok=True)
   for name, figure in drawn.items():
     print(figures.save(figure, out / f"{name}.png"))

@@ -1,6 +1,7 @@
 """Documents, as strings, of a file, of a folder that may be larger than memory, or of TFDS."""
 
 import functools
+import logging
 import pathlib
 from typing import Any, Iterator, Protocol, Sequence
 
@@ -8,6 +9,8 @@ from mixer_jax.data import cache, tfds_source
 from mixer_jax.errors import UserError, told
 from mixer_jax.runtime.imports import without
 from mixer_jax.text import tables
+
+_LOG = logging.getLogger(__name__)
 
 
 class Documents(Protocol):
@@ -51,13 +54,19 @@ class _Files:
     self._paths = files(path)
 
   def __iter__(self) -> Iterator[str]:
+    empty = []
     for path in self._paths:
-      empty = True
+      found = False
       for text in self._read(path):
-        empty = False
+        found = True
         yield text
-      if empty:
-        raise UserError(f"{path}: is empty; it needs at least one document")
+      if not found:
+        empty.append(path)
+    if len(empty) == len(self._paths):
+      raise UserError(f"{empty[0]}: is empty; it needs at least one document")
+    if empty:
+      number = f"{len(empty):,} of {len(self._paths):,}"
+      _LOG.warning("%s: %s files are empty, such as %s", self.source, number, empty[0])
 
   def fingerprint(self) -> str:
     with told(f"{self.source}: cannot be read", OSError):

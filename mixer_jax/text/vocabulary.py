@@ -32,7 +32,7 @@ class Vocabulary:
     if not self.words:
       raise UserError(f"{source}: is empty; a vocabulary has one entry a line")
     for i, word in enumerate(self.words):
-      if not word.strip():
+      if not word.strip(" \t\r"):  # other spaces are entries of BERT's Chinese vocabulary
         raise UserError(f"{source}: line {i + 1} is empty; a vocabulary has one entry a line")
       if (first := self._ids.setdefault(word, i)) != i:
         raise UserError(

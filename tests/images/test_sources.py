@@ -83,6 +83,14 @@ def test_bad_split_strings(tmp_path, root, spec, message):
   assert message in error(_config(tmp_path, test_split=spec))
 
 
+def test_names_of_files_may_have_spaces_inside():
+  spec = "my texts/part 1.txt[:50%]+b.txt"
+  assert splits.base_names(spec, "f") == ["my texts/part 1.txt", "b.txt"]
+  for bad in ("my texts /a.txt", "a [:5]", "a/ b"):
+    with pytest.raises(UserError, match="not a split"):
+      splits.base_names(bad, "f")
+
+
 def test_percent_bounds_by_hand():
   base = base_split.Base(np.arange(7)[:, None], np.arange(7), shuffled=True)
   for spec, expected in (("a[:50%]", 4), ("a[50%:]", 3), ("a[-10%:]", 1), ("a[1:3]", 2), ("a", 7)):

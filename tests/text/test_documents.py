@@ -136,9 +136,13 @@ def test_bad_tables_are_a_line(name, content, expected, tmp_path):
   assert line.startswith(f"{path}: ") and expected in line
 
 
-def test_bad_documents_are_a_line(tmp_path):
+def test_bad_documents_are_a_line(tmp_path, caplog):
   (tmp_path / "a.txt").write_text(" \n\n")
   assert "a.txt: is empty; it needs" in _error(list, documents(str(tmp_path / "a.txt")))
+  assert "a.txt: is empty; it needs" in _error(list, documents(str(tmp_path)))
+  (tmp_path / "b.txt").write_text("a film\n")
+  assert list(documents(str(tmp_path))) == ["a film"]
+  assert f"{tmp_path}: 1 of 2 files are empty, such as {tmp_path}/a.txt" in caplog.text
   assert "no such file or folder" in _error(documents, str(tmp_path / "none"))
   assert "no such file or folder" in _error(documents, "none.txt")
   assert "no such file or folder" in _error(documents, "")

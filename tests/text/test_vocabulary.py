@@ -171,6 +171,13 @@ def test_bad_vocabularies_are_a_line(content, expected, tmp_path):
   assert line.startswith(f"{path}: ") and expected in line
 
 
+def test_spaces_of_other_kinds_may_be_entries(tmp_path):
+  """As in the vocabulary of bert-base-chinese."""
+  words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2028", "\u3000", "a"]
+  (tmp_path / "vocab.txt").write_bytes("\n".join(words).encode())
+  assert Vocabulary.read(tmp_path / "vocab.txt").words == words
+
+
 def test_a_missing_vocabulary_is_a_line(tmp_path):
   line = _error(Vocabulary.read, tmp_path / "none.txt")
   assert line == f"{tmp_path}/none.txt: vocabulary cannot be read: No such file or directory"

@@ -38,6 +38,7 @@ def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
     packed = sequences.pack(found, vocabulary, data.max_length, data.packing, data.cache_dir)
     if line := packed.told(data.max_length):
       _LOG.warning("%s: %s", path, line)
+    text_data.tell_unknown(packed.arrays, vocabulary, path)
     return packed.arrays
 
   return text_data.load(data, read, shuffled=False)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import pathlib
 from typing import Annotated, Any, Callable, ClassVar, Mapping
 
@@ -18,6 +19,8 @@ from mixer_jax.text.vocabulary import Vocabulary
 
 OWN = ("train", "test", "validation")  # splits that have their own fields
 OTHERS = ("sample", "files")  # names of data beside those of TFDS
+_LOG = logging.getLogger(__name__)
+_MANY_UNKNOWN = 0.1  # of all tokens
 _VOCABULARY = "WordPiece file such as BERT's vocab.txt; \"\": the sample's or that of `pretrained`"
 _SPLIT = 'file or folder below dir, or TFDS split; maybe a part: "train.tsv[:90%]"'
 
@@ -125,6 +128,18 @@ def load(
     row = np.arange(len(next(iter(arrays.values()))), dtype=np.int32)
     found[name] = Arrays({**arrays, "row": row})
   return found
+
+
+def tell_unknown(
+  arrays: Mapping[str, np.ndarray], vocabulary: Vocabulary, where: str, number: int = 10_000
+) -> None:
+  """Warns if many tokens of the first `number` sequences are no entries of a vocabulary."""
+  ids, length = arrays["ids"][:number], arrays["length"][:number]
+  real = np.arange(ids.shape[1]) < length[:, None]
+  share = np.count_nonzero(real & (ids == vocabulary.unk)) / max(np.count_nonzero(real), 1)
+  if share > _MANY_UNKNOWN:
+    line = "%s: %.0f%% of the tokens are [UNK], so the model cannot tell them apart; does"
+    _LOG.warning(f"{line} data.vocabulary fit the text?", where, 100 * share)
 
 
 def _rows(arrays: Mapping[str, np.ndarray], rows: range, shuffled: bool) -> dict[str, np.ndarray]:

@@ -52,6 +52,7 @@ def load(data: LabelledText, vocabulary: Vocabulary) -> Loaded:
     found, length = rows(base), data.max_length
     tokens, cut = sequences.pairs(found.texts, found.pairs, vocabulary, length)
     tell_cut(cut, len(found.texts), path_of(base), length)
+    text_data.tell_unknown(tokens, vocabulary, path_of(base))
     return {**tokens, "label": _numbers(found, classes)}
 
   arrays = text_data.load(data, read, shuffled=True)
@@ -76,7 +77,7 @@ def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, .
   if len(classes) < 2:
     raise UserError(f"{where} has only the label {classes[0]!r}; allowed: two or more")
   if scores := _fractions(classes):
-    why = "classes, for values are not learned"
+    why = "whole numbers or words, for values are not learned"
     raise UserError(f"{where} has numbers such as {scores[0]}; allowed: {why}")
   if len(classes) == len(labels) >= _SEVERAL:
     number = f"{len(labels):,} labels in {len(labels):,} rows"
@@ -85,7 +86,7 @@ def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, .
 
 
 def _fractions(classes: Sequence[str]) -> list[str]:
-  """The labels that are no whole numbers, if all are numbers."""
+  """The labels that are no whole numbers, "nan" among them, if all are numbers."""
   try:
     return [label for label in classes if float(label) % 1]
   except ValueError:

@@ -202,11 +202,15 @@ class TextClassification(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The class of each sentence; of a pair the two sentences are apart by a tab."""
+    if isinstance(inputs, str):
+      raise UserError(f"the inputs are the text {inputs!r}; allowed: a list of sentences")
+    if not inputs:
+      return
     pairs = [sentence.split("\t") for sentence in inputs]
     for sentence, parts in zip(inputs, pairs):
       if len(parts) != (2 if self._segments else 1) or not all(part.strip() for part in parts):
         allowed = (
-          "two sentences with a tab between" if self._segments else "a sentence without a tab"
+          "two sentences with a tab between" if self._segments else "a sentence, without a tab"
         )
         raise UserError(f"the input {sentence!r}; allowed: {allowed}")
     texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]

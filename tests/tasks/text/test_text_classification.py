@@ -231,6 +231,24 @@ def test_cut_sentences_are_counted_and_said(config, caplog):
   assert "of 75 examples are longer than data.max_length, 6 tokens" in caplog.text
 
 
+def test_words_that_the_vocabulary_lacks_are_told(config, tmp_path, caplog):
+  experiment.build(config)
+  assert "[UNK]" not in caplog.text
+  rows = [f"{i % 2}\tgut gemacht good" for i in range(64)]
+  (tmp_path / "other.tsv").write_text("\n".join(["label\tsentence", *rows]) + "\n")
+  config.data.dir = str(tmp_path)
+  config.data.update(train_split="other.tsv[:40]", test_split="other.tsv[40:]")
+  experiment.build(config)
+  assert "other.tsv: 40% of the tokens are [UNK]" in caplog.text  # of [CLS] gut gemacht good [SEP]
+
+
+def test_answers_take_a_list_of_sentences(config):
+  task = experiment.build(config).task
+  assert not list(task.answer({}, []))
+  with pytest.raises(UserError, match="the inputs are the text 'good'; allowed: a list"):
+    list(task.answer({}, "good"))
+
+
 def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path):
   """GLUE's F1 is that of the second class: of 1 where the other is -1."""
   labels = ["10", "1.5", "-1", "2", "more", "1"] * 2
