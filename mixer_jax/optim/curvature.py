@@ -253,8 +253,16 @@ class Curvature:
     return examples if self._axis_name is None else jax.lax.psum(examples, self._axis_name)
 
   def scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    """Factors that make squares of the batch's gradient second moments, by Kronecker block."""
-    first = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0].shape[:-1]
+    """Factors that make squares of the batch's gradient second moments, by Kronecker block.
+
+    A ValueError if the outputs are several with different rows: each layer may see other ones.
+    """
+    outputs = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))
+    first, *others = {y.shape[:-1]: None for y in outputs}
+    if others:
+      raise ValueError(
+        f'eigenvalues="batch" needs outputs of equally many rows; they have {first} and {others[0]}'
+      )
     counts = self._weights(params, batch)[1]
     if counts is None:
       counts = jnp.ones(first, jnp.float32)

@@ -120,6 +120,23 @@ def test_rows_without_the_examples_in_front_are_refused():
     tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
 
 
+def test_second_moments_of_batches_need_equal_rows_of_all_outputs():
+  """A loss of each token beside one of each example: a batch's squares have no single scale."""
+  x = jnp.ones((4, 5, 2))
+  params = jax.jit(Tagger().init)(jax.random.key(0), x)["params"]
+
+  def both(params, x):
+    y = Tagger().apply({"params": params}, x)
+    return {"tokens": y, "whole": y.mean(axis=1)}
+
+  options = dict(likelihood=dict.fromkeys(("tokens", "whole"), "categorical"), eigenvalues="batch")
+  tx = optim.scale_by_kfac(both, params, x, **options)
+  with pytest.raises(
+    ValueError, match=r"outputs of equally many rows; they have \(4, 5\) and \(4,\)"
+  ):
+    tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
+
+
 @pytest.mark.thorough
 def test_factors_of_a_part_of_the_batch():
   params, batch, grads = sequence()[0]
