@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import family, operator_model, spectral
+from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option
 
 _PADDING = "points of zeros after the last of each axis, on the training grid"
@@ -46,6 +47,12 @@ class Fno(operator_model.Operator, kw_only=True):
     x = self.dense(self.hidden_dim, operator_model.with_positions(values, positions), "stem")
     more = [(0, round(self.padding * n / own)) for n, own in zip(grid, self.grid)]
     x = jnp.pad(x, [(0, 0), *more, (0, 0)])
+    if spectral.too_small(padded := x.shape[1:-1], self.modes) and padded != grid:
+      least = shown(spectral.smallest_grid(self.modes, len(grid)))
+      raise ValueError(
+        f"{shown(grid)} points, {shown(padded)} with padding, are too few for {self.modes} modes;"
+        f" allowed: {least} or more with padding"
+      )
     start = _uniform(self.hidden_dim**-2)
     for i in range(self.num_blocks):
       last = i == self.num_blocks - 1

@@ -287,6 +287,7 @@ def test_mistakes_are_named(name, fields, message):
   [
     ("mixer_operator", (1, 8, 1), (8, 1), "trained on 10 points, called with 8; allowed: 10"),
     ("fno_1d", (1, 5, 1), (5, 1), "5 points are too few for 4 modes; allowed: 6 or more"),
+    ("fno_2d", (1, 4, 4, 1), (4, 4, 2), "4x4 points, 5x5 with padding, are too few for 3 modes"),
     ("galerkin_1d", (1, 13), (13, 1), r"values are \(1, 13\); allowed: a batch, 1 axes, 1"),
     ("galerkin_1d", (1, 13, 1), (12, 1), r"positions are \(12, 1\); allowed: \(13, 1\)"),
   ],
