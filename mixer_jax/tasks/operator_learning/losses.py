@@ -3,18 +3,20 @@
 import jax
 import jax.numpy as jnp
 
-_LEAST = 1e-36  # added to mean squares; functions are not 0, whatever their unit
+_LEAST = 1e-36  # added to mean squares of functions in units of about their largest value
 # All slopes of a function may be 0: added to theirs is this share of its mean square.
 _LEAST_SLOPES = 1e-10
 
 
 def relative_l2(errors: jax.Array, targets: jax.Array) -> jax.Array:
   """|e| / |u| of each function, [batch], by root mean squares; e and u are [batch, *grid]."""
+  errors, targets = (x * _unit(targets) for x in (errors, targets))
   return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets)))
 
 
 def relative_h1(errors: jax.Array, targets: jax.Array, periodic: bool) -> jax.Array:
   """|grad e| / |grad u| of each function, [batch], by central differences."""
+  errors, targets = (x * _unit(targets) for x in (errors, targets))
   wrong, right = (sum(map(_mean_square, slopes(x, periodic))) for x in (errors, targets))
   return jnp.sqrt(_ratio(wrong, right + _LEAST_SLOPES * _mean_square(targets)))
 
@@ -34,7 +36,18 @@ def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
 
 def scales(targets: jax.Array) -> jax.Array:
   """1 / |u| of each function, [batch], which makes its error relative."""
-  return jax.lax.rsqrt(_mean_square(targets) + _LEAST)
+  unit = _unit(targets)
+  return unit.reshape(len(unit)) * jax.lax.rsqrt(_mean_square(unit * targets) + _LEAST)
+
+
+def _unit(targets: jax.Array) -> jax.Array:
+  """A power of two for each function, [batch, 1, ...], that brings its largest value to 1/2 or more.
+
+  Squares of values of any unit are finite then, and no digit changes.
+  """
+  peak = jnp.max(jnp.abs(targets), axis=tuple(range(1, targets.ndim)), keepdims=True)
+  exponent = jnp.clip(jnp.frexp(jax.lax.stop_gradient(peak))[1], -126, 126)
+  return jnp.ldexp(jnp.ones_like(peak), -exponent)
 
 
 def _mean_square(x: jax.Array) -> jax.Array:
