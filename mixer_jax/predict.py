@@ -2,16 +2,18 @@
 
 python -m mixer_jax.predict --workdir=DIR cat.jpg dog.png       # a JSON object a line
 python -m mixer_jax.predict --workdir=DIR --inputs=FILE         # likewise, an input a line; -: stdin
+python -m mixer_jax.predict --workdir=DIR --out=answers.npz functions.npz   # arrays, not JSON
 python -m mixer_jax.predict --workdir=DIR --split=test --out=predictions.npz
 python -m mixer_jax.predict --workdir=DIR --split=test --out=translations.txt   # of texts
 
 --set=FIELD=VALUE changes a field of the config on which training does not depend, such as `beams`.
 """
 
+import collections
 import json
 import pathlib
 import sys
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from absl import flags
 import jax
@@ -19,9 +21,8 @@ import numpy as np
 
 from mixer_jax.errors import UserError, told
 from mixer_jax.experiment import Experiment
-from mixer_jax.rundir import directory, provenance
 from mixer_jax.runtime import cli
-from mixer_jax.tasks import Prediction, Task
+from mixer_jax.tasks import Prediction
 from mixer_jax.training.evaluator import each_batch
 from mixer_jax.training.restore import restore, without_data
 
@@ -59,14 +60,28 @@ def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
     print(f"{path}: {len(lines):,} {name}")
 
 
-def know_classes(task: Task, path: str) -> None:
-  """Gives a task the names of its classes from the record of its run, for answers without data.
+def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
+  """Writes the numbers and texts of answers to inputs, an array [inputs, ...] for each part."""
+  if not out.endswith(".npz"):
+    raise UserError(f"--out is {out!r}; answers to inputs are saved as .npz")
+  parts = collections.defaultdict(list)
+  for answer in answers:
+    for name, part in answer.items():
+      if not isinstance(part, Mapping):
+        parts[name].append(np.asarray(part, np.float32 if isinstance(part, list) else None))
+  for name, found in parts.items():
+    if len(shapes := {x.shape for x in found}) > 1:
+      one, other, *_ = map(list, shapes)
+      raise UserError(
+        f"--out takes answers of one shape; {name} is {one} and {other}: leave it out"
+      )
+  _save(out, {name: np.stack(found) for name, found in parts.items()})
 
-  A task whose `class_names` cannot be set reads its data for them.
-  """
-  names = provenance.class_names(directory.existing(path))
-  if names and not isinstance(getattr(type(task), "class_names", None), property):
-    task.class_names = names
+
+def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
+  with told(f"{out}: cannot be written", OSError):
+    np.savez(out, **arrays)
+  print(f"{out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in arrays.items()))
 
 
 def _lines(path: str) -> list[str]:
@@ -80,15 +95,18 @@ def _lines(path: str) -> list[str]:
 def main(argv: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
   inputs = argv[1:] + (_lines(options.inputs) if options.inputs else [])
-  if bool(inputs) == bool(options.out):
+  if not inputs and not options.out:
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
   if options.out and not options.out.endswith((".npz", ".txt")):
     raise UserError(f"--out is {options.out!r}; predictions are saved as .npz, texts as .txt")
   chosen = path, options.checkpoint, options.data_dir, options.set
   if inputs:
     task, variables = without_data(*chosen)
-    know_classes(task, path)
-    for answer in task.answer(jax.device_put(variables), inputs):
+    answers = task.answer(jax.device_put(variables), inputs)
+    if options.out:
+      _write_answers(answers, options.out)
+      return
+    for answer in answers:
       print(json.dumps(answer, ensure_ascii=False), flush=True)
     return
   run, variables, _ = restore(*chosen)
@@ -97,10 +115,7 @@ def main(argv: list[str]) -> None:
   if options.out.endswith(".txt"):
     _write_texts(run.task.texts(variables, run.datasets[options.split]), options.out)
     return
-  found = arrays(run, variables, options.split)
-  with told(f"{options.out}: cannot be written", OSError):
-    np.savez(options.out, **found)
-  print(f"{options.out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in found.items()))
+  _save(options.out, arrays(run, variables, options.split))
 
 
 if __name__ == "__main__":

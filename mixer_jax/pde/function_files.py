@@ -15,14 +15,14 @@ from mixer_jax.pde.functions import Functions
 # Arrays of inputs and outputs as Li et al. name them, by the dimensions of the grid.
 NAMES = {1: ("a", "u"), 2: ("coeff", "sol")}
 _NAMED = 10  # arrays of the file, in a message
-_FUNCTIONS = "inputs and outputs are [functions, points] or [functions, side, side]"
+_FUNCTIONS = "inputs and outputs are [functions, points] or [functions, points, points]"
 
 
 def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
   """Reads pairs of functions; `inputs` and `outputs` name the arrays if Li et al. do not.
 
   Without names they are `a` and `u` [functions, points], taken for periodic, or `coeff` and `sol`
-  [functions, side, side], taken for a grid with its boundary. Other numbers than float32 and
+  [functions, points, points], taken for a grid with its boundary. Other numbers than float32 and
   float64 become float32. A UserError if the file is missing or damaged, or an array is missing, has
   another shape or numbers that are not finite.
   """
@@ -42,8 +42,7 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
       arrays.append(load(name))
     _check_numbers(f"{path}: array {name!r}", arrays[-1])
   a, u = (x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for x in arrays)
-  square = a.ndim == 2 or (a.ndim == 3 and a.shape[1] == a.shape[2])
-  if a.shape != u.shape or not square or not len(a) or a.shape[1] < 2:
+  if a.shape != u.shape or not _is_grid(a):
     shapes = " and ".join(f"{n!r} {list(x.shape)}" for n, x in zip(wanted, (a, u)))
     raise UserError(f"{path}: has {shapes}; {_FUNCTIONS}, both of one shape")
   return Functions(a, u, periodic=a.ndim == 2)
@@ -64,7 +63,13 @@ def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
   with told(f"{path}: array {found!r} cannot be read"):
     array = load(found)
   _check_numbers(f"{path}: array {found!r}", array)
+  if not _is_grid(array):
+    raise UserError(f"{path}: has {found!r} {list(array.shape)}; {_FUNCTIONS}, two points at least")
   return array.astype(np.float32)
+
+
+def _is_grid(array: np.ndarray) -> bool:
+  return array.ndim in (2, 3) and min(array.shape[1:]) > 1
 
 
 def write(path: str, functions: Functions) -> None:

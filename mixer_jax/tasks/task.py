@@ -131,9 +131,12 @@ class BaseTask:
     """
     return ""
 
-  def notes(self) -> Mapping[str, str]:
-    """Facts about data and metrics for the record of a run, beside the numbers."""
+  def notes(self) -> Mapping[str, Any]:
+    """Facts about data and metrics for the record of a run, beside the numbers; JSON takes them."""
     return {}
+
+  def recall(self, notes: Mapping[str, Any]) -> None:
+    """Takes the `notes` of a finished run's record, so that answers need no data."""
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
     """`predict` with each layer apart, and its parameters' `optim.Layout` (None: as trained)."""

@@ -121,7 +121,16 @@ def _averaged(number: int, mean: jax.Array, x: jax.Array) -> jax.Array:
 def without_data(
   path: str, which: str = "latest", data_dir: str | None = None, overrides: Sequence[str] = ()
 ) -> tuple[tasks.Task, dict[str, Any]]:
-  """The task and variables of a checkpoint (see `restore`); data may be missing."""
+  """The task and variables of a checkpoint (see `restore`); data may be missing.
+
+  The task knows the names of the classes, if they can be set, and its notes from the run's record.
+  """
   config, variables = stored(path, which)
   change(config, overrides, dir=data_dir)
-  return tasks.find(config.task)(config), variables
+  task, directory = tasks.find(config.task)(config), directory_lib.existing(path)
+  names = provenance.class_names(directory)
+  if names and not isinstance(getattr(type(task), "class_names", None), property):
+    task.class_names = names
+  for session in provenance.read(directory)[-1:]:
+    task.recall(session["data"])
+  return task, variables

@@ -23,9 +23,14 @@ _SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:
 _EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
 _OUTPUT_STEP = "inverse problem: step of the outputs, means over cells; 0: as `step`"
 _MOST = 10**6
+_AT_ONCE = 64  # functions, of which cells are averaged
 # Fields that sets made from a seed read, and those of files.
 _SIZES = ("points", "train_functions", "test_functions")
-_OF_FILES = ("dir", "inputs_name", "outputs_name")
+_OF_FILES = ("dir", "inputs_name", "outputs_name", "axes")
+_AXES = (
+  'axes of files: "periodic", without the end point, "bounded", with it, or "auto": a single axis is'
+  " periodic, two are bounded"
+)
 _BURGERS, _DARCY = (options.of(generate.KINDS[name].make) for name in ("burgers", "darcy"))
 
 
@@ -62,6 +67,7 @@ class FunctionData:
   ] = 0.0
   inputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
   outputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
+  axes: one_of(_AXES, ("auto", "periodic", "bounded")) = "auto"
 
   @classmethod
   def of(cls, group: ml_collections.ConfigDict) -> "FunctionData":
@@ -91,6 +97,10 @@ class FunctionData:
   def dimensions(self) -> int:
     """Axes of the functions; 0: files tell."""
     return 0 if self.name == "files" else generate.KINDS[self.name].dimensions
+
+  def periodic(self, dimensions: int) -> bool:
+    """Whether grids of so many axes leave out the end point, which equals the first."""
+    return self.axes == "periodic" or (self.axes == "auto" and dimensions == 1)
 
   def check(self) -> None:
     """Raises a UserError for fields that contradict each other."""
@@ -157,7 +167,8 @@ def _read(data: FunctionData, base: str) -> Functions:
   """All functions of a base split, on their own grid."""
   if data.name == "files":
     path = str(pathlib.Path(data.dir) / base)
-    return function_files.read(path, data.inputs_name, data.outputs_name)
+    found = function_files.read(path, data.inputs_name, data.outputs_name)
+    return dataclasses.replace(found, periodic=data.periodic(len(found.grid)))
   kind = generate.KINDS[data.name]
   physics = {name: getattr(data, name) for name in options.of(kind.make)}
   count = data.train_functions if base == "train" else data.test_functions
@@ -195,10 +206,16 @@ def averaged(functions: np.ndarray, step: int, periodic: bool) -> np.ndarray:
   Points on the edge between two cells count half in both. Cells are cut where the domain ends, whose
   boundary counts in full.
   """
-  for axis, points in enumerate(functions.shape[1:], 1):
+  means = []
+  for points in functions.shape[1:]:
     distance = np.abs(np.arange(points)[None] - np.arange(0, points, step)[:, None])
     distance = np.minimum(distance, points - distance) if periodic else distance
     weights = np.clip((step + 1 - 2 * distance) / 2, 0, 1)
-    weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
-    functions = np.moveaxis(np.tensordot(functions, weights, (axis, 1)), -1, axis)
-  return functions
+    means.append((weights / weights.sum(1, keepdims=True)).astype(np.float32))
+  parts = []
+  for start in range(0, len(functions), _AT_ONCE):  # a set may be larger than memory
+    part = functions[start : start + _AT_ONCE]
+    for axis, weights in enumerate(means, 1):
+      part = np.moveaxis(np.tensordot(part, weights, (axis, 1)), -1, axis)
+    parts.append(part)
+  return np.concatenate(parts)

@@ -82,10 +82,16 @@ class OperatorLearning(BaseTask):
     spec = self._splits["train"].spec
     return spec["inputs"].shape, spec["outputs"].shape
 
+  def notes(self) -> Mapping[str, Any]:
+    return {"grids": self._grids}
+
+  def recall(self, notes: Mapping[str, Any]) -> None:
+    if "grids" in notes:
+      self._grids = tuple(map(tuple, notes["grids"]))
+
   @property
   def _periodic(self) -> bool:
-    """Whether grids leave out the end point, which equals the first: those of one axis do."""
-    return len(self._grids[0]) == 1
+    return self._data.periodic(len(self._grids[0]))
 
   @functools.cached_property
   def model(self) -> nn.Module:
@@ -261,7 +267,7 @@ class OperatorLearning(BaseTask):
     for path in inputs:
       read = function_files.read_side(path, name, outputs=data.inverse)
       if read.ndim != rank + 1:
-        axes = f"functions of {rank} axes, an array of {rank + 1}"
+        axes = f"functions of {_counted_axes(rank)}, an array of {rank + 1}"
         raise UserError(f"{path}: has an array of {read.ndim} axes; allowed: {axes}")
       self._check_outputs_grid(path, read.shape[1:])
       for i, function in enumerate(read):
@@ -284,9 +290,13 @@ class OperatorLearning(BaseTask):
 def _check_axes(model: str, axes: int) -> None:
   """Raises a UserError if a model is for functions of another number of axes."""
   if axes not in (own := models.operator_axes(model)):
-    counted = f"{axes} {'axis' if axes == 1 else 'axes'}"
     fit = ", ".join(name for name in models.OPERATORS if axes in models.operator_axes(name))
     raise UserError(
       f"model.name is {model!r}, for functions of {' or '.join(map(str, own))}"
-      f" {'axis' if own == (1,) else 'axes'}, but those of the data have {counted}; allowed: {fit}"
+      f" {'axis' if own == (1,) else 'axes'}, but those of the data have {_counted_axes(axes)};"
+      f" allowed: {fit}"
     )
+
+
+def _counted_axes(number: int) -> str:
+  return f"{number} {'axis' if number == 1 else 'axes'}"

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 
 from flax import traverse_util
 import jax
@@ -16,7 +17,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.optim import kfac_blocks
 from mixer_jax.pde import generate
 from mixer_jax.rundir import metrics_file
-from mixer_jax.tasks.operator_learning import functions, pictures
+from mixer_jax.tasks.operator_learning import functions, losses, pictures
 from mixer_jax.tasks.operator_learning.task import OperatorLearning
 from mixer_jax.training import restore
 from mixer_jax.training.evaluator import Evaluator
@@ -181,7 +182,7 @@ def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
     found[inverse] = wanted
   assert not np.allclose(*found.values(), atol=1e-2)
   np.savez(tmp_path / "one.npz", u=arrays["u"][0])
-  with pytest.raises(UserError, match="one.npz: has an array of 1 axes; allowed: functions of 1"):
+  with pytest.raises(UserError, match=r"one.npz: has 'u' \[64\]; inputs and outputs are \[fun"):
     list(run.task.answer(variables, [str(tmp_path / "one.npz")]))
 
 
@@ -203,6 +204,56 @@ def test_answers_of_the_inverse_problem_are_on_a_grid_of_the_domain(config, tmp_
   np.savez(files[0], sol=np.ones((1, 9, 12), np.float32))
   with pytest.raises(UserError, match="has functions on 9x12 points; allowed .*: 9, 13, 17, ..."):
     next(experiment.build(config).task.answer({}, files))
+
+
+@pytest.mark.thorough
+def test_answers_need_the_run_alone(config, folder, tmp_path):
+  """Its record has the training grid; --out writes arrays."""
+  config.data.dir = str(tmp_path)
+  for name in ("train.npz", "test.npz"):
+    shutil.copy(folder / name, tmp_path)
+  children.trained(config, tmp_path / "run")
+  (tmp_path / "train.npz").unlink()
+  (tmp_path / "test.npz").unlink()
+  out, given = tmp_path / "answers.npz", str(folder / "test.npz")
+  made = children.command(
+    tmp_path / "out", "predict", f"--workdir={tmp_path}/run", f"--out={out}", given
+  )
+  assert made.code == 0, made.err
+  shown = children.command(tmp_path / "json", "predict", f"--workdir={tmp_path}/run", given)
+  answers = [json.loads(line) for line in shown.out.splitlines() if line.startswith("{")]
+  found = np.load(out)
+  assert found["output"].shape == (21, 64) and found["output"].dtype == np.float32
+  assert found["path"].tolist() == [given] * 21 and found["function"].tolist() == list(range(21))
+  np.testing.assert_allclose(found["output"], [answer["output"] for answer in answers])
+
+
+@pytest.mark.parametrize("axes", ["bounded", "periodic"])
+def test_files_may_have_other_ends_and_other_sides(config, tmp_path, axes):
+  """One axis with its end points; two without, and of different lengths."""
+  bounded = axes == "bounded"
+  u = np.random.default_rng(0).normal(size=(9, 17) if bounded else (9, 16, 24))
+  names = ("a", "u") if bounded else ("coeff", "sol")
+  np.savez(tmp_path / "all.npz", **dict.fromkeys(names, np.float32(u)))
+  config.data.update(dir=str(tmp_path), train_split="all.npz[:8]", test_split="all.npz[8:]")
+  config.data.axes = axes
+  if not bounded:
+    config.model = config_lib.default("operator_learning", "fno_2d").model
+    config.model.update(hidden_dim=4, modes=2, num_blocks=1, mlp_dim=4, padding=0)
+  run = experiment.build(config)
+  variables = jax.jit(run.task.init)(jax.random.key(0))
+  whole = run.datasets["train"].arrays()["inputs"]
+  assert whole.shape[1:] == ((9,) if bounded else (8, 12))
+  positions = np.asarray(run.task._positions(whole.shape[1:]))
+  assert positions.max() == (1.0 if bounded else np.float32(11 / 12))
+  found = np.asarray(run.task.predict(variables, {"inputs": whole, "outputs": whole}).outputs)
+  errors = found - whole
+  slopes = losses.slopes(errors, periodic=not bounded)
+  assert [x.shape for x in slopes] == ([(8, 7)] if bounded else [(8, 8, 12)] * 2)
+  wanted = losses.relative_h1(errors, whole, not bounded) * np.sqrt(0.1 / whole.shape[1])
+  wanted = np.mean(wanted + losses.relative_l2(errors, whole))
+  loss = run.task._sums(found, whole)["loss"].value()
+  np.testing.assert_allclose(loss, wanted, rtol=1e-5)
 
 
 @pytest.mark.thorough
