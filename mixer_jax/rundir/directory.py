@@ -141,9 +141,13 @@ def load_config(workdir: pathlib.Path) -> ml_collections.ConfigDict:
 def with_files(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
-  """The config whose fields name the run's own copies of files, if it has kept any."""
-  fields = (directory for directory in (workdir / _FILES).glob("*") if directory.is_dir())
-  copies = {field.name: str(min(field.iterdir())) for field in fields}
+  """The config whose fields name the run's own copies of files, if it has kept any.
+
+  A config of another task may lack such a field; `check_config` tells what differs.
+  """
+  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  fields = (place for place in (workdir / _FILES).glob("*") if place.is_dir())
+  copies = {field.name: str(min(field.iterdir())) for field in fields if field.name in known}
   config.update_from_flattened_dict(copies)
   return config
 

@@ -80,6 +80,18 @@ def test_fields_that_may_change_are_those_of_the_last_start(run):
   }
 
 
+def test_copies_of_files_of_a_run_of_another_task(run):
+  """The config of the other task has no such field; the differences are told, no traceback."""
+  copy = run / "files" / "data.vocabulary" / "vocab.txt"
+  copy.parent.mkdir(parents=True)
+  copy.write_text("a")
+  config = directory.with_files(run, waves())
+  assert config.to_json() == waves().to_json()
+  config.data.examples += 8
+  with pytest.raises(UserError, match="data.examples was"):
+    directory.check_config(run, config)
+
+
 def test_a_checkpoint_that_was_never_finished_is_none(run):
   (run / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir(parents=True)
   assert directory.stored_config(str(run)) is None
