@@ -53,3 +53,17 @@ def test_the_training_set_is_evaluated_when_asked():
   outputs = run.task.predict(variables, split).outputs  # all at once
   squares = split["mask"] * np.square(outputs - split["y"])
   assert found == {"error": pytest.approx(np.sqrt(squares.sum() / split["mask"].sum()), rel=1e-5)}
+
+
+def test_metrics_of_the_host_alone_need_no_pass_over_a_split(monkeypatch):
+  """After the first batch, which tells that there are no sums."""
+  run = experiment.build(waves(eval_batch_size=64))
+  variables, taken = jax.jit(run.task.init)(jax.random.key(0)), []
+  monkeypatch.setattr(run.task, "evaluate", lambda *_: {})
+  monkeypatch.setattr(run.task, "host_metrics", lambda *_: {"best": 2.0})
+  evaluator = Evaluator(run)
+  batches = evaluator._sums
+  counted = lambda variables: (taken.append(1) or batch for batch in batches(variables))
+  monkeypatch.setattr(evaluator, "_sums", counted)
+  assert evaluator(variables) == {"best": 2.0} == evaluator(variables)
+  assert len(taken) == 2
