@@ -1,5 +1,6 @@
 """Image folders: ROOT/{train,test}/CLASS/IMAGE."""
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -38,6 +39,7 @@ class Folder:
     A UserError if there are none, or a class that the train split has not.
     """
     place, known, names, labels = self._root / base, self.class_names, [], []
+    others = collections.Counter()
     for name in self._classes(base):
       if not name and name not in known:
         raise UserError(f"{place}: no class folders in it; {LAYOUT}")
@@ -45,10 +47,12 @@ class Folder:
         train = self._root / self._train_base
         why = f"is not among the {len(known)} class folders of {train}"
         raise UserError(f"{place / name}: class {name!r} {why}")
-      images = [x for x in listed(place / name) if x.lower().endswith(EXTENSIONS)]
+      inside, inner = (listed(place / name, folders) for folders in (False, True))
+      images = [x for x in inside if x.lower().endswith(EXTENSIONS)]
+      others.update(pathlib.Path(x).suffix for x in {*inside} - {*images} - {*inner})
       if not images and base == self._train_base:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
-      if name and (inner := listed(place / name, folders=True)):
+      if name and inner:
         _LOG.warning("%s: not read; %s", place / name / inner[0], LAYOUT)
       if not images:
         _LOG.warning("%s: no images in this class folder; %s", place / name, _ENDINGS)
@@ -56,6 +60,9 @@ class Folder:
       labels += [known.index(name)] * len(images)
     if not names:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
+    if others:
+      endings = ", ".join(f"{n:,} of {ending or 'no ending'}" for ending, n in others.most_common())
+      _LOG.warning("%s: files are left out, %s; %s", place, endings, _ENDINGS)
     order = splits.shuffled_order(len(names))
     identity = ("folder", str(self._root), base, known)
     return Files(place, identity, np.array(names)[order], np.array(labels, np.int32)[order])
