@@ -170,6 +170,8 @@ def _names(data: SegmentationData, ids: list[np.ndarray]) -> tuple[str, ...]:
   classes = int(found.max() - (found.max() > data.void)) + 1
   if found.max() == 255 and len(found) < 128:  # 255 for one class of two, as editors write them
     raise UserError(f"{where}; allowed: ids in a row, for these would be {classes} classes")
+  if classes > 2 * len(found):
+    _LOG.warning("%s: they make %d classes, most of them without a pixel", where, classes)
   return tuple(map(str, np.flatnonzero(_is_class(data.void, classes))))
 
 

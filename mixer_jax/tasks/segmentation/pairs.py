@@ -10,18 +10,20 @@ from concurrent import futures
 import dataclasses
 import functools
 import io
+import logging
 import os
 import pathlib
 import warnings
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 import tqdm
 
 from mixer_jax.data import cache, splits
 from mixer_jax.errors import UserError, reason
 from mixer_jax.images import decode, folder
 
+_LOG = logging.getLogger(__name__)
 _FORMAT = 1  # raise it when decoding changes, so that old cache entries are not read
 _LAYOUTS = "SPLIT and SPLITannot, or images/SPLIT and annotations/SPLIT"
 _ENDINGS = {"image": folder.EXTENSIONS, "mask": (".png",)}
@@ -81,12 +83,14 @@ class Pairs:
     return cache.read(cache.place(cache_dir), f"pairs-{self.base}", key, self._decode_all)
 
   def _decode_all(self, allocate: cache.Allocate) -> dict[str, np.ndarray]:
-    n, shape = len(self), self._decode(0)[1].shape
+    n, shape = len(self), self._decode(0, [])[1].shape
     images = allocate("images", (n, *shape, 3), np.uint8)
     masks, ids = allocate("masks", (n, *shape), np.uint8), allocate("ids", (n, 256), bool)
 
+    turned = []
+
     def fill(i: int) -> None:
-      image, mask = self._decode(i)
+      image, mask = self._decode(i, turned)
       if mask.shape != shape:
         sizes = f"{_in_words(mask.shape)}, but {self.where(0)} has {_in_words(shape)}"
         raise UserError(f"{self.where(i)} has {sizes}; set data.canvas to a height and a width")
@@ -97,11 +101,18 @@ class Pairs:
     with warnings.catch_warnings(action="ignore"), futures.ThreadPoolExecutor() as pool:
       for _ in tqdm.tqdm(pool.map(fill, range(n)), **shown, **_BAR):
         pass
+    if turned:
+      why = "its EXIF turns the image, and nothing turns its mask"
+      _LOG.warning("%s: %s (%d of %d pairs)", min(turned), why, len(turned), n)
     return {"images": images, "masks": masks, "ids": ids}
 
-  def _decode(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+  def _decode(self, i: int, turned: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """A pair as arrays; `turned` gets the path of an image with an orientation."""
     path, mask_path = map(str, self._files[i])
-    image = decode.decode_image(folder.read_file(path), path)
+    content = folder.read_file(path)
+    image = decode.decode_image(content, path)
+    if _orientation(content) != 1:
+      turned.append(path)
     mask = decode_mask(folder.read_file(mask_path), mask_path)
     if mask.shape != image.shape[:2]:
       sizes = f"{_in_words(mask.shape)}, but its image {_in_words(image.shape)}"
@@ -109,6 +120,12 @@ class Pairs:
     if self.canvas:
       image, mask = on_canvas(image, self.canvas, 0), on_canvas(mask, self.canvas, self.void)
     return image, mask
+
+
+def _orientation(content: bytes) -> int:
+  """The orientation in the EXIF of an image that has been decoded: 1 is upright."""
+  with Image.open(io.BytesIO(content)) as image:
+    return image.getexif().get(ExifTags.Base.Orientation, 1)
 
 
 def _by_stem(place: pathlib.Path, what: str) -> dict[str, pathlib.Path]:

@@ -203,7 +203,12 @@ class Segmentation(BaseTask):
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The shares of the classes in image files, the largest first; of a size each one program."""
     for path in inputs:
-      found = self.classes(variables, self.read_image(path)[None])[0]
+      image = self.read_image(path)
+      height, width = image.shape[:2]
+      sides = tuple(map(int, self._data.canvas)) or (height, width)
+      whole = np.zeros((1, *sides, 3), np.uint8)  # as the examples of a split
+      whole[0, :height, :width] = image
+      found = self.classes(variables, whole)[0, :height, :width]
       shares = np.bincount(found.reshape(-1), minlength=len(self.class_names)) / found.size
       best = [i for i in np.argsort(-shares, kind="stable") if shares[i]]
       yield {"path": path, "shares": {self.class_names[i]: float(shares[i]) for i in best}}

@@ -1,7 +1,7 @@
 """Pairs of files as arrays, and what is refused."""
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 import pytest
 
 from mixer_jax.errors import UserError
@@ -60,6 +60,23 @@ def test_a_palette_is_not_looked_up_and_names_come_from_a_file(tmp_path):
 def test_named_classes_that_no_training_mask_has_are_told(camvid, caplog):
   data.load(options(camvid, classes="road,sky,boat,car"))
   assert "none of the classes car" in caplog.text
+
+
+def test_ids_with_gaps_and_images_that_exif_turns_are_told(tmp_path, caplog):
+  root = files.write(tmp_path, {"train": 2, "test": 1})
+  data.load(options(root))
+  assert "EXIF" not in caplog.text and "without a pixel" not in caplog.text
+  turned = Image.open(root / "train/a0.png")
+  exif = turned.getexif()
+  exif[ExifTags.Base.Orientation] = 3  # by half a circle
+  turned.save(root / "train/a0.png", exif=exif)
+  mask = np.full((20, 24), 200, np.uint8)
+  mask[:4] = 10
+  Image.fromarray(mask).save(root / "trainannot/a0.png")
+  loaded = data.load(options(root))
+  assert len(loaded.class_names) == 200  # 0 to 200, without the void id
+  assert "they make 200 classes, most of them without a pixel" in caplog.text
+  assert "train/a0.png: its EXIF turns the image, and nothing turns its mask (1 of 2" in caplog.text
 
 
 def test_a_canvas_takes_pairs_of_any_size(tmp_path):
