@@ -1,6 +1,7 @@
 """The task as commands use it, against NumPy."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -147,8 +148,21 @@ def test_answers_name_classes_of_images_and_other_files_are_refused(task, variab
   for path, row, answer in zip(paths, rows, found, strict=True):
     assert answer["path"] == path and answer["class"] == str(row.argmax())
     assert answer["probability"] == row.max() and len(answer["top"]) == 5
+  broken = task.answer(variables, [*paths, str(tmp_path / "none.png"), paths[0]])
+  assert [next(broken), next(broken)] == found  # what comes before it is answered
   with pytest.raises(UserError, match="none.png: cannot be read: No such file"):
-    list(task.answer(variables, [str(tmp_path / "none.png")]))
+    next(broken)
+
+
+def test_the_record_of_a_run_takes_the_place_of_its_data_in_answers(task, variables, tmp_path):
+  path = str(tmp_path / "0.png")
+  Image.fromarray(task.datasets()["test"].arrays()["image"][0]).save(path)
+  other = task._config.copy_and_resolve_references()
+  other.data.dir = str(tmp_path / "gone.npz")
+  later = tasks.find("image_classification")(other)
+  later.recall(json.loads(json.dumps(task.notes())))
+  later.class_names = task.class_names
+  assert list(later.answer(variables, [path])) == list(task.answer(variables, [path]))
 
 
 def test_pictures_show_confusion_and_the_most_confident_mistakes(task, variables):

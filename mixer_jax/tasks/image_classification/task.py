@@ -104,6 +104,18 @@ class ImageClassification(BaseTask):
     return self._loaded.class_names
 
   @functools.cached_property
+  def _stored(self) -> tuple[int, int]:
+    """Height and width of the training images as they are stored."""
+    return self._loaded.splits["train"].spec["image"].shape[:2]
+
+  def notes(self) -> Mapping[str, Any]:
+    return {"stored": self._stored}
+
+  def recall(self, notes: Mapping[str, Any]) -> None:
+    if "stored" in notes:
+      self._stored = tuple(notes["stored"])
+
+  @functools.cached_property
   def model(self) -> nn.Module:
     """From images [batch, height, width, 3] to logits [batch, classes]."""
     return self._build(len(self.class_names))
@@ -224,7 +236,7 @@ class ImageClassification(BaseTask):
 
     A UserError if a file is missing or broken, or the run's images are not square.
     """
-    data, (height, width, _) = self._data, self._loaded.splits["train"].spec["image"].shape
+    data, (height, width) = self._data, self._stored
     if height != width:
       raise UserError(f"images of {data.name} are {width}x{height} pixels; allowed: squares")
     shorter = data.resize if data.crop else height
@@ -233,7 +245,26 @@ class ImageClassification(BaseTask):
     return np.stack([read(path) for path in paths])
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    for path, row in zip(inputs, self.probabilities(variables, self.read_images(inputs))):
+    """The classes of image files; those before a broken one are answered first."""
+    size = self._config.eval_batch_size
+    for begin in range(0, len(inputs), size):
+      images, broken = [], None
+      paths = inputs[begin : begin + size]
+      for path in paths:
+        try:
+          images += list(self.read_images([path]))
+        except UserError as error:
+          broken = error
+          break
+      if images:
+        yield from self._answers(variables, paths, np.stack(images))
+      if broken:
+        raise broken
+
+  def _answers(
+    self, variables: Variables, paths: Sequence[str], images: np.ndarray
+  ) -> Iterable[Mapping[str, Any]]:
+    for path, row in zip(paths, self.probabilities(variables, images)):
       best = np.argsort(-row, kind="stable")[:_ANSWERS]
       top = {self.class_names[i]: float(row[i]) for i in best}
       name, probability = next(iter(top.items()))
