@@ -6,10 +6,12 @@
 Two cores train on the 5,000 images of the bundled sample, or on CIFAR-10. `old_fashioned` has padded
 crops and flips alone. `deit` has the parts of the recipe of `configs/resmlp_imagenet.py` at a lower
 strength (`config.small_deit`): RandAugment, Mixup, random areas, erasing, label smoothing, stochastic
-depth, an average of the parameters; and AdamW. Larger images take
+depth, an average of the parameters; and AdamW. Larger images, such as Imagenette's in the folders train
+and val of DIR, take
 
-  --config.data.name=folder --config.data.dir=DIR --config.data.stored_size=64 \
-      --config.data.image_size=64 --config.model.patch_size=8
+  --config.data.name=folder --config.data.dir=DIR --config.data.test_split=val \
+      --config.data.stored_size=64 --config.data.image_size=64 --config.model.patch_size=8 \
+      --config.data.mean="(0.485, 0.456, 0.406)" --config.data.std="(0.229, 0.224, 0.225)"
 """
 
 from mixer_jax import config as config_lib
