@@ -105,9 +105,8 @@ def scale_by_kfac(
     learning_rate: the rate that the chain applies later; the norm constraint
       needs it.
     identity_start: start the averages at the identity, as published. It keeps the first
-      inverses finite where a zero head makes all other gradient factors zero. False: the
-      averages are of the estimates alone, each weighted by factor_decay^age, and the weights
-      sum to 1.
+      inverses finite where a zero head makes all other gradient factors zero. False: averages of
+      the estimates alone, with weights factor_decay^age that sum to 1.
     likelihood: the predictive distribution of a row of outputs, "categorical" (logits),
       "normal" (means; minus the log-likelihood is the sum of squares, without one half),
       "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
@@ -131,22 +130,19 @@ def scale_by_kfac(
     eigenvalues: "factors" takes the products of the eigenvalues of A and G; "batch" and
       "examples" replace them by averages of the squared gradients, of a batch or of each
       example, in the eigenbasis (George et al., 2018, https://arxiv.org/abs/1806.03884).
-    moment_decay: of the averages of these second moments, per update ("batch", which starts each
-      basis from the products) or per renewal of the factors ("examples"; 1 is their mean).
+    moment_decay: of the averages of these second moments, see `ekfac`.
     factor_fraction: of the batch whose examples the factors are estimated from: every n-th.
     precondition_dtype: of the operands of the products that precondition, "float32" or
       "bfloat16"; sums, factors and inverses stay float32. NVIDIA GPUs round float32 operands to
       TF32, unless `jax_default_matmul_precision` says otherwise.
-    mesh: the devices of the caller's step, which share the inversions: each
-      matrix on one of them. None: every device inverts all.
+    mesh: devices that share the inversions, a matrix on each; None: every device inverts all.
     axis_name: name of the axis, or names, of `pmap` or `shard_map` over which the batch is
       spread; not needed under `jit`.
     part: maps (batch, n) to the batch of every n-th example; None: all of its arrays have the
       examples first.
 
   Returns:
-    A transform with a `ScaleByKfacState`. Chain it with momentum and a learning rate,
-    or use `kfac`.
+    A transform with a `ScaleByKfacState`, to be chained with momentum and a learning rate.
 
   Raises:
     ValueError: an option out of range, a prediction that does not fit the likelihood, or a
@@ -192,8 +188,7 @@ def scale_by_kfac(
 
     def renewed_factors():
       estimate = axes.automatic(curvature.estimate, (whole, fraction))
-      renewals = state.count // factor_period
-      fresh = estimate(whole, fraction, rng)
+      fresh, renewals = estimate(whole, fraction, rng), state.count // factor_period
       return averaged(state.factors, fresh, renewals, factor_decay, identity_start)
 
     def renewed_inverses():
@@ -204,18 +199,19 @@ def scale_by_kfac(
         inverses = algebra.factored_inverses(matrices, lam, mesh)
       else:
         inverses = anew() if refresh == "eigh" else jax.lax.cond(state.count == 0, anew, warm)
-      return inverses, {name: algebra.eigenvalues(inverses[name]) for name in state.second_moments}
+      return inverses, {n: algebra.eigenvalues(inverses[n]) for n in state.second_moments}
 
     def renewed_moments():
       estimate = axes.automatic(curvature.second_moments, (whole, fraction, inverses))
       age = state.count % inverse_period // factor_period
       return ekfac.averaged(moments, estimate(whole, fraction, rng, inverses), age, moment_decay)
 
-    kept = state.inverses, state.second_moments
     due = state.count % factor_period == 0
     factors = jax.lax.cond(due, renewed_factors, lambda: state.factors)
     inverses, moments = jax.lax.cond(
-      state.count % inverse_period == 0, renewed_inverses, lambda: kept
+      state.count % inverse_period == 0,
+      renewed_inverses,
+      lambda: (state.inverses, state.second_moments),
     )
     if eigenvalues == "examples":
       moments = jax.lax.cond(due, renewed_moments, lambda: moments)

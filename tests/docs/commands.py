@@ -20,7 +20,8 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")))
 # gpu: hours on a CPU; network: downloads; long: hours anywhere; suite: the tests themselves.
 NEEDS = ("gpu", "network", "long", "suite")
-# Pages whose commands made the numbers around them, or the study's: each takes hours.
+# Pages, and a section of the others, whose commands made the numbers around them: each takes hours.
+MEASURED = "\n## Measured\n"
 MEASUREMENTS = ("docs/results.md", "docs/speed.md", "docs/study.md", "docs/study_results.md")
 
 _STARTS = ("python ", "pip ", "pytest ", "ruff ", "for ", "git ")
@@ -58,7 +59,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def _needs(page: str, before: str) -> tuple[str, ...]:
-  if page in MEASUREMENTS:
+  if page in MEASUREMENTS or MEASURED in before:
     return ("long",)
   marked = _MARK.search(before)
   needs = tuple(n.strip() for n in marked["needs"].split(",")) if marked else ()

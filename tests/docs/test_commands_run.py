@@ -61,6 +61,8 @@ def shell(tmp_path_factory):
   (directory / "texts").mkdir()
   texts = rows(str(sample.SPLITS["train"]), sample.TEXT).texts
   (directory / "texts" / "train.txt").write_text("\n".join(texts))
+  functions = np.random.default_rng(0).normal(size=(2, 512)).cumsum(axis=1)
+  np.savez(directory / "functions.npz", a=functions.astype(np.float32))
   made = run("python -m mixer_jax.main --config=configs/quickstart.py --workdir=DIR")
   assert made.returncode == 0, made.stderr
   run.directory = directory

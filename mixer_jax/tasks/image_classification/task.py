@@ -23,7 +23,7 @@ from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.image_classification import pictures
-from mixer_jax.tasks.images import start
+from mixer_jax.tasks.images import batches, start
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
 
@@ -248,27 +248,16 @@ class ImageClassification(BaseTask):
     """The classes of image files; those before a broken one are answered first."""
     size = self._config.eval_batch_size
     for begin in range(0, len(inputs), size):
-      images, broken = [], None
       paths = inputs[begin : begin + size]
-      for path in paths:
-        try:
-          images += list(self.read_images([path]))
-        except UserError as error:
-          broken = error
-          break
-      if images:
-        yield from self._answers(variables, paths, np.stack(images))
-      if broken:
-        raise broken
-
-  def _answers(
-    self, variables: Variables, paths: Sequence[str], images: np.ndarray
-  ) -> Iterable[Mapping[str, Any]]:
-    for path, row in zip(paths, self.probabilities(variables, images)):
-      best = np.argsort(-row, kind="stable")[:_ANSWERS]
-      top = {self.class_names[i]: float(row[i]) for i in best}
-      name, probability = next(iter(top.items()))
-      yield {"path": path, "class": name, "probability": probability, "top": top}
+      images, error = batches.until_error(lambda path: self.read_images([path])[0], paths)
+      rows = self.probabilities(variables, np.stack(images)) if images else ()
+      for path, row in zip(paths, rows):
+        best = np.argsort(-row, kind="stable")[:_ANSWERS]
+        top = {self.class_names[i]: float(row[i]) for i in best}
+        name, probability = next(iter(top.items()))
+        yield {"path": path, "class": name, "probability": probability, "top": top}
+      if error:
+        raise error
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     images, labels = first(split, _PICTURED)
@@ -285,8 +274,8 @@ class ImageClassification(BaseTask):
     images, labels = first(split, _AUGMENTED)
     examples = {"image": images, "label": labels}
     prepare = jax.jit(lambda key: self.prepare(key, examples, train=True))
-    batches = [prepare(k) for k in jax.random.split(key, _DRAWS)]
-    shown = [np.asarray(b["image"]) * self._data.std + self._data.mean for b in batches]
+    drawn = [prepare(k) for k in jax.random.split(key, _DRAWS)]
+    shown = [np.asarray(b["image"]) * self._data.std + self._data.mean for b in drawn]
     return {"augmented": pictures.draw_augmented(images, np.stack(shown, 1), labels, names)}
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:

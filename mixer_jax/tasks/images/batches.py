@@ -1,12 +1,23 @@
-"""Examples of a split outside of training and evaluation, such as those of a k-NN metric."""
+"""Examples outside of training and evaluation: of a split, or of files of a user."""
 
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from mixer_jax.data import order, stream
 from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError
+
+
+def until_error(read: Callable[[Any], Any], items: Sequence[Any]) -> tuple[list, UserError | None]:
+  """Results of `read` for the items before the first one that it refuses, and that error."""
+  found = []
+  try:
+    found.extend(map(read, items))
+  except UserError as error:
+    return found, error
+  return found, None
 
 
 def spaced(split: Dataset, most: int = 0) -> np.ndarray:
