@@ -52,7 +52,7 @@ def _cut(path: str, array: Any, length: int) -> Any:
     if axis == "diagonals":
       size = (size + 1) // 2
     if not 1 <= length <= size:
-      raise UserError(f"data.max_length is {length}; allowed: 1 to {size}, that of {path}")
+      raise UserError(f"max_length is {length}; allowed: 1 to {size}, that of {path}")
     start, count = (size - length, 2 * length - 1) if axis == "diagonals" else (0, length)
     array = jax.lax.slice_in_dim(array, start, start + count, axis=i)
   return array

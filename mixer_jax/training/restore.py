@@ -132,5 +132,6 @@ def without_data(
   if names and not isinstance(getattr(type(task), "class_names", None), property):
     task.class_names = names
   for session in provenance.read(directory)[-1:]:
-    task.recall(session["data"])
+    if isinstance(session["data"], dict):
+      task.recall(session["data"])
   return task, variables
