@@ -61,16 +61,18 @@ def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
 
 
 def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
-  """Writes the numbers and texts of answers to inputs, an array [inputs, ...] for each part."""
+  """Writes the numbers and texts of answers to inputs, an array [answers, ...] for each part."""
   if not out.endswith(".npz"):
     raise UserError(f"--out is {out!r}; answers to inputs are saved as .npz")
   parts = collections.defaultdict(list)
   for answer in answers:
     for name, part in answer.items():
-      if not isinstance(part, Mapping):
-        parts[name].append(np.asarray(part, np.float32 if isinstance(part, list) else None))
+      with told(f"--out takes numbers and texts; {name} is neither", ValueError):
+        array = np.asarray(part)
+      if array.dtype != object:  # such as the likeliest words with their probabilities
+        parts[name].append(array.astype(np.float32) if array.dtype == np.float64 else array)
   for name, found in parts.items():
-    if len(shapes := {x.shape for x in found}) > 1:
+    if len(shapes := sorted({x.shape for x in found})) > 1:
       one, other, *_ = map(list, shapes)
       raise UserError(
         f"--out takes answers of one shape; {name} is {one} and {other}: leave it out"

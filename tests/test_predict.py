@@ -1,0 +1,38 @@
+"""Answers to inputs as arrays in a file."""
+
+import numpy as np
+import pytest
+
+from mixer_jax import predict
+from mixer_jax.errors import UserError
+
+
+def test_numbers_and_texts_of_answers_become_arrays(tmp_path):
+  out = str(tmp_path / "a.npz")
+  answers = [
+    {"text": "a", "n": i, "share": 0.5, "values": [1.0, 2.0], "top": {"a": 1.0}, "words": [{}]}
+    for i in range(3)
+  ]
+  predict._write_answers(answers, out)
+  with np.load(out) as found:
+    kinds = {name: (found[name].dtype.kind, found[name].shape) for name in found.files}
+    assert found["n"].tolist() == [0, 1, 2] and found["share"].dtype == np.float32
+  assert kinds == {
+    "text": ("U", (3,)),
+    "n": ("i", (3,)),
+    "share": ("f", (3,)),
+    "values": ("f", (3, 2)),
+  }
+
+
+@pytest.mark.parametrize(
+  "answers, out, message",
+  [
+    ([{"y": [1.0]}, {"y": [1.0, 2.0]}], "a.npz", r"of one shape; y is \[1\] and \[2\]: leave"),
+    ([{"y": [[1.0], [1.0, 2.0]]}], "a.npz", "--out takes numbers and texts; y is neither"),
+    ([], "a.txt", "--out is '.*a.txt'; answers to inputs are saved as .npz"),
+  ],
+)
+def test_answers_that_are_no_arrays_are_told(answers, out, message, tmp_path):
+  with pytest.raises(UserError, match=message):
+    predict._write_answers(answers, str(tmp_path / out))
