@@ -1,6 +1,7 @@
 """Figures beside pyplot: no backend is chosen, and a notebook's inline plots stay as they are."""
 
 import pathlib
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -30,3 +31,8 @@ def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
   """Writes a figure as PNG and returns its path."""
   figure.savefig(path, dpi=110)
   return path
+
+
+def head(figure: Any, text: str) -> None:
+  """A title over all panels, in as many lines as the width of the figure takes."""
+  figure.suptitle(textwrap.fill(text, int(12 * figure.get_figwidth())), fontsize=10)

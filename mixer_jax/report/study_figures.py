@@ -71,7 +71,7 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
       figures.fit_scale(axis)
   dotted = "; dotted: value as published" if any(c.published for c in cells) else ""
   title = f"mean of the seeds, shaded from the lowest to the highest{dotted}"
-  figure.suptitle(title, fontsize=10)
+  figures.head(figure, title)
   return figures.save(figure, path)
 
 
@@ -100,5 +100,5 @@ def _draw_norms(cells: Sequence[CellResult], unit: str, path: pathlib.Path) -> p
     axis.set_title(kind.replace("_", " "))
   figure.supxlabel(unit)
   title = "length of the step of both sides before grafting, root mean square between evaluations"
-  figure.suptitle(title, fontsize=10)
+  figures.head(figure, title)
   return figures.save(figure, path)

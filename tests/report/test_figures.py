@@ -30,3 +30,13 @@ def test_errors_that_fall_far_have_a_logarithmic_axis():
   assert scale([1.0, 0.01], [0.5, 0.3]) == "log"
   assert scale([1.0, 0.5]) == scale([1.0, 0.0]) == scale([1.0, -0.01]) == scale() == "linear"
   assert scale([1.0, 0.01, float("nan")]) == "log"
+
+
+def test_a_title_stays_within_its_figure(tmp_path):
+  figure, _ = figures.panels(1, 1, (5, 3))
+  figures.head(
+    figure, "mean of the seeds, shaded from the lowest to the highest; dotted: as published"
+  )
+  figures.save(figure, tmp_path / "a.png")
+  box = figure._suptitle.get_window_extent()
+  assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
