@@ -4,6 +4,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -143,6 +144,27 @@ def test_pairs_are_told_apart_by_segments(config_of):
   assert np.abs(logits(batch) - logits(batch | {"segments": 0 * batch["segments"]})).max() > 1e-3
   [answer] = run.task.answer(variables, ["the film\tso good"])
   assert answer["class"] in ("negative", "positive")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_padding_changes_neither_loss_nor_gradient(config, pooling):
+  """Sentences of at most 6 tokens, padded to 16 by other rubbish, and to 6."""
+  config.pooling = pooling
+  task, rng = tasks.find("text_classification")(config), np.random.default_rng(0)
+  examples = jax.tree.map(lambda x: x[:8], task.datasets()["train"].arrays())
+  examples["length"] = np.array([6, 3, 5, 6, 4, 6, 3, 5], np.int32)
+  padded = task.prepare(None, examples, train=False)
+  rubbish = jnp.where(padded["real"], padded["ids"], rng.integers(5, 20, (8, 16)))
+  cut = {k: x[:, :6] if x.ndim == 2 else x for k, x in padded.items()}
+  shake = lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32)
+  params = jax.tree.map(shake, jax.jit(task.init)(jax.random.key(0))["params"])
+  loss = lambda p, batch: task.loss({"params": p}, batch, jax.random.key(0))[0].value()
+  whole, *others = (
+    jax.value_and_grad(loss)(params, batch) for batch in (padded, {**padded, "ids": rubbish}, cut)
+  )
+  for other in others:
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    jax.tree.map(close, whole, other)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
