@@ -27,6 +27,7 @@ _COST = {
   "lamb": 1.08,
   "muon": 1.64,
   "shampoo": 1.14,
+  "adam_shampoo": 1.28,
   "soap": 1.14,
   "kfac": 1.55,
   "ekfac": 1.58,
@@ -54,6 +55,7 @@ _SEARCH = {
   "lamb": {"learning_rate": (1e-3, 1e-1), "weight_decay": _DECOUPLED},
   "muon": _IN_BASIS,
   "shampoo": _IN_BASIS,
+  "adam_shampoo": {"magnitude.learning_rate": _ADAM_RATES, "direction.weight_decay": _DECOUPLED},
   "soap": _IN_BASIS,
   "kfac": _KFAC,
   "ekfac": _KFAC,
@@ -64,8 +66,13 @@ _TRIALS = 12
 
 
 def _optimizer(name):
+  """One of the ten, or Shampoo without its correction but with Adam's lengths ("adam_shampoo")."""
   if name == "sgd_kfac":
     return config_lib.grafted(_optimizer("sgd"), _optimizer("kfac"))
+  if name == "adam_shampoo":
+    settings = _SETTINGS["shampoo"] | dict(corrected=False)
+    direction = config_lib.optimizer("shampoo", 1e-3, **settings)
+    return config_lib.grafted(_optimizer("adam"), direction)
   if name == "ekfac":
     return config_lib.optimizer("kfac", 0.02, eigenvalues="batch", **_SETTINGS["kfac"])
   return config_lib.optimizer(name, 1e-3, **_SETTINGS.get(name, {}))
