@@ -197,3 +197,13 @@ def eigenvalues(basis: tuple[Eigen, Eigen]) -> jax.Array:
 
 def _product(x: jax.Array, y: jax.Array, dtype: str) -> jax.Array:
   return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def constrained(
+  directions: dict[str, jax.Array], gradients: dict[str, jax.Array], rate: Any, limit: Any
+) -> dict[str, jax.Array]:
+  """Shortens an update v so that rate^2 <v, g> stays within the limit."""
+  inner = sum(jnp.vdot(v, gradients[path]) for path, v in directions.items())
+  inner = jnp.maximum(rate**2 * inner, jnp.finfo(jnp.float32).tiny)
+  scale = jnp.minimum(1.0, jnp.sqrt(limit / inner))
+  return {path: v * scale for path, v in directions.items()}

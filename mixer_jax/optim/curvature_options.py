@@ -98,6 +98,43 @@ def check_combination(
     )
 
 
+def check_model(
+  given: dict[str, Any],
+  rule: dict[str, Any],
+  quadratic_model: bool,
+  adaptive_damping: bool,
+  decays: bool,
+) -> None:
+  """Raises a ValueError for options of K-FAC that the model, or damping by it, would not heed.
+
+  `given` are all options, `rule` those of `levenberg_marquardt` that were set. Arrays, which
+  `optax.inject_hyperparams` makes of defaults as well, are not looked at.
+  """
+  known = lambda value: isinstance(value, int | float)
+  unused = [] if adaptive_damping else [name for name in rule if known(rule[name])]
+  if unused:
+    raise ValueError(f"{unused[0]} is {rule[unused[0]]}; it needs adaptive_damping=True")
+  if quadratic_model and decays and given["eigenvalues"] == "batch":
+    why = "second moments would be those of the gradient with its decay"
+    raise ValueError(f'quadratic_model with eigenvalues="batch" needs weight_decay=0: {why}')
+  inverses, changes = given["inverse_period"], given["damping_period"]
+  own, factored = given["factor_damping_period"], given["damping_type"] == "factored"
+  if own is not None and not (quadratic_model and factored):
+    why = "quadratic_model=True" if factored else 'damping_type="factored"'
+    raise ValueError(f"factor_damping_period is {own}; it needs {why}")
+  if known(own) and known(inverses) and own % inverses:
+    raise ValueError(
+      f"factor_damping_period is {own}; allowed: a multiple of inverse_period, {inverses}, for"
+      " damping of the factors acts when inverses are renewed"
+    )
+  factored &= adaptive_damping and own is None
+  if factored and known(inverses) and known(changes) and inverses > changes:
+    raise ValueError(
+      f"inverse_period is {inverses}; adaptive_damping with damping_type='factored', which acts"
+      f" when inverses are renewed, allows 1 to damping_period, {changes}"
+    )
+
+
 def check_ranges(function: Callable, **values: Any) -> None:
   """Raises a ValueError for a number or text that an annotated option of a function does not take.
 

@@ -229,7 +229,7 @@ def scale_by_kfac(
         directions |= algebra.precondition(block, gradients, own, pair, lam, precondition_dtype)
     if norm_constraint is not None:
       rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-      directions = _constrain(directions, gradients, rate, norm_constraint)
+      directions = algebra.constrained(directions, gradients, rate, norm_constraint)
     updates = with_directions(updates, directions)
     count = optax.safe_increment(state.count)
     return updates, ScaleByKfacState(count, factors, inverses, moments)
@@ -251,6 +251,7 @@ def kfac(
   norm_constraint: curvature_options.NormConstraint = 1e-2,
   factor_period: curvature_options.FactorPeriod = 10,
   quadratic_model: Annotated[bool, Option(_BY_MODEL)] = False,
+  factor_damping_period: quadratic.FactorDampingPeriod = None,
   adaptive_damping: Annotated[bool, Option("damping by the Levenberg-Marquardt rule")] = False,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
@@ -275,6 +276,7 @@ def kfac(
       preconditioned gradient and the update before (Martens and Grosse, Section 7), times the
       learning rate, which should be 1. It takes the place of `momentum` and `norm_constraint`;
       weight decay is part of the objective. The loss must be that of `likelihood`.
+    factor_damping_period: of a quadratic model with factored damping, see `quadratic.by_model`.
     adaptive_damping: see `quadratic.levenberg_marquardt`; the update then needs the extra
       argument `value_fn`, a function from parameters to the loss.
 
@@ -294,12 +296,12 @@ def kfac(
   rule = {k: options.pop(k) for k in options_lib.of(quadratic.levenberg_marquardt) if k in options}
   first = scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options)
   defaults = {k: p.default for k, p in inspect.signature(kfac).parameters.items()}
-  given = defaults | options
-  quadratic.check_options(given | rule, rule, quadratic_model, adaptive_damping, decays)
+  given = defaults | options | dict(factor_damping_period=factor_damping_period)
+  curvature_options.check_model(given | rule, rule, quadratic_model, adaptive_damping, decays)
   model = functools.partial(quadratic.Model, predict, given["likelihood"], given["axis_name"])
   if quadratic_model:
     model = functools.partial(model, decay, decay_mask)
-    tx = quadratic.by_model(first, model(), given["damping"], learning_rate)
+    tx = quadratic.by_model(first, model(), given["damping"], learning_rate, factor_damping_period)
   else:
     tx = optax.chain(
       first,
@@ -310,11 +312,3 @@ def kfac(
   if adaptive_damping:
     return quadratic.levenberg_marquardt(tx, model(), given["damping"], **rule)
   return tx
-
-
-def _constrain(directions, gradients, rate, norm_constraint):
-  """Shortens the update so that rate^2 <v, g> stays within the constraint."""
-  inner = sum(jnp.vdot(v, gradients[path]) for path, v in directions.items())
-  inner = jnp.maximum(rate**2 * inner, jnp.finfo(jnp.float32).tiny)
-  scale = jnp.minimum(1.0, jnp.sqrt(norm_constraint / inner))
-  return {path: v * scale for path, v in directions.items()}

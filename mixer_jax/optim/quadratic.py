@@ -1,7 +1,7 @@
 """Learning rate, momentum and damping from the exact quadratic model of the loss.
 
-Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Sections 6.4, 6.5 and 7. With the gradient
-g and the Fisher matrix F of one batch, the model of h = loss + decay / 2 |theta|^2 is
+Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Sections 6.4 to 7. With the gradient g
+and the Fisher matrix F of one batch, the model of h = loss + decay / 2 |theta|^2 is
 
   q(d) = <g + decay theta, d> + 1/2 d^T (F + decay I) d.
 
@@ -24,6 +24,12 @@ from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.optim.predictor import Predictor, root_weights
 from mixer_jax.options import COUNT, TINY, Option
 
+FactorDampingPeriod = Annotated[
+  int | None,
+  Option("updates between choices of the factors' own damping; None: they have none", 1, COUNT),
+]
+# Factor of the factors' damping per update of their period.
+_FACTOR_CHANGE = 19 / 20
 # Reduction ratios below and above which damping grows and shrinks.
 _LOW, _HIGH = 0.25, 0.75
 # A vector with at most this share of its squared length outside of another is parallel to it.
@@ -38,12 +44,14 @@ class ByModelState(NamedTuple):
     inner: state of the preconditioner.
     previous: the last update, like the parameters.
     coefficients: alpha and mu of the last update, float32 [2], before the learning rate.
+    factor_damping: the preconditioner's own damping gamma^2, a float32 scalar; None if it has none.
   """
 
   count: jax.Array
   inner: Any
   previous: Any
   coefficients: jax.Array
+  factor_damping: jax.Array | None = None
 
 
 class LevenbergMarquardtState(NamedTuple):
@@ -114,24 +122,32 @@ def by_model(
   model: Model,
   damping: Any,
   learning_rate: Any,
+  factor_damping_period: FactorDampingPeriod = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Steps to the minimum of the damped model along the direction and the update before.
+
+  With a `factor_damping_period` of T the factors' damping gamma is one of its own, which begins as
+  sqrt(damping + decay). Every T updates, the first included, it becomes the one of gamma, w gamma
+  and gamma / w, w = (19/20)^(T/2), whose step has the least damped model (Section 6.6). Such an
+  update preconditions three times more, renewals of factors and inverses included.
 
   Args:
     precondition: `scale_by_kfac`; it gets the gradient of h, and the decay on top of the damping.
     model: of the loss.
     damping: a number or a schedule; the extra argument `damping` takes precedence.
     learning_rate: a number or a schedule, multiplies the step.
+    factor_damping_period: a multiple of the period of the inverses, or None.
 
   Returns:
     A transform with a `ByModelState`, whose update needs parameters and `batch`.
   """
 
+  period = factor_damping_period
+
   def init_fn(params):
-    zeros = optax.tree.zeros_like(params)
-    return ByModelState(
-      jnp.zeros((), jnp.int32), precondition.init(params), zeros, jnp.zeros(2, jnp.float32)
-    )
+    zeros, own = optax.tree.zeros_like(params), None if period is None else jnp.float32(0)
+    count, none = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.float32)
+    return ByModelState(count, precondition.init(params), zeros, none, own)
 
   def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, ())
@@ -139,13 +155,31 @@ def by_model(
     lam, rate = (x(state.count) if callable(x) else x for x in (given, learning_rate))
     decay = model.decay(state.count)
     gradient = jax.tree.map(lambda g, p: g + decay * p, updates, model.decayed(params))
-    extra |= dict(batch=batch, model_params=model_params, damping=lam + decay)
-    direction, inner = precondition.update(gradient, state.inner, params, **extra)
-    vectors = jax.tree.map(jnp.negative, direction), state.previous
-    products = model.products(whole, batch, vectors, decay) + lam * inner_products(vectors)
-    alpha, mu = best = minimum(products, slopes(gradient, vectors))
+    extra |= dict(batch=batch, model_params=model_params)
+
+    def best(shift):
+      """The vectors, their coefficients, the model there and the state, for a damping."""
+      given = extra | dict(damping=shift)
+      direction, inner = precondition.update(gradient, state.inner, params, **given)
+      vectors = jax.tree.map(jnp.negative, direction), state.previous
+      products = model.products(whole, batch, vectors, decay) + lam * inner_products(vectors)
+      along = slopes(gradient, vectors)
+      least = minimum(products, along)
+      return vectors, least, least @ products @ least / 2 + along @ least, inner
+
+    def chosen(shift):
+      shifts = shift * _FACTOR_CHANGE ** (period * jnp.array([0.0, 1.0, -1.0]))
+      values = jax.lax.map(lambda x: best(x)[2], shifts)
+      return shifts[jnp.argmin(jnp.nan_to_num(values, nan=jnp.inf))]
+
+    shift, own = lam + decay, None
+    if period is not None:
+      shift = jnp.where(state.count == 0, jnp.float32(shift), state.factor_damping)
+      shift = own = jax.lax.cond(state.count % period == 0, chosen, lambda x: x, shift)
+    vectors, (alpha, mu), _, inner = best(shift)
     step = jax.tree.map(lambda x, y: (rate * (alpha * x + mu * y)).astype(x.dtype), *vectors)
-    return step, ByModelState(optax.safe_increment(state.count), inner, step, best)
+    count = optax.safe_increment(state.count)
+    return step, ByModelState(count, inner, step, jnp.stack([alpha, mu]), own)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -229,34 +263,6 @@ def levenberg_marquardt(
     return step, LevenbergMarquardtState(count, inner, lam, ratio)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def check_options(
-  given: dict[str, Any],
-  rule: dict[str, Any],
-  quadratic_model: bool,
-  adaptive_damping: bool,
-  decays: bool,
-) -> None:
-  """Raises a ValueError for options of K-FAC that the model, or damping by it, would not heed.
-
-  `given` are all options, `rule` those of `levenberg_marquardt` that were set. Arrays, which
-  `optax.inject_hyperparams` makes of defaults as well, are not looked at.
-  """
-  known = lambda value: isinstance(value, int | float)
-  unused = [] if adaptive_damping else [name for name in rule if known(rule[name])]
-  if unused:
-    raise ValueError(f"{unused[0]} is {rule[unused[0]]}; it needs adaptive_damping=True")
-  if quadratic_model and decays and given["eigenvalues"] == "batch":
-    why = "second moments would be those of the gradient with its decay"
-    raise ValueError(f'quadratic_model with eigenvalues="batch" needs weight_decay=0: {why}')
-  inverses, changes = given["inverse_period"], given["damping_period"]
-  factored = adaptive_damping and given["damping_type"] == "factored"
-  if factored and known(inverses) and known(changes) and inverses > changes:
-    raise ValueError(
-      f"inverse_period is {inverses}; adaptive_damping with damping_type='factored', which acts"
-      f" when inverses are renewed, allows 1 to damping_period, {changes}"
-    )
 
 
 def minimum(products: jax.Array, slopes: jax.Array) -> jax.Array:

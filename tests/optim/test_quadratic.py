@@ -201,6 +201,41 @@ def test_updates_are_minima_of_the_damped_model():
     params, state, previous = optax.apply_updates(params, step), after, step
 
 
+@pytest.mark.parametrize("damping, decay, moves", [(0.03, 0.0, {-5, 5}), (0.3, 0.1, {-5})])
+@pytest.mark.thorough
+def test_the_factors_damping_is_the_best_of_three(damping, decay, moves):
+  """25 updates; every fifth renews inverses and compares dense models in float64."""
+  params, batch = problem(rows=16)
+  options = dict(damping=damping, damping_type="factored", factor_period=1, inverse_period=5)
+  choice = dict(quadratic_model=True, factor_damping_period=5, weight_decay=decay, decay_from=0)
+  tx = optim.kfac(1.0, predict, params, batch, **choice, **options, **EXACT)
+  inner = optim.scale_by_kfac(predict, params, batch, **options, **EXACT)
+  flat = lambda tree: np.float64(ravel_pytree(tree)[0])
+  update, renew = jax.jit(tx.update), jax.jit(inner.update)
+  state, shift, seen = tx.init(params), damping + decay, set()
+  for t in range(25):
+    grads = jax.grad(loss)(params, batch)
+    gradient = jax.tree.map(lambda g, p: g + decay * p, grads, params)
+    step, after = update(grads, state, params, batch=batch)
+    of_row = CASES["categorical"][2]
+    matrix = dense_fisher(params, batch["x"], WHOLE, of_row, np.ones(16))
+    matrix += (decay + damping) * np.eye(len(matrix))
+    found = {}
+    for factor in (1.0, 0.95**5, 0.95**-5) if t % 5 == 0 else (1.0,):
+      told = dict(batch=batch, damping=jnp.float32(shift * factor))
+      direction = flat(renew(gradient, state.inner, params, **told)[0])
+      vectors = np.stack([-direction, flat(state.previous)], axis=1)[:, : 1 + (t > 0)]
+      products, slope = vectors.T @ matrix @ vectors, vectors.T @ flat(gradient)
+      best = -np.linalg.solve(products, slope)
+      found[factor] = slope @ best / 2, vectors @ best
+    chosen = min(found, key=lambda factor: found[factor][0])
+    shift, seen = shift * chosen, seen | {chosen}
+    assert float(after.factor_damping) == pytest.approx(shift, rel=1e-4)
+    np.testing.assert_allclose(flat(step), found[chosen][1], rtol=1e-3, atol=1e-5)
+    params, state = optax.apply_updates(params, step), after
+  assert {0.95**power for power in moves} <= seen
+
+
 class Fixed(quadratic.Model):
   """A model of no curvature, so that the predicted change is the slope alone."""
 
@@ -480,6 +515,13 @@ def test_mistakes_are_one_line():
     build(adaptive_damping=True, damping=lambda count: 0.1)
   with pytest.raises(ValueError, match="damping is 0.1; it must be from min_damping, 1e-08, to"):
     build(adaptive_damping=True, damping=0.1, max_damping=0.01)
+  with pytest.raises(ValueError, match="factor_damping_period is 20; it needs damping_type="):
+    build(quadratic_model=True, factor_damping_period=20)
+  factored = dict(damping_type="factored", inverse_period=10)
+  with pytest.raises(ValueError, match="factor_damping_period is 20; it needs quadratic_model"):
+    build(factor_damping_period=20, **factored)
+  with pytest.raises(ValueError, match="period is 15; allowed: a multiple of inverse_period, 10"):
+    build(factor_damping_period=15, quadratic_model=True, **factored)
   drawn = POISSON._replace(factor=None)
   with pytest.raises(ValueError, match="quadratic model needs a likelihood with a factor"):
     optim.kfac(1.0, predict, params, batch, likelihood=drawn, quadratic_model=True)
