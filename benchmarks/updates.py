@@ -1,4 +1,4 @@
-"""Angles between the updates of optimizers on the same gradients, and where each update is long.
+"""Angles between the updates of optimizers on the same gradients, and how long and where they are.
 
 One run is trained by its own optimizer. The others see its parameters, batches and gradients, keep
 their own states, and say how they would go on. Weight decay is off, as it is no part of a direction.
@@ -26,16 +26,22 @@ from mixer_jax.training.state import init_state
 from mixer_jax.training.step import step_keys
 
 _PERIODS = dict(factor_period=10, basis_period=20)
+_SHAMPOO = dict(name="shampoo", basis_period=20)
+_KFAC = dict(name="kfac", norm_constraint=1e30)  # none: lengths are those of K-FAC itself
+# One optimizer's fields, or those of two for `graft`: lengths, directions.
 OPTIMIZERS = {
   "SGD": dict(name="sgd"),
   "Adam": dict(name="adamw"),
   "Muon": dict(name="muon"),
-  "Shampoo": dict(name="shampoo", basis_period=20),
+  "Shampoo": _SHAMPOO,
+  "Shampoo, Adam's\nlengths": (dict(name="adamw"), _SHAMPOO),
+  "Shampoo,\ncorrected": dict(corrected=True, **_SHAMPOO),
   "SOAP": dict(name="soap", basis_period=20),
-  "K-FAC": dict(name="kfac"),
-  "EK-FAC": dict(name="kfac", eigenvalues="batch"),
+  "K-FAC": _KFAC,
+  "EK-FAC": dict(eigenvalues="batch", **_KFAC),
   "Adam in\nK-FAC's basis": dict(name="kfac_adam", **_PERIODS),
 }
+_RATE = 1e-3
 
 
 class Compared(NamedTuple):
@@ -44,16 +50,18 @@ class Compared(NamedTuple):
   Attributes:
     cosines: between the updates of each two optimizers, [optimizers, optimizers].
     shares: of the squared length of an update, by the kind of layer, each [optimizers].
+    lengths: of the updates at a rate of 1, [optimizers].
   """
 
   cosines: np.ndarray
   shares: Mapping[str, np.ndarray]
+  lengths: np.ndarray
 
 
 def compare(run: Experiment, num_steps: int) -> Compared:
   """Follows the run for so many steps; the last third of them counts."""
   gradient = jax.jit(functools.partial(_gradient, run))
-  optimizers = [_other(run, **fields) for fields in OPTIMIZERS.values()]
+  optimizers = [_other(run, fields) for fields in OPTIMIZERS.values()]
   own, lead = optax.with_extra_args_support(run.optimizer()), init_state(run)
   updates = [jax.jit(tx.update) for tx in (own, *optimizers)]
   states = [jax.jit(tx.init)(lead.params) for tx in (own, *optimizers)]
@@ -83,29 +91,33 @@ def _gradient(run: Experiment, state: Any, batch: Any) -> tuple[Any, Mapping[str
   return jax.grad(loss)(state.params), extra
 
 
-def _other(run: Experiment, name: str, **fields: Any) -> optax.GradientTransformationExtraArgs:
-  """An optimizer of the run's problem; its rate is a factor that no angle knows."""
+def _other(run: Experiment, fields: Any) -> optax.GradientTransformationExtraArgs:
+  """An optimizer of the run's problem."""
   config = run.config.copy_and_resolve_references()
-  config.optimizer = config_lib.optimizer(name, learning_rate=1e-3, weight_decay=0.0, **fields)
+  one = lambda name, **rest: config_lib.optimizer(name, _RATE, weight_decay=0.0, **rest)
+  pair = isinstance(fields, tuple)
+  config.optimizer = config_lib.grafted(*(one(**f) for f in fields)) if pair else one(**fields)
   return dataclasses.replace(run, config=config).optimizer()
 
 
 def _measured(run: Experiment, updates: list[Any]) -> Compared:
   rows = jnp.stack([jnp.concatenate([x.ravel() for x in jax.tree.leaves(u)]) for u in updates])
-  rows = rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
+  lengths = jnp.linalg.norm(rows, axis=1)
+  rows = rows / lengths[:, None]
   kinds: dict[str, Any] = {}
   for leaves in zip(*map(jax.tree_util.tree_leaves_with_path, updates)):
     kind = run.task.layer_kind(path_name(leaves[0][0]))
     squares = jnp.stack([jnp.sum(jnp.square(x)) for _, x in leaves])
     kinds[kind] = kinds.get(kind, 0.0) + squares
   total = sum(kinds.values())
-  return Compared(rows @ rows.T, {kind: squares / total for kind, squares in kinds.items()})
+  shares = {kind: squares / total for kind, squares in kinds.items()}
+  return Compared(rows @ rows.T, shares, lengths / _RATE)
 
 
 def draw(found: Compared) -> Any:
-  """A figure: the cosines as a matrix, and the shares of kinds of layers as bars."""
+  """A figure: the cosines as a matrix, the shares of kinds of layers and the lengths as bars."""
   names, number = list(OPTIMIZERS), len(OPTIMIZERS)
-  figure, ((matrix, bars),) = figures.panels(1, 2, (12, 5.2), width_ratios=(1.15, 1))
+  figure, ((matrix, bars, lengths),) = figures.panels(1, 3, (16, 6), width_ratios=(1.3, 1, 0.6))
   matrix.imshow(found.cosines, vmin=-1, vmax=1, cmap="RdBu_r")
   matrix.set_xticks(range(number), names, rotation=45, ha="right")
   matrix.set_yticks(range(number), names)
@@ -122,6 +134,10 @@ def draw(found: Compared) -> Any:
   bars.invert_yaxis()
   bars.set(xlim=(0, 1), title="share of the squared length")
   bars.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3)
+  lengths.barh(range(number), found.lengths, color="grey")
+  lengths.set_yticks(range(number), [""] * number)
+  lengths.invert_yaxis()
+  lengths.set(xscale="log", title="length at a rate of 1")
   return figure
 
 
@@ -135,5 +151,6 @@ def main(options: Any) -> None:
     print(f"{name:22}" + "".join(f"{value:7.3f}" for value in row))
   for kind, shares in found.shares.items():
     print(f"{kind:22}" + "".join(f"{value:7.3f}" for value in shares))
+  print(f"{'length at a rate of 1':22}" + "".join(f"{value:7.3g}" for value in found.lengths))
   if options.out:
     print(figures.save(draw(found), pathlib.Path(options.out)))

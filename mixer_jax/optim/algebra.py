@@ -116,8 +116,8 @@ def factored_inverses(
   """
 
   def shifted(block):
-    mean_eigenvalue = [_mean_eigenvalue(f) for f in block]
-    ratio = mean_eigenvalue[0] / jnp.maximum(mean_eigenvalue[1], _EIGENVALUE_FLOOR)
+    means = [mean_eigenvalue(f) for f in block]
+    ratio = means[0] / jnp.maximum(means[1], _EIGENVALUE_FLOOR)
     pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
     shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
     return Kronecker(*(_shifted(f, shift) for f, shift in zip(block, shifts)))
@@ -131,7 +131,8 @@ def factored_inverses(
   return of_each_matrix(invert, damped, mesh, inverse)
 
 
-def _mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
+def mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
+  """The mean of a factor's eigenvalues, of each of a stack."""
   if isinstance(factor, Diagonals):
     return factor.values.mean(axis=-1)
   return jnp.trace(factor, axis1=-2, axis2=-1) / factor.shape[-1]

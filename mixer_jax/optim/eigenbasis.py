@@ -44,7 +44,8 @@ class Source(NamedTuple):
     blocks: maps parameters by path to the blocks with a basis.
     estimate: maps (blocks, gradients by path, params, batch, rng, model_params) to fresh
       factors by name of the block.
-    after: whether a step is made before its own gradient enters the factors.
+    after: whether a step is made before its own gradient enters the factors. A basis of gradients
+      that were all zero is then renewed as soon as one is not (behind a head that starts at zero).
   """
 
   blocks: Callable[[dict[str, Any]], list[Block]]
@@ -133,6 +134,8 @@ def in_basis(
       return basis, _carried(state.inner, state.basis, basis, reordered)
 
     due = count % basis_period == 0
+    if source.after:
+      due |= _first_appear(state.basis, factors)
     basis, moments = jax.lax.cond(due, new_basis, lambda: (state.basis, state.inner))
     return state._replace(factors=factors, basis=basis, inner=moments)
 
@@ -166,6 +169,12 @@ def in_basis(
     return with_directions(updates, directions), state._replace(count=count)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _first_appear(basis: dict[str, Any], factors: dict[str, Any]) -> jax.Array:
+  """Whether a basis is one of nothing, but its factors are not zero any more."""
+  new = lambda side, factor: (side.values.max(axis=-1) == 0) & (algebra.mean_eigenvalue(factor) > 0)
+  return jnp.any(jnp.array([jnp.any(new(basis[n][0], factors[n][0])) for n in basis] or [False]))
 
 
 def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:

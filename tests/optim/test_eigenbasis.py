@@ -522,6 +522,23 @@ def test_the_first_update_is_zero_without_decay_too(name):
   np.testing.assert_allclose(steps, [np.zeros((4, 3)), np.full((4, 3), -0.5)], rtol=1e-6)
 
 
+@pytest.mark.parametrize("stacked", [None, {"w": 1}])
+def test_a_first_gradient_does_not_wait_for_a_basis(stacked):
+  """Layers behind a head that starts at zero: L^-1/4 V R^-1/4 of one gradient is orthogonal."""
+  gradient = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+  gradient = {"w": gradient if stacked else gradient[0]}
+  tx = optim.scale_by_shampoo(ridge=0.0, basis_period=50, factor_decay=0.5, stacked=stacked)
+  state, step = tx.init(gradient), jax.jit(tx.update)
+  for size in (0.0, 0.0, 0.0, 1.0):
+    found, state = step({"w": size * gradient["w"]}, state)
+    assert not found["w"].any()
+  found, after = step(gradient, state)
+  u, _, v = np.linalg.svd(gradient["w"].astype(np.float64), full_matrices=False)
+  # The average of three zeros and V V^T, and its square root: 15/8 = 1 + 1/2 + 1/4 + 1/8.
+  np.testing.assert_allclose(found["w"], u @ v * (15 / 8) ** 0.5, rtol=1e-3, atol=1e-4)
+  assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), after.basis, state.basis))
+
+
 def test_the_momentum_of_shampoo_does_not_count_its_first_update():
   """Of a constant gradient the average of the steps is that of their weights, which sum to 1."""
   params = {"kernel": jnp.ones((4, 3))}
