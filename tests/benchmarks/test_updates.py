@@ -1,4 +1,4 @@
-"""Angles between updates, and shares of their lengths, against numbers by hand."""
+"""Angles between updates, and their lengths, against numbers by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,17 @@ def test_cosines_and_shares_by_hand():
   np.testing.assert_allclose(found.cosines, [[1, 0, -1], [0, 1, 0], [-1, 0, 1]], atol=1e-6)
   np.testing.assert_allclose(found.shares["head"], [0.36, 1.0, 0.36], rtol=1e-6)
   np.testing.assert_allclose(found.shares["stem"], [0.64, 0.0, 0.64], atol=1e-6)
+  np.testing.assert_allclose(found.lengths, [5e3, 2e3, 1e4], rtol=1e-6)  # of a rate of 1e-3
 
 
 def test_a_figure_has_a_row_for_each_optimizer():
   number = len(updates.OPTIMIZERS)
-  found = updates.Compared(np.eye(number), {"stem": np.full(number, 0.5), "head": np.ones(number)})
-  matrix, bars = updates.draw(found).axes
+  shares = {"stem": np.full(number, 0.5), "head": np.ones(number)}
+  matrix, bars, lengths = updates.draw(
+    updates.Compared(np.eye(number), shares, shares["head"])
+  ).axes
   assert len(matrix.texts) == number**2 and len(bars.patches) == 2 * number
+  assert len(lengths.patches) == number
 
 
 @pytest.mark.slow
