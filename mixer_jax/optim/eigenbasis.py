@@ -44,13 +44,15 @@ class Source(NamedTuple):
     blocks: maps parameters by path to the blocks with a basis.
     estimate: maps (blocks, gradients by path, params, batch, rng, model_params) to fresh
       factors by name of the block.
-    after: whether a step is made before its own gradient enters the factors. A basis of gradients
-      that were all zero is then renewed as soon as one is not (behind a head that starts at zero).
+    after: whether a step is made before its own gradient enters the factors.
+    growth: a basis is renewed before its period if a factor's trace has grown by more than this, as
+      from zero behind a head that starts there: its eigenvalues are out of date; None: it is not.
   """
 
   blocks: Callable[[dict[str, Any]], list[Block]]
   estimate: Callable[..., dict[str, Kronecker]]
   after: bool
+  growth: float | None = None
 
 
 @curvature_options.checked()
@@ -134,8 +136,8 @@ def in_basis(
       return basis, _carried(state.inner, state.basis, basis, reordered)
 
     due = count % basis_period == 0
-    if source.after:
-      due |= _first_appear(state.basis, factors)
+    if source.growth is not None:
+      due |= _grown(state.basis, factors, source.growth)
     basis, moments = jax.lax.cond(due, new_basis, lambda: (state.basis, state.inner))
     return state._replace(factors=factors, basis=basis, inner=moments)
 
@@ -171,10 +173,11 @@ def in_basis(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _first_appear(basis: dict[str, Any], factors: dict[str, Any]) -> jax.Array:
-  """Whether a basis is one of nothing, but its factors are not zero any more."""
-  new = lambda side, factor: (side.values.max(axis=-1) == 0) & (algebra.mean_eigenvalue(factor) > 0)
-  return jnp.any(jnp.array([jnp.any(new(basis[n][0], factors[n][0])) for n in basis] or [False]))
+def _grown(basis: dict[str, Any], factors: dict[str, Any], growth: float) -> jax.Array:
+  """Whether a factor, of the inputs' side, has grown since its basis was made."""
+  sides = [(basis[name][0], factors[name][0]) for name in basis]
+  grown = [algebra.mean_eigenvalue(f) > growth * eigen.values.mean(axis=-1) for eigen, f in sides]
+  return jnp.any(jnp.array([jnp.any(x) for x in grown] or [False]))
 
 
 def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:
@@ -218,7 +221,10 @@ def _turn(old: algebra.Eigen, new: algebra.Eigen, power: int) -> jax.Array | Non
 
 
 def gradient_source(
-  max_factor: int | None, full_factors: str = "", stacked: Mapping[str, int] | None = None
+  max_factor: int | None,
+  full_factors: str = "",
+  stacked: Mapping[str, int] | None = None,
+  growth: float | None = None,
 ) -> Source:
   """Factors V V^T and V^T V of the gradient itself: no model is needed.
 
@@ -243,7 +249,7 @@ def gradient_source(
     del params, batch, rng
     return {b.name: _moments(b, _matrix(b, gradients)) for b in blocks}
 
-  return Source(blocks, estimate, after=True)
+  return Source(blocks, estimate, after=True, growth=growth)
 
 
 def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: float) -> Block:

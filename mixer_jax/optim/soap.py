@@ -24,6 +24,10 @@ from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
 from mixer_jax.optim.factors import curvature_of, some_of
 from mixer_jax.options import Option
 
+# Of the squares of gradients within a period of Shampoo: with eigenvalues before it the steps would
+# be twice too long.
+_GROWTH = 4.0
+
 
 @curvature_options.checked(in_basis)
 def scale_by_soap(
@@ -204,7 +208,8 @@ def scale_by_shampoo(
     eps: added to the roots of second moments.
     power: p of L^-p V R^-p.
     ridge: eigenvalues get this part of the factor's largest one added.
-    corrected: divides by roots of second moments in the eigenbasis, whatever `power` is.
+    corrected: divides by roots of second moments in the eigenbasis, whatever `power` is. Without
+      it bases are also renewed when the squares of gradients have grown fourfold.
     max_factor: a side of more rows has no basis; None is 8,192.
     full_factors: a regular expression of the paths of parameters whose sides all have one.
     stacked: see `scale_by_soap`.
@@ -218,7 +223,9 @@ def scale_by_shampoo(
   """
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   inner = rms if corrected else _by_eigenvalues(power, ridge)
-  return in_basis(inner, rms, gradient_source(max_factor, full_factors, stacked), **options)
+  growth = None if corrected else _GROWTH
+  source = gradient_source(max_factor, full_factors, stacked, growth)
+  return in_basis(inner, rms, source, **options)
 
 
 def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationExtraArgs:

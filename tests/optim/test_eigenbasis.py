@@ -536,7 +536,12 @@ def test_a_first_gradient_does_not_wait_for_a_basis(stacked):
   u, _, v = np.linalg.svd(gradient["w"].astype(np.float64), full_matrices=False)
   # The average of three zeros and V V^T, and its square root: 15/8 = 1 + 1/2 + 1/4 + 1/8.
   np.testing.assert_allclose(found["w"], u @ v * (15 / 8) ** 0.5, rtol=1e-3, atol=1e-4)
-  assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), after.basis, state.basis))
+  same = lambda a, b: bool(jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), a, b)))
+  assert same(after.basis, state.basis)
+  # The average of V V^T was 8/15 of it and becomes (32 square + 24) / 63: fourfold above 3.45.
+  for square, renewed in ((3.3, False), (3.6, True)):
+    _, last = step({"w": square**0.5 * gradient["w"]}, after)
+    assert same(last.basis, after.basis) != renewed
 
 
 def test_the_momentum_of_shampoo_does_not_count_its_first_update():
