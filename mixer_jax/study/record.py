@@ -203,9 +203,14 @@ def _typed(value: Any, kind: Any) -> Any:
 
 
 def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
-  """The differences between two plans, a phrase each."""
+  """The differences between two plans, a phrase each.
+
+  More cells and seeds are none, but more tries of a cell are: its choice may have been made.
+  """
   before, after = ({run.name: run.config for run in runs} for runs in (old, new))
-  moved = [f"run {name} is new" for name in after if name not in before]
+  tried = {run.cell for run in old if run.tunes}
+  more = [run.name for run in new if run.tunes and run.cell in tried and run.name not in before]
+  moved = [f"run {name} is new" for name in more]
   moved += [f"run {name} is gone" for name in before if name not in after]
   changes = collections.Counter()
   # An older version may not have had all options of today.

@@ -93,6 +93,21 @@ def test_another_study_is_refused_by_its_differences(tmp_path):
     record.open_study(tmp_path, Study(**GRID, seeds=(0,)), "f.py", ["num_epochs=7"])
 
 
+def test_a_study_may_grow_by_cells_and_seeds_but_not_by_tries(tmp_path):
+  tries = lambda number, *names: Tuning({n: [{"seed": i} for i in range(number)] for n in names})
+  opened = record.open_study(tmp_path, Study(**GRID, tuning=tries(2, "sgd", "adam")), "f.py", [])
+  opened.path(opened.runs[0]).mkdir()
+  axes = {**GRID["axes"], "optimizer": (*GRID["axes"]["optimizer"], "kfac")}
+  grid = GRID | dict(axes=axes, seeds=(0, 1, 2, 3))
+  grown = record.open_study(
+    tmp_path, Study(**grid, tuning=tries(2, *axes["optimizer"])), "f.py", []
+  )
+  assert {run.name for run in opened.runs} < {run.name for run in grown.runs}
+  assert any(run.cell[-1] == "kfac" and run.tunes for run in grown.runs)
+  with pytest.raises(UserError, match="run tune-m1-sgd-2 is new; run tune-m1-adam-2 is new"):
+    record.open_study(tmp_path, Study(**grid, tuning=tries(3, *axes["optimizer"])), "f.py", [])
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path):
   published = {("m2", "adam"): Published(60.5, 38), ("m1", "sgd"): Published(1.25)}
   study = Study(
