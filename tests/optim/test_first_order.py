@@ -11,7 +11,7 @@ import pytest
 from mixer_jax.optim import first_order
 
 
-def path(tx, steps=5):
+def path(tx, steps=25):
   """Parameters after each step on the loss sum(w^4) / 4."""
   w = np.array([1.0, -2.0, 0.5], np.float32)
   state, points = tx.init(w), []
@@ -22,7 +22,7 @@ def path(tx, steps=5):
   return np.array(points)
 
 
-def numpy_path(step, steps=5):
+def numpy_path(step, steps=25):
   w, memory, points = np.array([1.0, -2.0, 0.5]), {}, []
   for t in range(1, steps + 1):
     w = step(w, w**3, memory, t)
