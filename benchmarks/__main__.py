@@ -51,6 +51,9 @@ if __name__ == "__main__":
     "config", None, "Config file of input, dispatch, optimizers and updates."
   )
   flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
+  flags.DEFINE_bool(
+    "kfac_jax", False, "Adds kfac_jax.Optimizer on the first run's classifier to costs."
+  )
   flags.DEFINE_list("models", None, "Names of models, for every command without a config.")
   flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers of train and compile.")
   flags.DEFINE_integer(

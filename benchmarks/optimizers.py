@@ -247,7 +247,7 @@ def of_study(options: Any) -> None:
   names = [run.name for run in study.select(options.run)]
   devices.print_line()
   runs = {name: experiment.build(config_lib.restored(configs[name])) for name in names}
-  _show(compare(runs, options.rounds, names[0]), names[0])
+  _show(compare(runs, options.rounds, names[0], theirs=options.kfac_jax), names[0])
 
 
 def _show(costs: Mapping[str, Cost], base: str) -> None:
