@@ -100,9 +100,11 @@ def check_combination(
 
 def check_model(
   given: dict[str, Any],
+  defaults: dict[str, Any],
   rule: dict[str, Any],
+  *,
   quadratic_model: bool,
-  adaptive_damping: bool,
+  adapts: bool,
   decays: bool,
 ) -> None:
   """Raises a ValueError for options of K-FAC that the model, or damping by it, would not heed.
@@ -111,7 +113,10 @@ def check_model(
   `optax.inject_hyperparams` makes of defaults as well, are not looked at.
   """
   known = lambda value: isinstance(value, int | float)
-  unused = [] if adaptive_damping else [name for name in rule if known(rule[name])]
+  for name in ("momentum", "norm_constraint") if quadratic_model else ():
+    if known(given[name]) and given[name] != defaults[name]:
+      raise ValueError(f"{name} is {given[name]}; it acts without quadratic_model alone")
+  unused = [] if adapts else [name for name in rule if known(rule[name])]
   if unused:
     raise ValueError(f"{unused[0]} is {rule[unused[0]]}; it needs adaptive_damping=True")
   if quadratic_model and decays and given["eigenvalues"] == "batch":
@@ -127,7 +132,7 @@ def check_model(
       f"factor_damping_period is {own}; allowed: a multiple of inverse_period, {inverses}, for"
       " damping of the factors acts when inverses are renewed"
     )
-  factored &= adaptive_damping and own is None
+  factored &= adapts and own is None
   if factored and known(inverses) and known(changes) and inverses > changes:
     raise ValueError(
       f"inverse_period is {inverses}; adaptive_damping with damping_type='factored', which acts"

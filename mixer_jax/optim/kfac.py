@@ -274,7 +274,7 @@ def kfac(
       the published code, which lets the curvature settle first.
     quadratic_model: each update is the minimum of the exact quadratic model along the
       preconditioned gradient and the update before (Martens and Grosse, Section 7), times the
-      learning rate, which should be 1. It takes the place of `momentum` and `norm_constraint`;
+      learning rate, which should be 1. `momentum` and `norm_constraint` are left at their defaults;
       weight decay is part of the objective. The loss must be that of `likelihood`.
     factor_damping_period: of a quadratic model with factored damping, see `quadratic.by_model`.
     adaptive_damping: see `quadratic.levenberg_marquardt`; the update then needs the extra
@@ -291,13 +291,17 @@ def kfac(
     decay_from = 20 * factor_period
   decay = lambda count: weight_decay * (count >= decay_from)
   decays = not (isinstance(weight_decay, int | float) and weight_decay == 0)
+  defaults = {k: p.default for k, p in inspect.signature(kfac).parameters.items()}
+  named = dict(momentum=momentum, norm_constraint=norm_constraint)
+  named |= dict(factor_damping_period=factor_damping_period)
   norm_constraint = None if quadratic_model else norm_constraint
   options |= dict(norm_constraint=norm_constraint, factor_period=factor_period)
   rule = {k: options.pop(k) for k in options_lib.of(quadratic.levenberg_marquardt) if k in options}
   first = scale_by_kfac(predict, params, batch, learning_rate=learning_rate, **options)
-  defaults = {k: p.default for k, p in inspect.signature(kfac).parameters.items()}
-  given = defaults | options | dict(factor_damping_period=factor_damping_period)
-  curvature_options.check_model(given | rule, rule, quadratic_model, adaptive_damping, decays)
+  given = defaults | options | rule | named
+  curvature_options.check_model(
+    given, defaults, rule, quadratic_model=quadratic_model, adapts=adaptive_damping, decays=decays
+  )
   model = functools.partial(quadratic.Model, predict, given["likelihood"], given["axis_name"])
   if quadratic_model:
     model = functools.partial(model, decay, decay_mask)
