@@ -477,15 +477,23 @@ def run(**values):
   return waves("kfac", **{f"optimizer.{k}": v for k, v in options.items()}, **values)
 
 
+FACTORED = dict(damping_type="factored", inverse_period=2, factor_damping_period=2)
+
+
+@pytest.mark.parametrize("options", [{}, FACTORED], ids=["exact", "factored"])
 @pytest.mark.thorough
-def test_training_on_any_mesh_and_in_parts_makes_the_same_steps():
-  one = advanced(run(), steps=4)
+def test_training_on_any_mesh_and_in_parts_makes_the_same_steps(options):
+  options = {f"optimizer.{k}": v for k, v in options.items()}
+  one = advanced(run(**options), steps=4)
   assert float(one[0].opt_state.damping) != pytest.approx(0.1)
   for change in ({"accum_steps": 4}, {"mesh.data": 2, "mesh.model": 4}):
-    other = advanced(run(**change), steps=4)
+    other = advanced(run(**options, **change), steps=4)
     assert_close(other, one, rtol=2e-3, atol=2e-4)
-    damping = [float(state.opt_state.damping) for state, _ in (one, other)]
-    assert damping[1] == pytest.approx(damping[0])
+    states = [state.opt_state for state, _ in (one, other)]
+    assert float(states[1].damping) == pytest.approx(float(states[0].damping))
+    if options:
+      own = [float(state.inner.factor_damping) for state in states]
+      assert own[1] == pytest.approx(own[0]) and own[0] != pytest.approx(0.1)
 
 
 def test_a_layout_is_left_before_the_loss_is_taken():
