@@ -115,7 +115,9 @@ def check_model(
   known = lambda value: isinstance(value, int | float)
   for name in ("momentum", "norm_constraint") if quadratic_model else ():
     if known(given[name]) and given[name] != defaults[name]:
-      raise ValueError(f"{name} is {given[name]}; it acts without quadratic_model alone")
+      raise ValueError(
+        f"{name} is {given[name]}; a quadratic model takes its place: leave it at {defaults[name]}"
+      )
   unused = [] if adapts else [name for name in rule if known(rule[name])]
   if unused:
     raise ValueError(f"{unused[0]} is {rule[unused[0]]}; it needs adaptive_damping=True")

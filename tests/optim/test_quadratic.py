@@ -523,9 +523,9 @@ def test_mistakes_are_one_line():
     build(adaptive_damping=True, damping=lambda count: 0.1)
   with pytest.raises(ValueError, match="damping is 0.1; it must be from min_damping, 1e-08, to"):
     build(adaptive_damping=True, damping=0.1, max_damping=0.01)
-  with pytest.raises(ValueError, match="momentum is 0.5; it acts without quadratic_model alone"):
+  with pytest.raises(ValueError, match="momentum is 0.5; a quadratic model takes its place: leave"):
     build(quadratic_model=True, momentum=0.5)
-  with pytest.raises(ValueError, match="norm_constraint is 0.1; it acts without quadratic_model"):
+  with pytest.raises(ValueError, match="norm_constraint is 0.1; .*: leave it at 0.01"):
     build(quadratic_model=True, norm_constraint=0.1)
   with pytest.raises(ValueError, match="factor_damping_period is 20; it needs damping_type="):
     build(quadratic_model=True, factor_damping_period=20)
