@@ -91,8 +91,8 @@ def along(y, grid):
   return y
 
 
-# Outputs of that code in float32, by the parameters of `drawn`, its grids halfway, and no dropout of
-# attention weights, which it has in evaluation as well.
+# Outputs of that code in float32, by the parameters of `drawn`, our grids halfway, and no dropout of
+# attention weights, which it has in evaluation as well (tests/make_operator_fixtures.py).
 @pytest.mark.parametrize("case", np.load(FIXTURE))
 @pytest.mark.first(2)
 def test_equals_the_published_code(case):
