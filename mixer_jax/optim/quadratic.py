@@ -146,8 +146,8 @@ def by_model(
 
   def init_fn(params):
     zeros, own = optax.tree.zeros_like(params), None if period is None else jnp.float32(0)
-    count, none = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.float32)
-    return ByModelState(count, precondition.init(params), zeros, none, own)
+    count, coefficients = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.float32)
+    return ByModelState(count, precondition.init(params), zeros, coefficients, own)
 
   def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, ())

@@ -24,8 +24,8 @@ from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
 from mixer_jax.optim.factors import curvature_of, some_of
 from mixer_jax.options import Option
 
-# Of the squares of gradients within a period of Shampoo: with eigenvalues before it the steps would
-# be twice too long.
+# Shampoo renews its bases where the squares of a gradient have grown by more since they were made: by
+# the old eigenvalues its steps would be more than twice too long.
 _GROWTH = 4.0
 
 
