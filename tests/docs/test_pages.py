@@ -122,7 +122,7 @@ def rows(page, heading):
 def test_the_settings_of_kfac_are_its_own():
   """Names and defaults of the table are those of the code; none is left out."""
   told = {}
-  for names, defaults, _ in rows("docs/kfac.md", "The settings"):
+  for names, defaults, _ in rows("docs/kfac.md", "Options and defaults"):
     values = defaults.split(", ")
     told |= {n.strip("`"): ast.literal_eval(v) for n, v in zip(names.split(", "), values)}
   parameters = {}
@@ -152,7 +152,7 @@ def test_models_tasks_and_public_files_are_all_named():
     assert not [name for name in models.VARIANTS if f"`{name}`" not in text]
   assert not [name for name in tasks.TASKS if f"`{name}`" not in readme]
   assert not [name for name in pretrained.CATALOG if f"`{name}`" not in weights]
-  assert f"{len(pretrained.CATALOG)} names" in readme and f"{len(models.VARIANTS)} models" in readme
+  assert f"{len(pretrained.CATALOG)} names" in readme and f"{len(models.VARIANTS)} models of images" in readme
 
 
 # The loss that K-FAC's last ten steps stay below, and the least loss of Adam's.
