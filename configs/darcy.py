@@ -11,7 +11,7 @@ taken, 85x85, and attention sees 29x29: the small setting of Cao (NeurIPS 2021).
 from mixer_jax import config as config_lib
 
 OPTIMIZERS = {
-  "kfac_adam": dict(learning_rate=1e-3, factor_decay=0.8),
+  "kfac_adam": dict(learning_rate=1e-3, weight_decay=0.0, factor_decay=0.8),
   "adam": dict(learning_rate=1e-3, clip_norm=0.99),
 }
 

@@ -85,10 +85,16 @@ def operator(
 ) -> Operator:
   """Builds the named model of an operator, one of `OPERATORS`; errors are those of `build`.
 
-  The first arguments are as in `Operator`; `overrides` replace any option of the model.
+  The first arguments are as in `Operator`; `overrides` replace any option of the model but those
+  that it does not read.
   """
   _check(OPERATORS, name, overrides)
-  return OPERATORS[name](grid=tuple(grid), inputs=inputs, outputs=outputs, **overrides)
+  model = OPERATORS[name](grid=tuple(grid), inputs=inputs, outputs=outputs, **overrides)
+  for field in overrides:
+    if by := model.unread.get(field):
+      why = f"which {name} with model.{by}={getattr(model, by)!r} does not read"
+      raise UserError(f"model.{field} is {overrides[field]!r}, {why}; allowed: its default, None")
+  return model
 
 
 def operator_axes(name: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ the kind of attention (there it is 0.1 around softmax and linear); the coarse gr
 the training grid at any resolution.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Mapping
 
 import flax.linen as nn
 import jax
@@ -122,6 +122,18 @@ class Galerkin(operator_model.Decoded, kw_only=True):
   def on_coarse(self) -> bool:
     """Whether the decoder works on the coarse grid."""
     return self.extractor == "cnn" and not self.refine
+
+  @property
+  def needs_ends(self) -> tuple[str, Any] | None:
+    return super().needs_ends or (("extractor", "linear") if self.extractor == "cnn" else None)
+
+  @property
+  def unread(self) -> Mapping[str, str]:
+    fields = ("coarse", "activation", "refine") if self.extractor == "linear" else ()
+    return {**super().unread, **dict.fromkeys(fields, "extractor")}
+
+  def attention_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    return (self.coarse,) * len(grid) if self.extractor == "cnn" else grid
 
   def encode(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     fine, rank = values.shape[1:-1], len(self.grid)

@@ -14,18 +14,20 @@ import numpy as np
 from mixer_jax.models import layers
 
 
-def resize(x: jax.Array, grid: tuple[int, ...]) -> jax.Array:
-  """Interpolates [batch, *any grid, channels] linearly onto a grid with the same end points."""
+def resize(x: jax.Array, grid: tuple[int, ...], periodic: bool = False) -> jax.Array:
+  """Interpolates [batch, *any grid, channels] linearly onto another grid of the same domain."""
   for axis, points in enumerate(grid, 1):
     if x.shape[axis] != points:
-      x = layers.along(axis, _weights(x.shape[axis], points), x)
+      x = layers.along(axis, _weights(x.shape[axis], points, periodic), x)
   return x
 
 
-def _weights(old: int, new: int) -> np.ndarray:
-  """The matrix [new, old] of linear interpolation; the ends stay the ends."""
-  places = np.linspace(0, old - 1, new)
-  return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old)))
+def _weights(old: int, new: int, periodic: bool) -> np.ndarray:
+  """The matrix [new, old] of linear interpolation; ends stay ends, or the grids go round."""
+  places = np.arange(new) * (old / new) if periodic else np.linspace(0, old - 1, new)
+  distance = np.abs(places[:, None] - np.arange(old))
+  distance = np.minimum(distance, old - distance) if periodic else distance
+  return np.maximum(0, 1 - distance)
 
 
 def between(fine: tuple[int, ...], coarse: int) -> tuple[int, ...]:

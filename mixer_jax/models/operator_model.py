@@ -1,6 +1,6 @@
 """Models of operators: from values of a function on a grid to those of another on the same grid."""
 
-from typing import Annotated
+from typing import Annotated, Any, Mapping
 
 import flax.linen as nn
 import jax
@@ -73,6 +73,20 @@ class Operator(nn.Module, kw_only=True):
     inside = (slice(None), *[slice(1, -1)] * rank)
     return jnp.pad(y[inside], [(0, 0), *[(1, 1)] * rank, (0, 0)])
 
+  @property
+  def needs_ends(self) -> tuple[str, Any] | None:
+    """A field by which the model is for domains with ends, and its value for periodic ones."""
+    return ("dirichlet", False) if self.dirichlet else None
+
+  @property
+  def unread(self) -> Mapping[str, str]:
+    """The fields that this model does not read, each with the field that decides it."""
+    return {}
+
+  def attention_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """The points that attention sees of functions on a grid."""
+    return grid
+
   def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     """Features [batch, *grid, any], the input of the head.
 
@@ -120,6 +134,11 @@ class Decoded(Operator, kw_only=True):
     super().__post_init__()
     if self.decoder == "spectral":
       self.check_modes(self.modes)
+
+  @property
+  def unread(self) -> Mapping[str, str]:
+    fields = ("modes", "decoder_mlp_dim") if self.decoder == "pointwise" else ()
+    return dict.fromkeys(fields, "decoder")
 
   def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     x = self.encode(values, positions, train)

@@ -29,29 +29,26 @@ class Functions:
     """Points on each axis."""
     return self.inputs.shape[1:]
 
-  @property
-  def coordinates(self) -> tuple[np.ndarray, ...]:
-    """The points of each axis, float64."""
-    return tuple(np.linspace(0, 1, n, endpoint=not self.periodic) for n in self.grid)
-
 
 def subsampled(functions: Functions, step: int, name: str = "step") -> Functions:
   """Every `step`-th point of each axis, without a copy; a UserError as of `check_step`."""
-  check_step(functions, step, name)
+  check_step(functions.grid, functions.periodic, step, name)
   each = (slice(None), *[slice(None, None, step)] * len(functions.grid))
   inputs, outputs = functions.inputs[each], functions.outputs[each]
   return dataclasses.replace(functions, inputs=inputs, outputs=outputs)
 
 
-def check_step(functions: Functions, step: int, name: str = "step", least: int = 1) -> None:
+def check_step(
+  grid: tuple[int, ...], periodic: bool, step: int, name: str = "step", least: int = 1
+) -> None:
   """Raises a UserError if every `step`-th point of each axis is no grid on the same domain.
 
   The step has to divide the number of points of a periodic axis, and the number of intervals of
   another one. The error has its `name`, and allows multiples of the `least` one.
   """
-  for points in functions.grid:
-    if not leaves_grid(points, step, functions.periodic):
-      cells = points if functions.periodic else points - 1
+  for points in grid:
+    if not leaves_grid(points, step, periodic):
+      cells = points if periodic else points - 1
       divisors = [d for d in range(least, cells, least) if cells % d == 0]
       some = ", ".join(map(str, divisors[:_NAMED])) + (", ..." if divisors[_NAMED:] else "")
       raise UserError(f"{name}={step} leaves no grid of {points} points; allowed: {some or None}")

@@ -36,8 +36,8 @@ def burgers_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Initial values, `fields.periodic`, and the solutions of Burgers' equation at a time.
 
-  The defaults are those of the published set of Li et al. (burgers_data_R10), as a plot of its
-  first pair tells: an initial value of mean 0 becomes the solution drawn, to the width of the
+  The defaults are those of the published set of Li et al. (burgers_data_R10), as a plot of four of
+  its pairs tells: an initial value of mean 0 becomes the solution drawn, to the width of the
   line, on a domain of length 2 pi. The paper says 1, where viscosity 0.1 leaves 1% of it.
 
   A UserError if viscosity leaves nothing of a function but rounding.

@@ -14,13 +14,14 @@ from mixer_jax.errors import UserError
 from mixer_jax.models import interpolate
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "published_operators.npz"
-SMALL = dict(hidden_dim=6, num_blocks=2, num_heads=2, ffn_dim=5, decoder_dim=4, decoder_mlp_dim=3)
+BLOCKS = dict(hidden_dim=6, num_blocks=2, num_heads=2, ffn_dim=5)
+SMALL = dict(BLOCKS, decoder_dim=4, decoder_mlp_dim=3)
 PATCHES = dict(hidden_dim=6, num_blocks=1, patch_size=4, decoder_dim=4, decoder_mlp_dim=3, modes=3)
 # Grid and fields by name: models that compile fast.
 CASES = {
   "galerkin_1d": ((13,), dict(SMALL, modes=4)),
   "galerkin_2d": ((12, 12), dict(SMALL, modes=3, coarse=5)),
-  "galerkin_inverse": ((12, 12), dict(SMALL, decoder_dim=6, coarse=5)),
+  "galerkin_inverse": ((12, 12), dict(BLOCKS, decoder_dim=6, coarse=5)),
   "fno_1d": ((12,), dict(hidden_dim=6, modes=4)),
   "fno_2d": ((13, 13), dict(hidden_dim=4, modes=3, padding=2)),
   "mixer_operator": ((10,), dict(PATCHES, tokens_mlp_dim=4, channels_mlp_dim=5)),
@@ -274,6 +275,8 @@ def test_roles_of_parameters(name):
     ("galerkin_1d", dict(attention="cosine"), "model.attention is 'cosine'; allowed: galerkin"),
     ("galerkin_2d", dict(coarse=13), "model.coarse is 13; allowed: 2 to the 12x12 points"),
     ("galerkin_2d", dict(refine=False), 'refine is False; allowed: True, or decoder "pointwise"'),
+    ("galerkin_1d", dict(coarse=5), "coarse is 5, which galerkin_1d with model.extractor='linear' do"),
+    ("galerkin_inverse", dict(modes=5), "modes is 5, .* model.decoder='pointwise' does not read; al"),
   ],
 )
 def test_mistakes_are_named(name, fields, message):

@@ -5,6 +5,7 @@ import functools
 import math
 import pathlib
 from typing import Annotated, Callable
+import zlib
 
 import ml_collections
 import numpy as np
@@ -22,6 +23,10 @@ _NAMES = (*generate.KINDS, "files")
 _SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:90%]"'
 _EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
 _OUTPUT_STEP = "inverse problem: step of the outputs, means over cells; 0: as `step`"
+_NOISE = (
+  "noise on the inputs, a share of their standard deviation at each point; a function has its own on"
+  " each grid"
+)
 _MOST = 10**6
 _AT_ONCE = 64  # functions, of which cells are averaged
 # Fields that sets made from a seed read, and those of files.
@@ -57,14 +62,12 @@ class FunctionData:
   mean: Annotated[float, _BURGERS["mean"]] = 0.0
   low: Annotated[float, _DARCY["low"]] = 3.0
   high: Annotated[float, _DARCY["high"]] = 12.0
-  seed: Annotated[int, Option("random seed of the generated functions", 0, COUNT)] = 0
+  seed: Annotated[int, Option("random seed of generated functions and of noise", 0, COUNT)] = 0
   step: Annotated[int, Option("every step-th point of a side is taken", 1, 2**16)] = 1
   output_step: Annotated[int, Option(_OUTPUT_STEP, 0, 2**16)] = 0
   extra_test_steps: Annotated[str, Option(_EXTRA, free=True)] = ""
   inverse: Annotated[bool, Option("from the solution to the coefficient")] = False
-  noise: Annotated[
-    float, Option("noise on the inputs, a share of their standard deviation at each point", 0, 10)
-  ] = 0.0
+  noise: Annotated[float, Option(_NOISE, 0, 10)] = 0.0
   inputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
   outputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
   axes: one_of(_AXES, ("auto", "periodic", "bounded")) = "auto"
@@ -98,8 +101,17 @@ class FunctionData:
     """Axes of the functions; 0: files tell."""
     return 0 if self.name == "files" else generate.KINDS[self.name].dimensions
 
+  @property
+  def grid(self) -> tuple[int, ...]:
+    """The training grid of generated functions."""
+    kind, periodic = generate.KINDS[self.name], self.periodic(self.dimensions)
+    cells = (self.points or kind.points) - (not periodic)
+    return (cells // self.step + (not periodic),) * kind.dimensions
+
   def periodic(self, dimensions: int) -> bool:
     """Whether grids of so many axes leave out the end point, which equals the first."""
+    if self.name != "files":
+      return generate.KINDS[self.name].periodic
     return self.axes == "periodic" or (self.axes == "auto" and dimensions == 1)
 
   def check(self) -> None:
@@ -114,8 +126,20 @@ class FunctionData:
       raise UserError(
         f"data.output_step is {self.output_step}; allowed: a multiple of data.step, {self.step}"
       )
-    if self.output_step and (self.extra_steps or not self.inverse):
+    extra = self.extra_steps
+    if self.output_step and (extra or not self.inverse):
       raise UserError("data.output_step needs data.inverse=True and no data.extra_test_steps")
+    if self.name != "files":
+      self._check_steps(extra)
+
+  def _check_steps(self, extra: list[int]) -> None:
+    """Raises a UserError if a step divides no generated grid, before functions are made."""
+    kind = generate.KINDS[self.name]
+    whole = (self.points or kind.points,) * kind.dimensions
+    for field, step in (("step", self.step), *(("extra_test_steps", step) for step in extra)):
+      check_step(whole, kind.periodic, step, f"data.{field}")
+    if self.output_step:
+      check_step(whole, kind.periodic, self.output_step, "data.output_step", self.step)
 
   def _check_unused(self) -> None:
     """Raises a UserError for a field that data of this name do not read."""
@@ -129,9 +153,10 @@ class FunctionData:
 
 
 def load(data: FunctionData) -> dict[str, Arrays]:
-  """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": int32, of its own}.
+  """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": uint32}.
 
-  Beside "train", "test" and maybe "validation" there is a "test_POINTS" for each further grid. A
+  Beside "train", "test" and maybe "validation" there is a "test_POINTS" for each further grid. The
+  id of a function depends on its place in the generated split or file alone. A
   UserError if files do not fit, a step does not divide a grid, validation functions are trained
   on, or an output is 0 everywhere.
   """
@@ -146,7 +171,7 @@ def load(data: FunctionData) -> dict[str, Arrays]:
     arrays = _taken(data, read, parts["test"], step)
     points = arrays["inputs"].shape[1]
     found[f"test_{points}"] = arrays
-  first, rank = 0, found["train"]["inputs"].ndim
+  rank = found["train"]["inputs"].ndim
   for name, arrays in found.items():
     number = len(arrays["inputs"])
     if arrays["inputs"].ndim != rank:
@@ -158,8 +183,6 @@ def load(data: FunctionData) -> dict[str, Arrays]:
         f"outputs of {name}: function {zero.argmax()} is 0 at all points, where relative errors"
         " do not exist"
       )
-    arrays["id"] = np.arange(first, first + number, dtype=np.int32)
-    first += number
   return {name: Arrays(arrays) for name, arrays in found.items()}
 
 
@@ -180,12 +203,12 @@ def _taken(
   data: FunctionData, read: Callable[[str], Functions], parts: splits.Parts, step: int
 ) -> dict[str, np.ndarray]:
   """Inputs and outputs of some rows on a coarser grid, in the order of the problem."""
-  taken = {"inputs": [], "outputs": []}
+  taken = {"inputs": [], "outputs": [], "id": []}
   for base, rows in parts:
-    whole, first = read(base), read(parts[0][0])
-    if whole.grid != first.grid:
+    whole, other = read(base), read(parts[0][0])
+    if whole.grid != other.grid:
       grids = f"{base} has functions on {shown(whole.grid)} points, {parts[0][0]} on"
-      raise UserError(f"{grids} {shown(first.grid)}; allowed: parts of a split on one grid")
+      raise UserError(f"{grids} {shown(other.grid)}; allowed: parts of a split on one grid")
     some = slice(rows.start, rows.stop)
     fine = Functions(whole.inputs[some], whole.outputs[some], whole.periodic)
     coarse = subsampled(fine, step, f"data.{'step' if step == data.step else 'extra_test_steps'}")
@@ -193,10 +216,12 @@ def _taken(
     if data.inverse:
       pair = pair[1], pair[0]
       if wide := data.output_step:
-        check_step(fine, wide, "data.output_step", step)
+        check_step(fine.grid, fine.periodic, wide, "data.output_step", step)
         pair = pair[0], averaged(fine.inputs, wide, fine.periodic)
-    for name, array in zip(taken, pair):
+    for name, array in zip(("inputs", "outputs"), pair):
       taken[name].append(np.asarray(array, np.float32))
+    ids = zlib.crc32(base.encode()) + np.arange(rows.start, rows.stop)
+    taken["id"].append(ids.astype(np.uint32))
   return {name: np.concatenate(arrays) for name, arrays in taken.items()}
 
 

@@ -22,15 +22,17 @@ def relative_h1(errors: jax.Array, targets: jax.Array, periodic: bool) -> jax.Ar
 
 
 def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
-  """Central differences along each axis of [batch, *grid], of a cell that is 1 long.
+  """Central differences along each axis of [batch, *grid], on the unit interval or square.
 
-  Without a period each is [batch, *grid - 2], at inner points alone.
+  They are derivatives times the length of the first axis's cells, whatever those of the other
+  are. Without a period each is [batch, *grid - 2], at inner points alone.
   """
   found, axes = [], range(1, functions.ndim)
   inner = (slice(None), *(slice(1, -1) for _ in axes))
-  for axis in axes:
+  first, *others = (points if periodic else points - 1 for points in functions.shape[1:])
+  for axis, cells in zip(axes, (first, *others)):
     difference = (jnp.roll(functions, -1, axis) - jnp.roll(functions, 1, axis)) / 2
-    found.append(difference if periodic else difference[inner])
+    found.append((difference if periodic else difference[inner]) * (cells / first))
   return found
 
 

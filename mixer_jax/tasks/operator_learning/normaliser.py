@@ -4,12 +4,13 @@ The statistics belong to the grid of the training functions. Another grid takes 
 interpolation, so that a model carries over.
 """
 
-from typing import Any, Mapping
+from typing import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixer_jax.models import interpolate
 from mixer_jax.options import one_of
 
 Kind = one_of(
@@ -54,21 +55,5 @@ def denormalised(functions: jax.Array, statistics: Statistics | None, periodic: 
 
 def at(values: jax.Array, grid: tuple[int, ...], periodic: bool) -> jax.Array:
   """Values [*own grid] at the points of another grid [*grid], linear in between."""
-  for axis, (size, points) in enumerate(zip(values.shape, grid)):
-    if size not in (1, points):
-      matrix = jnp.asarray(_linear(points, size, periodic))
-      values = jnp.moveaxis(jnp.tensordot(matrix, values, (1, axis)), 0, axis)
-  return values
-
-
-def _linear(points: int, size: int, periodic: bool) -> Any:
-  """The matrix [points, size] of linear interpolation between grids on [0, 1] or the circle."""
-  cells = size if periodic else size - 1
-  position = np.arange(points) * (cells / (points if periodic else points - 1))
-  left = np.minimum(np.floor(position).astype(int), cells - 1)
-  share = position - left
-  matrix = np.zeros((points, size), np.float32)
-  rows = np.arange(points)
-  np.add.at(matrix, (rows, left), 1 - share)
-  np.add.at(matrix, (rows, (left + 1) % size), share)
-  return matrix
+  wanted = tuple(1 if own == 1 else points for own, points in zip(values.shape, grid))
+  return interpolate.resize(jnp.asarray(values)[None, ..., None], wanted, periodic)[0, ..., 0]

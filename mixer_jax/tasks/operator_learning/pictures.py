@@ -35,15 +35,14 @@ def draw(
   return {"functions": drawn, "errors": _sorted(by_error)}
 
 
-def attended(sown: Any, rank: int) -> Attended:
-  """The arrays that attention over points has sown, on its grid of `rank` equal axes."""
+def attended(sown: Any, grid: tuple[int, ...]) -> Attended:
+  """The arrays that attention over the points of a grid has sown."""
   found = {}
   for block, parts in models.unrolled(sown).items():
     for name in _NAMES if "attention" in parts else ():
       (array,) = parts["attention"][name]
-      side = round(array.shape[1] ** (1 / rank))
-      grid = array.reshape(len(array), *(side,) * rank, *array.shape[2:])
-      found.setdefault(block, {})[name] = np.float32(grid)
+      on_grid = array.reshape(len(array), *grid, *array.shape[2:])
+      found.setdefault(block, {})[name] = np.float32(on_grid)
   return found
 
 

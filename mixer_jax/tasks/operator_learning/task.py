@@ -6,6 +6,7 @@ Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.1499
 
 import dataclasses
 import functools
+import math
 import pathlib
 from typing import Annotated, Any, Iterable, Mapping, Sequence
 
@@ -27,7 +28,10 @@ from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pic
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
 
 _LOSSES = 'mean of the relative L2 errors, "norm", or of their squares, "square"'
-_H1 = "gamma of the H1 term: sqrt(gamma / points of a side) times the relative error of the slopes"
+_H1 = (
+  "gamma of the H1 term: sqrt(gamma / points of a side, the geometric mean of two) times the relative"
+  " error of the slopes"
+)
 # Errors below it count as this large in K-FAC's weights.
 _LEAST = 1e-6
 _BOUNDARY = 1e-5  # a share of the largest output, by which boundary values may differ
@@ -67,7 +71,7 @@ class OperatorLearning(BaseTask):
     data = functions.FunctionData.of(config.data)
     data.check()
     if data.dimensions:
-      _check_axes(config.model.name, data.dimensions)
+      _build(config, data.grid, data.periodic(data.dimensions))
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._splits
@@ -96,10 +100,7 @@ class OperatorLearning(BaseTask):
   @functools.cached_property
   def model(self) -> nn.Module:
     """From values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
-    _check_axes(self._config.model.name, len(self._grids[0]))
-    return models.operator(
-      self._config.model.name, grid=self._grids[0], **options.given(self._config.model)
-    )
+    return _build(self._config, self._grids[0], self._periodic)
 
   def init(self, key: jax.Array) -> Variables:
     inputs = self._grids[0]
@@ -144,7 +145,7 @@ class OperatorLearning(BaseTask):
     return jnp.asarray(np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1), jnp.float32)
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
-    """Adds the noise of each function, by its number in `data.seed`'s sequence."""
+    """Adds the noise of each function, drawn by `data.seed` and its id."""
     inputs, outputs = examples["inputs"], examples["outputs"]
     if self._data.noise:
       first = jax.random.key(self._data.seed)
@@ -196,7 +197,8 @@ class OperatorLearning(BaseTask):
     power = 2 if self._config.loss == "square" else 1
     loss = relative**power
     if self._config.h1:
-      weight = (self._config.h1 / wanted.shape[1]) ** (power / 2)
+      side = math.prod(wanted.shape[1:]) ** (1 / (wanted.ndim - 1))
+      weight = (self._config.h1 / side) ** (power / 2)
       loss += weight * losses.relative_h1(errors, wanted, self._periodic) ** power
     worst = Largest.of(relative, True if mask is None else mask)
     of = functools.partial(WeightedSum.of, weights=mask)
@@ -231,7 +233,7 @@ class OperatorLearning(BaseTask):
     inputs = self.prepare(None, examples, train=False)["inputs"]
     apply = jax.jit(lambda x: self._applied(variables, x, mutable=["intermediates"])[1])
     sown = jax.device_get(apply(inputs)).get("intermediates", {})
-    return pictures.attended(sown, len(self._grids[0]))
+    return pictures.attended(sown, self.model.attention_grid(inputs.shape[1:]))
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     arrays, size = split.arrays(), self._config.eval_batch_size
@@ -285,6 +287,17 @@ class OperatorLearning(BaseTask):
         f"has functions on {shown(grid)} points; allowed on each axis: {some}, ..., since {why}"
       )
       raise UserError(f"{path}: {text}")
+
+
+def _build(config: ml_collections.ConfigDict, grid: tuple[int, ...], periodic: bool) -> nn.Module:
+  """The model for a training grid; a UserError if it is for others."""
+  _check_axes(config.model.name, len(grid))
+  model = models.operator(config.model.name, grid=grid, **options.given(config.model))
+  if periodic and model.needs_ends:
+    field, allowed = model.needs_ends
+    given = f"model.{field} is {getattr(model, field)!r}, for domains with ends"
+    raise UserError(f"{given}, but the axes of the data are periodic; allowed: {allowed!r}")
+  return model
 
 
 def _check_axes(model: str, axes: int) -> None:

@@ -32,10 +32,21 @@ def test_relative_h1_of_sines_is_the_ratio_of_their_slopes_in_any_unit(unit):
 
 
 def test_slopes_of_a_plane_are_constant_at_inner_points():
-  x, y = np.meshgrid(np.arange(5.0), np.arange(6.0), indexing="ij")
+  x, y = np.meshgrid(np.linspace(0, 1, 5), np.linspace(0, 1, 9), indexing="ij")
   found = losses.slopes(jnp.asarray(3 * x - 2 * y)[None], periodic=False)
-  np.testing.assert_allclose(found[0], np.full((1, 3, 4), 3))
-  np.testing.assert_allclose(found[1], np.full((1, 3, 4), -2))
+  np.testing.assert_allclose(found[0], np.full((1, 3, 7), 3 / 4))
+  np.testing.assert_allclose(found[1], np.full((1, 3, 7), -2 / 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("grid", [(64, 64), (64, 256), (256, 64)])
+def test_relative_h1_is_that_of_the_unit_square_on_any_grid(grid):
+  x, y = np.meshgrid(*(np.arange(n) / n for n in grid), indexing="ij")
+  wave = lambda k, m: np.sin(2 * np.pi * k * x) * np.sin(2 * np.pi * m * y)
+  # The mean square of a slope of sin(2 pi k x) sin(2 pi m y), by central differences on its axis.
+  squares = lambda k, m: sum((np.sin(2 * np.pi * w / n) * n) ** 2 for w, n in zip((k, m), grid))
+  expected = np.sqrt(0.01 * squares(3, 1) / squares(1, 2))
+  errors, targets = jnp.float32(0.1 * wave(3, 1))[None], jnp.float32(wave(1, 2))[None]
+  np.testing.assert_allclose(losses.relative_h1(errors, targets, True), [expected], rtol=1e-4)
 
 
 def test_no_error_has_a_finite_gradient():

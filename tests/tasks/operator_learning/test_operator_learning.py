@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -99,7 +100,7 @@ def test_squares_are_the_squares_of_the_relative_errors(config):
 @pytest.mark.parametrize("form", ["norm", "square"])
 @pytest.mark.first(1)
 def test_kfac_sees_the_gradient_of_the_loss(config, form):
-  """Squares of its outputs, as a mean over rows, have half or all the gradient of the loss."""
+  """Squares of its outputs, as a mean over rows, have the gradient of either loss."""
   config.update(loss=form, h1=0.0)
   run = experiment.build(config)
   variables = jax.jit(run.task.init)(jax.random.key(0))
@@ -138,6 +139,22 @@ def test_noise_is_the_same_in_every_epoch_and_batch(config):
   )
 
 
+def test_noise_does_not_depend_on_the_other_splits(config):
+  config.data.noise = 0.1
+  noisy = lambda run, name: run.task.prepare(None, run.datasets[name].arrays(), train=False)
+  run = experiment.build(config)
+  config.data.update(train_split="train.npz[4:12]", extra_test_steps="1")
+  fewer = experiment.build(config)
+  spread = [r.datasets["train"].arrays()["inputs"].std(0) for r in (run, fewer)]
+  for name, rows in (("test", slice(None)), ("train", slice(4, 12))):
+    drawn = [
+      (noisy(r, name)["inputs"] - r.datasets[name].arrays()["inputs"]) / s
+      for r, s in zip((run, fewer), spread)
+    ]
+    np.testing.assert_allclose(drawn[0][rows], drawn[1], atol=1e-5)
+  assert set(fewer.datasets) == {"train", "test", "test_64"}
+
+
 @pytest.mark.thorough
 def test_a_killed_run_with_noise_and_averages_goes_on_bit_for_bit(config, tmp_path):
   config.update(num_steps=12, eval_steps=6, checkpoint_steps=6, ema_decay=0.9)
@@ -164,6 +181,36 @@ def test_the_inverse_problem_has_means_over_cells(folder):
   corner = np.array([1, 1, 0.5]) / 2.5
   cut = np.einsum("i,nij,j->n", corner, coefficient[:, :3, :3], corner)
   np.testing.assert_allclose(arrays["outputs"][:, 0, 0], cut, rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_means_over_cells_go_round_a_periodic_axis(step):
+  u = np.random.default_rng(0).normal(size=(2, 12, 24))
+  found = functions.averaged(u, step, periodic=True)
+  # Neighbours up to half a cell away; those at exactly half, of even steps, belong to two cells.
+  near = np.arange(-(step // 2), step // 2 + 1)
+  weights = np.where(2 * np.abs(near) == step, 0.5, 1.0) / step
+  wanted = np.zeros((2, 12 // step, 24 // step))
+  for i, j in np.ndindex(wanted.shape[1:]):
+    for (k, a), (m, b) in itertools.product(zip(near, weights), repeat=2):
+      wanted[:, i, j] += a * b * u[:, (step * i + k) % 12, (step * j + m) % 24]
+  np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_the_inverse_answer_is_the_model_s_at_the_points_of_its_outputs(config):
+  config.normalise = "pointwise"
+  config.data.update(inverse=True, output_step=8)
+  run = experiment.build(config)
+  variables = jax.jit(run.task.init)(jax.random.key(0))
+  inputs = run.datasets["test"].arrays()["inputs"]
+  found = run.task.predict(variables, {"inputs": inputs, "outputs": inputs}).outputs
+  train = {name: np.float64(run.datasets["train"].arrays()[name]) for name in ("inputs", "outputs")}
+  values = (inputs - train["inputs"].mean(0)) / train["inputs"].std(0)
+  positions = (np.arange(32) / 32)[:, None]
+  whole = run.task.model.apply({"params": variables["params"]}, values[..., None], positions)
+  own = np.asarray(whole)[:, ::4, 0] * train["outputs"].std(0) + train["outputs"].mean(0)
+  np.testing.assert_allclose(found, own, atol=1e-4)
 
 
 @pytest.mark.thorough
@@ -250,7 +297,8 @@ def test_files_may_have_other_ends_and_other_sides(config, tmp_path, axes):
   errors = found - whole
   slopes = losses.slopes(errors, periodic=not bounded)
   assert [x.shape for x in slopes] == ([(8, 7)] if bounded else [(8, 8, 12)] * 2)
-  wanted = losses.relative_h1(errors, whole, not bounded) * np.sqrt(0.1 / whole.shape[1])
+  side = 9 if bounded else (8 * 12) ** 0.5
+  wanted = losses.relative_h1(errors, whole, not bounded) * np.sqrt(0.1 / side)
   wanted = np.mean(wanted + losses.relative_l2(errors, whole))
   loss = run.task._sums(found, whole)["loss"].value()
   np.testing.assert_allclose(loss, wanted, rtol=1e-5)
@@ -382,6 +430,42 @@ def test_a_model_for_other_axes_is_refused(config, model, axes, made, monkeypatc
     _ = made or run.task.model
 
 
+@pytest.mark.parametrize(
+  "model, fields, told",
+  [
+    ("fno_2d", {}, "model.padding is 9, for domains with ends, but the axes of the data are peri"),
+    ("galerkin_2d", dict(coarse=8, modes=4, dirichlet=False), "model.extractor is 'cnn', .* allowed: 'lin"),
+    ("galerkin_2d", dict(coarse=8, modes=4), "model.dirichlet is True, .* allowed: False"),
+  ],
+)
+def test_a_model_for_domains_with_ends_is_refused_on_periodic_axes(config, model, fields, told):
+  config.model = config_lib.default("operator_learning", model).model
+  config.model.update(fields)
+  config.data.update(train_split="train_2d.npz", test_split="test_2d.npz", step=1, axes="periodic")
+  with pytest.raises(UserError, match=told):
+    _ = experiment.build(config).task.model
+
+
+@pytest.mark.parametrize(
+  "name, fields, told",
+  [
+    ("darcy", dict(step=11), "data.step=11 leaves no grid of 421 points; allowed: 1, 2, 3, 4, 5"),
+    ("darcy", dict(step=5, extra_test_steps="4,13"), "data.extra_test_steps=13 leaves no grid of"),
+    ("darcy", dict(step=5, inverse=True, output_step=25), "output_step=25 .* allowed: 5, 10, 15"),
+    ("darcy", dict(step=35), "model.modes is 12, which needs a grid of 24x22 points; it has 13x13"),
+    ("burgers", dict(step=512), "model.modes is 12, which needs a grid of 22 points; it has 16"),
+  ],
+)
+def test_grids_of_generated_functions_are_checked_before_they_are_made(config, name, fields, told):
+  config.model = config_lib.default("operator_learning", f"fno_{1 + (name == 'darcy')}d").model
+  config.model.modes = 12
+  if name == "darcy":
+    config.model.padding = 0
+  config.data.update(MADE | dict(name=name) | fields)
+  with pytest.raises(UserError, match=told):
+    OperatorLearning.check(config)
+
+
 def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
   config.model = config_lib.default("operator_learning", "mixer_operator").model
   config.model.update(hidden_dim=8, num_blocks=1, modes=4)
@@ -391,19 +475,26 @@ def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
     _ = experiment.build(config).variable_shapes
 
 
-@pytest.mark.parametrize("name, scan", [("galerkin_1d", True), ("galerkin_2d", False)])
+@pytest.mark.parametrize(
+  "name, scan, grid",
+  [("galerkin_1d", True, (32,)), ("galerkin_2d", False, (7, 7)), ("galerkin_2d", False, (17, 9))],
+)
 @pytest.mark.thorough
-def test_columns_of_attention_are_functions_on_its_grid(config, name, scan):
+def test_columns_of_attention_are_functions_on_its_grid(config, tmp_path, name, scan, grid):
   """Queries of the first block by NumPy from its inputs; keys and values are normalised."""
   config.model = config_lib.default("operator_learning", name).model
   config.model.update(hidden_dim=8, num_heads=2, num_blocks=2, ffn_dim=8, scan_blocks=scan)
   config.model.update(modes=4, decoder_dim=4, decoder_mlp_dim=4)
   config.normalise = "global"
-  grid = (32,)
-  if name == "galerkin_2d":
+  if grid == (7, 7):
     config.model.update(coarse=7, dirichlet=False)
-    grid = (7, 7)
     config.data.update(train_split="train_2d.npz", test_split="test_2d.npz", step=1)
+  elif name == "galerkin_2d":
+    config.model.update(extractor="linear", dirichlet=False)
+    u = np.float32(np.random.default_rng(0).normal(size=(16, *grid)))
+    np.savez(tmp_path / "all.npz", coeff=u, sol=u)
+    config.data.update(train_split="all.npz[:8]", test_split="all.npz[8:]", step=1)
+    config.data.dir = str(tmp_path)
   run = experiment.build(config)
   variables = jax.jit(run.task.init)(jax.random.key(0))
   examples = {name: array[:3] for name, array in run.datasets["test"].arrays().items()}
