@@ -255,22 +255,28 @@ class Curvature:
   def scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block.
 
-    A ValueError if the outputs are several with different rows: each layer may see other ones.
+    The gradient c sum w g / sum w of independent rows with weights w has the mean square
+    c^2 E[g^2] sum w^2 / (sum w)^2, and the Fisher matrix c E[g^2].
+
+    A ValueError if the outputs are several with different rows or weights c: each layer may see
+    other ones.
     """
+    if (c := self._likelihood.weight) is None:
+      raise ValueError('eigenvalues="batch" needs one weight for the likelihoods of all outputs')
     outputs = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))
     first, *others = {y.shape[:-1]: None for y in outputs}
     if others:
       raise ValueError(
         f'eigenvalues="batch" needs outputs of equally many rows; they have {first} and {others[0]}'
       )
-    counts = self._weights(params, batch)[1]
-    if counts is None:
-      counts = jnp.ones(first, jnp.float32)
-    counts = jnp.broadcast_to(
-      counts.reshape(*counts.shape, *(1,) * (len(first) - counts.ndim)), first
-    )
-    rows = counts.sum(dtype=jnp.float32)
-    rows = rows if self._axis_name is None else jax.lax.psum(rows, self._axis_name)
+    weights = self._weights(params, batch)[0]
+    weights = jnp.ones(first, jnp.float32) if weights is None else weights.astype(jnp.float32)
+    if weights.ndim > len(first):
+      weights = weights.max(axis=-1)
+    weights = weights.reshape(*weights.shape, *(1,) * (len(first) - weights.ndim))
+    sums = jnp.array([jnp.broadcast_to(w, first).sum() for w in (weights, weights**2)])
+    sums = sums if self._axis_name is None else jax.lax.psum(sums, self._axis_name)
+    rows = sums[0] ** 2 / jnp.maximum(c * sums[1], 1e-30)
     published = {layer.block: layer for layer in self._layers.values() if self._published}
     tokens = lambda b: published[b.name].scale(b.tokens) if b.name in published else 1.0
     return {b.name: rows * tokens(b) for b in self.blocks if b.kind == "kronecker"}

@@ -72,7 +72,7 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     path: np.zeros((*_largest(own).shape, i, serial, 0), np.float32)
     for i, (path, own) in enumerate(nodes.items())
   }
-  found = []
+  found, mapped = [], set()
 
   def note(view, module, companion, args, y):
     *inside, i, of, _ = companion.shape
@@ -91,10 +91,10 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     elif isinstance(view, layer_views.ScaleAndShift):
       rows = args[0].shape
     kind = "head" if getattr(view, "transposed", False) else "use"
-    mapped = _is_mapped(args[0], stacked)
     changed = any(_is_changed(own[name]) for name in shapes)
-    name = type(module).__name__
-    found.append(Call(path, name, view, stacked, shapes, rows, mapped, kind, changed))
+    name, number = type(module).__name__, len(found)
+    found.append(Call(path, name, view, stacked, shapes, rows, False, kind, changed))
+    _at_a_map_of_rows(args[0], companion, lambda: mapped.add(number))
     return y
 
   try:
@@ -109,7 +109,7 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
       f" fails ({type(e).__name__}: {reason}); it must give the tree to apply as it is, but for"
       " layers that are listed in `plain`"
     ) from e
-  return found
+  return [call._replace(mapped=i in mapped) for i, call in enumerate(found)]
 
 
 def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
@@ -162,16 +162,24 @@ def _source(equation: Any, i: int) -> int | None:
   return program.invars.index(x) if x in program.invars else None
 
 
-def _is_mapped(x: Any, stacked: tuple[int, ...]) -> bool:
-  """Whether `jax.vmap` maps x over an axis other than those of the members of `nn.vmap`."""
-  sizes = []
-  while type(x).__name__ == "BatchTracer":
-    sizes.append(x.val.shape[x.batch_dim])
-    x = x.val
-  for n in stacked:
-    if n in sizes:
-      sizes.remove(n)
-  return bool(sizes)
+def _at_a_map_of_rows(x: jax.Array, companion: jax.Array, react: Callable[[], None]) -> None:
+  """Calls `react()` whenever `jax.vmap` maps x but not the layer's parameters, now or later.
+
+  Later, since a `jax.jit`, `nn.remat` or `nn.scan` around the layer is traced before the map of it.
+  The members of `nn.vmap` have parameters of their own, whose companions are mapped with x.
+  """
+
+  @jax.custom_batching.custom_vmap
+  def probe(x, companion):
+    return x
+
+  @probe.def_vmap
+  def _(axis_size, in_batched, x, companion):
+    if in_batched[0] and not in_batched[1]:
+      react()
+    return probe(x, companion), in_batched[0]
+
+  probe(jax.lax.stop_gradient(x), companion)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ class Likelihood(NamedTuple):
     parts: number of arrays of the outputs; more than one stand in a tuple.
     width: the least n.
     keys: of the outputs, if they are a mapping.
+    weight: of minus the log-likelihood in the loss; None: of a mapping whose weights differ.
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -28,6 +29,7 @@ class Likelihood(NamedTuple):
   parts: int = 1
   width: int = 1
   keys: tuple[str, ...] = ()
+  weight: Any = 1.0
 
   def is_output(self, answer: tuple) -> bool:
     """Whether a tuple is outputs, not outputs and targets."""
@@ -116,7 +118,8 @@ def _weighted(weight: float, likelihood: Likelihood) -> Likelihood:
     return lambda y, x: jax.tree.map(lambda z: jnp.sqrt(weight) * z, function(y, x))
 
   factor = likelihood.factor and scaled(likelihood.factor)
-  return likelihood._replace(gradient=scaled(likelihood.gradient), factor=factor)
+  whole = None if likelihood.weight is None else weight * likelihood.weight
+  return likelihood._replace(gradient=scaled(likelihood.gradient), factor=factor, weight=whole)
 
 
 def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
@@ -134,4 +137,7 @@ def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
 
   exact = all(p.factor for p in parts.values())
   count = sum(p.parts for p in parts.values())
-  return Likelihood(sample, gradient, factor if exact else None, count, keys=tuple(parts))
+  first, *others = (p.weight for p in parts.values())
+  equal = lambda w: w is first or (isinstance(w, int | float) and w == first)
+  about = dict(keys=tuple(parts), weight=first if all(map(equal, others)) else None)
+  return Likelihood(sample, gradient, factor if exact else None, count, **about)

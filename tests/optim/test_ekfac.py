@@ -1,6 +1,8 @@
 """EK-FAC's second moments of examples against gradients of examples; parts of a batch."""
 
+import contextlib
 import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -10,6 +12,7 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import algebra, block_trees
+from mixer_jax.optim.factors import curvature_of
 from tests.optim.test_eigenbasis import predict, sequence
 
 
@@ -105,6 +108,31 @@ def test_both_second_moments_have_the_scale_of_the_loss_s_rows():
   np.testing.assert_allclose(found["head"], scaled, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weights", [None, [1.0, 0.01, 2.0], [1.0, 0.0, 1.0]])
+@pytest.mark.parametrize("c", [1.0, 0.1])
+def test_squares_of_the_batch_s_gradient_have_the_mean_of_the_fisher_matrix(weights, c):
+  """The mean over all labels that three rows can have; exactly, of rows alike or weighted alike."""
+  model, x = nn.Dense(3, use_bias=False), np.random.default_rng(0).normal(size=(3, 2))
+  x = x[[0, 0, 0]] if weights and weights[1] else x
+  params, w = {"kernel": jnp.float32([[1, -1, 0.5], [0, 2, -1]])}, weights and jnp.float32(weights)
+
+  def predict(params, x):
+    logits = model.apply({"params": params}, x)
+    return logits if w is None else (logits, None, w)
+
+  options = dict(likelihood=(c, "categorical"), token_averaging="expand")
+  scale = curvature_of(predict, params, x, **options).scales(params, x)["kernel"]
+  logits = x @ np.float64(params["kernel"])
+  p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+  share = np.ones(3) / 3 if w is None else np.float64(w) / np.sum(np.float64(w))
+  squares = 0.0
+  for labels in itertools.product(range(3), repeat=3):
+    gradient = c * np.einsum("b,bi,bo->io", share, x, p - np.eye(3)[list(labels)])
+    squares = squares + np.prod(p[range(3), labels]) * gradient**2
+  fisher = c * np.einsum("b,bi,bo->io", share, x**2, p * (1 - p))
+  np.testing.assert_allclose(scale * squares, fisher, rtol=1e-5)
+
+
 def test_rows_without_the_examples_in_front_are_refused():
   class TimeFirst(nn.Module):
     @nn.compact
@@ -135,6 +163,21 @@ def test_second_moments_of_batches_need_equal_rows_of_all_outputs():
     ValueError, match=r"outputs of equally many rows; they have \(4, 5\) and \(4,\)"
   ):
     tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
+
+
+def test_second_moments_of_batches_need_one_weight_of_all_likelihoods():
+  x, params = jnp.ones((4, 2)), {"kernel": jnp.ones((2, 3))}
+  y = lambda params, x: nn.Dense(3, use_bias=False).apply({"params": params}, x)
+  both = lambda params, x: {"a": y(params, x), "b": 2 * y(params, x)}
+  for weight, refused in ((0.5, False), (2.0, True)):
+    likelihood = {"a": (0.5, "categorical"), "b": (weight, "categorical")}
+    tx = optim.scale_by_kfac(both, params, x, likelihood=likelihood, eigenvalues="batch")
+    update = lambda tx=tx: tx.update(
+      params, tx.init(params), params, batch=x, rng=jax.random.key(0)
+    )
+    told = pytest.raises(ValueError, match="needs one weight for the likelihoods of all outputs")
+    with told if refused else contextlib.nullcontext():
+      update()
 
 
 @pytest.mark.thorough

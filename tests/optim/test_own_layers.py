@@ -90,28 +90,38 @@ class Wrapped(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    layer = (Subclass if self.how == "subclass" else nn.Dense)(6, name="one")
+    kind = {"subclass": Subclass, "vmap of remat": nn.remat(nn.Dense)}.get(self.how, nn.Dense)
+    layer = kind(6, name="one")
     if self.is_initializing():
       nn.Dense(3, name="unused")(x)
     x = layer(x)
     return nn.Dense(4, name="two")(nn.tanh(x))
 
 
-@pytest.mark.parametrize("how", ["plain", "subclass", "jit", "checkpoint", "vmap", "frozen"])
+AROUND = {
+  "jit": jax.jit,
+  "checkpoint": jax.checkpoint,
+  "vmap": lambda f: lambda p, x: jax.vmap(lambda x: f(p, x))(x),
+}
+WRAPS = "plain subclass jit checkpoint vmap frozen jit-of-vmap".split()
+WRAPS += ["vmap-of-jit", "vmap-of-checkpoint", "vmap-of-remat", "vmap-of-vmap-of-jit"]
+
+
+@pytest.mark.parametrize("how", [how.replace("-", " ") for how in WRAPS])
 @pytest.mark.thorough
 def test_transformations_around_layers(how):
   params, batch = problem()
   model = Wrapped(how)
   params = jax.jit(model.init)(jax.random.key(0), batch["x"])["params"]
   apply = lambda p, x: model.apply({"params": p}, x)
-  if how == "jit":
-    apply = jax.jit(apply)
-    apply(params, batch["x"])  # a trace in its cache, without K-FAC
-  elif how == "checkpoint":
-    apply = jax.checkpoint(apply)
-  elif how == "vmap":
+  apply(params, batch["x"])
+  for name in reversed(how.split(" of ")):
+    apply = AROUND.get(name, lambda f: f)(apply)
+    if name == "jit":
+      apply(params, batch["x"])  # a trace in its cache, without K-FAC
+  if how.startswith("vmap of vmap"):  # each example has a batch of one
     inner = apply
-    apply = lambda p, x: jax.vmap(lambda x: inner(p, x))(x)
+    apply = lambda p, x: inner(p, x[:, None])[:, 0]
   if how == "frozen":
     params = flax.core.freeze(params)
   blocks = optim.kfac_blocks(apply, params, batch["x"])
@@ -125,6 +135,40 @@ def test_transformations_around_layers(how):
   close(factors["one"].inputs, expected["one"].inputs)
   close(factors["one"].outputs, scale**2 * expected["one"].outputs, rtol=1e-4)
   close(factors["two"], expected["two"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("around", ["jit", "checkpoint"])
+@pytest.mark.thorough
+def test_padding_counts_in_no_factor_of_a_mapped_program(around):
+  params, batch = problem()
+  real = np.float32([1, 1, 0, 1, 0, 1, 1, 1])
+  one = AROUND[around](lambda p, x: Net().apply({"params": p}, x))
+  mapped = lambda p, x: (AROUND["vmap"](one)(p, x), None, real)
+  plain = lambda p, x: (Net().apply({"params": p}, x), None, real)
+  found, expected = (
+    optim.kfac_factors(f, params, batch["x"], None, estimation="exact") for f in (mapped, plain)
+  )
+  jax.tree.map(lambda a, b: close(a, b, rtol=1e-4), found, expected)
+
+
+@pytest.mark.parametrize("examples", [8, 3])  # also as many as members
+@pytest.mark.thorough
+def test_an_ensemble_may_be_mapped_over_examples(examples):
+  class Members(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      many = nn.vmap(Net, in_axes=None, out_axes=0, axis_size=3,
+                     variable_axes={"params": 0}, split_rngs={"params": True})  # fmt: skip
+      return many(name="net")(x).mean(axis=0)
+
+  x = problem()[1]["x"][:examples]
+  params = jax.jit(Members().init)(jax.random.key(0), x)["params"]
+  plain = lambda p, x: Members().apply({"params": p}, x)
+  found, expected = (
+    optim.kfac_factors(f, params, x, None, estimation="exact")
+    for f in (AROUND["vmap"](plain), plain)
+  )
+  jax.tree.map(lambda a, b: close(a, b, rtol=1e-4), found, expected)
 
 
 @pytest.mark.thorough
