@@ -33,6 +33,14 @@ def varying(tree: Any, axis_name: Any) -> Any:
   """Arrays that every device of a manual axis has of its own, as a checked `shard_map` asks."""
   if axis_name is None or not jax.sharding.get_abstract_mesh().manual_axes:
     return tree
-  if hasattr(jax.lax, "pcast"):
-    return jax.tree.map(lambda x: jax.lax.pcast(x, axis_name, to="varying"), tree)
-  return jax.tree.map(lambda x: jax.lax.pvary(x, axis_name), tree)
+  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+  def cast(x):
+    others = tuple(name for name in names if name not in jax.typeof(x).vma)
+    if not others:
+      return x
+    if hasattr(jax.lax, "pcast"):
+      return jax.lax.pcast(x, others, to="varying")
+    return jax.lax.pvary(x, others)
+
+  return jax.tree.map(cast, tree)

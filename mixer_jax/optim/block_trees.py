@@ -9,7 +9,14 @@ from mixer_jax.optim.curvature_blocks import Block, path_name
 
 
 def by_path(tree: Any) -> dict[str, jax.Array]:
-  return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  """The leaves by path; a ValueError if one is complex."""
+  leaves = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  for path, x in leaves.items():
+    if jnp.issubdtype(jnp.result_type(x), jnp.complexfloating):
+      raise ValueError(
+        f"{path} is {x.dtype}; allowed: real numbers, such as its real and imaginary parts"
+      )
+  return leaves
 
 
 def covered_by(all_blocks: Sequence[Block], leaves: dict[str, Any]) -> list[Block]:

@@ -29,7 +29,8 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, statistics
-from mixer_jax.optim.curvature_blocks import Block, path_name
+from mixer_jax.optim.block_trees import by_path
+from mixer_jax.optim.curvature_blocks import Block
 from mixer_jax.optim.curvature_options import check_choice, matching
 from mixer_jax.optim.predictor import Predictor, root_weights, weights_like
 
@@ -80,9 +81,11 @@ class Curvature:
     self._estimation, self._axis_name = estimation, axis_name
     self._published = token_averaging == "published"
     shapes = jax.eval_shape(lambda *trees: trees, params, batch)
+    for path, x in by_path(params).items():
+      if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{path} is {x.dtype}, which has no gradient; leave it out of params")
     self._check(*shapes)
-    leaves = jax.tree_util.tree_leaves_with_path(shapes[0])
-    self._leaves = {path_name(path): x for path, x in leaves}
+    self._leaves = by_path(shapes[0])
     self.names = tuple(self._leaves)
     patterns = matching("plain", plain, self.names)
     full = matching("full_factors", full_factors, self.names)

@@ -23,7 +23,8 @@ def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **o
 
   `rng` is a key for sampled targets; options are those of `scale_by_kfac` that concern the
   curvature: likelihood, estimation, token_averaging, norms, plain, max_factor,
-  full_factors, axis_name.
+  full_factors, axis_name. The function is compiled once for a `predict`: hand arrays that change to
+  it in `params` or `batch`, not by a closure.
 
   Returns:
     By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
@@ -57,7 +58,7 @@ def some_of(batch: Any, fraction: float | None, part: Callable | None) -> Any:
     raise ValueError(
       "the update needs batch: tx.update(grads, state, params, batch=batch, rng=rng)"
     )
-  if fraction is None:
+  if fraction is None or fraction == 1:
     return batch
   return (part or every_nth)(batch, round(1 / fraction))
 

@@ -130,7 +130,7 @@ def muon(
   weight_decay: Decay = 1e-2,
   decay_mask: Any = None,
 ) -> Transform:
-  """Muon (Jordan, 2024) for kernels, Adam for the rest, one rate for both.
+  """Muon (Jordan, 2024) for kernels, Adam for the rest, one rate for both, as optax has it.
 
   An update of a kernel has the root mean square `rms`, as one of Adam has about (Liu et al., 2025,
   https://arxiv.org/abs/2502.16982, Section 2.2). The head and embeddings take Adam, as is usual.
@@ -143,9 +143,9 @@ def muon(
   Args:
     learning_rate: a number or a schedule of the update count.
     momentum: decay of the momentum.
-    nesterov: whether the momentum is Nesterov's.
+    nesterov: whether the momentum is Nesterov's, that of Adam, too: it is NAdam then.
     rms: root mean square of an update of a kernel, at a rate of 1.
-    b1: of Adam, as are b2 and eps.
+    b1: of Adam, as are b2 and eps; of NAdam with `nesterov`.
     adam_paths: a regular expression of kernels that take Adam.
     dimension_numbers: a function from parameters to a tree of
       `optax.contrib.MuonDimensionNumbers`, or None for Adam, instead of these rules and `adam_paths`.

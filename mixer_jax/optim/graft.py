@@ -82,8 +82,8 @@ def graft(
 
 def _norm(x: jax.Array) -> jax.Array:
   """Euclidean norm in float32, safe from under- and overflow of the squares."""
-  x = x.astype(jnp.float32)
-  peak = jnp.max(jnp.abs(x), initial=0.0)
+  x = jnp.abs(x).astype(jnp.float32)
+  peak = jnp.max(x, initial=0.0)
   return peak * jnp.sqrt(jnp.sum(jnp.square(x / jnp.where(peak > 0, peak, 1.0))))
 
 

@@ -184,11 +184,21 @@ def _at_a_map_of_rows(x: jax.Array, companion: jax.Array, react: Callable[[], No
 
 @contextlib.contextmanager
 def intercepted(react: Callable) -> Iterator[None]:
-  """Calls `react(view, module, companion, args, y)` at layers that have a companion."""
+  """Calls `react(view, module, companion, args, y)` at layers that have a companion.
+
+  Of a class that calls its base the innermost call is the layer's.
+  """
+  under_way = []  # [module, whether a call of its base was the layer's]
 
   def interceptor(next_call, args, kwargs, context):
-    y = next_call(*args, **kwargs)
     module = context.module
+    under_way.append([module, False])
+    try:
+      y = next_call(*args, **kwargs)
+    finally:
+      _, seen = under_way.pop()
+    if seen:
+      return y
     if context.method_name == "setup" or module.scope is None or module.is_initializing():
       return y
     own = module.variables.get("params", {})
@@ -197,7 +207,11 @@ def intercepted(react: Callable) -> Iterator[None]:
     bound = inspect.signature(context.orig_method.func).bind(module, *args, **kwargs)
     args, kwargs = bound.args[1:], bound.kwargs  # an argument with a place stands there
     view = layer_views.view(context, args, kwargs)
-    return y if view is None else react(view, module, own[COMPANION], args, y)
+    if view is None:
+      return y
+    for outer in under_way:
+      outer[1] |= outer[0] is module
+    return react(view, module, own[COMPANION], args, y)
 
   with nn.intercept_methods(interceptor):
     yield
@@ -216,6 +230,8 @@ def _nodes(tree: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
 def _children(tree: Any) -> dict[Any, Any]:
   if isinstance(tree, Mapping):
     return dict(tree)
+  if hasattr(tree, "_fields"):  # a NamedTuple
+    return tree._asdict()
   return dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}
 
 

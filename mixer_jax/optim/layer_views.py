@@ -81,7 +81,7 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
       raise LayerError(
         f"{type(module).__name__}.curvature is {declared!r}; allowed: {', '.join(DECLARED)}"
       )
-    return DECLARED[declared](module, *args) if context.method_name == "__call__" else None
+    return DECLARED[declared](module, args[0]) if context.method_name == "__call__" else None
   known = _LAYERS.get(method)
   return known(module, *args, **kwargs) if known else None
 

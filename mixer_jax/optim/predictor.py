@@ -33,7 +33,10 @@ class Predictor:
     answer = self._predict(params, batch)
     if not isinstance(answer, tuple) or self.likelihood.is_output(answer):
       answer = (answer,)
-    if len(answer) > 4 or any(isinstance(x, Mapping) for x in answer[1:]):
+    first, *rest = answer
+    if rest and isinstance(first, Mapping) and isinstance(rest[0], Mapping):
+      rest = rest[set(rest[0]) == set(first) :]  # targets of several outputs
+    if len(answer) > 4 or any(isinstance(x, Mapping) for x in rest):
       raise ValueError(
         "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights),"
         " maybe with tokens; an apply with `mutable` returns its collections too: leave them out"

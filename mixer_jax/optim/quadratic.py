@@ -168,7 +168,7 @@ def by_model(
       return vectors, least, least @ products @ least / 2 + along @ least, inner
 
     def chosen(shift):
-      shifts = shift * _FACTOR_CHANGE ** (period * jnp.array([0.0, 1.0, -1.0]))
+      shifts = shift * _FACTOR_CHANGE ** (period * jnp.array([0.0, 1.0, -1.0], jnp.float32))
       values = jax.lax.map(lambda x: best(x)[2], shifts)
       return shifts[jnp.argmin(jnp.nan_to_num(values, nan=jnp.inf))]
 
@@ -179,7 +179,8 @@ def by_model(
     vectors, (alpha, mu), _, inner = best(shift)
     step = jax.tree.map(lambda x, y: (rate * (alpha * x + mu * y)).astype(x.dtype), *vectors)
     count = optax.safe_increment(state.count)
-    return step, ByModelState(count, inner, step, jnp.stack([alpha, mu]), own)
+    coefficients = jnp.stack([alpha, mu]).astype(jnp.float32)
+    return step, ByModelState(count, inner, step, coefficients, own)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

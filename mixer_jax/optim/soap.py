@@ -270,6 +270,6 @@ def _average_from_second(decay: float) -> optax.GradientTransformation:
   def update_fn(updates, state, params=None):
     updates, state = average.update(updates, state, params)
     weight = 1 - decay ** jnp.maximum(state.count - 1, 1)
-    return jax.tree.map(lambda u: u / weight, updates), state
+    return jax.tree.map(lambda u: (u / weight).astype(u.dtype), updates), state
 
   return optax.GradientTransformation(average.init, update_fn)

@@ -152,7 +152,10 @@ def test_models_tasks_and_public_files_are_all_named():
     assert not [name for name in models.VARIANTS if f"`{name}`" not in text]
   assert not [name for name in tasks.TASKS if f"`{name}`" not in readme]
   assert not [name for name in pretrained.CATALOG if f"`{name}`" not in weights]
-  assert f"{len(pretrained.CATALOG)} names" in readme and f"{len(models.VARIANTS)} models of images" in readme
+  assert (
+    f"{len(pretrained.CATALOG)} names" in readme
+    and f"{len(models.VARIANTS)} models of images" in readme
+  )
 
 
 # The loss that K-FAC's last ten steps stay below, and the least loss of Adam's.

@@ -275,8 +275,16 @@ def test_roles_of_parameters(name):
     ("galerkin_1d", dict(attention="cosine"), "model.attention is 'cosine'; allowed: galerkin"),
     ("galerkin_2d", dict(coarse=13), "model.coarse is 13; allowed: 2 to the 12x12 points"),
     ("galerkin_2d", dict(refine=False), 'refine is False; allowed: True, or decoder "pointwise"'),
-    ("galerkin_1d", dict(coarse=5), "coarse is 5, which galerkin_1d with model.extractor='linear' do"),
-    ("galerkin_inverse", dict(modes=5), "modes is 5, .* model.decoder='pointwise' does not read; al"),
+    (
+      "galerkin_1d",
+      dict(coarse=5),
+      "coarse is 5, which galerkin_1d with model.extractor='linear' do",
+    ),
+    (
+      "galerkin_inverse",
+      dict(modes=5),
+      "modes is 5, .* model.decoder='pointwise' does not read; al",
+    ),
   ],
 )
 def test_mistakes_are_named(name, fields, message):

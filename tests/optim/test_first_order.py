@@ -130,6 +130,16 @@ def test_muon_sees_the_matrices_of_attention():
     np.testing.assert_allclose(updates[name]["bias"], -np.sign(grads[name]["bias"]), rtol=1e-3)
 
 
+def test_muon_s_adam_has_nesterov_s_momentum_by_default():
+  grads = [{"bias": jnp.float32([1, -2, 0.5]) * t} for t in (1, -3, 2)]
+  for nesterov, other in ((True, optax.nadam), (False, optax.adam)):
+    txs = first_order.muon(0.1, nesterov=nesterov, weight_decay=0.0), other(0.1)
+    states = [tx.init(grads[0]) for tx in txs]
+    for g in grads:
+      (found, expected), states = zip(*(tx.update(g, s, g) for tx, s in zip(txs, states)))
+      np.testing.assert_allclose(found["bias"], expected["bias"], rtol=1e-6)
+
+
 def test_muon_takes_dimension_numbers():
   """Each layer of a stack gets the update that it gets alone."""
   grads = {"kernel": np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)}

@@ -93,18 +93,29 @@ def test_composes_with_optax():
   params, batch = problem()
   tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)
   plain, _ = steps_of(tx, params, batch, 4)
-  finite, _ = steps_of(optax.apply_if_finite(tx, 2), params, batch, 4)
+  guarded = optax.apply_if_finite(tx, 2)
+  middle, state = steps_of(guarded, params, batch, 2)
+  broken = batch | {"x": np.full_like(batch["x"], np.nan)}
+  kept, state = steps_of(guarded, middle, broken, 1, state)
+  close(kept, middle, rtol=0, atol=0)
+  finite, _ = steps_of(guarded, kept, batch, 2, state, start=2)
   close(finite, plain, rtol=1e-6)
 
 
 def test_accumulated_gradients_make_a_step_of_their_mean():
   params, batch = problem()
-  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)
-  every_second, _ = steps_of(optax.MultiSteps(tx, 2).gradient_transformation(), params, batch, 4)
-  state, expected = None, params
-  for t in (1, 3):  # the key of the step that completes a pair
-    expected, state = steps_of(tx, expected, batch, 1, state, start=t)
-  close(every_second, expected, rtol=1e-5, atol=1e-6)
+  halves = [jax.tree.map(lambda x, i=i: x[i::2], batch) for i in (0, 1)]
+  tx = optim.kfac(0.05, predict, params, halves[0], factor_period=2, inverse_period=2)
+  several = optax.MultiSteps(tx, 2).gradient_transformation()
+  found, expected, parts, state = params, params, several.init(params), tx.init(params)
+  for t in range(4):
+    found, parts = step_of(several, found, parts, halves[t % 2], jax.random.key(t))
+    if t % 2:  # curvature of the half that completes the batch, by the key of its step
+      grads = jax.grad(loss)(expected, batch)
+      key = jax.random.key(t)
+      updates, state = tx.update(grads, state, expected, batch=halves[1], rng=key)
+      expected = optax.apply_updates(expected, updates)
+  close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.thorough

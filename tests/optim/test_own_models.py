@@ -104,14 +104,24 @@ def mean_gradient(params, batch):
   return jax.lax.pmean(grads, "data") if "data" in varies else jax.tree.map(share, grads)
 
 
+MANUAL = {
+  "kfac": EXACT,
+  "kfac_adam": dict(estimation="exact", eps=1e-3),  # Adam's first step has signs of roundings
+  "kfac ekfac of batches": dict(EXACT, eigenvalues="batch"),
+  "kfac ekfac of examples": dict(EXACT, eigenvalues="examples"),
+}
+
+
 @pytest.mark.parametrize("how", ["checked", "unchecked", "pmap"])
-@pytest.mark.parametrize("name", ["kfac", "kfac_adam"])
+@pytest.mark.parametrize("name", MANUAL)
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.thorough
-def test_manual_axes(how, name):
-  # A large eps, since Adam's first step would have the signs of roundings.
-  own = {"kfac": EXACT, "kfac_adam": dict(estimation="exact", eps=1e-3)}[name]
-  make = functools.partial(getattr(optim, name), 0.1, predict, **own)
+def test_manual_axes(how, name, weighted):
+  weigh = lambda p, b: (*predict(p, b), b["weights"])
+  make = getattr(optim, name.split()[0])
+  make = functools.partial(make, 0.1, weigh if weighted else predict, **MANUAL[name])
   params, batch = problem()
+  batch["weights"] = np.float32([1, 0, 0.5, 2, 1, 1, 0, 1])
   expected = first(make(params, batch), params, batch)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 

@@ -434,7 +434,11 @@ def test_a_model_for_other_axes_is_refused(config, model, axes, made, monkeypatc
   "model, fields, told",
   [
     ("fno_2d", {}, "model.padding is 9, for domains with ends, but the axes of the data are peri"),
-    ("galerkin_2d", dict(coarse=8, modes=4, dirichlet=False), "model.extractor is 'cnn', .* allowed: 'lin"),
+    (
+      "galerkin_2d",
+      dict(coarse=8, modes=4, dirichlet=False),
+      "model.extractor is 'cnn', .* allowed: 'lin",
+    ),
     ("galerkin_2d", dict(coarse=8, modes=4), "model.dirichlet is True, .* allowed: False"),
   ],
 )

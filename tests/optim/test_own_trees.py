@@ -1,0 +1,140 @@
+"""Trees of parameters, targets and numbers of other types than a stranger's tutorial has."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import optim
+from tests.optim.test_own_layers import OwnDense
+from tests.optim.test_own_models import Net, close, loss, predict, problem
+
+
+class Pair(NamedTuple):
+  one: Any
+  two: Any
+
+
+@pytest.mark.thorough
+def test_parameters_in_a_named_tuple_have_the_blocks_of_a_dictionary():
+  params, batch = problem()
+
+  def apply(p, b):
+    x = nn.Dense(6).apply({"params": p.one}, b["x"])
+    return nn.Dense(4).apply({"params": p.two}, nn.tanh(x)), b["y"]
+
+  options, pair = dict(estimation="exact"), Pair(**params)
+  found = optim.kfac_factors(apply, pair, batch, None, **options)
+  close(found, optim.kfac_factors(predict, params, batch, None, **options))
+  tx = optim.kfac(0.1, apply, pair, batch, **options)
+  updates, _ = jax.jit(tx.update)(pair, tx.init(pair), pair, batch=batch)
+  tx = optim.kfac(0.1, predict, params, batch, **options)
+  expected, _ = jax.jit(tx.update)(params, tx.init(params), params, batch=batch)
+  close(updates, Pair(**expected))
+
+
+def test_targets_of_several_outputs_are_a_mapping_like_them():
+  params, batch = problem()
+  both = lambda p, b: dict.fromkeys("ab", predict(p, b)[0])
+  labels = {"a": batch["y"], "b": (batch["y"] + 1) % 4}
+  options = dict(likelihood=dict.fromkeys("ab", "categorical"), estimation="empirical")
+  found = optim.kfac_factors(lambda p, b: (both(p, b), labels), params, batch, None, **options)
+  errors = 2 * jax.nn.softmax(predict(params, batch)[0])
+  errors = np.float64(errors) - np.eye(4)[labels["a"]] - np.eye(4)[labels["b"]]
+  np.testing.assert_allclose(found["two"].outputs, errors.T @ errors / 8, rtol=1e-5)
+  with pytest.raises(ValueError, match="predict returned a tuple that is not"):
+    optim.kfac_factors(lambda p, b: (both(p, b), {"a": 1}), params, batch, None, **options)
+
+
+def test_a_layer_of_ones_own_may_take_more_than_its_input():
+  class Switched(OwnDense):
+    @nn.compact
+    def __call__(self, x, train, scale=1.0):
+      return super().__call__(x)
+
+  class Own(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(4, name="two")(nn.tanh(Switched(name="one")(x, True, scale=2.0)))
+
+  params, batch = problem()
+  own = lambda p, b: (Own().apply({"params": p}, b["x"]), b["y"])
+  found, expected = (
+    optim.kfac_factors(f, params, batch, None, estimation="exact") for f in (own, predict)
+  )
+  close(found, expected)
+
+
+@pytest.mark.parametrize("make", [optim.soap, optim.shampoo, optim.kfac, optim.kfac_adam])
+def test_complex_and_whole_numbers_are_named(make):
+  params, batch = problem()
+  given = () if make in (optim.soap, optim.shampoo) else (predict, params, batch)
+  tx = make(0.1, *given)
+  wave = params | {"wave": jnp.ones(3, jnp.complex64)}
+  with pytest.raises(ValueError, match="wave is complex64; allowed: real numbers, such as its"):
+    tx.init(wave)
+  if given:
+    with pytest.raises(ValueError, match="wave is complex64"):
+      make(0.1, predict, wave, batch)
+    with pytest.raises(ValueError, match="seen is int32, which has no gradient; leave it out"):
+      make(0.1, predict, params | {"seen": jnp.ones(3, jnp.int32)}, batch)
+
+
+def test_grafting_takes_the_length_of_complex_steps():
+  tx = optim.graft(optax.sgd(1.0), optax.sgd(2.0))
+  grads = {"w": jnp.complex64([3j, 4.0])}
+  updates, state = tx.update(grads, tx.init(grads))
+  close(updates["w"], -grads["w"])
+  assert [float(norm["w"]) for norm in state.norms] == [5.0, 10.0]
+
+
+_MODEL = dict(quadratic_model=True, damping_type="factored", factor_damping_period=5)
+OPTIMIZERS = {
+  "kfac by its model": lambda *model: optim.kfac(1.0, *model, inverse_period=5, **_MODEL),
+  "adaptive kfac": lambda *model: optim.kfac(0.1, *model, adaptive_damping=True),
+  "ekfac": lambda *model: optim.kfac(0.1, *model, eigenvalues="batch"),
+  "kfac_adam": lambda *model: optim.kfac_adam(0.1, *model),
+  "soap": lambda *model: optim.soap(0.1),
+  "shampoo": lambda *model: optim.shampoo(0.1),
+  "corrected shampoo": lambda *model: optim.shampoo(0.1, corrected=True),
+  "grafted": lambda *model: optim.graft(optim.adam(0.1), optim.shampoo(0.1)),
+  "muon": lambda *model: optim.muon(0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.thorough
+def test_types_stay_where_64_bits_are_on(name, dtype):
+  params, batch = problem()
+  with jax.enable_x64(True):
+    params, batch["x"] = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, batch["x"]))
+    tx = optax.with_extra_args_support(OPTIMIZERS[name](predict, params, batch))
+    value = lambda p: loss(p, batch)
+    update = jax.jit(
+      lambda s: tx.update(
+        params, s, params, batch=batch, rng=jax.random.key(0), value_fn=value, value=value(params)
+      )
+    )
+    state = tx.init(params)
+    types = lambda tree: [x.dtype for x in jax.tree.leaves(tree)]
+    for _ in range(2):
+      updates, new = update(state)
+      assert types(updates) == types(params) and types(new) == types(state)
+      state = new
+
+
+def test_a_whole_fraction_needs_no_leading_axes():
+  params, batch = problem()
+  scaled = lambda p, b: (b["scale"] * Net().apply({"params": p}, b["x"]), b["y"])
+  batch["scale"] = np.float32(2)
+  whole, none = (
+    optim.kfac(0.1, scaled, params, batch, estimation="exact", factor_fraction=f)
+    for f in (1.0, None)
+  )
+  step = lambda tx: jax.jit(tx.update)(params, tx.init(params), params, batch=batch)[0]
+  close(step(whole), step(none), rtol=0, atol=0)
