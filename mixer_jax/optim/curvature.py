@@ -32,7 +32,7 @@ from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, sta
 from mixer_jax.optim.block_trees import by_path
 from mixer_jax.optim.curvature_blocks import Block
 from mixer_jax.optim.curvature_options import check_choice, matching
-from mixer_jax.optim.predictor import Predictor, root_weights, weights_like
+from mixer_jax.optim.predictor import Predictor, root_weights, sums_of_weights, weights_like
 
 Params = Batch = Any
 _TINY = 1e-24  # its square is 0 in float32, and gradients through it are not
@@ -272,14 +272,10 @@ class Curvature:
       raise ValueError(
         f'eigenvalues="batch" needs outputs of equally many rows; they have {first} and {others[0]}'
       )
-    weights = self._weights(params, batch)[0]
-    weights = jnp.ones(first, jnp.float32) if weights is None else weights.astype(jnp.float32)
-    if weights.ndim > len(first):
-      weights = weights.max(axis=-1)
-    weights = weights.reshape(*weights.shape, *(1,) * (len(first) - weights.ndim))
-    sums = jnp.array([jnp.broadcast_to(w, first).sum() for w in (weights, weights**2)])
-    sums = sums if self._axis_name is None else jax.lax.psum(sums, self._axis_name)
-    rows = sums[0] ** 2 / jnp.maximum(c * sums[1], 1e-30)
+    total, squares = sums_of_weights(self._weights(params, batch)[0], first)
+    if self._axis_name is not None:
+      total, squares = jax.lax.psum((total, squares), self._axis_name)
+    rows = total**2 / jnp.maximum(c * squares, 1e-30)
     published = {layer.block: layer for layer in self._layers.values() if self._published}
     tokens = lambda b: published[b.name].scale(b.tokens) if b.name in published else 1.0
     return {b.name: rows * tokens(b) for b in self.blocks if b.kind == "kronecker"}

@@ -88,6 +88,19 @@ def root_weights(weights: jax.Array | None, outputs: Any, axis_name: Any = None)
   return jax.tree.map(lambda y, n: _row_scales(weights, y) * n**-0.5, outputs, rows)
 
 
+def sums_of_weights(
+  weights: jax.Array | None, rows: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+  """The sums of the weights, and of their squares, of rows of that shape; None: weights of 1."""
+  if weights is None:
+    weights = jnp.ones(rows, jnp.float32)
+  if weights.ndim > len(rows):
+    weights = weights.max(axis=-1)
+  weights = weights.astype(jnp.float32).reshape(*weights.shape, *(1,) * (len(rows) - weights.ndim))
+  whole = jnp.broadcast_to(weights, rows)
+  return whole.sum(), jnp.square(whole).sum()
+
+
 def _row_sum(weights: jax.Array | None, outputs: jax.Array) -> jax.Array:
   """The sum of the weights of rows; a row of outputs with weights of their own has the largest."""
   if weights is None:
