@@ -22,7 +22,7 @@ from mixer_jax.errors import UserError
 
 # Counts are int32 on the device.
 COUNT = 2**31 - 1
-_FEW = 8  # names that a message lists all
+_FEW = 16  # names that a message lists all
 # Float32's smallest normal number is 1.2e-38: a divisor below it is zero.
 TINY = 1e-37
 # Computations are in float32: a larger number is infinite there.
@@ -204,10 +204,17 @@ def chosen(config: ConfigDict, made_of: Mapping[str, Callable], path: str) -> Ca
   _check_group(config, path)
   name = config.get("name")
   if not isinstance(name, str) or name not in made_of:
-    close = difflib.get_close_matches(str(name), made_of, n=3) if len(made_of) > _FEW else ()
-    near = close or list(made_of)
-    raise UserError(f"{path}.name is {shown(name)}; allowed: {', '.join(near)}")
+    raise UserError(f"{path}.name is {shown(name)}; {told_names(name, made_of)}")
   return made_of[name]
+
+
+def told_names(given: Any, names: Iterable[str]) -> str:
+  """The allowed names for a message; of many, those near to the given one, if there are any."""
+  names = list(names)
+  close = difflib.get_close_matches(str(given), names, n=3) if len(names) > _FEW else ()
+  if close:
+    return f"did you mean {', '.join(close)}? allowed: {len(names)} names"
+  return f"allowed: {', '.join(names)}"
 
 
 def shown(value: Any) -> str:

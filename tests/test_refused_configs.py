@@ -165,7 +165,7 @@ def test_unknown_and_missing_fields(group):
 @pytest.mark.parametrize(
   "name, overrides, message",
   [
-    ("quickstart", ["model.name=mixer_smal"], "model.name is 'mixer_smal'; allowed: mixer_small"),
+    ("quickstart", ["model.name=mixer_smal"], "model.name is 'mixer_smal'; did you mean mixer_small"),
     ("quickstart", ["model.name=alexnet"], "model.name is 'alexnet'; allowed: mixer_s32, "),
     ("quickstart", ["optimizer.name=lion"], "optimizer.name is 'lion'; allowed: sgd, adam, "),
     ("quickstart", ["task=segments"], "task is 'segments'; allowed: image_classification"),

@@ -5,7 +5,6 @@ translator("resmlp_translate_6", vocab_size=32000, max_length=128)
 operator("galerkin_1d", grid=(512,))
 """
 
-import difflib
 from typing import Any, Callable, Mapping
 
 import flax.linen as nn
@@ -119,8 +118,12 @@ def image_size(name: str) -> int:
 
 def _fields(variants: Mapping[str, Callable], name: str) -> dict[str, Any]:
   if name not in variants:
-    near = difflib.get_close_matches(name, variants, n=3) or list(variants)
-    raise UserError(f"model.name is {name!r}; known models: {', '.join(near)}")
+    makers = {"build": VARIANTS, "encoder": ENCODERS}
+    makers |= {"operator": OPERATORS, "translator": TRANSLATORS}
+    for maker, others in makers.items():
+      if name in others:
+        raise UserError(f"model.name is {name!r}, a model that `models.{maker}` builds")
+    raise UserError(f"model.name is {name!r}; {options.told_names(name, variants)}")
   return {field: option.default for field, option in options.of(variants[name]).items()}
 
 

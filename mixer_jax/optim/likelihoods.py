@@ -48,9 +48,10 @@ class Likelihood(NamedTuple):
       raise ValueError(f"the outputs are {len(leaves)} arrays; the likelihood has {self.parts}")
     for y in leaves:
       if len(y.shape) < 2 or y.shape[-1] < self.width:
+        other = '; for a regression: likelihood="normal"' if self.width > 1 else ""
         raise ValueError(
           f"the outputs have shape {tuple(y.shape)}; allowed: [batch, n] or [batch, tokens, n]"
-          f" with n of {self.width} or more"
+          f" with n of {self.width} or more{other}"
         )
 
 

@@ -44,7 +44,7 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
   a, u = (x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for x in arrays)
   if a.shape != u.shape or not _is_grid(a):
     shapes = " and ".join(f"{n!r} {list(x.shape)}" for n, x in zip(wanted, (a, u)))
-    raise UserError(f"{path}: has {shapes}; {_FUNCTIONS}, both of one shape")
+    raise UserError(f"{path}: has {shapes}; {_FUNCTIONS}, both of one shape{_squeezed(a)}")
   return Functions(a, u, periodic=a.ndim == 2)
 
 
@@ -64,8 +64,13 @@ def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
     array = load(found)
   _check_numbers(f"{path}: array {found!r}", array)
   if not _is_grid(array):
-    raise UserError(f"{path}: has {found!r} {list(array.shape)}; {_FUNCTIONS}, two points at least")
+    shape = f"{found!r} {list(array.shape)}"
+    raise UserError(f"{path}: has {shape}; {_FUNCTIONS}, two points at least{_squeezed(array)}")
   return array.astype(np.float32)
+
+
+def _squeezed(array: np.ndarray) -> str:
+  return ", without a last axis of 1" if array.ndim > 2 and array.shape[-1] == 1 else ""
 
 
 def _is_grid(array: np.ndarray) -> bool:
@@ -90,6 +95,8 @@ def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   file = pathlib.Path(path).expanduser()
   if file.suffix not in (".npz", ".mat"):
     raise UserError(f"{path}: files of functions end in .npz or .mat")
+  if not file.parent.is_dir():
+    raise UserError(f"{path}: there is no folder {file.parent}")
   if not file.is_file():
     command = "python -m mixer_jax.pde burgers --out=FILE.npz"
     raise UserError(f"{path}: no such file; `{command}`, or darcy, makes one")

@@ -262,7 +262,7 @@ def test_roles_of_parameters(name):
 @pytest.mark.parametrize(
   "name, fields, message",
   [
-    ("galerkin_3d", {}, "model.name is 'galerkin_3d'; known models: galerkin_2d, galerkin_1d"),
+    ("galerkin_3d", {}, "model.name is 'galerkin_3d'; allowed: galerkin_1d, galerkin_2d"),
     ("fno_1d", dict(depth=3), "model.depth is no field of fno_1d"),
     ("mixer_operator", dict(grid=(8, 8, 8)), "a grid has 3 axes; allowed: 1 or 2"),
     ("fno_1d", dict(grid=(8, 8)), "a grid has 2 axes; allowed: 1$"),

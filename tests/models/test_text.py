@@ -281,7 +281,7 @@ def test_every_encoder_is_built():
 
 
 def test_mistakes_are_named():
-  with pytest.raises(UserError, match="model.name is 'gmlp_text_smal'; known models: gmlp_text_sm"):
+  with pytest.raises(UserError, match="model.name is 'gmlp_text_smal'; did you mean gmlp_text_sm"):
     models.encoder("gmlp_text_smal", **SIZES)
   with pytest.raises(
     UserError, match="model.patch_size is no field of mixer_text_small; it has hid"

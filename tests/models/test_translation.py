@@ -303,9 +303,7 @@ def test_positions_are_those_of_the_paper():
 
 
 def test_mistakes_are_named():
-  with pytest.raises(
-    UserError, match="model.name is 'resmlp_translate'; known models: resmlp_tran"
-  ):
+  with pytest.raises(UserError, match="model.name is 'resmlp_translate'; allowed: resmlp_tran"):
     models.translator("resmlp_translate", **SIZES)
   with pytest.raises(UserError, match="model.mixing is 'conv'; allowed: linear, attention"):
     models.translator("resmlp_translate_6", **SIZES, mixing="conv")

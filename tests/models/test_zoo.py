@@ -163,8 +163,10 @@ def test_layers_of_other_models_mix_channels():
 
 
 def test_mistakes_are_named():
-  with pytest.raises(UserError, match="mixer_b61.*mixer_b16"):
+  with pytest.raises(UserError, match="mixer_b61.*did you mean .*mixer_b16.*allowed: 38 names"):
     models.build("mixer_b61", 10)
+  with pytest.raises(UserError, match="'fno_1d', a model that `models.operator` builds"):
+    models.build("fno_1d", 10)
   with pytest.raises(UserError, match="model.depth is no field of mixer_b16.*num_blocks"):
     models.build("mixer_b16", 10, depth=3)
   # Of the class itself, too: another name would silently be another model.

@@ -58,7 +58,7 @@ def test_shapes(save):
   with pytest.raises(UserError, match=r"'a' \[3, 8\] and 'u' \[2, 8\]; inputs and outputs are"):
     function_files.read(save(a=LINES[0], u=LINES[1, :2]))
   for read in (function_files.read, function_files.read_side):
-    with pytest.raises(UserError, match=r"'coeff' \[3, 5, 1\].*; inputs and outputs are"):
+    with pytest.raises(UserError, match=r"'coeff' \[3, 5, 1\].*, without a last axis of 1$"):
       read(save(coeff=SQUARES[0, :, :, :1], sol=SQUARES[1, :, :, :1]))
   rectangles = function_files.read(save(coeff=SQUARES[0, :, :, :4], sol=SQUARES[1, :, :, :4]))
   assert rectangles.grid == (5, 4)

@@ -230,7 +230,7 @@ def test_inputs_are_resized_in_the_step(tiny_config):
     ("model.width", 0, "model.width is 0; allowed: 1 to 10000"),
     ("data.points", 4.5, "data.points is 4.5; allowed: an integer"),
     ("optimizer.damping", 0.1, "optimizer.damping is no option of sgd; there are "),
-    ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: kfac"),
+    ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: sgd, "),
     ("on_nonfinite", "ignore", "on_nonfinite is 'ignore'; allowed: stop, skip, restore"),
     ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8"),
     ("batch_size", 512, "batch_size is 512, more than the 256 training examples"),

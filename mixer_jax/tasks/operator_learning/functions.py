@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import math
 import pathlib
 from typing import Annotated, Callable
@@ -19,6 +20,7 @@ from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.pde import function_files, generate
 from mixer_jax.pde.functions import Functions, check_step, subsampled
 
+_LOG = logging.getLogger(__name__)
 _NAMES = (*generate.KINDS, "files")
 _SPLIT = '"train" or "test", or a .mat or .npz below dir; maybe a part: "train[:90%]"'
 _EXTRA = 'the test set on other grids too, by their steps, such as "4,1"'
@@ -167,6 +169,11 @@ def load(data: FunctionData) -> dict[str, Arrays]:
   }
   splits.check_apart(parts, data.split_specs)
   found = {name: _taken(data, read, part, data.step) for name, part in parts.items()}
+  grid = read(parts["train"][0][0]).grid
+  train = found["train"]["inputs"]
+  ends = "periodic" if data.periodic(len(grid)) else "with its ends"
+  sizes = f"{shown(train.shape[1:])} of {shown(grid)} points (data.step={data.step})"
+  _LOG.info("%s functions on %s, %s", f"{len(train):,}", sizes, ends)
   for step in data.extra_steps:
     arrays = _taken(data, read, parts["test"], step)
     points = arrays["inputs"].shape[1]
@@ -189,6 +196,9 @@ def load(data: FunctionData) -> dict[str, Arrays]:
 def _read(data: FunctionData, base: str) -> Functions:
   """All functions of a base split, on their own grid."""
   if data.name == "files":
+    if not pathlib.Path(base).suffix:
+      fields = "data.train_split and the others name .npz or .mat files below data.dir"
+      raise UserError(f"data.name is 'files', but a split is {base!r}; {fields}")
     path = str(pathlib.Path(data.dir) / base)
     found = function_files.read(path, data.inputs_name, data.outputs_name)
     return dataclasses.replace(found, periodic=data.periodic(len(found.grid)))

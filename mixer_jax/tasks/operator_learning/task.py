@@ -115,7 +115,8 @@ class OperatorLearning(BaseTask):
     """Raises a UserError now, and not after training, if the model cannot take a split's grid."""
     for name, split in self._splits.items():
       if (grid := split.spec["inputs"].shape) != self._grids[0]:
-        with told(f"model {self._config.model.name} cannot take the grid of {name}", ValueError):
+        of = f"{name} (data.extra_test_steps)" if name.startswith("test_") else name
+        with told(f"model {self._config.model.name} cannot take the grid of {of}", ValueError):
           jax.eval_shape(self._applied, variables, jnp.zeros((1, *grid)))
 
   def _check_boundary(self, collections: Variables) -> None:
@@ -283,16 +284,19 @@ class OperatorLearning(BaseTask):
     if every and not all(leaves_grid(points, every, self._periodic) for points in grid):
       some = ", ".join(str(n * every + (not self._periodic)) for n in (2, 3, 4))
       why = f"data.output_step, {self._data.output_step}, is {every} times data.step"
-      text = (
-        f"has functions on {shown(grid)} points; allowed on each axis: {some}, ..., since {why}"
-      )
-      raise UserError(f"{path}: {text}")
+      points = f"functions on {shown(grid)} points; allowed on each axis: {some}, ..., since {why}"
+      raise UserError(f"{path}: has {points}")
 
 
 def _build(config: ml_collections.ConfigDict, grid: tuple[int, ...], periodic: bool) -> nn.Module:
   """The model for a training grid; a UserError if it is for others."""
   _check_axes(config.model.name, len(grid))
-  model = models.operator(config.model.name, grid=grid, **options.given(config.model))
+  try:
+    model = models.operator(config.model.name, grid=grid, **options.given(config.model))
+  except UserError as e:
+    step = functions.FunctionData.of(config.data).step
+    where = f"; the grid is that of data.step={step}" if "grid" in str(e) else ""
+    raise UserError(f"{e}{where}") from e
   if periodic and model.needs_ends:
     field, allowed = model.needs_ends
     given = f"model.{field} is {getattr(model, field)!r}, for domains with ends"

@@ -353,6 +353,11 @@ MADE = dict(dir="", train_split="train", test_split="test")
     (dict(extra_test_steps="4,x"), "data.extra_test_steps is '4,x'"),
     (dict(name="burgers", train_split="valid"), "burgers has no split 'valid'; allowed: train"),
     (dict(train_split="absent.npz"), "absent.npz: no such file"),
+    (dict(dir="/nowhere"), "/nowhere/train.npz: there is no folder /nowhere"),
+    (
+      dict(train_split="train"),
+      "data.name is 'files', but a split is 'train'; data.train_split and",
+    ),
     (dict(validation_split="train.npz[:8]"), "shares examples of 'train.npz'"),
     (dict(test_split="test_2d.npz"), "functions of test have 2 axes, those of train 1"),
     (
@@ -375,9 +380,11 @@ def test_a_test_set_that_is_trained_on_is_told(config, caplog):
   assert "test set test (train.npz[50:]) shares examples of 'train.npz'" in caplog.text
 
 
-def test_the_test_grid_is_no_further_one(config):
+def test_the_test_grid_is_no_further_one(config, caplog):
   config.data.extra_test_steps = "2,1"
-  assert set(experiment.build(config).datasets) == {"train", "test", "test_64"}
+  with caplog.at_level("INFO", logger="mixer_jax"):
+    assert set(experiment.build(config).datasets) == {"train", "test", "test_64"}
+  assert "64 functions on 32 of 64 points (data.step=2), periodic" in caplog.text
 
 
 @pytest.mark.parametrize("normalise", ["none", "global", "pointwise"])
@@ -404,7 +411,8 @@ def test_a_boundary_of_zeros_is_refused_where_outputs_vary(
 
 def test_too_many_modes_are_one_line(config):
   config.model.modes = 40
-  with pytest.raises(UserError, match="model.modes is 40, which needs a grid of 78 points"):
+  told = "model.modes is 40, which needs a grid of 78 points; .* the grid is that of data.step=2"
+  with pytest.raises(UserError, match=told):
     _ = experiment.build(config).variable_shapes
 
 
@@ -474,7 +482,7 @@ def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
   config.model = config_lib.default("operator_learning", "mixer_operator").model
   config.model.update(hidden_dim=8, num_blocks=1, modes=4)
   config.data.extra_test_steps = "4"
-  told = "cannot take the grid of test_16: trained on 32 points, called with 16; allowed: 32"
+  told = r"cannot take the grid of test_16 .data.extra_test_steps.: trained on 32 points, called with 16; allowed: 32"
   with pytest.raises(UserError, match=told):
     _ = experiment.build(config).variable_shapes
 
