@@ -5,7 +5,7 @@ default of the model or optimizer that its group names.
 """
 
 import dataclasses
-from typing import Annotated, Any, Mapping, Sequence
+from typing import Annotated, Any, Iterator, Mapping, Sequence
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -191,6 +191,28 @@ def table(task: str = "image_classification") -> str:
   parts |= {f"`{name}`": options.table(made_of, f"{name}.") for name, made_of in groups.items()}
   parts["`optimizer`"] = optim.table()
   return "\n\n".join(f"### {head}\n\n{text}" for head, text in parts.items()) + "\n"
+
+
+def own_settings(config: ConfigDict) -> str:
+  """The fields of a config that differ from its task's defaults, and its optimizer, in Markdown."""
+  model = config.get("model", {}).get("name", "")
+  given, plain = (dict(_flat(c)) for c in (config, default(config.task, model)))
+  rows = [
+    f"| `{name}` | `{value!r}` |"
+    for name, value in given.items()
+    if value is not None and (name.startswith("optimizer.") or value != plain.get(name))
+  ]
+  return (
+    "\n".join(["### Set by this config", "", "| field | value |", "| :-- | :-- |", *rows]) + "\n\n"
+  )
+
+
+def _flat(config: ConfigDict, path: str = "") -> Iterator[tuple[str, Any]]:
+  for name, value in config.items():
+    if isinstance(value, ConfigDict):
+      yield from _flat(value, f"{path}{name}.")
+    else:
+      yield f"{path}{name}", value
 
 
 # Target accuracies of the K-FAC study, per data set and model.

@@ -97,6 +97,12 @@ def _compare(_: list[str]) -> None:
   print(path)
 
 
+def _options(_) -> None:
+  if given := _FLAGS.config:
+    print(config.own_settings(given), end="")
+  print(config.table((given or config.default()).task), end="")
+
+
 def _workdir() -> pathlib.Path:
   return directory_lib.existing(cli.workdir())
 
@@ -119,6 +125,6 @@ if __name__ == "__main__":
       weights=_weights,
       compare=_compare,
       study=lambda _: print(*study_report.write(_workdir()), sep="\n"),
-      options=lambda _: print(config.table((_FLAGS.config or config.default()).task), end=""),
+      options=_options,
     )
   )
