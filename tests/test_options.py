@@ -189,8 +189,8 @@ def test_a_config_s_own_settings_stand_before_the_table():
   config.optimizer = config_lib.optimizer("adam", 1e-3)
   rows = config_lib.own_settings(config).splitlines()
   assert rows[4:6] == ["| `batch_size` | `8` |", "| `data.step` | `16` |"]
-  assert {"| `optimizer.name` | `'adam'` |", "| `optimizer.learning_rate` | `0.001` |"} == {
-    *rows[6:8]
+  assert {"| `optimizer.name` | `'adam'` |", "| `optimizer.learning_rate` | `0.001` |"} <= {
+    *rows[6:]
   }
 
 

@@ -29,6 +29,18 @@ def automatic(estimate: Callable, arrays: Any) -> Callable:
   return estimate
 
 
+def is_split(x: jax.Array) -> bool:
+  """Whether explicit axes of a mesh split an array."""
+  sharding = jax.typeof(x).sharding
+  explicit = {
+    name
+    for name, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types)
+    if kind == AxisType.Explicit
+  }
+  names = (part if isinstance(part, tuple) else (part,) for part in sharding.spec)
+  return any(name in explicit for part in names for name in part)
+
+
 def varying(tree: Any, axis_name: Any) -> Any:
   """Arrays that every device of a manual axis has of its own, as a checked `shard_map` asks."""
   if axis_name is None or not jax.sharding.get_abstract_mesh().manual_axes:

@@ -5,16 +5,22 @@ from typing import Any, Sequence
 import jax
 import jax.numpy as jnp
 
+from mixer_jax.optim import axes
 from mixer_jax.optim.curvature_blocks import Block, path_name
 
 
 def by_path(tree: Any) -> dict[str, jax.Array]:
-  """The leaves by path; a ValueError if one is complex."""
+  """The leaves by path; a ValueError if one is complex, or split over explicit axes of a mesh."""
   leaves = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
   for path, x in leaves.items():
     if jnp.issubdtype(jnp.result_type(x), jnp.complexfloating):
       raise ValueError(
         f"{path} is {x.dtype}; allowed: real numbers, such as its real and imaginary parts"
+      )
+    if isinstance(x, jax.Array) and axes.is_split(x):
+      raise ValueError(
+        f"{path} is split over explicit axes of a mesh, {jax.typeof(x)}; allowed: whole ones there, or"
+        " a mesh of AxisType.Auto"
       )
   return leaves
 

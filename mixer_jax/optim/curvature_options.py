@@ -53,7 +53,7 @@ FactorFraction = Annotated[
   float | None,
   Option("part of the batch, 1/n, that the factors are estimated from; None: all", 1e-6, 1),
 ]
-NormConstraint = Annotated[float | None, Option("kl_clip; 0 allows no step", 0)]
+NormConstraint = Annotated[float | None, Option("kl_clip, of layers with curvature", 0)]
 MomentDecay = Annotated[float, Option("decay of EK-FAC's second moments", 0, 1)]
 Plain = Annotated[str, Option("regular expression of parameter paths that take the plain gradient")]
 

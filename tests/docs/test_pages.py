@@ -159,7 +159,7 @@ def test_models_tasks_and_public_files_are_all_named():
 
 
 # The loss that K-FAC's last ten steps stay below, and the least loss of Adam's.
-OWN_MODELS = {"mlp": (0.005, 0.006), "transformer": (0.12, 0.14), "autoencoder": (0.08, 0.09)}
+OWN_MODELS = {"mlp": (0.005, 0.006), "transformer": (0.135, 0.14), "autoencoder": (0.08, 0.09)}
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,16 @@ def test_a_mesh_of_explicit_axes():
   close(first(tx, whole, spread), expected, rtol=1e-4)
   with jax.set_mesh(mesh):
     close(first(tx, whole, spread), expected, rtol=1e-4)
+  params["wide"] = jnp.ones((8, 2))
+  split = params | {"wide": jax.device_put(params["wide"], NamedSharding(mesh, P("data")))}
+  with pytest.raises(
+    ValueError, match="wide is split over explicit axes of a mesh, float32.8@data"
+  ):
+    optim.soap(0.1).init(split)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+  split = params | {"wide": jax.device_put(params["wide"], NamedSharding(mesh, P("data")))}
+  soap = optim.soap(0.1)
+  jax.jit(soap.update)(split, soap.init(split), split)
 
 
 def mean_gradient(params, batch):
