@@ -57,8 +57,8 @@ def _tie(view: layer_views.View, module: nn.Module, companion: Any, args: tuple,
       " predict; leave them float32 and give the layers a dtype"
     )
   if isinstance(view, layer_views.ScaleAndShift):
-    return _tied(row_sums.squares_of_sums, view.inputs(), y, own)
-  statistics = lambda x, dy, own: row_sums.second_moments(view, x, dy, own)
+    return _tied(row_sums.of_norm, view.inputs(), y, own)
+  statistics = lambda x, dy, own: row_sums.of_dense(view, x, dy, own)
   return _tied(statistics, args[0], y, own)
 
 

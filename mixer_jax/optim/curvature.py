@@ -255,7 +255,7 @@ class Curvature:
     examples = counted.sum(dtype=jnp.float32)
     return examples if self._axis_name is None else jax.lax.psum(examples, self._axis_name)
 
-  def scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+  def moment_scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block.
 
     The gradient c sum w g / sum w of independent rows with weights w has the mean square

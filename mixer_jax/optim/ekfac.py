@@ -27,7 +27,7 @@ from mixer_jax.optim.block_trees import from_matrix, to_matrix
 from mixer_jax.optim.curvature_blocks import Block
 
 
-def averaged(
+def averaged_moments(
   old: dict[str, jax.Array], fresh: dict[str, jax.Array], age: jax.Array, decay: Any
 ) -> dict[str, jax.Array]:
   """The averages after one more estimate, each weighted by decay^its age; of one it is this one.

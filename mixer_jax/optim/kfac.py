@@ -204,7 +204,9 @@ def scale_by_kfac(
     def renewed_moments():
       estimate = axes.automatic(curvature.second_moments, (whole, fraction, inverses))
       age = state.count % inverse_period // factor_period
-      return ekfac.averaged(moments, estimate(whole, fraction, rng, inverses), age, moment_decay)
+      return ekfac.averaged_moments(
+        moments, estimate(whole, fraction, rng, inverses), age, moment_decay
+      )
 
     due = state.count % factor_period == 0
     factors = jax.lax.cond(due, renewed_factors, lambda: state.factors)
@@ -216,7 +218,7 @@ def scale_by_kfac(
     if eigenvalues == "examples":
       moments = jax.lax.cond(due, renewed_moments, lambda: moments)
     gradients, directions = by_path(updates), {}
-    scales = curvature.scales(whole, batch) if eigenvalues == "batch" else {}
+    scales = curvature.moment_scales(whole, batch) if eigenvalues == "batch" else {}
     for block in curvature.blocks:
       if block.name in moments:
         pair, scale = inverses[block.name], scales.get(block.name)

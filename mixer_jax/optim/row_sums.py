@@ -8,9 +8,7 @@ import jax.numpy as jnp
 from mixer_jax.optim import kfac_jax_blocks, layer_views
 
 
-def second_moments(
-  view: layer_views.Dense, x: jax.Array, dy: jax.Array, own: Any
-) -> dict[str, Any]:
+def of_dense(view: layer_views.Dense, x: jax.Array, dy: jax.Array, own: Any) -> dict[str, Any]:
   """Sums over rows of a a^T, d d^T and 1; the bias is one more input, always 1."""
   a, d = view.inputs(x), view.outputs(dy)
   lead, d = d.shape[0], d.reshape(-1, d.shape[-1])
@@ -86,7 +84,8 @@ def _counts(d: jax.Array, own: Any, lead: int) -> jax.Array:
   return of_example * counts if lead == examples else counts
 
 
-def squares_of_sums(x: jax.Array, dy: jax.Array, own: Any) -> dict[str, Any]:
+def of_norm(x: jax.Array, dy: jax.Array, own: Any) -> dict[str, Any]:
+  """Sums over examples of the squares of each one's gradient, of a normalisation's parameters."""
   shapes = {name: own[name].shape for name in ("scale", "bias") if name in own}
   if "mapped" in own:  # one example
     x, dy = x[None], dy[None]

@@ -104,7 +104,7 @@ def test_both_second_moments_have_the_scale_of_the_loss_s_rows():
   curvature = optim.factors.curvature_of(predict, params, x, **options)
   same = tuple(algebra.Eigen(jnp.ones(d), jnp.eye(d)) for d in (2, 3))
   found = curvature.second_moments(params, x, None, {"head": same})
-  scaled = curvature.scales(params, x)["head"] * of_gradient
+  scaled = curvature.moment_scales(params, x)["head"] * of_gradient
   np.testing.assert_allclose(found["head"], scaled, rtol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_squares_of_the_batch_s_gradient_have_the_mean_of_the_fisher_matrix(weig
     return logits if w is None else (logits, None, w)
 
   options = dict(likelihood=(c, "categorical"), token_averaging="expand")
-  scale = curvature_of(predict, params, x, **options).scales(params, x)["kernel"]
+  scale = curvature_of(predict, params, x, **options).moment_scales(params, x)["kernel"]
   logits = x @ np.float64(params["kernel"])
   p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
   share = np.ones(3) / 3 if w is None else np.float64(w) / np.sum(np.float64(w))
