@@ -8,23 +8,41 @@ import numpy as np
 from mixer_jax.optim.step_norms import SIDES
 from mixer_jax.report import figures
 from mixer_jax.report.results import CellResult, Result, optimizer_name, unit_of
+from mixer_jax.study import record
 
 _NORM = "train/norm."
-_LABELS = {"minutes": "minutes of training steps\n(without compilation, testing and checkpoints)"}
+_LABELS = {
+  "minutes": "minutes of training steps\n(without compilation, testing and checkpoints)",
+  "share": "share of the run's steps\n(of its time, where runs have equal times)",
+}
 
 
 def draw(cells: Sequence[CellResult], directory: pathlib.Path) -> list[pathlib.Path]:
-  """Writes epochs.png or steps.png, time.png and step_norms_PANEL.png as far as runs have rows."""
+  """Writes epochs.png or steps.png, time.png and step_norms_PANEL.png as far as runs have rows.
+
+  Runs of a panel that have different lengths, as for equal times, also stand side by side in
+  share.png, each over its own length.
+  """
   if not (begun := [c for c in cells if c.shown]):
     return []
   unit = unit_of(cells)
   places = {unit: f"{unit}s.png", "minutes": "time.png"}
+  if len({c.panel for c in begun}) < len({(c.panel, record.length(c.config)) for c in begun}):
+    places["share"] = "share.png"
+    begun = [_with_shares(c) for c in begun]
   paths = [_draw_curves(begun, over, directory / name) for over, name in places.items()]
   for panel in dict.fromkeys(c.panel for c in begun):
     if grafted := [c for c in begun if c.panel == panel and _kinds(c)]:
       name = "_".join(("step_norms", *filter(None, panel.split(", "))))
       paths.append(_draw_norms(grafted, unit, directory / f"{name}.png"))
   return paths
+
+
+def _with_shares(cell: CellResult) -> CellResult:
+  """A cell whose rows have the "share" of their run's length."""
+  unit, length = record.length(cell.config)
+  share = lambda row: row | {"share": row[unit] / length}
+  return cell._replace(results=[r._replace(rows=list(map(share, r.rows))) for r in cell.results])
 
 
 def band(runs: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -44,7 +62,7 @@ def _draw(axis: Any, results: Sequence[Result], over: str, key: str, factor: flo
   axis.plot(x, mean, marker="." if len(x) < 30 else "", **style)
   axis.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
   axis.grid(alpha=0.3)
-  axis.xaxis.get_major_locator().set_params(integer=over != "minutes")
+  axis.xaxis.get_major_locator().set_params(integer=over not in _LABELS)
 
 
 def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> pathlib.Path:

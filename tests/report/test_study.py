@@ -196,6 +196,32 @@ def test_figures_are_drawn_of_the_runs_there_are(opened):
     assert f"({picture.name})" in files[0].read_text()
 
 
+def test_runs_of_different_lengths_stand_side_by_side(tmp_path, monkeypatch):
+  def of_length(optimizer):
+    made = errors("sgd")
+    made.num_steps = {"short": 30, "long": 60}[optimizer]
+    return made
+
+  study = Study(title="t", config=of_length, axes={"optimizer": ("short", "long")}, seeds=(0,))
+  opened = record.open_study(tmp_path, study, "file.py", [])
+  for name, steps in (("short", (10, 20, 30)), ("long", (20, 40, 60))):
+    rows = [
+      {"step": s, "epoch": s / 20, "seconds": 1.0, "test/error": 1 / s, "test/best_error": 1 / s}
+      | {"test/best_step": s}
+      for s in steps
+    ]
+    write_run(opened, f"{name}-seed0", rows)
+  drawn, draw = {}, study_figures._draw
+  spy = lambda axis, runs, over, *rest, **style: (
+    drawn.setdefault(over, []).extend(row[over] for r in runs for row in r.rows),
+    draw(axis, runs, over, *rest, **style),
+  )
+  monkeypatch.setattr(study_figures, "_draw", spy)
+  files = report.write(tmp_path)
+  assert [f.name for f in files] == ["study.md", "steps.png", "time.png", "share.png"]
+  np.testing.assert_allclose(drawn["share"], [1 / 3, 2 / 3, 1] * 2)
+
+
 def test_a_band_is_mean_and_range_as_far_as_all_seeds_go():
   mean, low, high = study_figures.band([[1.0, 2.0, 9.0], [3.0, 5.0]])
   np.testing.assert_array_equal((mean, low, high), [[2.0, 3.5], [1.0, 2.0], [3.0, 5.0]])
