@@ -151,16 +151,19 @@ def test_padding_counts_in_no_factor_of_a_mapped_program(around):
   jax.tree.map(lambda a, b: close(a, b, rtol=1e-4), found, expected)
 
 
+class Members(nn.Module):
+  """An ensemble of three by nn.vmap."""
+
+  @nn.compact
+  def __call__(self, x):
+    many = nn.vmap(Net, in_axes=None, out_axes=1, axis_size=3,
+                   variable_axes={"params": 0}, split_rngs={"params": True})  # fmt: skip
+    return many(name="net")(x).mean(axis=1)
+
+
 @pytest.mark.parametrize("examples", [8, 3])  # also as many as members
 @pytest.mark.thorough
 def test_an_ensemble_may_be_mapped_over_examples(examples):
-  class Members(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-      many = nn.vmap(Net, in_axes=None, out_axes=0, axis_size=3,
-                     variable_axes={"params": 0}, split_rngs={"params": True})  # fmt: skip
-      return many(name="net")(x).mean(axis=0)
-
   x = problem()[1]["x"][:examples]
   params = jax.jit(Members().init)(jax.random.key(0), x)["params"]
   plain = lambda p, x: Members().apply({"params": p}, x)
@@ -173,15 +176,7 @@ def test_an_ensemble_may_be_mapped_over_examples(examples):
 
 @pytest.mark.thorough
 def test_layers_side_by_side():
-  """nn.vmap makes an ensemble: each member has factors of its own."""
-
-  class Members(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-      many = nn.vmap(Net, in_axes=None, out_axes=1, axis_size=3,
-                     variable_axes={"params": 0}, split_rngs={"params": True})  # fmt: skip
-      return many(name="net")(x).mean(axis=1)
-
+  """Each member of an ensemble has factors of its own."""
   _, batch = problem()
   params = jax.jit(Members().init)(jax.random.key(0), batch["x"])["params"]
   members = lambda p, x: Members().apply({"params": p}, x)
