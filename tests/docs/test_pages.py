@@ -193,3 +193,17 @@ def test_the_readme_s_snippet_runs():
   exec("updates, state" + step, names)
   for name, update in names["updates"].items():
     np.testing.assert_allclose(np.linalg.norm(update), 0.1 * np.sqrt(grads[name].size), rtol=1e-5)
+
+
+@pytest.mark.thorough
+def test_the_snippet_about_operators_learns(tmp_path, monkeypatch):
+  """Waves that move by a quarter, in 60 steps; and the same operator on another grid."""
+  (snippet,) = snippets("docs/operators.md")
+  x, (size, shift) = np.arange(32) / 32, np.random.default_rng(0).normal(size=(2, 16, 1))
+  wave = lambda x: np.float32(size * np.sin(2 * np.pi * x + shift))
+  np.savez(tmp_path / "functions.npz", a=wave(x), u=wave(x - 0.25))
+  monkeypatch.chdir(tmp_path)
+  names = {}
+  exec(snippet.replace("1000", "60"), names)
+  error = np.linalg.norm(names["solutions"] - wave(x - 0.25)) / np.linalg.norm(wave(x))
+  assert names["solutions"].shape == (16, 32) and error < 0.1
