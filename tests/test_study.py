@@ -101,3 +101,32 @@ def test_a_study_from_start_through_an_interruption_to_the_report(shapes_npz, tm
   assert "`m2-sgd-seed0`: failed: the update of step 2" in text
   last, best = 100 * rows[-1]["test/top1"], 100 * max(row["test/top1"] for row in rows)
   assert f"| m1 | SGD | 1 of 1 | 15 epochs | {last:.2f} | {best:.2f} |" in text
+
+
+TUNED = """
+from mixer_jax.study import Study, Tuning
+from tests.study.grid import GRID
+
+
+def get_study():
+  tries = [{"optimizer.learning_rate": rate} for rate in (0.1, 0.2)]
+  return Study(**GRID, tuning=Tuning(dict.fromkeys(("sgd", "adam"), tries)))
+"""
+
+
+@pytest.mark.thorough
+def test_runs_that_wait_for_tries_are_told(tmp_path):
+  (tmp_path / "tuned.py").write_text(TUNED)
+  command = [sys.executable, "-m", "mixer_jax.study", f"--study={tmp_path}/tuned.py"]
+  command += [f"--workdir={tmp_path}/runs", "--run=m1-sgd-*,m2-adam-seed0"]
+  call = lambda *more: subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+  listed = call("--list")
+  assert listed.stdout.splitlines()[0] == "m1-sgd-seed0  waiting, nothing was begun"
+  assert not (tmp_path / "runs").exists()
+  ended = call()
+  assert ended.returncode == 1 and ended.stdout.splitlines() == [
+    "4 waiting",
+    "3 of them wait for tune-m1-sgd-*, which --run leaves out, another process runs or failed",
+    "1 of them wait for tune-m2-adam-*, which --run leaves out, another process runs or failed",
+  ]
+  assert "m2-adam-seed0  waiting for tune-m2-adam-*" in call("--list").stdout.splitlines()

@@ -3,6 +3,7 @@
 import glob
 import itertools
 import json
+import logging
 import math
 import pathlib
 from typing import Any, NamedTuple, Sequence
@@ -18,7 +19,10 @@ from mixer_jax.report.results import optimizer_name
 from mixer_jax.report.study_figures import band
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file
+from mixer_jax.study import record
 from mixer_jax.tasks import Metric
+
+_LOG = logging.getLogger(__name__)
 
 # Free fields, or groups, that decide on metrics.
 _MEASURING = ("data.dir", "data.vocabulary", "knn.", "beams", "length_penalty")
@@ -120,6 +124,11 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
   for given in runs:
     label, pattern = ("", given) if glob.glob(given) else given.partition("=")[::2]
     found = sorted(p for p in map(pathlib.Path, glob.glob(pattern)) if metrics_file.read(p))
+    failed = [p for p in found if _failed(p)]
+    if len(failed) < len(found):  # one alone, or all, are meant
+      found = [p for p in found if p not in failed]
+      for path in failed:
+        _LOG.warning("%s failed, and is left out", path)
     if not found:
       raise UserError(f"--runs has {given!r}; no run with metrics is there")
     for directory in found:
@@ -130,6 +139,12 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
   for name, found in zip(names, groups.values()):
     labels[name if names.count(name) == 1 else f"{name}, {found[0][0].name}"] = found
   return labels
+
+
+def _failed(run: pathlib.Path) -> bool:
+  """Whether a study has recorded that a run failed."""
+  path = run / record.OUTCOME
+  return path.exists() and bool(directory_lib.read_json(path).get("reason"))
 
 
 def _same(config: Any) -> str:
@@ -146,7 +161,7 @@ def _metric(config: Any, key: str) -> Metric:
 
 
 def _line(label: str, directories: Sequence[pathlib.Path], key: str, over: str) -> Line:
-  xs, ys = [], []
+  xs, ys, lengths = [], [], {}
   for directory in directories:
     rows = metrics_file.read(directory)
     seconds = itertools.accumulate(row["seconds"] for row in rows)
@@ -156,17 +171,28 @@ def _line(label: str, directories: Sequence[pathlib.Path], key: str, over: str) 
       raise UserError(f"--metric is {key!r}; {directory} has {there}")
     xs.append([t if over == "seconds" else row[over] for t, row in points])
     ys.append([row[key] for _, row in points])
+    lengths[len(points)] = directory
+  if len(lengths) > 1:
+    shortest = min(lengths)
+    _LOG.warning("%s ends after %d rows, as %s does", label, shortest, lengths[shortest])
   return Line(label, band(xs)[0], *band(ys))
 
 
 def _said(line: Line, lines: Sequence[Line], metric: Metric, over: str) -> str:
-  """The last value of a line, and the first time that it is as good as the last of another."""
+  """The last value of a line, and the first time that it is as good as the last of another.
+
+  The other's own time is the first at which it was as good.
+  """
   unit = "s" if over == "seconds" else f"{over}s"
   parts = [f"{line.label}: {metric.shown(line.mean[-1])} after {line.x[-1]:.4g} {unit}"]
   for other in lines:
     goal = other.mean[-1]
     reached = [x for x, y in zip(line.x, line.mean) if not metric.better(goal, y)]
     if other is not line and reached:
-      times = f"{other.x[-1] / reached[0]:.1f} times sooner than {other.label}"
-      parts.append(f"{metric.shown(goal)} after {reached[0]:.3g} {unit}, {times}")
+      its_own = next(x for x, y in zip(other.x, other.mean) if not metric.better(goal, y))
+      times, word = its_own / reached[0], "sooner"
+      if times < 1:
+        times, word = 1 / times, "later"
+      text = f"{times:.1f} times {word} than {other.label}"
+      parts.append(f"{metric.shown(goal)} after {reached[0]:.3g} {unit}, {text}")
   return "; ".join(parts)

@@ -90,12 +90,20 @@ def gather(opened: Record) -> list[CellResult]:
     config, values = opened.config((done or runs)[0]), dict(zip(opened.axes, cell))
     panel = ", ".join(values[axis] for axis in opened.panels)
     line = ", ".join(values[axis] for axis in opened.lines)
-    if opened.lines == ("optimizer",):
-      line = optimizer_name(config.optimizer)
     published, found = opened.published.get("-".join(cell)), [_read(opened, run) for run in runs]
     about = cell, panel, line, config, opened.primary, published, config.target
     results.append(CellResult(*about, found))
+  if opened.lines == ("optimizer",):
+    results = _with_names(results)
   return [c._replace(target=_target(opened, c, results)) for c in results]
+
+
+def _with_names(cells: list[CellResult]) -> list[CellResult]:
+  """Cells whose lines have the optimizer's name, and their own value too if others share it."""
+  names = {c.line: optimizer_name(c.config.optimizer) for c in cells}
+  alone = lambda line: list(names.values()).count(names[line]) == 1
+  said = {line: name if alone(line) else f"{name} ({line})" for line, name in names.items()}
+  return [c._replace(line=said[c.line]) for c in cells]
 
 
 def _target(opened: Record, c: CellResult, results: Sequence[CellResult]) -> float:
@@ -104,7 +112,7 @@ def _target(opened: Record, c: CellResult, results: Sequence[CellResult]) -> flo
     return c.target
   place = opened.axes.index("optimizer")
   peer = (*c.cell[:place], opened.target_of, *c.cell[place + 1 :])
-  [values] = [other.values("last") for other in results if other.cell == peer]
+  [values] = [other.values("last", c.selection) for other in results if other.cell == peer]
   return statistics.fmean(values) / c.metric.scale if values else 0.0
 
 

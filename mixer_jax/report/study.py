@@ -131,12 +131,15 @@ def _compared(opened: Record, cells: Sequence[CellResult]) -> str:
   for c in cells:
     corner, row, column = ", ".join(opened.panels), c.panel or c.metric.label, c.line
     if c.config.optimizer.name == "graft":
-      corner = f"{c.panel}: ".removeprefix(": ") + "norm of \\ direction of"
+      values = dict(zip(opened.axes, c.cell))
+      place = ", ".join(value for axis, value in values.items() if axis != "optimizer")
+      corner = f"{place}: ".removeprefix(": ") + "norm of \\ direction of"
       row, column = (optimizer_name(c.config.optimizer[side]) for side in SIDES)
     both = [c.values(opened.published_at)]
     both += [[c.published.value] if c.published else []] if published else []
     said = " / ".join(_shown(c.metric, values) for values in both)
-    tables.setdefault(corner, {}).setdefault(row, {})[column] = said
+    columns = tables.setdefault(corner, {}).setdefault(row, {})
+    columns[f"{column} ({c.line})" if column in columns else column] = said
   texts, nothing = [], "- / -" if published else "-"
   for corner, rows in tables.items():
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
@@ -156,7 +159,7 @@ def _tuning(opened: Record) -> str:
     if trials is None:
       rows.append((name, "not decided", "", "-", "-"))
     for i, trial in enumerate(trials or ()):
-      values = ("", "failed", trial.get("failed"))
+      values = ("", "failed", trial.get("failed", "").replace("|", "\\|"))
       if "failed" not in trial:
         numbers = (_shown(metric, [metric.scale * trial[at]]) for at in ("last", "best"))
         values = ("" if i else "chosen", *numbers)

@@ -10,6 +10,7 @@ from their last checkpoint, failed runs are left alone unless `--retry_failed` i
 """
 
 import collections
+import pathlib
 import signal
 import sys
 import time
@@ -31,17 +32,22 @@ def main(_: list[str]) -> None:
   # This process only plans and waits: accelerators belong to the runs.
   jax.config.update("jax_platforms", "cpu")
   study = plan.load(options.study)
+  if options.list and not (pathlib.Path(options.workdir).expanduser() / record.PLAN).exists():
+    for run in study.select(options.run):
+      print(f"{run.name}  waiting, nothing was begun")
+    return
   where = directory.create(options.workdir)
   opened = record.open_study(where, study, options.study, options.set)
   planned = {run.name: run for run in opened.runs}
   chosen = [planned[run.name] for run in study.select(options.run)]
   if options.list:
     for run in chosen:
-      print(f"{run.name}  {opened.state(run)}")
+      waits = f" for {tries}" if (tries := _tries(opened, run)) else ""
+      print(f"{run.name}  {opened.state(run)}{waits}")
     return
   for run in chosen if options.retry_failed else ():
-    if opened.state(run).kind == "failed":
-      opened.forget(run)
+    if opened.state(run).kind == "failed" and not opened.forget(run):
+      print(f"{run.name}  stays failed: runs have begun with the settings that its cell chose")
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's, as Ctrl-C
   minutes = float("inf") if options.max_minutes is None else options.max_minutes
   deadline = time.monotonic() + 60 * minutes
@@ -61,7 +67,21 @@ def main(_: list[str]) -> None:
   for name, state in states.items():
     if state.kind == "failed":
       print(f"{name}  {state}")
-  sys.exit(1 if counts["failed"] else 0)
+  if runs.gave_up:
+    print("no more runs were started: the last ones ended by a mistake, which others may share")
+  waiting = {} if runs.out_of_time else {run.name: _tries(opened, run) for run in chosen}
+  for tries in dict.fromkeys(filter(None, waiting.values())):
+    number = list(waiting.values()).count(tries)
+    print(
+      f"{number} of them wait for {tries}, which --run leaves out, another process runs or failed"
+    )
+  sys.exit(1 if counts["failed"] or any(waiting.values()) else 0)
+
+
+def _tries(opened: record.Record, run: plan.Run) -> str:
+  """The pattern of the runs of tuning that a waiting run waits for; "": it waits for none."""
+  waits = not run.tunes and opened.state(run).kind == "waiting" and opened.undecided(run.tuned)
+  return f"tune-{'-'.join(run.tuned)}-*" if waits else ""
 
 
 if __name__ == "__main__":

@@ -147,7 +147,11 @@ class Study:
 
   def run_config(self, name: str) -> ConfigDict:
     """The config of a run, before the user's overrides and the choice of tuning."""
-    [run] = self.select(name)
+    if not (found := [run for run in self.runs() if run.name == name]):
+      raise UserError(f"no run of the study is named {name!r}; --list shows them")
+    return self._config(found[0])
+
+  def _config(self, run: Run) -> ConfigDict:
     config = self.config(**dict(zip(self.axes, run.cell)))
     config.seed = run.seed
     return config_lib.override(
@@ -177,13 +181,27 @@ class Study:
       for run in concerned:
         own[run.name].append(f"{field}={value}")
     for i, run in enumerate(runs):
-      config = json.loads(config_lib.override(self.run_config(run.name), own[run.name]).to_json())
+      config = json.loads(config_lib.override(self._config(run), own[run.name]).to_json())
       runs[i] = dataclasses.replace(run, overrides=tuple(own[run.name]), config=config)
     names = sorted({run.config["task"] for run in runs})
     if len({tasks.find(name).metrics[0] for name in names}) > 1:
       why = "tasks with one primary metric"
       raise UserError(f"the study has runs of {' and '.join(names)}; allowed: {why}")
+    _check_held_out(runs)
     return runs
+
+
+def _check_held_out(runs: Sequence[Run]) -> None:
+  """Raises a UserError if runs of tuning are compared on the test set of the others."""
+  finals = {run.tuned: run for run in runs if not run.tunes}
+  for run in runs:
+    if run.tunes and run.cell in finals:
+      own, final = (r.config.get("data", {}) for r in (run, finals[run.cell]))
+      if own and own.get("test_split") == final.get("test_split") is not None:
+        if not own.get("validation_split"):
+          split = own["test_split"]
+          why = "which hold_out keeps; allowed: another data.test_split, or a validation_split"
+          raise UserError(f"run {run.name} would be compared on the test set {split!r}, {why}")
 
 
 def between(low: float, high: float, part: float) -> float:

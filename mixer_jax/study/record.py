@@ -107,17 +107,35 @@ class Record:
       )
     return State("failed" if outcome["reason"] else "done", progress, outcome["reason"])
 
-  def finish(self, run: Run, reason: str = "") -> None:
-    """Records that a run is done or, with a reason, that it failed."""
+  def finish(self, run: Run, reason: str = "", diverged: bool = True) -> None:
+    """Records that a run is done or, with a reason, that it failed.
+
+    Of a run of tuning that `diverged` the result is known: it is the worst. One that failed
+    otherwise, as without memory or data, has to be run again before its cell is decided.
+    """
     rows = metrics_file.read(self.path(run))
-    outcome = {"reason": reason, "step": rows[-1]["step"] if rows else 0}
+    outcome = {"reason": reason, "step": rows[-1]["step"] if rows else 0, "diverged": diverged}
     directory_lib.write_json(self.path(run) / OUTCOME, outcome)
 
-  def forget(self, run: Run) -> None:
-    """Forgets that a run failed: it is tried again, unless runs depend on its tuning."""
+  def forget(self, run: Run) -> bool:
+    """Forgets that a run failed, so that it is tried again; False: runs depend on its tuning."""
     cell = [r for r in self.runs if r.tuned == run.cell and not r.tunes] if run.tunes else ()
-    if not any((self.path(r) / directory_lib.CONFIG).exists() for r in cell):
-      (self.path(run) / OUTCOME).unlink(missing_ok=True)
+    begun = lambda path: (path / directory_lib.CONFIG).exists() or lock.held(path)
+    if any(begun(self.path(r)) for r in cell):
+      return False
+    (self.path(run) / OUTCOME).unlink(missing_ok=True)
+    return True
+
+  def undecided(self, cell: Cell) -> list[Run]:
+    """The runs of tuning without whose results no settings are chosen for a cell."""
+    tries = [run for run in self.runs if run.cell == cell and run.tunes]
+    return [run for run in tries if not self._known(run)]
+
+  def _known(self, run: Run) -> bool:
+    """Whether a run of tuning has its result; an older version wrote no "diverged"."""
+    kind = self.state(run).kind
+    outcome = directory_lib.read_json(self.path(run) / OUTCOME) if kind == "failed" else {}
+    return kind == "done" or bool(outcome and outcome.get("diverged", True))
 
   def trials(self, cell: Cell) -> list[dict[str, Any]] | None:
     """The candidates of a cell with their numbers on the part held out; None: not all ended yet.
@@ -125,9 +143,9 @@ class Record:
     The first one is chosen: it has the best last evaluation and, of equals, the lowest loss. At
     the end are those with a reason under "failed".
     """
-    tried = [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
-    if not all(state.kind in ("done", "failed") for _, state in tried):
+    if self.undecided(cell):
       return None
+    tried = [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
     trials, name, sign = [], self.primary.name, -1 if self.primary.higher_is_better else 1
     for run, state in tried:
       trial = {"run": run.name, "settings": run.settings}
@@ -211,6 +229,12 @@ def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
   tried = {run.cell for run in old if run.tunes}
   more = [run.name for run in new if run.tunes and run.cell in tried and run.name not in before]
   moved = [f"run {name} is new" for name in more]
+  tuned_by = {run.name: run.tuned for run in old if not run.tunes}
+  late = {run.cell for run in new if run.tunes} - tried
+  for run in new:
+    was = tuned_by.get(run.name, run.tuned)
+    if run.name in tuned_by and (run.tuned != was or run.tuned in late):
+      moved.append(f"run {run.name} is tuned by other runs")
   moved += [f"run {name} is gone" for name in before if name not in after]
   changes = collections.Counter()
   # An older version may not have had all options of today.

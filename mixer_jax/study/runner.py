@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study import plan
@@ -20,6 +20,8 @@ _POLL_SECONDS = 0.2
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 # Exit codes of a run that was asked to stop: with a checkpoint, or before it heeds signals.
 _INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
+_DIVERGED, _MISTAKE = 3, 2  # exit codes
+_ENOUGH = 3  # runs in a row that a mistake ends before they have a result
 
 
 class Runner:
@@ -33,6 +35,7 @@ class Runner:
     self._record = record
     self._deadline = deadline
     self._processes: list[subprocess.Popen] = []  # under way and ended
+    self._mistakes = 0  # in a row
     # XLA uses all processors that it sees; without affinity the shares are empty.
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     size = len(cpus) // parallel
@@ -41,6 +44,11 @@ class Runner:
   @property
   def out_of_time(self) -> bool:
     return time.monotonic() >= self._deadline
+
+  @property
+  def gave_up(self) -> bool:
+    """Whether several runs in a row ended by a mistake, which the others would share."""
+    return self._mistakes >= _ENOUGH
 
   def run(self, runs: Sequence[Run]) -> None:
     """Runs some runs until none is under way; any exception, such as Ctrl-C, ends the processes.
@@ -66,10 +74,11 @@ class Runner:
           process.kill()
           process.wait()
 
-  def command(self, run: Run) -> list[str]:
-    """The command of a run, which is one of `mixer_jax.main` like any other."""
-    trials = None if run.tunes else self._record.trials(run.tuned)
-    settings = trials[0]["settings"] if trials else {}
+  def command(self, run: Run, settings: Mapping[str, Any]) -> list[str]:
+    """The command of a run, which is one of `mixer_jax.main` like any other.
+
+    `settings` are those that were chosen for its cell.
+    """
     return [
       *(sys.executable, "-m", "mixer_jax.main"),
       f"--config={self._record.file}:{run.name}",
@@ -81,7 +90,7 @@ class Runner:
     async with slots:
       trials = [] if run.tunes else self._record.trials(run.tuned)
       ended = lambda: self._record.state(run).kind in ("done", "failed")
-      if self.out_of_time or trials is None or ended():
+      if self.out_of_time or self.gave_up or trials is None or ended():
         return
       path = self._record.path(run)
       path.mkdir(exist_ok=True)
@@ -93,12 +102,20 @@ class Runner:
         share = self._shares.pop()
         try:
           if not ended():  # by another process, before the lock was held
-            await self._watch(run, path, held, share)
+            settings = trials[0]["settings"] if trials else {}
+            await self._watch(run, path, held, share, settings)
         finally:
           os.close(held)
           self._shares.append(share)
 
-  async def _watch(self, run: Run, path: pathlib.Path, held: int, share: Sequence[int]) -> None:
+  async def _watch(
+    self,
+    run: Run,
+    path: pathlib.Path,
+    held: int,
+    share: Sequence[int],
+    settings: Mapping[str, Any],
+  ) -> None:
     """Starts a process, prints its evaluations and records its outcome."""
     record, metric = self._record, self._record.primary
     rows, seen, code, asked_to_stop = [], len(metrics_file.read(path)), None, False
@@ -106,7 +123,7 @@ class Runner:
     with (path / LOG).open("ab") as log:
       start = log.tell()
       process = subprocess.Popen(
-        self.command(run),
+        self.command(run, settings),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -120,7 +137,8 @@ class Runner:
       await asyncio.sleep(_POLL_SECONDS)
       code, rows = process.poll(), metrics_file.read(path)
       for row in rows[seen:]:
-        said = f"{record.progress(run, row)}  test {metric.name}"
+        on = "held-out" if run.tunes else "test"
+        said = f"{record.progress(run, row)}  {on} {metric.name}"
         value = metric.shown(row[f"test/{metric.name}"])
         print(f"{run.name}: {said} {value}  {row['seconds']:.1f} s", flush=True)
       seen = len(rows)
@@ -131,10 +149,12 @@ class Runner:
       after = f" after {record.progress(run, rows[-1])}" if rows else ""
       print(f"{run.name}: stopped{after}", flush=True)
     else:
-      self._finish(run, "" if code == 0 and rows else _reason(code, path, start))
+      self._mistakes = self._mistakes + 1 if code == _MISTAKE and not rows else 0
+      reason = "" if code == 0 and rows else _reason(code, path, start)
+      self._finish(run, reason, diverged=code == _DIVERGED)
 
-  def _finish(self, run: Run, reason: str = "") -> None:
-    self._record.finish(run, reason)
+  def _finish(self, run: Run, reason: str = "", diverged: bool = True) -> None:
+    self._record.finish(run, reason, diverged)
     print(f"{run.name}: {'failed: ' + reason if reason else 'done'}", flush=True)
 
 

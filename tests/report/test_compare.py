@@ -85,6 +85,23 @@ def test_one_metric_against_another_is_a_point_for_each_label(runs, drawn, tmp_p
     compare.compare(runs, "train/error", "hours", tmp_path / "a.png")
 
 
+def test_the_other_s_time_is_its_first_at_that_value(runs, drawn, tmp_path):
+  write_run(tmp_path / "flat", "adam", (4.0, 2.0, 2.0, 2.0), 1.0)
+  labelled = [f"flat={tmp_path}/flat", f"slow={tmp_path}/adam-1"]
+  said = compare.compare(labelled, "train/error", "step", tmp_path / "a.png")
+  assert said[1] == "slow: 1 after 20 steps; 2 after 15 steps, 1.5 times later than flat"
+
+
+def test_failed_runs_are_left_out_and_short_ones_told(runs, drawn, tmp_path, caplog):
+  write_run(tmp_path / "adam-2", "adam", (9.0,), 2.0, seed=2)
+  (tmp_path / "adam-2/outcome.json").write_text('{"reason": "the loss is nan", "step": 5}')
+  said = compare.compare(runs, "train/error", "seconds", tmp_path / "a.png")
+  assert said[0] == "Adam: 1.5 after 12 s" and "adam-2 failed, and is left out" in caplog.text
+  (tmp_path / "adam-2/outcome.json").unlink()
+  compare.compare(runs, "train/error", "seconds", tmp_path / "a.png")
+  assert f"Adam ends after 1 rows, as {tmp_path}/adam-2 does" in caplog.text
+
+
 def test_other_axes_and_labels(runs, drawn, tmp_path):
   labelled = [f"first={tmp_path}/adam-0", f"second={tmp_path}/adam-1"]
   said = compare.compare(labelled, "train/error", "step", tmp_path / "a.png")

@@ -1,5 +1,6 @@
 """The report of a study against numbers worked out here from rows made by hand."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
+from mixer_jax.report import figures, results, study_figures
 from mixer_jax.report import study as report
-from mixer_jax.report import study_figures
 from mixer_jax.study import Published, Study, Tuning, record
 from tests.study.grid import errors
 
@@ -184,16 +185,23 @@ def test_origin(opened):
 
 
 @pytest.mark.thorough
-def test_figures_are_drawn_of_the_runs_there_are(opened):
+def test_figures_are_drawn_of_the_runs_there_are(opened, monkeypatch):
   assert len(report.write(opened.directory)) == 1
   for name in ("m1-sgd-seed0", "m1-sgd-seed1", "m2-sgd_kfac-seed0", "m2-kfac_sgd-seed0"):
     write_run(opened, name, (0.1, 0.2, 0.3, 0.4))
+  drawn, save = [], figures.save
+  monkeypatch.setattr(figures, "save", lambda f, path: (drawn.append(f), save(f, path))[1])
   files = report.write(opened.directory)
   assert [f.name for f in files] == ["study.md", "epochs.png", "time.png", "step_norms_m2.png"]
   for picture in files[1:]:
-    pixels = np.asarray(Image.open(picture).convert("RGB"))
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20  # more than an empty frame
+    assert np.asarray(Image.open(picture)).std() > 0
     assert f"({picture.name})" in files[0].read_text()
+  curves = [
+    [line.get_ydata() for axis in f.axes for line in axis.lines if len(line.get_ydata()) == 4]
+    for f in drawn
+  ]
+  assert [len(found) > 3 for found in curves] == [True] * 3
+  assert any(np.allclose(y, [10, 20, 30, 40]) for y in curves[0])  # top-1 in percent
 
 
 def test_runs_of_different_lengths_stand_side_by_side(tmp_path, monkeypatch):
@@ -352,3 +360,30 @@ def test_tuning_shows_every_trial(tmp_path):
 def test_a_directory_without_a_study_is_refused(tmp_path):
   with pytest.raises(UserError, match=r"holds no study \(no study.json in it\)"):
     report.write(tmp_path)
+
+
+def test_settings_that_share_an_optimizer_and_pairs_of_two_models_stand_apart(tmp_path):
+  def made(model, optimizer):
+    config = errors("sgd")
+    if optimizer == "pair":
+      sides = (config_lib.optimizer(n, 0.1) for n in ("sgd", "adam"))
+      config.optimizer = config_lib.grafted(*sides)
+    elif optimizer == "slow":
+      config.optimizer.learning_rate = 1e-4
+    return config
+
+  axes = {"model": ("m1", "m2"), "optimizer": ("sgd", "slow", "pair")}
+  study = Study(title="t", config=made, axes=axes, seeds=(0,), lines=("model", "optimizer"))
+  opened = record.open_study(tmp_path, study, "file.py", [])
+  for i, run in enumerate(opened.runs):
+    row = {"step": 10, "epoch": 1.0, "seconds": 1.0, "test/error": 1 / (i + 1)}
+    write_run(opened, run.name, [row | {"test/best_error": 1 / (i + 1), "test/best_step": 10}])
+  text = report.write(tmp_path)[0].read_text()
+  for model, value in (("m1", "0.3333"), ("m2", "0.1667")):
+    table = text.split(f"| {model}: norm of \\ direction of |")[1].split("\n\n")[0]
+    assert line_of(table, "SGD") == ["SGD", value]
+  study = dataclasses.replace(study, lines=("optimizer",))
+  (tmp_path / "lines").mkdir()
+  opened = record.open_study(tmp_path / "lines", study, "file.py", [])
+  names = [c.line for c in results.gather(opened) if c.panel == "m1"]
+  assert names == ["SGD (sgd)", "SGD (slow)", "(SGD, Adam)"]

@@ -104,6 +104,9 @@ def test_a_study_may_grow_by_cells_and_seeds_but_not_by_tries(tmp_path):
   )
   assert {run.name for run in opened.runs} < {run.name for run in grown.runs}
   assert any(run.cell[-1] == "kfac" and run.tunes for run in grown.runs)
+  shared = Tuning(tries(2, *axes["optimizer"]).candidates, shared=("model",))
+  with pytest.raises(UserError, match="run m2-sgd-seed0 is tuned by other runs|tune-m2.* is gone"):
+    record.open_study(tmp_path, Study(**grid, tuning=shared), "f.py", [])
   with pytest.raises(UserError, match="run tune-m1-sgd-2 is new; run tune-m1-adam-2 is new"):
     record.open_study(tmp_path, Study(**grid, tuning=tries(3, *axes["optimizer"])), "f.py", [])
 
@@ -152,3 +155,15 @@ def test_a_halton_sequence_has_one_point_in_each_equal_part_of_a_range():
   rates, dampings = (parts(field, low) for field, (low, _) in ranges.items())
   assert sorted(int(8 * part) for part in rates[:8]) == list(range(8))
   assert sorted(int(9 * part) for part in dampings) == list(range(9))
+
+
+def test_tuning_may_not_come_later_nor_see_the_test_set(tmp_path):
+  opened = record.open_study(tmp_path, Study(**GRID), "f.py", [])
+  opened.path(opened.runs[0]).mkdir()
+  tuning = Tuning({name: [{"optimizer.learning_rate": 0.1}] for name in ("sgd", "adam")})
+  with pytest.raises(UserError, match="run m1-sgd-seed0 is tuned by other runs"):
+    record.open_study(tmp_path, Study(**GRID, tuning=tuning), "f.py", [])
+  seen = Tuning(tuning.candidates, hold_out={})
+  told = "tune-m1-sgd-0 would be compared on the test set 'test', which hold_out keeps; allowed: an"
+  with pytest.raises(UserError, match=told):
+    Study(**GRID, tuning=seen).planned([])

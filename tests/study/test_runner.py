@@ -45,7 +45,8 @@ class Fakes(runner.Runner):
       *(opened.primary.name, (code or {}).get(run.name, "")),
     ]
 
-  def command(self, run):
+  def command(self, run, settings):
+    self.chosen = getattr(self, "chosen", {}) | {run.name: settings}
     self.started.append(run.name)
     return self._fake(run)
 
@@ -226,7 +227,9 @@ def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   values = {"tune-m1-sgd-1": 0.7, "tune-m1-adam-2": 0.9, "tune-m1-adam-0": 0.95}
   broken = {"tune-m1-adam-0": "print('error: the loss is nan'); sys.exit(3)"}
   Fakes(opened, values=values, code=broken).run(tries)
-  Fakes(opened).run(finals)
+  last = Fakes(opened)
+  last.run(finals)
+  assert last.chosen["m1-adam-seed1"] == {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
   sgd, adam = (opened.trials(("m1", optimizer)) for optimizer in ("sgd", "adam"))
   assert sgd[0]["run"] == "tune-m1-sgd-1"
   assert adam[0]["run"] == "tune-m1-adam-2"
@@ -237,7 +240,7 @@ def test_tuning_chooses_by_the_last_evaluation(tmp_path):
     "tune-m1-adam-1": 0.5,
     "tune-m1-adam-2": 0.9,
   }
-  command = runner.Runner(opened).command(opened.runs[-1])
+  command = runner.Runner(opened).command(opened.runs[-1], adam[0]["settings"])
   assert command[1:4] == ["-m", "mixer_jax.main", "--config=f.py:m1-adam-seed1"]
   assert set(command[5:]) == {"--config.optimizer.learning_rate=0.03", "--config.optimizer.b1=0.8"}
   assert {opened.state(run).kind for run in finals} == {"done"}
@@ -257,7 +260,7 @@ def test_a_cell_whose_tuning_failed_is_told_and_can_be_retried(tmp_path):
     tuning=Tuning({"sgd": [{"optimizer.learning_rate": r} for r in (0.1, 0.2)]}),
   )
   tries, finals = opened.runs[:2], opened.runs[2:]
-  failing = {run.name: "sys.exit('no')" for run in tries}
+  failing = {run.name: "sys.exit(3)" for run in tries}
   Fakes(opened, code=failing).run(opened.runs)
   assert {opened.state(r).reason for r in finals} == {"no candidate of its tuning was finished"}
   for run in opened.runs:
@@ -265,6 +268,34 @@ def test_a_cell_whose_tuning_failed_is_told_and_can_be_retried(tmp_path):
   Fakes(opened).run(tries)
   Fakes(opened).run(finals)
   assert set(kinds(opened).values()) == {"done"}
+
+
+def test_a_try_that_failed_for_another_reason_is_no_lost_one(tmp_path):
+  """Its cell is decided when it has been run again."""
+  opened = tuned(tmp_path, axes={"model": ("m1",), "optimizer": ("sgd",)},
+                 tuning=Tuning({"sgd": [{"optimizer.learning_rate": r} for r in (0.1, 0.2)]}))  # fmt: skip
+  tries, finals = opened.runs[:2], opened.runs[2:]
+  Fakes(opened, code={tries[1].name: "import os; os.kill(os.getpid(), 9)"}).run(tries)
+  assert opened.trials(("m1", "sgd")) is None and opened.undecided(("m1", "sgd")) == [tries[1]]
+  none = Fakes(opened)
+  none.run(finals)
+  assert not none.started
+  assert opened.forget(tries[1])
+  Fakes(opened, values={tries[1].name: 0.9}).run(opened.runs[:2])
+  assert opened.trials(("m1", "sgd"))[0]["run"] == tries[1].name
+
+
+def test_a_mistake_that_all_runs_share_ends_the_call(tmp_path):
+  opened = open_tiny(tmp_path)
+  wrong = {run.name: "print('error: data.dir is missing'); sys.exit(2)" for run in opened.runs}
+  fakes = Fakes(opened, code=wrong)
+  fakes.run(opened.runs)
+  assert len(fakes.started) == 3 and fakes.gave_up and kinds(opened)["m2-adam-seed0"] == "waiting"
+  for run in opened.runs[:3]:
+    opened.forget(run)
+  fakes = Fakes(opened, code={name: code for name, code in list(wrong.items())[::2]})
+  fakes.run(opened.runs)
+  assert len(fakes.started) == 4 and not fakes.gave_up
 
 
 def test_overrides_keep_out_of_tuning(tmp_path):
@@ -287,4 +318,4 @@ def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
   configs = [opened.config(run) for run in opened.runs]
   assert [config.points.fold for config in configs] == ["last"] * 3 + ["test"]
   assert [config.seed for config in configs] == [7, 7, 7, 0]
-  assert "tune-sgd-1: step 30 of 30  test error 0.02  1.0 s\n" in capsys.readouterr().out
+  assert "tune-sgd-1: step 30 of 30  held-out error 0.02  1.0 s\n" in capsys.readouterr().out
