@@ -68,7 +68,11 @@ def _missing(opened: Record) -> str:
   lines = [f"- `{n}`: {s}" for n, s in states.items() if s.kind not in ("done", "waiting")]
   lines += [f"- not run ({len(waiting)}): {', '.join(waiting)}"] if waiting else []
   head = f"{len(states)} runs are planned; not in the tables below:\n\n"
-  return head + "\n".join(lines) if lines else ""
+  strays = {run.name: found for run in opened.runs if (found := opened.strays(run))}
+  others = [f"- `{name}`: {'; '.join(found)}" for name, found in strays.items()]
+  text = "Runs with other settings than planned, as after a change of the study's file:\n\n"
+  parts = (head + "\n".join(lines) if lines else "", text + "\n".join(others) if others else "")
+  return "\n\n".join(filter(None, parts))
 
 
 def _results(opened: Record, cells: Sequence[CellResult]) -> str:

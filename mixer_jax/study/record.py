@@ -13,6 +13,7 @@ import pathlib
 import typing
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from flax import traverse_util
 import ml_collections
 
 from mixer_jax import config as config_lib
@@ -20,6 +21,7 @@ from mixer_jax import tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file
+from mixer_jax.study import plan as plan_lib
 from mixer_jax.study.plan import Cell, Published, Run, Study
 
 PLAN = "study.json"
@@ -84,6 +86,23 @@ class Record:
     if (self.path(run) / directory_lib.CONFIG).exists():
       return directory_lib.load_config(self.path(run))
     return config_lib.restored(run.config)
+
+  def strays(self, run: Run) -> list[str]:
+    """The fields in which a begun run differs from its plan, as after a change of the study's file.
+
+    Fields that the plan leaves to defaults, or that a task fills in at the start, do not count.
+    """
+    path = self.path(run) / directory_lib.CONFIG
+    if not path.exists():
+      return []
+    trials = [] if run.tunes else self.trials(run.tuned)
+    chosen = plan_lib.settings(trials[0]["settings"]) if trials else []
+    planned = config_lib.override(config_lib.restored(run.config), chosen)
+    flat = _flat(json.loads(planned.to_json()))
+    free = config_lib.free_fields(planned) | {name for name, value in flat.items() if value is None}
+    made = directory_lib.read_json(path)
+    both = ({k: v for k, v in config.items() if k in flat} for config in [_flat(made), flat])
+    return directory_lib.differences(*both, free)
 
   def progress(self, run: Run, row: Mapping[str, float]) -> str:
     """The place of a row in its run, as "epoch 3 of 15"."""
@@ -191,6 +210,10 @@ def load(directory: pathlib.Path) -> Record:
   if not (directory / PLAN).exists():
     raise UserError(f"{directory} holds no study (no {PLAN} in it)")
   return _read(directory / PLAN, Record, "the plan of a study", directory=directory)
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+  return traverse_util.flatten_dict(config, sep=".")
 
 
 def _read(path: pathlib.Path, kind: Any, what: str, **given: Any) -> Any:

@@ -85,6 +85,10 @@ def opened(tmp_path):
   return record.open_study(tmp_path, study, "file.py", [])
 
 
+ERROR_ROW = {"step": 10, "epoch": 1.0, "seconds": 1.0, "test/error": 0.5}
+ERROR_ROW |= {"test/best_error": 0.5, "test/best_step": 10}
+
+
 def line_of(text, *start):
   (line,) = [line for line in text.splitlines() if line.startswith("| " + " | ".join(start) + " |")]
   return [cell.strip() for cell in line.strip("|").split("|")]
@@ -376,8 +380,8 @@ def test_settings_that_share_an_optimizer_and_pairs_of_two_models_stand_apart(tm
   study = Study(title="t", config=made, axes=axes, seeds=(0,), lines=("model", "optimizer"))
   opened = record.open_study(tmp_path, study, "file.py", [])
   for i, run in enumerate(opened.runs):
-    row = {"step": 10, "epoch": 1.0, "seconds": 1.0, "test/error": 1 / (i + 1)}
-    write_run(opened, run.name, [row | {"test/best_error": 1 / (i + 1), "test/best_step": 10}])
+    row = ERROR_ROW | dict.fromkeys(("test/error", "test/best_error"), 1 / (i + 1))
+    write_run(opened, run.name, [row])
   text = report.write(tmp_path)[0].read_text()
   for model, value in (("m1", "0.3333"), ("m2", "0.1667")):
     table = text.split(f"| {model}: norm of \\ direction of |")[1].split("\n\n")[0]
@@ -387,3 +391,16 @@ def test_settings_that_share_an_optimizer_and_pairs_of_two_models_stand_apart(tm
   opened = record.open_study(tmp_path / "lines", study, "file.py", [])
   names = [c.line for c in results.gather(opened) if c.panel == "m1"]
   assert names == ["SGD (sgd)", "SGD (slow)", "(SGD, Adam)"]
+
+
+def test_runs_of_another_plan_are_named(tmp_path):
+  study = Study(title="t", config=errors, axes={"optimizer": ("sgd",)}, seeds=(0, 1))
+  opened = record.open_study(tmp_path, study, "file.py", [])
+  for run, rate in zip(opened.runs, (None, 0.7)):
+    write_run(opened, run.name, [ERROR_ROW])
+    config = json.loads(json.dumps(run.config))
+    config["optimizer"]["learning_rate"] = rate or config["optimizer"]["learning_rate"]
+    config["mesh"]["data"] = 1  # free
+    (opened.path(run) / "config.json").write_text(json.dumps(config))
+  text = report.write(tmp_path)[0].read_text()
+  assert "`sgd-seed1`: optimizer.learning_rate was 0.7, is " in text and "`sgd-seed0`:" not in text
