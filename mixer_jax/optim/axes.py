@@ -41,6 +41,13 @@ def is_split(x: jax.Array) -> bool:
   return any(name in explicit for part in names for name in part)
 
 
+def _varying_over(x: jax.Array) -> frozenset:
+  """The manual axes whose devices have arrays of their own, as a checked `shard_map` sees it."""
+  array = jax.typeof(x)
+  kind = getattr(array, "manual_axis_type", None)  # from JAX 0.10 on
+  return array.vma if kind is None else kind.varying
+
+
 def varying(tree: Any, axis_name: Any) -> Any:
   """Arrays that every device of a manual axis has of its own, as a checked `shard_map` asks."""
   if axis_name is None or not jax.sharding.get_abstract_mesh().manual_axes:
@@ -48,7 +55,7 @@ def varying(tree: Any, axis_name: Any) -> Any:
   names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
   def cast(x):
-    others = tuple(name for name in names if name not in jax.typeof(x).vma)
+    others = tuple(name for name in names if name not in _varying_over(x))
     if not others:
       return x
     if hasattr(jax.lax, "pcast"):
