@@ -21,7 +21,6 @@ from mixer_jax import tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file
-from mixer_jax.study import plan as plan_lib
 from mixer_jax.study.plan import Cell, Published, Run, Study
 
 PLAN = "study.json"
@@ -96,9 +95,8 @@ class Record:
     if not path.exists():
       return []
     trials = [] if run.tunes else self.trials(run.tuned)
-    chosen = plan_lib.settings(trials[0]["settings"]) if trials else []
-    planned = config_lib.override(config_lib.restored(run.config), chosen)
-    flat = _flat(json.loads(planned.to_json()))
+    planned = config_lib.restored(run.config)
+    flat = _flat(json.loads(planned.to_json())) | (trials[0]["settings"] if trials else {})
     free = config_lib.free_fields(planned) | {name for name, value in flat.items() if value is None}
     made = directory_lib.read_json(path)
     both = ({k: v for k, v in config.items() if k in flat} for config in [_flat(made), flat])

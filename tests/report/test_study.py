@@ -394,12 +394,15 @@ def test_settings_that_share_an_optimizer_and_pairs_of_two_models_stand_apart(tm
 
 
 def test_runs_of_another_plan_are_named(tmp_path):
-  study = Study(title="t", config=errors, axes={"optimizer": ("sgd",)}, seeds=(0, 1))
+  tuning = Tuning({"sgd": [{"optimizer.weight_decay": 0.3}]}, hold_out={"points.fold": "last"})
+  axes = {"optimizer": ("sgd",)}
+  study = Study(title="t", config=errors, axes=axes, seeds=(0, 1), tuning=tuning)
   opened = record.open_study(tmp_path, study, "file.py", [])
-  for run, rate in zip(opened.runs, (None, 0.7)):
+  for run, rate in zip(opened.runs, (None, None, 0.7)):
     write_run(opened, run.name, [ERROR_ROW])
     config = json.loads(json.dumps(run.config))
     config["optimizer"]["learning_rate"] = rate or config["optimizer"]["learning_rate"]
+    config["optimizer"]["weight_decay"] = 0.3
     config["mesh"]["data"] = 1  # free
     (opened.path(run) / "config.json").write_text(json.dumps(config))
   text = report.write(tmp_path)[0].read_text()
