@@ -9,14 +9,14 @@ from mixer_jax import config as config_lib
 from mixer_jax import models, optim
 from mixer_jax.models import spectral
 
-SMALL = dict(hidden_dim=4, num_blocks=1, decoder_dim=3, decoder_mlp_dim=3, decoder_layers=1)
-SMALL |= dict(num_heads=2, ffn_dim=3, modes=2)
+BLOCKS = dict(hidden_dim=4, num_blocks=1, num_heads=2, ffn_dim=3, decoder_dim=3, decoder_layers=1)
+SMALL = dict(BLOCKS, decoder_mlp_dim=3, modes=2)
 PATCHES = dict(hidden_dim=4, num_blocks=1, decoder_dim=3, decoder_mlp_dim=3, modes=2)
 PATCHES |= dict(patch_size=4, decoder_layers=1)
 CASES = {
   "galerkin_1d": ((6,), SMALL),
   "galerkin_2d": ((6, 5), dict(SMALL, coarse=3)),
-  "galerkin_inverse": ((6, 5), dict(SMALL, coarse=3)),
+  "galerkin_inverse": ((6, 5), dict(BLOCKS, coarse=3)),
   "fno_1d": ((6,), dict(hidden_dim=3, num_blocks=1, modes=2, mlp_dim=3)),
   "fno_2d": ((6, 5), dict(hidden_dim=3, num_blocks=1, modes=2, mlp_dim=3, padding=1)),
   "mixer_operator": ((6,), dict(PATCHES, tokens_mlp_dim=3, channels_mlp_dim=3)),
