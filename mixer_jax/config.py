@@ -5,9 +5,10 @@ default of the model or optimizer that its group names.
 """
 
 import dataclasses
-from typing import Annotated, Any, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Mapping, Sequence
 
 from absl import flags
+from flax import traverse_util
 from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import optim, options, tasks
@@ -196,7 +197,8 @@ def table(task: str = "image_classification") -> str:
 def own_settings(config: ConfigDict) -> str:
   """The fields of a config that differ from its task's defaults, and its optimizer, in Markdown."""
   model = config.get("model", {}).get("name", "")
-  given, plain = (dict(_flat(c)) for c in (config, default(config.task, model)))
+  both = (config, default(config.task, model))
+  given, plain = (traverse_util.flatten_dict(c.to_dict(), sep=".") for c in both)
   rows = [
     f"| `{name}` | `{value!r}` |"
     for name, value in given.items()
@@ -205,14 +207,6 @@ def own_settings(config: ConfigDict) -> str:
   return (
     "\n".join(["### Set by this config", "", "| field | value |", "| :-- | :-- |", *rows]) + "\n\n"
   )
-
-
-def _flat(config: ConfigDict, path: str = "") -> Iterator[tuple[str, Any]]:
-  for name, value in config.items():
-    if isinstance(value, ConfigDict):
-      yield from _flat(value, f"{path}{name}.")
-    else:
-      yield f"{path}{name}", value
 
 
 # Target accuracies of the K-FAC study, per data set and model.
