@@ -130,12 +130,17 @@ def data(name: str, statistics: str = "cifar10") -> ConfigDict:
   return options.group(group, name=name, mean=mean, std=std)
 
 
-def check(config: ConfigDict) -> None:
-  """Checks all that needs no data, devices or weights; a UserError names the first wrong field."""
+def task_of(config: ConfigDict) -> str:
+  """The name of a config's task; a UserError if it is missing or no name."""
   if "task" not in config:
     raise UserError("task is missing from the config")
   options.of(Run)["task"].check("task", config.task)
-  groups = _groups(config.task)
+  return config.task
+
+
+def check(config: ConfigDict) -> None:
+  """Checks all that needs no data, devices or weights; a UserError names the first wrong field."""
+  groups = _groups(task_of(config))
   own = options.of(groups.pop("")) if "" in groups else {}
   nested = (*groups, "optimizer")
   if missing := [group for group in nested if group not in config]:

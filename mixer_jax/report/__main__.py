@@ -21,7 +21,7 @@ import jax
 from ml_collections import config_flags
 
 from mixer_jax import config, pretrained, tasks
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.report import compare, curves, figures, weight_pictures
 from mixer_jax.report import study as study_report
 from mixer_jax.rundir import directory as directory_lib
@@ -60,9 +60,10 @@ def _augment(_: list[str]) -> None:
 def _save(drawn: Mapping[str, Any], task: tasks.Task, out: pathlib.Path) -> None:
   if not drawn:
     raise UserError(f"task {type(task).__name__} has no pictures of this model")
-  out.mkdir(parents=True, exist_ok=True)
-  for name, figure in drawn.items():
-    print(figures.save(figure, out / f"{name}.png"))
+  with told(f"{out}: cannot be written", OSError):
+    out.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+      print(figures.save(figure, out / f"{name}.png"))
 
 
 def _weights(_: list[str]) -> None:
@@ -82,8 +83,10 @@ def _weights(_: list[str]) -> None:
     if kernel is None or kernel.ndim != 4 or "image_size" not in data:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
     side = data.image_size // kernel.shape[0]
-  for path in weight_pictures.draw(params, (side, side), pathlib.Path(_FLAGS.out or out)):
-    print(path)
+  out = pathlib.Path(_FLAGS.out or out)
+  with told(f"{out}: cannot be written", OSError):
+    paths = weight_pictures.draw(params, (side, side), out)
+  print(*paths, sep="\n")
 
 
 def _compare(_: list[str]) -> None:
@@ -98,9 +101,12 @@ def _compare(_: list[str]) -> None:
 
 
 def _options(_) -> None:
-  if given := _FLAGS.config:
+  task = config.default().task
+  if _FLAGS.config is not None:
+    given = cli.checked_config(_FLAGS.config)
+    task = config.task_of(given)
     print(config.own_settings(given), end="")
-  print(config.table((given or config.default()).task), end="")
+  print(config.table(task), end="")
 
 
 def _workdir() -> pathlib.Path:

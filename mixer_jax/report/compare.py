@@ -65,7 +65,7 @@ def compare(
   config = next(iter(groups.values()))[0][1]
   metric = _metric(config, key)
   if "/" in over:
-    return _against(groups, key, over, path)
+    return _against(groups, key, over, path, log)
   if over not in OVER:
     raise UserError(f"--over is {over!r}; allowed: {', '.join(OVER)} or a metric as test/loss")
   lines = [_line(label, [d for d, _ in found], key, over) for label, found in groups.items()]
@@ -85,13 +85,16 @@ def compare(
   return [_said(line, lines, metric, over) for line in lines]
 
 
-def _against(groups: dict[str, list], key: str, over: str, path: pathlib.Path) -> list[str]:
+def _against(
+  groups: dict[str, list], key: str, over: str, path: pathlib.Path, log: bool
+) -> list[str]:
   """Draws the last value of a metric against that of another one, a point for each label."""
   config = next(iter(groups.values()))[0][1]
   figure, ((axis,),) = figures.panels(1, 1, (6, 5))
   said = []
   for label, found in groups.items():
-    lines = [_line(label, [d for d, _ in found], name, "step") for name in (over, key)]
+    flags, runs = {"--over": over, "--metric": key}, [d for d, _ in found]
+    lines = [_line(label, runs, name, "step", flag) for flag, name in flags.items()]
     (x, *_), (y, *_) = points = [[line.mean[-1], line.low[-1], line.high[-1]] for line in lines]
     scales = [_metric(config, name).scale for name in (over, key)]
     errors = [[[s * (m - low)], [s * (high - m)]] for s, (m, low, high) in zip(scales, points)]
@@ -100,7 +103,9 @@ def _against(groups: dict[str, list], key: str, over: str, path: pathlib.Path) -
     said.append(f"{label}: {', '.join(shown)}")
   named = (f"{n.rpartition('/')[0]} {_metric(config, n).label}".strip() for n in (over, key))
   axis.set(**dict(zip(("xlabel", "ylabel"), named)))
-  axis.grid(alpha=0.3)
+  if log:
+    _make_logarithmic(axis)
+  axis.grid(alpha=0.3, which="both")
   axis.legend()
   with told(f"{path}: cannot be written", OSError):
     figures.save(figure, path)
@@ -135,10 +140,11 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
       config = directory_lib.load_config(directory)
       groups.setdefault((label, "" if label else _same(config)), []).append((directory, config))
   names = [label or optimizer_name(found[0][1].optimizer) for (label, _), found in groups.items()]
-  labels = {}
-  for name, found in zip(names, groups.values()):
-    labels[name if names.count(name) == 1 else f"{name}, {found[0][0].name}"] = found
-  return labels
+  folders = [found[0][0] for found in groups.values()]
+  told = [n if names.count(n) == 1 else f"{n}, {d.name}" for n, d in zip(names, folders)]
+  whole = (f"{n}, {d}" for n, d in zip(names, folders))
+  labels = [t if told.count(t) == 1 else w for t, w in zip(told, whole)]
+  return dict(zip(labels, groups.values()))
 
 
 def _failed(run: pathlib.Path) -> bool:
@@ -160,7 +166,9 @@ def _metric(config: Any, key: str) -> Metric:
   return known.get(name, Metric(name, higher_is_better=False))
 
 
-def _line(label: str, directories: Sequence[pathlib.Path], key: str, over: str) -> Line:
+def _line(
+  label: str, directories: Sequence[pathlib.Path], key: str, over: str, flag: str = "--metric"
+) -> Line:
   xs, ys, lengths = [], [], {}
   for directory in directories:
     rows = metrics_file.read(directory)
@@ -168,7 +176,7 @@ def _line(label: str, directories: Sequence[pathlib.Path], key: str, over: str) 
     points = [(t, row) for t, row in zip(seconds, rows) if math.isfinite(row.get(key, math.nan))]
     if not points:
       there = ", ".join(name for name in rows[-1] if "/" in name)
-      raise UserError(f"--metric is {key!r}; {directory} has {there}")
+      raise UserError(f"{flag} is {key!r}; {directory} has {there}")
     xs.append([t if over == "seconds" else row[over] for t, row in points])
     ys.append([row[key] for _, row in points])
     lengths[len(points)] = directory

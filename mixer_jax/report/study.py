@@ -7,6 +7,7 @@ from typing import Any, Iterable, Sequence
 from flax import traverse_util
 
 from mixer_jax import config as config_lib
+from mixer_jax.errors import told
 from mixer_jax.optim.step_norms import SIDES
 from mixer_jax.report import study_figures
 from mixer_jax.report.results import CellResult, gather, optimizer_name, unit_of
@@ -19,20 +20,21 @@ def write(directory: pathlib.Path) -> list[pathlib.Path]:
   """Writes `report/study.md` and its figures into a study's directory, and returns the paths.
 
   Runs that are not finished are named with their state and count in no table. A UserError if the
-  directory holds no study.
+  directory holds no study, or cannot be written.
   """
   opened = record.load(directory)
   cells, out = gather(opened), directory / "report"
-  out.mkdir(exist_ok=True)
-  figures = study_figures.draw(cells, out)
-  parts = (
-    *(f"# {opened.title}", *opened.notes, _missing(opened), _results(opened, cells)),
-    *(_compared(opened, cells), _tuning(opened)),
-    *(f"![{figure.stem}]({figure.name})" for figure in figures),
-    *(_settings(cells), _origin(opened, cells)),
-  )
-  path = out / "study.md"
-  path.write_text("\n\n".join(filter(None, parts)) + "\n")
+  with told(f"{out}: cannot be written", OSError):
+    out.mkdir(exist_ok=True)
+    figures = study_figures.draw(cells, out)
+    parts = (
+      *(f"# {opened.title}", *opened.notes, _missing(opened), _results(opened, cells)),
+      *(_compared(opened, cells), _tuning(opened)),
+      *(f"![{figure.stem}]({figure.name})" for figure in figures),
+      *(_settings(cells), _origin(opened, cells)),
+    )
+    path = out / "study.md"
+    path.write_text("\n\n".join(filter(None, parts)) + "\n")
   return [path, *figures]
 
 

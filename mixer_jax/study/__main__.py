@@ -10,6 +10,7 @@ from their last checkpoint, failed runs are left alone unless `--retry_failed` i
 """
 
 import collections
+import os
 import pathlib
 import signal
 import sys
@@ -31,13 +32,14 @@ def main(_: list[str]) -> None:
       raise UserError(f"--{name} is missing; for example --{name}={example}")
   # This process only plans and waits: accelerators belong to the runs.
   jax.config.update("jax_platforms", "cpu")
-  study = plan.load(options.study)
+  file = os.path.expanduser(options.study)  # a shell leaves the ~ of --study=~/FILE alone
+  study = plan.load(file)
   if options.list and not (pathlib.Path(options.workdir).expanduser() / record.PLAN).exists():
     for run in study.select(options.run):
       print(f"{run.name}  waiting, nothing was begun")
     return
   where = directory.create(options.workdir)
-  opened = record.open_study(where, study, options.study, options.set)
+  opened = record.open_study(where, study, file, options.set)
   planned = {run.name: run for run in opened.runs}
   chosen = [planned[run.name] for run in study.select(options.run)]
   if options.list:

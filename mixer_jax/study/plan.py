@@ -14,7 +14,7 @@ from scipy.stats import qmc
 
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 
 _WORD = re.compile(r"[A-Za-z0-9_.+]+")  # names become directories and parts of commands
 _LAST_TENTH = {"data.train_split": "train[:90%]", "data.test_split": "train[90%:]"}
@@ -99,6 +99,8 @@ class Study:
       even = len({0, *counts.values()}) == 2
       if not even or counts.keys() != set(self.axes.get("optimizer", ())):
         yield f"{counts} candidates of tuning; allowed: equally many for each value of 'optimizer'"
+    if not (self._cells() and self.seeds):
+      yield "no runs; allowed: a value or more on each axis, and a seed or more"
     names = [run.name for run in self.runs()]
     for name in names:
       if not all(map(_WORD.fullmatch, name.split("-"))) or names.count(name) > 1:
@@ -152,8 +154,9 @@ class Study:
     return self._config(found[0])
 
   def _config(self, run: Run) -> ConfigDict:
-    config = self.config(**dict(zip(self.axes, run.cell)))
-    config.seed = run.seed
+    with told(f"the study's config of the run {run.name} fails"):  # any program's error
+      config = self.config(**dict(zip(self.axes, run.cell)))
+      config.seed = run.seed
     return config_lib.override(
       config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {})
     )

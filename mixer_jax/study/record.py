@@ -145,14 +145,17 @@ class Record:
 
   def undecided(self, cell: Cell) -> list[Run]:
     """The runs of tuning without whose results no settings are chosen for a cell."""
-    tries = [run for run in self.runs if run.cell == cell and run.tunes]
-    return [run for run in tries if not self._known(run)]
+    return [run for run, state in self._tries(cell) if not self._known(run, state)]
 
-  def _known(self, run: Run) -> bool:
+  def _tries(self, cell: Cell) -> list[tuple[Run, State]]:
+    """The runs of tuning of a cell with their states."""
+    return [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
+
+  def _known(self, run: Run, state: State) -> bool:
     """Whether a run of tuning has its result; an older version wrote no "diverged"."""
-    kind = self.state(run).kind
-    outcome = directory_lib.read_json(self.path(run) / OUTCOME) if kind == "failed" else {}
-    return kind == "done" or bool(outcome and outcome.get("diverged", True))
+    failed = state.kind == "failed"
+    outcome = directory_lib.read_json(self.path(run) / OUTCOME) if failed else {}
+    return state.kind == "done" or bool(outcome and outcome.get("diverged", True))
 
   def trials(self, cell: Cell) -> list[dict[str, Any]] | None:
     """The candidates of a cell with their numbers on the part held out; None: not all ended yet.
@@ -160,9 +163,9 @@ class Record:
     The first one is chosen: it has the best last evaluation and, of equals, the lowest loss. At
     the end are those with a reason under "failed".
     """
-    if self.undecided(cell):
+    tried = self._tries(cell)
+    if not all(self._known(*one) for one in tried):
       return None
-    tried = [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
     trials, name, sign = [], self.primary.name, -1 if self.primary.higher_is_better else 1
     for run, state in tried:
       trial = {"run": run.name, "settings": run.settings}

@@ -35,6 +35,7 @@ class Runner:
     self._record = record
     self._deadline = deadline
     self._processes: list[subprocess.Popen] = []  # under way and ended
+    self._asked: set[subprocess.Popen] = set()  # to stop
     self._mistakes = 0  # in a row
     # XLA uses all processors that it sees; without affinity the shares are empty.
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
@@ -65,7 +66,7 @@ class Runner:
       asyncio.run(run_all())
     finally:  # none is under way but after an interruption or an error
       for process in self._processes:
-        process.terminate()
+        self._ask_to_stop(process)
       try:
         for process in self._processes:
           process.wait()
@@ -73,6 +74,12 @@ class Runner:
         for process in self._processes:
           process.kill()
           process.wait()
+
+  def _ask_to_stop(self, process: subprocess.Popen) -> None:
+    """Once: a second SIGTERM would end a run without its checkpoint."""
+    if process not in self._asked:
+      self._asked.add(process)
+      process.terminate()
 
   def command(self, run: Run, settings: Mapping[str, Any]) -> list[str]:
     """The command of a run, which is one of `mixer_jax.main` like any other.
@@ -118,7 +125,7 @@ class Runner:
   ) -> None:
     """Starts a process, prints its evaluations and records its outcome."""
     record, metric = self._record, self._record.primary
-    rows, seen, code, asked_to_stop = [], len(metrics_file.read(path)), None, False
+    rows, seen, code = [], len(metrics_file.read(path)), None
     print(f"{run.name}: {'goes on' if seen else 'starts'}", flush=True)
     with (path / LOG).open("ab") as log:
       start = log.tell()
@@ -142,9 +149,8 @@ class Runner:
         value = metric.shown(row[f"test/{metric.name}"])
         print(f"{run.name}: {said} {value}  {row['seconds']:.1f} s", flush=True)
       seen = len(rows)
-      if self.out_of_time and not asked_to_stop:
-        asked_to_stop = True
-        process.terminate()
+      if self.out_of_time:
+        self._ask_to_stop(process)
     if code in _INTERRUPTED:
       after = f" after {record.progress(run, rows[-1])}" if rows else ""
       print(f"{run.name}: stopped{after}", flush=True)

@@ -79,6 +79,10 @@ def test_one_metric_against_another_is_a_point_for_each_label(runs, drawn, tmp_p
   points = [line.get_xydata().tolist() for line in axis.lines if line.get_marker() == "o"]
   assert points == [[[3, 1.5]], [[1, 1]]]
   assert (axis.get_xlabel(), axis.get_ylabel()) == ("test error (m)", "train error (m)")
+  compare.compare(runs, "train/error", "test/error", tmp_path / "a.png", log=True)
+  assert (drawn[-1].get_xscale(), drawn[-1].get_yscale()) == ("log", "log")
+  with pytest.raises(UserError, match="--over is 'test/top1'; .*adam-0 has train/error, test/error"):
+    compare.compare(runs, "train/error", "test/top1", tmp_path / "a.png")
   with pytest.raises(
     UserError, match="--over is 'hours'; allowed: seconds, step, epoch or a metric"
   ):
@@ -116,6 +120,14 @@ def test_runs_of_one_optimizer_with_other_settings_are_other_lines(runs, drawn, 
   compare.compare(runs, "train/error", "epoch", tmp_path / "a.png")
   texts = [text.get_text() for text in drawn[0].get_legend().get_texts()]
   assert texts == ["Adam, adam-0", "Adam, adam-longer", "K-FAC"]
+
+
+def test_runs_in_folders_of_one_name_keep_a_line_each(drawn, tmp_path):
+  for i, folder in enumerate("ab"):
+    write_run(tmp_path / folder / "seed0", "adam", (4.0, 2.0 + i), 1.0, num_steps=30 + i)
+  paths = [f"{tmp_path}/{folder}/seed0" for folder in "ab"]
+  said = compare.compare(paths, "train/error", "step", tmp_path / "a.png")
+  assert [line.partition(":")[0] for line in said] == [f"Adam, {path}" for path in paths]
 
 
 def test_mistakes_are_named(runs, tmp_path):

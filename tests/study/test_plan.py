@@ -28,6 +28,8 @@ def test_names_follow_the_axes():
     (dict(tuning=Tuning({"lion": [{}]})), "{'lion': 1} candidates .* each value of 'optimizer'"),
     (dict(tuning=Tuning({"sgd": [{}], "adam": [{}, {}]})), "allowed: equally many for each"),
     (dict(tuning=Tuning({"sgd": [], "adam": []})), "allowed: equally many for each"),
+    (dict(seeds=()), "no runs; allowed: a value or more on each axis"),
+    (dict(axes={"model": (), "optimizer": ("sgd",)}), "no runs; allowed: a value or more"),
   ],
 )
 def test_mistakes_of_a_study_are_named(fields, message):
@@ -57,6 +59,16 @@ def test_mistakes_of_an_override_are_named(assignment, message, tmp_path):
   with pytest.raises(UserError, match=message):
     record.open_study(tmp_path, Study(**GRID), "f.py", [assignment])
   assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_of_the_config_function_is_a_line(tmp_path):
+  rates = {"sgd": 0.1}
+  study = Study(**GRID | {"config": lambda model, optimizer: rates[optimizer]})
+  with pytest.raises(UserError, match="study's config of the run m1-sgd-seed0 fails: "):
+    record.open_study(tmp_path, study, "f.py", [])
+  good = lambda model, optimizer: (rates[optimizer], tiny(model, optimizer))[1]
+  with pytest.raises(UserError, match="the run m1-adam-seed0 fails: 'adam'"):
+    record.open_study(tmp_path, Study(**GRID | {"config": good}), "f.py", [])
 
 
 def test_the_mistaken_one_of_several_overrides_is_named(tmp_path):

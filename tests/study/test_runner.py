@@ -152,6 +152,19 @@ def test_the_deadline_stops_runs_and_the_next_call_resumes_them(tmp_path, capsys
   assert set(kinds(opened).values()) == {"done"}
 
 
+def test_an_interruption_after_the_deadline_does_not_ask_a_run_twice(tmp_path):
+  opened = open_tiny(tmp_path)
+  tell = "(path / 'asked').open('a').write('x')"
+  saves = f"signal.signal(signal.SIGTERM, lambda *_: ({tell}, time.sleep(2.0), sys.exit(143)))"
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+  late = Fakes(opened, deadline=time.monotonic() + 1.0, pause=60.0, code={"m1-sgd-seed0": saves})
+  with pytest.raises(KeyboardInterrupt):
+    late.run(opened.runs[:1])
+  signal.signal(signal.SIGINT, before)
+  assert (tmp_path / "m1-sgd-seed0" / "asked").read_text() == "x"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.thorough
 def test_a_second_interruption_ends_all_processes(tmp_path, number):
