@@ -7,7 +7,6 @@ from concurrent import futures
 import dataclasses
 import functools
 import io
-import os
 from typing import Any, Callable, Protocol
 import warnings
 
@@ -16,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 import tqdm
 
-from mixer_jax.data import cache
+from mixer_jax.data import cache, cpus
 from mixer_jax.errors import UserError, reason
 from mixer_jax.images import crops
 
@@ -97,7 +96,7 @@ def decode_all(
   with (
     # Around the threads: filters belong to the process. A broken image is an error.
     warnings.catch_warnings(action="ignore"),
-    futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    futures.ThreadPoolExecutor(cpus.available()) as pool,
     # None: shown on a terminal alone.
     tqdm.tqdm(total=n, disable=n <= _SHOW_PROGRESS_ABOVE or None, **_BAR) as bar,
   ):

@@ -7,13 +7,12 @@ they are very large (`decode.Encoded`); the bundled sample is a prepared TFDS di
 import dataclasses
 import functools
 import math
-import os
 import pathlib
 from typing import Any, Mapping, NamedTuple, Protocol
 
 import numpy as np
 
-from mixer_jax.data import cache, splits, tfds_source
+from mixer_jax.data import cache, cpus, splits, tfds_source
 from mixer_jax.data.dataset import Arrays, Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.images import arrays_file, base_split, crops, decode, folder, test_sets, toronto
@@ -173,10 +172,7 @@ def _encoded(
     fit = functools.partial(crops.centre, shorter=data.resize, side=side)
   else:
     fit = decode.stored(data.stored_size)
-  workers = data.workers
-  if workers == -1:  # one on each CPU that this process may use
-    has = hasattr(os, "sched_getaffinity")
-    workers = len(os.sched_getaffinity(0)) if has else os.cpu_count()
+  workers = cpus.available() if data.workers == -1 else data.workers
   return decode.Encoded(parts, shape, fit, random, classes, workers, data.read_ahead, sets)
 
 

@@ -1,9 +1,9 @@
 """Burgers' equation on the periodic [0, 1): spectral in space, exponential Runge-Kutta in time."""
 
-import os
-
 import numpy as np
 from scipy import fft
+
+from mixer_jax.data import cpus
 
 _FEWEST_MODES = 128
 _DECAY = 24  # the spectrum of the steepest front falls to exp(-24) of it
@@ -69,7 +69,7 @@ def _resized(spectrum, modes):
 def _advance(spectrum, viscosity, step, steps):
   """ETDRK4 on spectra [functions, modes]."""
   modes = spectrum.shape[1]
-  points, workers = fft.next_fast_len(3 * modes, real=True), os.cpu_count()
+  points, workers = fft.next_fast_len(3 * modes, real=True), cpus.available()
   wave = 2j * np.pi * np.arange(modes)
   half, whole, q, f1, f2, f3 = _coefficients(viscosity * (wave**2).real, step)
   flux = -wave / 2

@@ -1,10 +1,11 @@
 """Darcy's equation on the unit square: five-point differences, solved by conjugate gradients."""
 
 from concurrent import futures
-import os
 
 import numpy as np
 from scipy import fft
+
+from mixer_jax.data import cpus
 
 _TOLERANCE = 1e-9
 _MOST_STEPS = 10_000
@@ -27,13 +28,14 @@ def solve(coefficient: np.ndarray, source: np.ndarray | float = 1.0) -> np.ndarr
     source: f, a number or of a shape that broadcasts to that of `coefficient`.
 
   Returns:
-    float64 [functions, side, side]. A ValueError if a coefficient is not positive.
+    float64 [functions, side, side]. A ValueError if a coefficient is not positive, or if the steps
+    do not converge.
   """
   a = np.asarray(coefficient, np.float64)
   if not (a > 0).all():
     raise ValueError(f"coefficients of Darcy's equation are positive, not {a.min()}")
   right = np.broadcast_to(source, a.shape)[:, 1:-1, 1:-1] / (a.shape[1] - 1.0) ** 2
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy and SciPy release the lock
+  with futures.ThreadPoolExecutor(cpus.available()) as pool:  # NumPy and SciPy release the lock
     inner = np.stack(list(pool.map(_conjugate_gradients, a, right)))
   return np.pad(inner, ((0, 0), (1, 1), (1, 1)))
 

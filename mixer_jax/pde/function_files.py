@@ -36,11 +36,7 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
     some = ", ".join(map(repr, names[:_NAMED])) or "none"
     others = "other names go by inputs_name and outputs_name"
     raise UserError(f"{path}: has no arrays {needed}, only {some}; {others}")
-  arrays = []
-  for name in wanted:
-    with told(f"{path}: array {name!r} cannot be read"):
-      arrays.append(load(name))
-    _check_numbers(f"{path}: array {name!r}", arrays[-1])
+  arrays = [_array(path, load, name) for name in wanted]
   a, u = (x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for x in arrays)
   if a.shape != u.shape or not _is_grid(a):
     shapes = " and ".join(f"{n!r} {list(x.shape)}" for n, x in zip(wanted, (a, u)))
@@ -60,13 +56,19 @@ def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
     needed, some = " or ".join(map(repr, wanted)), ", ".join(map(repr, names[:_NAMED])) or "none"
     option = "outputs_name" if outputs else "inputs_name"
     raise UserError(f"{path}: has no array {needed}, only {some}; another name goes by {option}")
-  with told(f"{path}: array {found!r} cannot be read"):
-    array = load(found)
-  _check_numbers(f"{path}: array {found!r}", array)
+  array = _array(path, load, found)
   if not _is_grid(array):
     shape = f"{found!r} {list(array.shape)}"
     raise UserError(f"{path}: has {shape}; {_FUNCTIONS}, two points at least{_squeezed(array)}")
   return array.astype(np.float32)
+
+
+def _array(path: str, load: Callable[[str], np.ndarray], name: str) -> np.ndarray:
+  """An array of finite numbers from a file."""
+  with told(f"{path}: array {name!r} cannot be read"):
+    array = load(name)
+  _check_numbers(f"{path}: array {name!r}", array)
+  return array
 
 
 def _squeezed(array: np.ndarray) -> str:

@@ -1,5 +1,6 @@
 """Sets of functions made from a seed, and their cache."""
 
+import contextlib
 import logging
 import math
 import shutil
@@ -139,7 +140,10 @@ def load(
 
   key = cache.fingerprint((identity, count), [])
   arrays = cache.read(place, f"{kind}_{split}_{count}x{points}", key, build)
-  shutil.rmtree(chunks, ignore_errors=True)
+  for chunk in chunks.glob("[0-9]*"):  # but for one that another process is writing
+    shutil.rmtree(chunk, ignore_errors=True)
+  with contextlib.suppress(OSError):
+    chunks.rmdir()
   return Functions(**arrays, periodic=is_periodic)
 
 

@@ -55,6 +55,21 @@ def test_a_set_is_made_once_and_its_chunks_are_removed(tmp_path, monkeypatch):
   np.testing.assert_array_equal(again.outputs, made.outputs)
 
 
+def test_a_set_leaves_the_chunk_that_another_process_writes(tmp_path, monkeypatch):
+  solve, left = burgers.solve, []
+
+  def beside(*arguments):  # of a process that makes the same set and is not so far
+    if not left:
+      (chunks,) = (tmp_path / "pde").glob(".chunks-*")
+      left.append(chunks / ".building-other")
+      left[0].mkdir()
+    return solve(*arguments)
+
+  monkeypatch.setattr(burgers, "solve", beside)
+  generate.load("burgers", "train", 3, 0, 16, tmp_path)
+  assert list(left[0].parent.iterdir()) == left
+
+
 def test_a_stopped_generation_goes_on_from_its_chunks(tmp_path, monkeypatch):
   solve, solved = burgers.solve, []
 

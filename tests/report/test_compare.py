@@ -81,7 +81,9 @@ def test_one_metric_against_another_is_a_point_for_each_label(runs, drawn, tmp_p
   assert (axis.get_xlabel(), axis.get_ylabel()) == ("test error (m)", "train error (m)")
   compare.compare(runs, "train/error", "test/error", tmp_path / "a.png", log=True)
   assert (drawn[-1].get_xscale(), drawn[-1].get_yscale()) == ("log", "log")
-  with pytest.raises(UserError, match="--over is 'test/top1'; .*adam-0 has train/error, test/error"):
+  with pytest.raises(
+    UserError, match="--over is 'test/top1'; .*adam-0 has train/error, test/error"
+  ):
     compare.compare(runs, "train/error", "test/top1", tmp_path / "a.png")
   with pytest.raises(
     UserError, match="--over is 'hours'; allowed: seconds, step, epoch or a metric"

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import logging
-import math
 import pathlib
 from typing import Annotated, Callable
 import zlib
@@ -29,7 +28,6 @@ _NOISE = (
   "noise on the inputs, a share of their standard deviation at each point; a function has its own on"
   " each grid"
 )
-_MOST = 10**6
 _AT_ONCE = 64  # functions, of which cells are averaged
 # Fields that sets made from a seed read, and those of files.
 _SIZES = ("points", "train_functions", "test_functions")
@@ -53,17 +51,17 @@ class FunctionData:
   train_split: Annotated[str, Option(_SPLIT)] = "train"
   test_split: Annotated[str, Option("test set, written as train_split")] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
-  train_functions: Annotated[int, Option('generated as "train"', 1, _MOST)] = 1024
-  test_functions: Annotated[int, Option('generated as "test"', 1, _MOST)] = 100
+  train_functions: Annotated[int, Option('generated as "train"', 1, generate.COUNT.high)] = 1024
+  test_functions: Annotated[int, Option('generated as "test"', 1, generate.COUNT.high)] = 100
   points: Annotated[
     int, Option("generated points a side; 0: 8,192 (Burgers), 421 (Darcy)", 0, 2**16)
   ] = 0
-  viscosity: Annotated[float, _BURGERS["viscosity"]] = 0.1
-  time: Annotated[float, _BURGERS["time"]] = 1.0
-  length: Annotated[float, _BURGERS["length"]] = 2 * math.pi
-  mean: Annotated[float, _BURGERS["mean"]] = 0.0
-  low: Annotated[float, _DARCY["low"]] = 3.0
-  high: Annotated[float, _DARCY["high"]] = 12.0
+  viscosity: Annotated[float, _BURGERS["viscosity"]] = _BURGERS["viscosity"].default
+  time: Annotated[float, _BURGERS["time"]] = _BURGERS["time"].default
+  length: Annotated[float, _BURGERS["length"]] = _BURGERS["length"].default
+  mean: Annotated[float, _BURGERS["mean"]] = _BURGERS["mean"].default
+  low: Annotated[float, _DARCY["low"]] = _DARCY["low"].default
+  high: Annotated[float, _DARCY["high"]] = _DARCY["high"].default
   seed: Annotated[int, Option("random seed of generated functions and of noise", 0, COUNT)] = 0
   step: Annotated[int, Option("every step-th point of a side is taken", 1, 2**16)] = 1
   output_step: Annotated[int, Option(_OUTPUT_STEP, 0, 2**16)] = 0
@@ -81,8 +79,8 @@ class FunctionData:
   @property
   def split_specs(self) -> dict[str, str]:
     """The split strings by the name of the split."""
-    own = {"train": self.train_split, "test": self.test_split, "validation": self.validation_split}
-    return {name: spec for name, spec in own.items() if spec}
+    own = {"train": self.train_split, "test": self.test_split}
+    return own | ({"validation": self.validation_split} if self.validation_split else {})
 
   @property
   def extra_steps(self) -> list[int]:
@@ -91,12 +89,13 @@ class FunctionData:
     A UserError if they are no numbers, or twice there.
     """
     given = [step.strip() for step in self.extra_test_steps.split(",") if step.strip()]
-    if not all(step.isdecimal() and int(step) for step in given) or len({*given}) < len(given):
+    steps = [int(step) if step.isdecimal() else 0 for step in given]
+    if not all(steps) or len({*steps}) < len(steps):
       raise UserError(
         f"data.extra_test_steps is {self.extra_test_steps!r}; allowed: different steps of 1 or"
         " more, separated by commas"
       )
-    return [int(step) for step in given if int(step) != self.step]
+    return [step for step in steps if step != self.step]
 
   @property
   def dimensions(self) -> int:
@@ -137,6 +136,8 @@ class FunctionData:
   def _check_steps(self, extra: list[int]) -> None:
     """Raises a UserError if a step divides no generated grid, before functions are made."""
     kind = generate.KINDS[self.name]
+    if self.points:
+      kind.allowed.check("data.points", self.points)
     whole = (self.points or kind.points,) * kind.dimensions
     for field, step in (("step", self.step), *(("extra_test_steps", step) for step in extra)):
       check_step(whole, kind.periodic, step, f"data.{field}")

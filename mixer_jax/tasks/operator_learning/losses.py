@@ -29,10 +29,10 @@ def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
   """
   found, axes = [], range(1, functions.ndim)
   inner = (slice(None), *(slice(1, -1) for _ in axes))
-  first, *others = (points if periodic else points - 1 for points in functions.shape[1:])
-  for axis, cells in zip(axes, (first, *others)):
+  cells = [points if periodic else points - 1 for points in functions.shape[1:]]
+  for axis, number in zip(axes, cells):
     difference = (jnp.roll(functions, -1, axis) - jnp.roll(functions, 1, axis)) / 2
-    found.append((difference if periodic else difference[inner]) * (cells / first))
+    found.append((difference if periodic else difference[inner]) * (number / cells[0]))
   return found
 
 

@@ -54,9 +54,10 @@ class TextData:
   @property
   def splits(self) -> dict[str, str]:
     """The split strings by the name of the split."""
-    own = {"train": self.train_split, "test": self.test_split, "validation": self.validation_split}
+    own = {"train": self.train_split, "test": self.test_split}
     extra = {spec.strip(): spec.strip() for spec in self.extra_test_splits.split(",")}
-    return {name: spec for name, spec in (own | extra).items() if spec}
+    others = {"validation": self.validation_split} | extra
+    return own | {name: spec for name, spec in others.items() if spec}
 
   @property
   def vocabulary_path(self) -> str:

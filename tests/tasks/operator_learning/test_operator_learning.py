@@ -351,6 +351,8 @@ MADE = dict(dir="", train_split="train", test_split="test")
     (dict(output_step=4), "data.output_step needs data.inverse=True"),
     (dict(step=4, output_step=6, inverse=True), "data.output_step is 6; allowed: a multiple of"),
     (dict(extra_test_steps="4,x"), "data.extra_test_steps is '4,x'"),
+    (dict(extra_test_steps="4,04"), "data.extra_test_steps is '4,04'; allowed: different steps"),
+    (dict(train_split=""), "data.train_split='': not a split"),
     (dict(name="burgers", train_split="valid"), "burgers has no split 'valid'; allowed: train"),
     (dict(train_split="absent.npz"), "absent.npz: no such file"),
     (dict(dir="/nowhere"), "/nowhere/train.npz: there is no folder /nowhere"),
@@ -461,6 +463,7 @@ def test_a_model_for_domains_with_ends_is_refused_on_periodic_axes(config, model
 @pytest.mark.parametrize(
   "name, fields, told",
   [
+    ("burgers", dict(points=12), "data.points is 12; allowed: 16 to 65536"),
     ("darcy", dict(step=11), "data.step=11 leaves no grid of 421 points; allowed: 1, 2, 3, 4, 5"),
     ("darcy", dict(step=5, extra_test_steps="4,13"), "data.extra_test_steps=13 leaves no grid of"),
     ("darcy", dict(step=5, inverse=True, output_step=25), "output_step=25 .* allowed: 5, 10, 15"),
