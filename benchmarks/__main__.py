@@ -71,7 +71,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer(
     "profile", 0, "Kinds of operations of a step that peers lists.", lower_bound=0
   )
-  flags.DEFINE_integer("steps", 300, "Steps of the run that updates follows.", lower_bound=1)
+  flags.DEFINE_integer("steps", 300, "Steps of the run that updates follows.", lower_bound=2)
   flags.DEFINE_string("study", None, "Study file of costs.")
   flags.DEFINE_string("run", None, "Runs of the study, by name or pattern, with commas.")
   flags.DEFINE_multi_string("set", [], "[VALUE:]FIELD=VALUE for runs of the study.")

@@ -98,6 +98,9 @@ def main(options: Any) -> None:
     del pythons["published"]
   elif not (pathlib.Path(options.published) / "libs" / "model.py").is_file():
     raise UserError(f"--published is {options.published!r}; allowed: a clone with libs/model.py")
+  elif not peers.has(pythons["published"], "torch", "yaml"):
+    print("the published code is left out: PyTorch and PyYAML are not installed")
+    del pythons["published"]
   for points in options.points:
     if FINEST % points:
       raise UserError(f"--points is {points}; allowed: divisors of {FINEST}")

@@ -15,10 +15,12 @@ the same time count in full each.
 """
 
 import collections
+import contextlib
 import importlib.util
 import json
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -202,8 +204,11 @@ class Worker:
     self._name = name
 
   def __call__(self, call: str) -> Any:
-    print(call, file=self._process.stdin, flush=True)
-    if not (answer := self._process.stdout.readline()):
+    answer = ""
+    with contextlib.suppress(BrokenPipeError):  # it has ended
+      print(call, file=self._process.stdin, flush=True)
+      answer = self._process.stdout.readline()
+    if not answer:
       sys.exit(f"error: the process of {self._name} ended; its messages are above")
     return json.loads(answer)
 
@@ -224,7 +229,11 @@ def turns(workers: dict[str, Worker], call: str, rounds: int) -> dict[str, list[
 
 
 def has(python: str, *modules: str) -> bool:
-  """Whether modules are installed there."""
+  """Whether modules are installed there; a UserError if there is no such program."""
+  from mixer_jax.errors import UserError  # the workers' environments may not have it
+
+  if not shutil.which(python):
+    raise UserError(f"--torch_python is {python!r}; allowed: a program")
   if python == sys.executable:
     return all(map(importlib.util.find_spec, modules))
   look = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {modules})))"

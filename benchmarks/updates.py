@@ -17,6 +17,7 @@ import optax
 from benchmarks import steps
 from mixer_jax import config as config_lib
 from mixer_jax import experiment
+from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.models import LAYER_KINDS
 from mixer_jax.optim.curvature_blocks import path_name
@@ -143,6 +144,8 @@ def draw(found: Compared) -> Any:
 
 def main(options: Any) -> None:
   config = cli.checked_config(options.config)
+  if options.out and not options.out.endswith(".png"):
+    raise UserError(f"--out is {options.out!r}; the picture is a .png")
   devices.print_line()
   found = compare(experiment.build(config), options.steps)
   print(f"{config.model.name}, batch {config.batch_size}, led by {config.optimizer.name}")

@@ -78,9 +78,9 @@ class ImageData:
   @property
   def test_splits(self) -> dict[str, str]:
     """The split strings of all but the training split, by the name of the split."""
-    own = {"test": self.test_split, "validation": self.validation_split}
     extra = {spec.strip(): spec.strip() for spec in self.extra_test_splits.split(",")}
-    return {name: spec for name, spec in (own | extra).items() if spec}
+    others = {"validation": self.validation_split} | extra
+    return {"test": self.test_split} | {name: spec for name, spec in others.items() if spec}
 
   @property
   def further_sets(self) -> dict[str, tuple[str, str]]:

@@ -45,7 +45,6 @@ OPTIMIZERS = {
   "kfac": kfac,
   "kfac_adam": kfac_adam,
 }
-_SIDES = ("magnitude", "direction")
 # Optimizers that treat a tensor as a whole; all others work element by element.
 _BY_TENSOR = ("lamb", "muon", "shampoo", "soap", "kfac", "kfac_adam", "graft")
 
@@ -106,18 +105,18 @@ def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
   if options.chosen(config, {**OPTIMIZERS, "graft": graft}, path) is not graft:
     options.check(config, OPTIMIZERS, path, _GENERAL)
     return
-  for side in _SIDES:
+  for side in step_norms.SIDES:
     if not config.get(side):
       raise UserError(f"{path}.{side} is missing; graft takes two complete optimizer configs")
     check(config[side], f"{path}.{side}")
-  rest = {k: v for k, v in config.items() if k not in _SIDES and v is not None}
+  rest = {k: v for k, v in config.items() if k not in step_norms.SIDES and v is not None}
   options.check(ml_collections.ConfigDict(rest), {"graft": graft}, path)
 
 
 def build(
   config: ml_collections.ConfigDict,
   multiplier: schedules.Schedule,
-  problem: Problem,
+  problem: Problem | None,
   numbers: Any = None,
   decayed: Callable[[str], bool] | None = None,
   decay: schedules.Schedule | None = None,
@@ -128,7 +127,7 @@ def build(
     config: `name`, the options of every optimizer (`_General`) and of the named one, None
       for its default; or `name` "graft" with the complete configs `magnitude` and `direction`.
     multiplier: the schedule, see `schedules.Multiplier`.
-    problem: the task as K-FAC sees it.
+    problem: the task as K-FAC sees it; None, of an optimizer that needs no model.
     numbers: replace those of the config, see `numbers`; traced values are welcome.
     decayed: whether decay="kernels" applies to the parameter of a path; None: `kernels`.
     decay: multiplier of the weight decay by the update count; None: constant.
@@ -146,7 +145,9 @@ def build(
   inside = problem and problem._replace(layout=None)
   try:
     if config.name == "graft":
-      sides = (build(config[s], multiplier, inside, given[s], decayed, decay) for s in _SIDES)
+      sides = (
+        build(config[s], multiplier, inside, given[s], decayed, decay) for s in step_norms.SIDES
+      )
       tx = graft(*sides, **{k: config[k] for k in options.of(graft) if config.get(k) is not None})
     else:
       rate = lambda count: given["learning_rate"] * multiplier(count)
@@ -199,7 +200,7 @@ def numbers(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 def _numbers(config):
   if config.name == "graft":
-    return {side: _numbers(config[side]) for side in _SIDES}
+    return {side: _numbers(config[side]) for side in step_norms.SIDES}
   found = {"learning_rate": config.learning_rate}
   if "damping" in options.of(OPTIMIZERS[config.name]):
     found["damping"] = options.value(OPTIMIZERS, config, "damping")
@@ -233,5 +234,5 @@ def table() -> str:
   row = lambda name, *cells: f"| `optimizer.{name}` | {' | '.join(cells)} |"
   every, side = "all but graft", ("graft", "", "a complete optimizer")
   general = [row(k, every, f"`{o.default!r}`", o.allowed, o.help) for k, o in _GENERAL.items()]
-  sides = [row(name, *side, f"gives the {name}") for name in _SIDES]
+  sides = [row(name, *side, f"gives the {name}") for name in step_norms.SIDES]
   return "\n".join((head, line, name, *general, *rest, *sides))

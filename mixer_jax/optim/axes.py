@@ -3,7 +3,7 @@
 from typing import Any, Callable
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def check(axis_name: Any) -> None:
@@ -22,23 +22,17 @@ def automatic(estimate: Callable, arrays: Any) -> Callable:
   """Under a mesh of explicit axes, leaves the sharding inside a function to the compiler."""
   for x in jax.tree.leaves(arrays):
     mesh = jax.typeof(x).sharding.mesh
-    axes = [n for n, kind in zip(mesh.axis_names, mesh.axis_types) if kind == AxisType.Explicit]
-    if axes:
+    if axes := mesh.explicit_axes:
       whole = NamedSharding(mesh, PartitionSpec())
-      return jax.sharding.auto_axes(estimate, axes=tuple(axes), out_sharding=whole)
+      return jax.sharding.auto_axes(estimate, axes=axes, out_sharding=whole)
   return estimate
 
 
 def is_split(x: jax.Array) -> bool:
   """Whether explicit axes of a mesh split an array."""
   sharding = jax.typeof(x).sharding
-  explicit = {
-    name
-    for name, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types)
-    if kind == AxisType.Explicit
-  }
   names = (part if isinstance(part, tuple) else (part,) for part in sharding.spec)
-  return any(name in explicit for part in names for name in part)
+  return any(name in sharding.mesh.explicit_axes for part in names for name in part)
 
 
 def _varying_over(x: jax.Array) -> frozenset:

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, statistics
 from mixer_jax.optim.block_trees import by_path
 from mixer_jax.optim.curvature_blocks import Block
-from mixer_jax.optim.curvature_options import check_choice, matching
+from mixer_jax.optim.curvature_options import MAX_FACTOR, check_choice, matching
 from mixer_jax.optim.predictor import Predictor, root_weights, sums_of_weights, weights_like
 
 Params = Batch = Any
@@ -59,7 +59,7 @@ class Curvature:
     token_averaging: str = "published",
     norms: str = "gradient",
     plain: str | Sequence[str] = (),
-    max_factor: int = 8192,
+    max_factor: int = MAX_FACTOR,
     full_factors: str | Sequence[str] = (),
     axis_name: Any = None,
   ):
@@ -164,12 +164,11 @@ class Curvature:
         " train them with the plain gradient, or let their layer say by its attribute"
         f" `curvature` how it uses them ({', '.join(layer_views.DECLARED)})"
       )
-    classes = {"/".join(map(str, call.path)): call.layer for call in calls}
     for name in free:
       layer = name.rpartition("/")[0]
       own = tuple(n for n in free if n.rpartition("/")[0] == layer) if layer else (name,)
       shapes_of = tuple(leaves[n].shape for n in own)
-      blocks[name] = Block(layer or name, "gradient", own, shapes_of, layer=classes.get(layer, ""))
+      blocks[name] = Block(layer or name, "gradient", own, shapes_of)
     return tuple(dict.fromkeys(blocks[name] for name in leaves))
 
   def _leaking(self, shapes, covered: set[str]) -> list[str]:
@@ -182,16 +181,15 @@ class Curvature:
   def _block(self, layer: statistics.Layer) -> Block:
     full = tuple(self._leaves[name].shape for name in layer.names)
     name = layer.block
-    common = dict(layer=layer.call.layer, stacked=layer.stacked)
     if isinstance(layer.call.view, layer_views.ScaleAndShift):
-      return Block(name, "diagonal", layer.names, full, **common)
+      return Block(name, "diagonal", layer.names, full, stacked=layer.stacked)
     batch = 1 if layer.shared else self._examples
     sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
     diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
     size = lambda c: math.prod(c.rows) * (self._examples if c.place == places.MAPPED else 1)
     rows = sum(map(size, layer.calls)) // batch
-    common |= dict(diagonal=diagonal, axes=layer.call.view.axes)
-    return Block(name, "kronecker", layer.names, full, sizes, rows, **common)
+    rest = diagonal, layer.stacked, layer.call.view.axes
+    return Block(name, "kronecker", layer.names, full, sizes, rows, *rest)
 
   def estimate(self, params: Params, batch: Batch, rng: Any = None) -> dict[str, Any]:
     """Fresh factors of one batch of any size (traceable); `rng` decides the sampled targets.

@@ -37,7 +37,6 @@ class Block(NamedTuple):
     shapes: the parameters' shapes.
     factor_sizes: (d_in [+ 1], d_out) of a Kronecker block, else ().
     tokens: how many rows of an example share a Kronecker block's weights, else 0.
-    layer: the name of its class, "Dense".
     diagonal: which of the two factors are diagonal.
     stacked: leading axes of all arrays, where the block stands for several layers.
     axes: permutation of the kernel's axes, without the stacked ones, that puts inputs before
@@ -50,7 +49,6 @@ class Block(NamedTuple):
   shapes: tuple[tuple[int, ...], ...]
   factor_sizes: tuple[int, ...] = ()
   tokens: int = 0
-  layer: str = ""
   diagonal: tuple[bool, bool] = (False, False)
   stacked: tuple[int, ...] = ()
   axes: tuple[int, ...] = ()

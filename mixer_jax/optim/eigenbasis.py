@@ -42,8 +42,8 @@ class Source(NamedTuple):
 
   Attributes:
     blocks: maps parameters by path to the blocks with a basis.
-    estimate: maps (blocks, gradients by path, params, batch, rng, model_params) to fresh
-      factors by name of the block.
+    estimate: maps (blocks, gradients by path, whole params, batch, rng) to fresh factors by name of
+      the block.
     after: whether a step is made before its own gradient enters the factors.
     growth: a basis is renewed before its period if a factor's trace has grown by more than this, as
       from zero behind a head that starts there: its eigenvalues are out of date; None: it is not.
@@ -256,7 +256,7 @@ def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: float) 
   sizes = math.prod(shape[stacked:-1]), shape[-1]
   diagonal = tuple(size > max_factor for size in sizes)
   whole = shape[:stacked]
-  return Block(path, "kronecker", (path,), (shape,), sizes, 1, "tensor", diagonal, whole)
+  return Block(path, "kronecker", (path,), (shape,), sizes, 1, diagonal, whole)
 
 
 def _moments(block: Block, v: jax.Array) -> Kronecker:

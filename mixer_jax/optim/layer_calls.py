@@ -31,11 +31,10 @@ class Call(NamedTuple):
 
   Attributes:
     path: of the layer's parameters in the whole tree.
-    layer: the name of its class.
     view: see `layer_views.view`.
     stacked: leading axes that `nn.scan` or `nn.vmap` takes off its parameters.
     shapes: of its own parameters inside, by name.
-    rows: leading shape of its rows; () of a layer without.
+    rows: leading shape of its rows, of a normalisation with their channels; () of a layer without.
     mapped: whether `jax.vmap` has taken the batch axis off its rows.
     kind: "use", or "head" for an embedding's transposed use.
     changed: whether the model takes a function of its parameters, as `nn.WeightNorm` does.
@@ -43,7 +42,6 @@ class Call(NamedTuple):
   """
 
   path: Path
-  layer: str
   view: layer_views.View
   stacked: tuple[int, ...]
   shapes: dict[str, tuple[int, ...]]
@@ -92,8 +90,8 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
       rows = args[0].shape
     kind = "head" if getattr(view, "transposed", False) else "use"
     changed = any(_is_changed(own[name]) for name in shapes)
-    name, number = type(module).__name__, len(found)
-    found.append(Call(path, name, view, stacked, shapes, rows, False, kind, changed))
+    number = len(found)
+    found.append(Call(path, view, stacked, shapes, rows, False, kind, changed))
     _at_a_map_of_rows(args[0], companion, lambda: mapped.add(number))
     return y
 

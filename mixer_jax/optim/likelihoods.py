@@ -96,6 +96,8 @@ def likelihood_of(given: Any) -> Likelihood:
   if isinstance(given, Likelihood):
     return given
   if isinstance(given, Mapping):
+    if not given:
+      raise ValueError("likelihood is {}; allowed: a likelihood for each key of the outputs")
     return _several({k: likelihood_of(v) for k, v in given.items()})
   if isinstance(given, tuple):
     if len(given) != 2 or not _is_weight(given[0]):

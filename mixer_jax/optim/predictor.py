@@ -48,7 +48,7 @@ class Predictor:
     return jax.tree.map(lambda y: y.astype(jnp.float32), outputs)
 
   def weights(self, params: Params, batch: Batch) -> tuple[Any, Any]:
-    """The weights of outputs, and whether examples (or, of tokens, rows) count; or None."""
+    """The weights of outputs, and whether examples (or, of tokens, rows) count; or two None."""
     weights = self.answer(params, batch).weights
     if weights is None:
       return None, None

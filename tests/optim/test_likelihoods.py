@@ -195,6 +195,8 @@ def test_predictions_that_do_not_fit_are_refused():
     blocks(lambda p, x: (predict(p, x), None, jnp.ones(5)))
   with pytest.raises(ValueError, match="likelihood is 'poisson'; allowed: categorical, normal"):
     blocks(predict, likelihood="poisson")
+  with pytest.raises(ValueError, match="likelihood is {}; allowed: a likelihood for each key"):
+    blocks(lambda p, x: {"a": predict(p, x)}, likelihood={})
   for wrong in (("normal",), ("normal", 0.5), (-1.0, "normal"), (float("nan"), "normal")):
     with pytest.raises(
       ValueError, match=r"allowed as a tuple: \(weight, likelihood\), a weight of 0"

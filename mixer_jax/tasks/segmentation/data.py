@@ -69,8 +69,8 @@ class SegmentationData:
   @property
   def specs(self) -> dict[str, str]:
     """The split strings by the name of the split."""
-    fields = ("train", self.train_split), ("test", self.test_split)
-    return {k: v for k, v in (*fields, ("validation", self.validation_split)) if v}
+    own = {"train": self.train_split, "test": self.test_split}
+    return own | ({"validation": self.validation_split} if self.validation_split else {})
 
   def check(self) -> None:
     """Raises a UserError for options that contradict each other."""
