@@ -1,4 +1,4 @@
-"""Figures beside pyplot: no backend is chosen, and a notebook's inline plots stay as they are."""
+"""Scales, titles and files of figures, whose panels are those of the tasks' pictures."""
 
 import pathlib
 import textwrap
@@ -6,17 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from mixer_jax.tasks.panels import panels as panels
+
 _WIDE = 30
-
-
-def panels(
-  rows: int, columns: int, size: tuple[float, float], **options: Any
-) -> tuple[Any, np.ndarray]:
-  """A figure of a size in inches, and its panels [rows, columns]; options of `Figure.subplots`."""
-  from matplotlib.figure import Figure  # late: most commands draw nothing
-
-  figure = Figure(figsize=size, layout="constrained")
-  return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def fit_scale(axis: Any) -> None:

@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from mixer_jax.tasks.panels import panels
+
 
 def draw(images: np.ndarray, found: np.ndarray) -> Any:
   """A Matplotlib figure of images and reconstructions, [n, side, side, channels] in [0, 1]."""
-  from matplotlib.figure import Figure  # late: most commands draw nothing
-
-  figure = Figure(figsize=(0.9 * len(images), 2.3), layout="constrained")
+  figure, axes = panels(2, len(images), (0.9 * len(images), 2.3))
   errors = np.square(found - images).sum(axis=(1, 2, 3))
-  axes = figure.subplots(2, len(images), squeeze=False)
   for (above, below), image, other, error in zip(axes.T, images, found, errors):
     for axis, shown in ((above, image), (below, other)):
       shown = np.clip(shown, 0, 1)

@@ -4,6 +4,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from mixer_jax.tasks.panels import panels
+
 _WORST = 12  # mistakes that are shown
 
 
@@ -22,10 +24,7 @@ def worst(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
   """The table of `confusion` as a Matplotlib figure; names and numbers up to 20 classes."""
-  from matplotlib.figure import Figure  # late: most commands draw nothing
-
-  figure = Figure(figsize=(7, 6.4), layout="constrained")
-  axis = figure.subplots()
+  figure, ((axis,),) = panels(1, 1, (7, 6.4))
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
   figure.colorbar(image, label="share of the true class")
@@ -43,15 +42,11 @@ def draw_mistakes(
   images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]
 ) -> Any:
   """A Matplotlib figure of images [n, h, w, 3] taken for another class, with both classes."""
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(9, 7.5), layout="constrained")
-  for axis, image, label, row in zip(
-    figure.subplots(3, 4).flat, images, labels, probabilities, strict=False
-  ):
+  figure, axes = panels(3, 4, (9, 7.5))
+  for axis, image, label, row in zip(axes.flat, images, labels, probabilities, strict=False):
     axis.imshow(image)
     axis.set_title(f"{names[label]}\n{names[row.argmax()]} {row.max():.0%}", size=9)
-  for axis in figure.axes:
+  for axis in axes.flat:
     axis.axis("off")
   figure.suptitle("most confident mistakes: true class above, predicted class below")
   return figure
@@ -64,16 +59,12 @@ def draw_augmented(
 
   `augmented` [n, draws, h, w, 3] have values of about [0, 1]; noise beyond them is cut off.
   """
-  from matplotlib.figure import Figure
-
   n, draws = augmented.shape[:2]
-  figure = Figure(figsize=(draws + 1, n + 0.3), layout="constrained")
-  for row, (image, others, label) in enumerate(zip(images, augmented, labels)):
-    for column, shown in enumerate([image, *np.clip(others, 0, 1)]):
-      axis = figure.add_subplot(n, draws + 1, row * (draws + 1) + column + 1)
+  figure, axes = panels(n, draws + 1, (draws + 1, n + 0.3))
+  for row, image, others, label in zip(axes, images, augmented, labels):
+    for axis, shown in zip(row, [image, *np.clip(others, 0, 1)]):
       axis.imshow(shown)
       axis.axis("off")
-      if not column:
-        axis.set_title(names[label], size=8)
+    row[0].set_title(names[label], size=8)
   figure.suptitle("stored images on the left; beside each, as the training steps see it")
   return figure

@@ -5,6 +5,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from mixer_jax import models
+from mixer_jax.tasks.panels import panels
 
 _SHOWN = 4  # functions
 _COLUMNS = {1: 5, 2: 2}  # of each matrix of an attention, by the number of a grid's axes
@@ -74,7 +75,7 @@ def _some_columns(array: np.ndarray) -> np.ndarray:
 
 def _columns_as_curves(arrays: list[list[np.ndarray]], periodic: bool) -> Any:
   rows, matrices = len(arrays), len(arrays[0])
-  figure, axes = _figure(rows, matrices, (3 * matrices, 1.5 * rows), sharex=True)
+  figure, axes = panels(rows, matrices, (3 * matrices, 1.5 * rows), sharex=True)
   for axis, columns in zip(axes.ravel(), (columns for row in arrays for columns in row)):
     axis.plot(np.linspace(0, 1, columns.shape[1], endpoint=not periodic), columns.T, linewidth=0.8)
     axis.tick_params(labelsize=6)
@@ -85,7 +86,7 @@ def _columns_as_curves(arrays: list[list[np.ndarray]], periodic: bool) -> Any:
 
 def _columns_as_maps(arrays: list[list[np.ndarray]]) -> Any:
   rows = [np.concatenate(row) for row in arrays]
-  figure, axes = _figure(len(rows), len(rows[0]), (1.5 * len(rows[0]), 1.5 * len(rows)))
+  figure, axes = panels(len(rows), len(rows[0]), (1.5 * len(rows[0]), 1.5 * len(rows)))
   for axis, column in zip(axes.ravel(), np.concatenate(rows)):
     limit = np.abs(column).max() or 1.0
     look = dict(cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -94,16 +95,9 @@ def _columns_as_maps(arrays: list[list[np.ndarray]]) -> Any:
   return figure
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-  from matplotlib.figure import Figure  # late: most commands draw nothing
-
-  figure = Figure(figsize=size, layout="constrained")
-  return figure, figure.subplots(rows, columns, squeeze=False, **options)
-
-
 def _curves(inputs, outputs, found, by_error, periodic):
   """Input, output and answer of each function above the error."""
-  figure, axes = _figure(2, len(inputs), (3 * len(inputs), 4.4), height_ratios=(2, 1), sharex=True)
+  figure, axes = panels(2, len(inputs), (3 * len(inputs), 4.4), height_ratios=(2, 1), sharex=True)
   grid = lambda x: np.linspace(0, 1, x.shape[-1], endpoint=not periodic)
   for above, below, a, u, answer, error in zip(*axes, inputs, outputs, found, by_error):
     above.plot(grid(a), a, color="0.7", label="input")
@@ -119,7 +113,7 @@ def _curves(inputs, outputs, found, by_error, periodic):
 
 def _maps(inputs, outputs, found, by_error):
   """A row of maps for each function: input, output, answer, error."""
-  figure, axes = _figure(len(inputs), 4, (10, 2.3 * len(inputs)))
+  figure, axes = panels(len(inputs), 4, (10, 2.3 * len(inputs)))
   for row, a, u, answer, error in zip(axes, inputs, outputs, found, by_error):
     low, high = u.min(), u.max()
     limit = max(np.abs(answer - u).max(), 1e-30)
@@ -137,7 +131,7 @@ def _maps(inputs, outputs, found, by_error):
 
 def _sorted(by_error: np.ndarray) -> Any:
   """The errors of all functions, the least first."""
-  figure, [[axis]] = _figure(1, 1, (5, 3.4))
+  figure, [[axis]] = panels(1, 1, (5, 3.4))
   axis.semilogy(np.sort(by_error), ".", markersize=4)
   axis.axhline(by_error.mean(), color="0.6", linewidth=1, label=f"mean {by_error.mean():.1e}")
   axis.set(xlabel="functions, by error", ylabel="relative L2 error")

@@ -6,6 +6,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from mixer_jax.tasks.metrics import ious
+from mixer_jax.tasks.panels import panels
 
 _SHOWN = 6  # images
 _NAMED = 24  # most classes whose names stand in a figure
@@ -31,12 +32,9 @@ def draw_masks(
   names: Sequence[str],
 ) -> Any:
   """A Matplotlib figure of images [n, h, w, 3], their true masks and the answers, [n, h, w]."""
-  from matplotlib.figure import Figure  # late: most commands draw nothing
-
   n, classes = min(_SHOWN, len(images)), len(names)
   height, width = images.shape[1:3]
-  figure = Figure(figsize=(9, 0.4 + 3 * n * height / width), layout="constrained")
-  axes = figure.subplots(n, 3, squeeze=False)
+  figure, axes = panels(n, 3, (9, 0.4 + 3 * n * height / width))
   everywhere = np.ones((height, width))
   for row, image, label, answer, weight in zip(axes, images, labels, found, counted):
     true, answer = over(image, label, weight, classes), over(image, answer, everywhere, classes)
@@ -51,10 +49,7 @@ def draw_masks(
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
   """How often each class (row) was taken for each (column), and the classes' IoU, as a figure."""
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(8, 6.6), layout="constrained")
-  axis = figure.subplots()
+  figure, ((axis,),) = panels(1, 1, (8, 6.6))
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   figure.colorbar(
     axis.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class"
@@ -78,14 +73,11 @@ def draw_augmented(batches: Sequence[Mapping[str, np.ndarray]], names: Sequence[
 
   Each batch has "image" [n, h, w, 3] in about [0, 1], "label" and "weight" [n, h, w].
   """
-  from matplotlib.figure import Figure
-
   n, draws = len(batches[0]["image"]), len(batches)
-  figure = Figure(figsize=(draws * 1.3, n * 1.3 + 0.5), layout="constrained")
-  for column, batch in enumerate(batches):
-    for row in range(n):
+  figure, axes = panels(n, draws, (draws * 1.3, n * 1.3 + 0.5))
+  for column, batch in zip(axes.T, batches):
+    for row, axis in enumerate(column):
       image = np.clip(batch["image"][row] * 255, 0, 255)
-      axis = figure.add_subplot(n, draws, row * draws + column + 1)
       axis.imshow(over(image, batch["label"][row], batch["weight"][row], len(names)))
       axis.axis("off")
   figure.suptitle("training examples as the steps see them; black does not count", size=9)

@@ -5,6 +5,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from mixer_jax.images.views import GLOBAL
+from mixer_jax.tasks.panels import panels
 
 NEIGHBOURS = 8  # of each image
 
@@ -22,11 +23,8 @@ def draw_neighbours(
   `neighbours` are [n, k, h, w, 3], their labels and cosine similarities [n, k]. Neighbours of
   another class have a red title.
   """
-  from matplotlib.figure import Figure  # late: most commands draw nothing
-
   n, k = their_labels.shape
-  figure = Figure(figsize=(1.1 * (k + 1), 1.3 * n + 0.3), layout="constrained")
-  axes = figure.subplots(n, k + 1, squeeze=False)
+  figure, axes = panels(n, k + 1, (1.1 * (k + 1), 1.3 * n + 0.3))
   for row, line in enumerate(axes):
     line[0].imshow(images[row])
     line[0].set_title(names[labels[row]], size=8, weight="bold")
@@ -47,11 +45,8 @@ def draw_views(images: np.ndarray, views: Sequence[np.ndarray]) -> Any:
 
   Each of the views has all images, [n, height, width, 3], with values of about [0, 1].
   """
-  from matplotlib.figure import Figure
-
   n, k = len(images), len(views)
-  figure = Figure(figsize=(max(k + 1, 4), n + 0.3), layout="constrained")
-  axes = figure.subplots(n, k + 1, squeeze=False)
+  figure, axes = panels(n, k + 1, (max(k + 1, 4), n + 0.3))
   for row, line in enumerate(axes):
     for axis, shown in zip(line, [images[row], *(np.clip(x[row], 0, 1) for x in views)]):
       axis.imshow(shown)

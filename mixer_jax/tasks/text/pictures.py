@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from mixer_jax import models
+from mixer_jax.tasks.panels import panels
 
 _COLUMNS = 6
 _ATTENDED = 40  # tokens of a sentence that are shown
@@ -84,14 +85,12 @@ def _apart(maps: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return dict(sorted(found.items(), key=lambda item: int(item[0].rpartition("_")[2])))
 
 
-def _panels(number: int, size: float) -> tuple[Any, list[Any]]:
+def _square_panels(number: int, size: float) -> tuple[Any, list[Any]]:
   """A figure with `number` axes, `_COLUMNS` a row, of `size` inches."""
-  import matplotlib.figure
-
   columns = min(number, _COLUMNS)
   rows = math.ceil(number / columns)
-  figure = matplotlib.figure.Figure((columns * size, rows * size), layout="constrained")
-  axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+  figure, axes = panels(rows, columns, (columns * size, rows * size))
+  axes = axes.ravel().tolist()
   for axis in axes[number:]:
     axis.remove()
   return figure, axes[:number]
@@ -99,7 +98,7 @@ def _panels(number: int, size: float) -> tuple[Any, list[Any]]:
 
 def images(found: Mapping[str, np.ndarray]) -> Any:
   """A figure of `matrices`, by block."""
-  figure, axes = _panels(len(found), 1.9)
+  figure, axes = _square_panels(len(found), 1.9)
   for axis, (name, matrix) in zip(axes, found.items()):
     limit = np.abs(matrix).max() or 1.0
     axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -110,7 +109,7 @@ def images(found: Mapping[str, np.ndarray]) -> Any:
 
 
 def _middle_rows(found: Mapping[str, np.ndarray]) -> Any:
-  figure, axes = _panels(len(found), 1.9)
+  figure, axes = _square_panels(len(found), 1.9)
   for axis, (name, matrix) in zip(axes, found.items()):
     middle = len(matrix) // 2
     axis.plot(np.arange(len(matrix)) - middle, matrix[middle], linewidth=0.8)
@@ -127,7 +126,7 @@ def attention(
   """A figure of weights [tokens, attended tokens] by block, of the first tokens of both."""
   tokens, attended = tokens[:_ATTENDED], attended[:_ATTENDED]
   n, m = len(tokens), len(attended)
-  figure, axes = _panels(len(maps), 0.8 + 0.11 * max(n, m))
+  figure, axes = _square_panels(len(maps), 0.8 + 0.11 * max(n, m))
   for axis, (name, weights) in zip(axes, maps.items()):
     axis.imshow(weights[:n, :m], cmap="Blues", vmin=0)
     axis.set_xticks(range(m), attended, rotation=90, fontsize=5)
