@@ -80,13 +80,6 @@ class Option:
       raise UserError(f"{path} is {shown(value)}; allowed: {self.allowed}")
 
 
-@dataclasses.dataclass(frozen=True)
-class OptionsOf:
-  """Annotates `**options` of a function that hands them on to another one."""
-
-  function: Callable
-
-
 def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
   """The type of an option that takes names."""
   return Annotated[str, Option(help, choices=choices, **fields)]
@@ -108,9 +101,7 @@ def of(function: Callable) -> Mapping[str, Option]:
   found = {}
   for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
     for note in getattr(parameter.annotation, "__metadata__", ()):
-      if isinstance(note, OptionsOf):
-        found |= {k: v for k, v in of(note.function).items() if k not in found}
-      elif isinstance(note, Option):
+      if isinstance(note, Option):
         kind = typing.get_args(parameter.annotation)[0]
         if optional := isinstance(kind, types.UnionType):
           [kind] = [t for t in typing.get_args(kind) if t is not type(None)]

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import pathlib
-from typing import Annotated, Any
+from typing import Annotated
 
 import flax.linen as nn
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option, OptionsOf
+from mixer_jax.options import COUNT, Option
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
@@ -27,9 +27,12 @@ def outer(
   first,
   *,
   rate: Annotated[float, Option("another", 0)] = 0.5,
-  **rest: Annotated[Any, OptionsOf(inner)],
+  **options,
 ):
-  return first, rate, rest
+  return first, rate, options
+
+
+outer.__signature__ = options.signature(outer, inner)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -137,7 +137,7 @@ def build(
 
   Raises:
     UserError: an unknown optimizer, or an option that it does not take; a weight decay of K-FAC, or
-      of an optimizer without one, that is not constant.
+      of an optimizer without one, that is not constant; of the transform's `init`, parameters.
   """
   check(config)
   given = _numbers(config) if numbers is None else numbers
@@ -163,7 +163,20 @@ def build(
       raise UserError(f"optimizer {config.name}: {use} needs clip_norm=0")
     tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
   tx = optax.with_extra_args_support(tx)
+  tx = tx._replace(init=_told(tx.init, config.name))
   return relayout(tx, problem.layout) if by_tensor else tx
+
+
+def _told(init: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+  """The function of parameters with a UserError for those that the optimizer does not take."""
+
+  def told_init(params):
+    try:
+      return init(params)
+    except ValueError as e:
+      raise UserError(f"optimizer {name}: {e}") from e
+
+  return told_init
 
 
 def _keywords(config, given, problem, decayed):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mixer_jax.optim.block_trees import from_matrix, to_matrix
+from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
 from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
 
@@ -162,7 +162,7 @@ def precondition(
     damping: added to the curvature.
     dtype: of the operands of a Kronecker block's matrix products.
   """
-  grads = [gradients[path].astype(jnp.float32) for path in block.paths]
+  grads = taken(block, gradients)
   if block.kind == "diagonal":
     return {p: g / (d + damping) for p, g, d in zip(block.paths, grads, factors.values)}
 

@@ -1,17 +1,25 @@
 """Trees of parameters and gradients, as the blocks of a Kronecker-factored curvature see them."""
 
-from typing import Any, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from mixer_jax.optim import axes
 from mixer_jax.optim.curvature_blocks import Block, path_name
 
 
 def by_path(tree: Any) -> dict[str, jax.Array]:
-  """The leaves by path; a ValueError if one is complex, or split over explicit axes of a mesh."""
-  leaves = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  """The leaves by path.
+
+  A ValueError if one is complex, or split over explicit axes of a mesh, or if two have one path.
+  """
+  leaves = {}
+  for key, x in jax.tree_util.tree_leaves_with_path(tree):
+    if (path := path_name(key)) in leaves:
+      raise ValueError(f"two parameters have the path {path}; allowed: one")
+    leaves[path] = x
   for path, x in leaves.items():
     if jnp.issubdtype(jnp.result_type(x), jnp.complexfloating):
       raise ValueError(
@@ -49,11 +57,48 @@ def whole_tree(params: Any, names: tuple[str, ...]) -> Any:
   return params
 
 
+def check_known(params: Any, names: Collection[str], counts: Mapping[str, int]) -> None:
+  """Raises a ValueError for parameters, or `counts` of their leading axes, that fit not together.
+
+  All parameters are among `names`, unless these are empty; hidden ones, as of `optax.masked`, count
+  as there.
+  """
+  leaves = by_path(params)
+  if names and (unknown := leaves.keys() - set(names)):
+    raise ValueError(
+      f"the parameters have {min(unknown)}, which the model has not; it has {', '.join(names)}"
+    )
+  if not isinstance(counts, Mapping):
+    raise ValueError(f"stacked is {counts!r}; allowed: a mapping of paths to numbers of axes")
+  hides = lambda x: isinstance(x, optax.MaskedNode)
+  with_hidden = jax.tree_util.tree_leaves_with_path(params, is_leaf=hides)
+  hidden = [path_name(path) for path, x in with_hidden if hides(x)]
+  for path, count in counts.items():
+    if path in leaves and not 0 <= count <= max(jnp.ndim(leaves[path]) - 2, 0):
+      raise ValueError(
+        f"stacked is {count!r} for {path}, of shape {jnp.shape(leaves[path])}; allowed: axes before"
+        " those of its matrix"
+      )
+    if path not in leaves and not any(f"{path}/".startswith(f"{h}/") for h in hidden):
+      raise ValueError(f"stacked has {path!r}, which is no parameter; they are {', '.join(leaves)}")
+
+
 def with_directions(updates: Any, directions: dict[str, jax.Array]) -> Any:
   """The tree of updates, some of its leaves replaced by path; types stay."""
   return jax.tree_util.tree_map_with_path(
     lambda path, g: directions.get(path_name(path), g).astype(g.dtype), updates
   )
+
+
+def taken(block: Block, gradients: dict[str, jax.Array]) -> list[jax.Array]:
+  """The gradients of a block in float32; a ValueError if one is missing or has another shape."""
+  for path, shape in zip(block.paths, block.shapes):
+    if path not in gradients:
+      raise ValueError(f"the gradients lack {path}; allowed: those of all parameters of init")
+    if gradients[path].shape != shape:
+      given = f"{path} has shape {gradients[path].shape}"
+      raise ValueError(f"the gradient of {given}; allowed: {shape}, that of the parameter")
+  return [gradients[path].astype(jnp.float32) for path in block.paths]
 
 
 def to_matrix(block: Block, arrays: Sequence[jax.Array]) -> jax.Array:

@@ -32,10 +32,9 @@ from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, sta
 from mixer_jax.optim.block_trees import by_path
 from mixer_jax.optim.curvature_blocks import Block
 from mixer_jax.optim.curvature_options import MAX_FACTOR, check_choice, matching
-from mixer_jax.optim.predictor import Predictor, root_weights, sums_of_weights, weights_like
+from mixer_jax.optim.predictor import Predictor, opened, root_weights, sums_of_weights
 
 Params = Batch = Any
-_TINY = 1e-24  # its square is 0 in float32, and gradients through it are not
 
 
 class Curvature:
@@ -77,6 +76,7 @@ class Curvature:
     predictor = Predictor(predict, likelihood)
     self._predict, self._outputs = predictor.answer, predictor.outputs
     self._weights, self._rows = predictor.weights, predictor.rows
+    self._weights_like = predictor.weights_like
     self._likelihood = predictor.likelihood
     self._estimation, self._axis_name = estimation, axis_name
     self._published = token_averaging == "published"
@@ -130,7 +130,7 @@ class Curvature:
       )
     for outputs in jax.tree.leaves(answer.outputs):
       if answer.weights is not None:
-        weights_like(answer.weights, outputs)
+        self._weights_like(answer.weights, outputs)
 
   def _list_blocks(self, shapes, calls, patterns) -> tuple[Block, ...]:
     """A `Block` for each layer, and one for each parameter that has no curvature."""
@@ -156,7 +156,16 @@ class Curvature:
     wanted = lambda view: isinstance(view, layer_views.ScaleAndShift) or view == layer_views.Plain()
     unknown = [n for n in free if not listed(n) and not wanted(views.get(n))]
     used = lambda name: layer_calls.depends(self._outputs, *shapes, lambda n: n == name, set())
+    if not blocks and not layer_calls.depends(self._outputs, *shapes, lambda n: True, set()):
+      raise ValueError(
+        "the outputs of predict do not depend on params; allowed: a function of them"
+      )
     if unknown := [name for name in unknown if used(name)]:
+      if not calls:
+        raise ValueError(
+          "predict calls no layer of Flax Linen with params, and K-FAC sees layers alone: write the"
+          " model in Linen, or take soap, shampoo or muon, which need no layers"
+        )
       reasons = {views[n].reason for n in unknown if isinstance(views.get(n), layer_views.Plain)}
       why = f" ({', '.join(sorted(reasons))})" if reasons else ""
       raise ValueError(
@@ -225,7 +234,7 @@ class Curvature:
     }
     companions = axes.varying(companions, self._axis_name)
     if rows is not None:
-      params = jax.tree.map(_opened, params)
+      params = jax.tree.map(opened, params)
     outputs, targets, pullback = capture.sums(self._answer, params, companions, batch)
     outputs = jax.lax.stop_gradient(outputs)
     examples = self._examples_of(outputs, counts)
@@ -280,23 +289,25 @@ class Curvature:
 
   def _sums(self, outputs, targets, pullback, scales, rng) -> Any:
     """The sums over rows, with gradients of the labels that `estimation` says."""
+    if self._axis_name is not None and rng is not None:
+      rng = jax.random.fold_in(rng, jax.lax.axis_index(self._axis_name))
     pull = lambda gradient: pullback(jax.tree.map(jnp.multiply, gradient, scales))
     if self._estimation == "empirical":
       return pull(self._likelihood.gradient(outputs, targets))
     if self._estimation == "sampled":
       if rng is None:
         raise ValueError('estimation="sampled" needs the argument rng, a key')
-      if self._axis_name is not None:
-        rng = jax.random.fold_in(rng, jax.lax.axis_index(self._axis_name))
       return pull(self._likelihood.gradient(outputs, self._likelihood.sample(rng, outputs)))
-    # One backward pass for each column of the factor of the Fisher matrix of the outputs.
+    # One backward pass for each column of the factor of the Fisher matrix of the outputs. Random
+    # signs of examples cancel, in the mean, products of two that a layer's rows depend on.
     leaves, structure = jax.tree.flatten(outputs)
-    sizes = [math.prod(y.shape[1:]) for y in leaves]
+    sizes, key = [math.prod(y.shape[1:]) for y in leaves], jax.random.key(0) if rng is None else rng
 
     def column(i):
       parts = jnp.split(jnp.arange(sum(sizes)) == i, list(itertools.accumulate(sizes))[:-1])
-      parts = [jnp.broadcast_to(p.reshape(y.shape[1:]), y.shape) for p, y in zip(parts, leaves)]
-      v = structure.unflatten([p.astype(jnp.float32) for p in parts])
+      signs = jax.random.rademacher(jax.random.fold_in(key, i), leaves[0].shape[:1], jnp.float32)
+      signed = lambda p, y: p.reshape(y.shape[1:]) * signs.reshape(-1, *(1,) * (y.ndim - 1))
+      v = structure.unflatten(map(signed, parts, leaves))
       return pull(self._likelihood.factor(outputs, v))
 
     add = lambda total, i: (jax.tree.map(jnp.add, total, column(i)), None)
@@ -305,14 +316,3 @@ class Curvature:
     zeros = jax.tree.map(jnp.zeros_like, once)
     total, _ = jax.lax.scan(add, zeros, jnp.arange(sum(sizes)))
     return {path: statistics.inputs_once(once[path], total[path]) for path in once}
-
-
-def _opened(x: jax.Array) -> jax.Array:
-  """A matrix of zeros, such as a head at its start, as one of tiny numbers, which change no sum.
-
-  Rows below it then tell by their gradients whether an output that counts depends on them.
-  """
-  if x.ndim < 2 or x.dtype != jnp.float32:
-    return x
-  tiny = _TINY * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
-  return jnp.where((x == 0).all(), tiny, x)

@@ -4,6 +4,9 @@ from typing import Any, Literal, NamedTuple, Sequence
 
 import jax
 
+# The array of a variable of flax.nnx, or of a box of Linen, has the path of these.
+_IN_A_BOX = jax.tree_util.GetAttrKey("value")
+
 
 class Diagonals(NamedTuple):
   """The diagonal of a factor whose other entries are not kept, float32 [d]."""
@@ -55,5 +58,7 @@ class Block(NamedTuple):
 
 
 def path_name(path: Sequence[Any]) -> str:
-  """ "stem/kernel" for a key path of `jax.tree_util`."""
+  """ "stem/kernel" for a key path of `jax.tree_util`, also of a parameter in a box of Flax."""
+  if len(path) > 1 and path[-1] == _IN_A_BOX:
+    path = path[:-1]
   return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)

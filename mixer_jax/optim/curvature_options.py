@@ -1,12 +1,15 @@
 """Options that K-FAC and its relatives share."""
 
 import functools
+import math
 import re
 from typing import Annotated, Any, Callable, Sequence
 
+import jax
+
 from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, TINY, Option
+from mixer_jax.options import COUNT, REQUIRED, TINY, Option
 
 # Values of the options of K-FAC that take names.
 CHOICES = {
@@ -142,12 +145,12 @@ def check_model(
 
 
 def check_ranges(function: Callable, **values: Any) -> None:
-  """Raises a ValueError for a number or text that an annotated option of a function does not take.
+  """Raises a ValueError for None, a number or a text that an annotated option does not take.
 
   Schedules, and arrays that may be traced, are not looked at.
   """
   for name, value in values.items():
-    if isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str):
       try:
         options.of(function)[name].check(name, value)
       except UserError as e:
@@ -176,6 +179,13 @@ def check_mask(mask: Any) -> None:
     raise ValueError(f"decay_mask is {mask!r}; allowed: {allowed}")
 
 
+def _check_rate(rate: Any) -> None:
+  """Raises a ValueError for a learning rate that is neither a number of 0 or more nor a schedule."""
+  known = callable(rate) or hasattr(rate, "dtype")
+  if not known and not (isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0):
+    raise ValueError(f"learning_rate is {rate!r}; allowed: a number of 0 or more, or a schedule")
+
+
 def checked(*inner: Callable) -> Callable:
   """Decorates a function whose **options are keywords of others: it has their signature.
 
@@ -194,6 +204,11 @@ def checked(*inner: Callable) -> Callable:
         raise TypeError(f"{function.__name__} has no option {allowed}")
       known = options.of(call)
       check_ranges(call, **{name: x for name, x in keywords.items() if name in known})
+      given = signature.bind_partial(*args, **keywords).arguments
+      if "learning_rate" in given and signature.parameters["learning_rate"].default is REQUIRED:
+        _check_rate(given["learning_rate"])
+      if not isinstance(mesh := given.get("mesh"), jax.sharding.Mesh | None):
+        raise ValueError(f"mesh is {mesh!r}; allowed: a jax.sharding.Mesh, or None")
       return function(*args, **keywords)
 
     call.__signature__ = signature

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax.optim import algebra, curvature_options
-from mixer_jax.optim.block_trees import by_path, covered_by, from_matrix, to_matrix, with_directions
+from mixer_jax.optim.block_trees import (
+  by_path,
+  check_known,
+  covered_by,
+  from_matrix,
+  taken,
+  to_matrix,
+  with_directions,
+)
 from mixer_jax.optim.curvature_blocks import Block, Diagonals, Kronecker
 from mixer_jax.optim.factors import averaged
 
@@ -45,6 +53,7 @@ class Source(NamedTuple):
     estimate: maps (blocks, gradients by path, whole params, batch, rng) to fresh factors by name of
       the block.
     after: whether a step is made before its own gradient enters the factors.
+    check: raises a ValueError for parameters that are not those of the source.
     growth: a basis is renewed before its period if a factor's trace has grown by more than this, as
       from zero behind a head that starts there: its eigenvalues are out of date; None: it is not.
   """
@@ -52,6 +61,7 @@ class Source(NamedTuple):
   blocks: Callable[[dict[str, Any]], list[Block]]
   estimate: Callable[..., dict[str, Kronecker]]
   after: bool
+  check: Callable[[Any], None] = lambda params: None
   growth: float | None = None
 
 
@@ -106,6 +116,7 @@ def in_basis(
   }
 
   def init_fn(params):
+    source.check(params)
     leaves = by_path(params)
     blocks = covered_by(source.blocks(leaves), leaves)
     zeros = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes), jnp.float32) for b in blocks}
@@ -154,6 +165,10 @@ def in_basis(
     del extra
     leaves = by_path(updates)
     blocks = covered_by(source.blocks(leaves), leaves)
+    if missing := state.basis.keys() - {b.name for b in blocks}:
+      raise ValueError(
+        f"the gradients lack {min(missing)}; allowed: those of all parameters of init"
+      )
     gradients = {path: g.astype(jnp.float32) for path, g in leaves.items()}
     whole = params if model_params is None else model_params
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
@@ -181,7 +196,7 @@ def _grown(basis: dict[str, Any], factors: dict[str, Any], growth: float) -> jax
 
 
 def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:
-  return to_matrix(block, [gradients[path] for path in block.paths])
+  return to_matrix(block, taken(block, gradients))
 
 
 def _rest(blocks: list[Block], leaves: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +264,8 @@ def gradient_source(
     del params, batch, rng
     return {b.name: _moments(b, _matrix(b, gradients)) for b in blocks}
 
-  return Source(blocks, estimate, after=True, growth=growth)
+  check = lambda params: check_known(params, (), stacked or {})
+  return Source(blocks, estimate, True, check, growth)
 
 
 def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: float) -> Block:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.optim import algebra
-from mixer_jax.optim.block_trees import from_matrix, to_matrix
+from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
 from mixer_jax.optim.curvature_blocks import Block
 
 
@@ -62,8 +62,7 @@ def precondition(
     damping: added to the moments.
     dtype: of the operands of the products.
   """
-  v = to_matrix(block, [gradients[path].astype("float32") for path in block.paths])
-  v = algebra.rotated(v, basis, dtype)
+  v = algebra.rotated(to_matrix(block, taken(block, gradients)), basis, dtype)
   if scale is not None:
     moments = decay * moments + (1.0 - decay) * scale * v**2
   v = algebra.rotated_back(v / (moments + damping), basis, dtype)

@@ -11,8 +11,10 @@ import jax
 import optax
 import optax.contrib
 
+from mixer_jax.optim import curvature_options
+from mixer_jax.optim.block_trees import by_path, check_known
 from mixer_jax.optim.curvature_blocks import path_name
-from mixer_jax.options import TINY, Option, OptionsOf
+from mixer_jax.options import TINY, Option
 
 Transform = optax.GradientTransformation
 
@@ -31,9 +33,6 @@ def _with_l2(
   return optax.chain(decay, rule, optax.scale_by_learning_rate(learning_rate))
 
 
-_L2 = Annotated[Any, OptionsOf(_with_l2)]
-
-
 def with_decoupled_decay(
   rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
 ) -> Transform:
@@ -42,27 +41,30 @@ def with_decoupled_decay(
   return optax.chain(rule, decay, optax.scale_by_learning_rate(learning_rate))
 
 
+@curvature_options.checked(_with_l2)
 def sgd(
   learning_rate: Any,
   *,
   momentum: Momentum = 0.9,
   nesterov: Annotated[bool, Option("Nesterov's momentum")] = False,
-  **decay: _L2,
+  **options: Any,
 ) -> Transform:
   """SGD with momentum; weight decay is part of the gradient, as in PyTorch."""
-  return _with_l2(optax.trace(momentum, nesterov), learning_rate, **decay)
+  return _with_l2(optax.trace(momentum, nesterov), learning_rate, **options)
 
 
+@curvature_options.checked(_with_l2)
 def adam(
-  learning_rate: Any, *, b1: B1 = 0.9, b2: B2 = 0.999, eps: Eps = 1e-8, **decay: _L2
+  learning_rate: Any, *, b1: B1 = 0.9, b2: B2 = 0.999, eps: Eps = 1e-8, **options: Any
 ) -> Transform:
   """Adam (Kingma and Ba, 2015) with weight decay inside the gradient (L2).
 
   The K-FAC study's code calls this Adam; `adamw` decouples the decay.
   """
-  return _with_l2(optax.scale_by_adam(b1, b2, eps), learning_rate, **decay)
+  return _with_l2(optax.scale_by_adam(b1, b2, eps), learning_rate, **options)
 
 
+@curvature_options.checked()
 def adamw(
   learning_rate: Any,
   *,
@@ -76,6 +78,7 @@ def adamw(
   return optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=decay_mask)
 
 
+@curvature_options.checked()
 def lamb(
   learning_rate: Any,
   *,
@@ -99,20 +102,22 @@ def lamb(
   )
 
 
+@curvature_options.checked(_with_l2)
 def adagrad(
   learning_rate: Any,
   *,
   initial_accumulator: Annotated[float, Option("sum of squares to start from", 0)] = 0.1,
   eps: Eps = 1e-7,
-  **decay: _L2,
+  **options: Any,
 ) -> Transform:
   """Adagrad (Duchi et al., 2011) with weight decay inside the gradient."""
-  return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **decay)
+  return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **options)
 
 
 _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
 
 
+@curvature_options.checked()
 def muon(
   learning_rate: Any,
   *,
@@ -154,11 +159,12 @@ def muon(
     decay_mask: as in `optax.add_decayed_weights`.
 
   Raises:
-    ValueError: adam_paths is no regular expression.
+    ValueError: an option out of range; or, of the parameters, `stacked` names none, or no kernel is
+      left for Muon.
   """
   try:
     by_adam = re.compile(adam_paths)
-  except re.error as e:
+  except (re.error, TypeError) as e:
     raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
 
   def matrix(path, x):
@@ -170,6 +176,16 @@ def muon(
     inputs = 1 if len(axes) == 3 and layers[-1:] and layers[-1] in _ATTENDING else len(axes) - 1
     return optax.contrib.MuonDimensionNumbers(tuple(axes[:inputs]), tuple(axes[inputs:]))
 
+  def numbers(params):
+    check_known(params, (), stacked or {})
+    found = jax.tree_util.tree_map_with_path(matrix, params)
+    if (leaves := by_path(params)) and not jax.tree.leaves(found):
+      raise ValueError(
+        f"no kernel is left for Muon; the parameters are {', '.join(leaves)}: pass dimension_numbers,"
+        " or take adamw"
+      )
+    return found
+
   rule = optax.contrib.muon(
     1.0,
     beta=momentum,
@@ -177,8 +193,7 @@ def muon(
     adam_b1=b1,
     adam_b2=b2,
     eps=eps,
-    muon_weight_dimension_numbers=dimension_numbers
-    or (lambda params: jax.tree_util.tree_map_with_path(matrix, params)),
+    muon_weight_dimension_numbers=dimension_numbers or numbers,
     consistent_rms=rms,
   )
   decay = optax.add_decayed_weights(weight_decay, decay_mask)

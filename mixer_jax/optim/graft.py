@@ -56,9 +56,12 @@ def graft(
     eps: added to the norm of the direction, the study's 1e-16.
 
   Raises:
-    ValueError: an unknown scope, or a negative eps.
+    ValueError: an unknown scope, a negative eps, or a side that is no transform.
   """
   curvature_options.check_ranges(graft, scope=scope, eps=eps)
+  for name, side in {"magnitude": magnitude, "direction": direction}.items():
+    if not (hasattr(side, "init") and hasattr(side, "update")):
+      raise ValueError(f"{name} is {side!r}; allowed: an optax transform, such as optim.sgd(0.1)")
   magnitude = optax.with_extra_args_support(magnitude)
   direction = optax.with_extra_args_support(direction)
 

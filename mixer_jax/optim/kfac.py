@@ -15,7 +15,7 @@ import optax
 
 from mixer_jax import options as options_lib
 from mixer_jax.optim import algebra, axes, curvature_options, ekfac, first_order, quadratic
-from mixer_jax.optim.block_trees import by_path, covered_by, whole_tree, with_directions
+from mixer_jax.optim import block_trees as trees
 from mixer_jax.optim.factors import averaged, curvature_of, some_of
 from mixer_jax.options import COUNT, Option
 
@@ -102,8 +102,7 @@ def scale_by_kfac(
     norm_constraint: kl_clip: the update v is scaled by min(1,
       sqrt(norm_constraint / (learning_rate^2 <v, g>))), sums over the
       preconditioned parameters; None: no constraint.
-    learning_rate: the rate that the chain applies later; the norm constraint
-      needs it.
+    learning_rate: the one that the chain applies later; the norm constraint needs it.
     identity_start: start the averages at the identity, as published. It keeps the first
       inverses finite where a zero head makes all other gradient factors zero. False: averages of
       the estimates alone, with weights factor_decay^age that sum to 1.
@@ -112,8 +111,8 @@ def scale_by_kfac(
       "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
       `Likelihood` of one's own; a pair (weight, likelihood), whose loss is the weight times
       minus the log-likelihood; or, for outputs that are a mapping, a mapping of these.
-    estimation: targets of the Fisher matrix: "sampled" from the model, "exact" over all
-      classes, or "empirical", the given ones.
+    estimation: targets of the Fisher matrix: "sampled" from the model, "exact" over all classes (up
+      to random signs if outputs depend on other examples), or "empirical", the given ones.
     token_averaging: of B examples with T tokens A = sum a a^T / (B T) and, "published",
       G = T / B sum g g^T or, "expand", G = sum g g^T / B.
     norms: "gradient" leaves normalisation parameters to the plain gradient, as
@@ -145,8 +144,8 @@ def scale_by_kfac(
     A transform with a `ScaleByKfacState`, to be chained with momentum and a learning rate.
 
   Raises:
-    ValueError: an option out of range, a prediction that does not fit the likelihood, or a
-      parameter that no block covers.
+    ValueError: an option out of range, a prediction that does not fit the likelihood, a parameter
+      that no block covers; of `init`, other parameters than these.
     ImportError: the installed kfac-jax does not work with the installed JAX.
   """
   if norm_constraint is not None and learning_rate is None:
@@ -171,7 +170,8 @@ def scale_by_kfac(
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):
-    covered = covered_by(curvature.blocks, by_path(params))
+    trees.check_known(params, curvature.names, {})
+    covered = trees.covered_by(curvature.blocks, trees.by_path(params))
     factors = {b.name: algebra.initial_factors(b) for b in covered if b.kind != "gradient"}
     inverses = {
       b.name: algebra.initial_inverses(b, damping_type) for b in covered if b.kind == "kronecker"
@@ -180,7 +180,7 @@ def scale_by_kfac(
     return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses, moments)
 
   def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
-    whole = whole_tree(params if model_params is None else model_params, curvature.names)
+    whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
     axes.check(axis_name)
     lam = extra.get("damping", damping)
     lam = lam(state.count) if callable(lam) else lam
@@ -217,7 +217,7 @@ def scale_by_kfac(
     )
     if eigenvalues == "examples":
       moments = jax.lax.cond(due, renewed_moments, lambda: moments)
-    gradients, directions = by_path(updates), {}
+    gradients, directions = trees.by_path(updates), {}
     scales = curvature.moment_scales(whole, batch) if eigenvalues == "batch" else {}
     for block in curvature.blocks:
       if block.name in moments:
@@ -232,7 +232,7 @@ def scale_by_kfac(
     if norm_constraint is not None:
       rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
       directions = algebra.constrained(directions, gradients, rate, norm_constraint)
-    updates = with_directions(updates, directions)
+    updates = trees.with_directions(updates, directions)
     count = optax.safe_increment(state.count)
     return updates, ScaleByKfacState(count, factors, inverses, moments)
 

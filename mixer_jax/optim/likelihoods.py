@@ -21,6 +21,7 @@ class Likelihood(NamedTuple):
     width: the least n.
     keys: of the outputs, if they are a mapping.
     weight: of minus the log-likelihood in the loss; None: of a mapping whose weights differ.
+    labelled: whether a row has one target, so that its outputs have no weights of their own.
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -30,6 +31,7 @@ class Likelihood(NamedTuple):
   width: int = 1
   keys: tuple[str, ...] = ()
   weight: Any = 1.0
+  labelled: bool = False
 
   def is_output(self, answer: tuple) -> bool:
     """Whether a tuple is outputs, not outputs and targets."""
@@ -71,7 +73,8 @@ def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
     inner = jnp.concatenate(v, axis=-1) if isinstance(v, tuple) else v
     return like(outputs, loss(outputs, None).multiply_fisher_factor(inner))
 
-  return Likelihood(lambda k, outputs: loss(outputs, None).sample(k), gradient, factor, **about)
+  sample = lambda key, outputs: loss(outputs, None).sample(key)
+  return Likelihood(sample, gradient, factor, labelled=labels, **about)
 
 
 def _named(name: str) -> Likelihood:

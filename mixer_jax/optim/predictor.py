@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from mixer_jax.optim.likelihoods import likelihood_of
 
 Params = Batch = Any
+_TINY = 1e-24  # its square is 0 in float32, and gradients through it are not
 
 
 class Answer(NamedTuple):
@@ -53,10 +54,23 @@ class Predictor:
     if weights is None:
       return None, None
     outputs = jax.tree.leaves(jax.eval_shape(self.outputs, params, batch))[0]
-    weights = weights_like(weights, outputs)
+    weights = self.weights_like(weights, outputs)
     rows = max(outputs.ndim - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)
+
+  def weights_like(self, weights: Any, outputs: Any) -> Any:
+    """Weights without trailing axes of 1, which must begin the shape of the outputs."""
+    shape = weights.shape
+    while len(shape) > 1 and shape[-1] == 1:
+      shape = shape[:-1]
+    allowed = [outputs.shape[:n] for n in range(1, outputs.ndim + 1 - self.likelihood.labelled)]
+    if shape not in allowed:
+      raise ValueError(
+        f"weights have shape {tuple(weights.shape)}; allowed for outputs {tuple(outputs.shape)}:"
+        f" {', '.join(map(str, allowed))}"
+      )
+    return weights.reshape(shape) if hasattr(weights, "reshape") else weights
 
   def rows(self, params: Params, batch: Batch) -> Any:
     """The weights that say which hidden rows count, [batch] or [batch, tokens]; or None."""
@@ -67,17 +81,15 @@ class Predictor:
     return tokens if counts is None else tokens * counts.reshape(len(tokens), -1)[:, :1]
 
 
-def weights_like(weights: Any, outputs: Any) -> Any:
-  """Weights without trailing axes of 1, which must begin the shape of the outputs."""
-  shape = weights.shape
-  while len(shape) > 1 and shape[-1] == 1:
-    shape = shape[:-1]
-  if shape != outputs.shape[: len(shape)] or not shape:
-    raise ValueError(
-      f"weights have shape {tuple(weights.shape)}; allowed for outputs {tuple(outputs.shape)}:"
-      f" {', '.join(str(outputs.shape[:n]) for n in range(1, outputs.ndim + 1))}"
-    )
-  return weights.reshape(shape) if hasattr(weights, "reshape") else weights
+def opened(x: jax.Array) -> jax.Array:
+  """A matrix of zeros, such as a head at its start, as one of tiny numbers, which change no sum.
+
+  Rows below it then tell by their gradients whether an output that counts depends on them.
+  """
+  if x.ndim < 2 or x.dtype != jnp.float32:
+    return x
+  tiny = _TINY * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+  return jnp.where((x == 0).all(), tiny, x)
 
 
 def root_weights(weights: jax.Array | None, outputs: Any, axis_name: Any = None) -> Any:

@@ -133,7 +133,8 @@ def test_muon_sees_the_matrices_of_attention():
 def test_muon_s_adam_has_nesterov_s_momentum_by_default():
   grads = [{"bias": jnp.float32([1, -2, 0.5]) * t} for t in (1, -3, 2)]
   for nesterov, other in ((True, optax.nadam), (False, optax.adam)):
-    txs = first_order.muon(0.1, nesterov=nesterov, weight_decay=0.0), other(0.1)
+    by_adam = dict(dimension_numbers=lambda params: {"bias": None}, weight_decay=0.0)
+    txs = first_order.muon(0.1, nesterov=nesterov, **by_adam), other(0.1)
     states = [tx.init(grads[0]) for tx in txs]
     for g in grads:
       (found, expected), states = zip(*(tx.update(g, s, g) for tx, s in zip(txs, states)))

@@ -192,9 +192,13 @@ def test_predictions_that_do_not_fit_are_refused():
   with pytest.raises(ValueError, match="leave them out"):
     blocks(lambda p, x: (predict(p, x), {"batch_stats": {}}))
   with pytest.raises(ValueError, match=r"weights have shape \(5,\); allowed .*\(6,\), \(6, 3\)"):
-    blocks(lambda p, x: (predict(p, x), None, jnp.ones(5)))
+    blocks(lambda p, x: (predict(p, x), None, jnp.ones(5)), likelihood="normal")
   with pytest.raises(ValueError, match="likelihood is 'poisson'; allowed: categorical, normal"):
     blocks(predict, likelihood="poisson")
+  by_class = lambda p, x: (predict(p, x), None, jnp.ones((6, 3)))
+  with pytest.raises(ValueError, match=r"weights have shape \(6, 3\); .*\(6, 3\): \(6,\)$"):
+    blocks(by_class)
+  blocks(by_class, likelihood="bernoulli")
   with pytest.raises(ValueError, match="likelihood is {}; allowed: a likelihood for each key"):
     blocks(lambda p, x: {"a": predict(p, x)}, likelihood={})
   for wrong in (("normal",), ("normal", 0.5), (-1.0, "normal"), (float("nan"), "normal")):

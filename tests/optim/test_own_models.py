@@ -195,11 +195,51 @@ def test_mistakes_of_update_are_one_line():
     (dict(factor_fraction=0.7), "factor_fraction is 0.7; allowed: 1/n, such as 1, 0.5, 0.33"),
     (dict(damping="0.1"), "damping is '0.1'; allowed: a finite number"),
     (dict(decay_mask="kernel"), "decay_mask is 'kernel'; allowed: None, a tree of bools"),
+    (dict(momentum=None), "momentum is None; allowed: a finite number"),
+    (dict(identity_start=None), "identity_start is None; allowed: True or False"),
+    (dict(mesh="x"), "mesh is 'x'; allowed: a jax.sharding.Mesh, or None"),
   ],
 )
 def test_options_out_of_range_are_refused_when_made(option, told):
   with pytest.raises(ValueError, match=re.escape(told)):
     optim.kfac(0.1, predict, *problem(), **option)
+
+
+@pytest.mark.parametrize("rate", [None, "0.1", -0.1, float("nan")])
+def test_a_learning_rate_is_a_number_or_a_schedule(rate):
+  params, batch = problem()
+  makers = (optim.sgd, optim.adamw, optim.muon, optim.soap, optim.shampoo)
+  of_a_model = (optim.kfac, optim.kfac_adam)
+  for make in (*makers, *(functools.partial(f, predict=predict) for f in of_a_model)):
+    given = {} if make in makers else dict(params=params, batch=batch)
+    with pytest.raises(ValueError, match=f"learning_rate is {rate!r}; allowed: a number of 0 or"):
+      make(rate, **given)
+
+
+def test_parameters_of_another_model_are_named():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  for tx in (
+    optim.kfac(0.1, predict, params, batch),
+    optim.kfac_adam(0.1, predict, params, batch),
+  ):
+    with pytest.raises(ValueError, match="the parameters have params/one/bias, which the model"):
+      tx.init({"params": params})
+    for wrong, told in (
+      ({"one": grads["one"]}, "the gradients lack two"),
+      (jax.tree.map(jnp.transpose, grads), r"one/kernel has shape \(6, 5\); allowed: \(5, 6\)"),
+    ):
+      with pytest.raises(ValueError, match=told):
+        tx.update(wrong, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+
+
+def test_a_predict_without_its_parameters_or_layers_is_told():
+  params, batch = problem()
+  with pytest.raises(ValueError, match="outputs of predict do not depend on params"):
+    optim.kfac(0.1, lambda p, b: predict(params, b), params, batch)
+  own = {"w": jnp.ones((5, 4)), "b": jnp.ones(4)}
+  with pytest.raises(ValueError, match="predict calls no layer of Flax Linen .* or take soap"):
+    optim.kfac(0.1, lambda p, b: b["x"] @ p["w"] + p["b"], own, batch)
 
 
 @pytest.mark.parametrize("likelihood", ["normal", "bernoulli"])

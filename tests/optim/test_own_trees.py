@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from flax import nnx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -138,3 +139,81 @@ def test_a_whole_fraction_needs_no_leading_axes():
   )
   step = lambda tx: jax.jit(tx.update)(params, tx.init(params), params, batch=batch)[0]
   close(step(whole), step(none), rtol=0, atol=0)
+
+
+def kernels():
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  return {"one": {"kernel": draw(4, 6), "bias": draw(6)}, "two": {"kernel": draw(6, 3)}}
+
+
+@pytest.mark.parametrize("make", [optim.muon, optim.soap, optim.shampoo])
+@pytest.mark.parametrize("box", [nnx.Param, lambda x: nn.Partitioned(x, (None,) * x.ndim)])
+def test_boxes_of_flax_are_no_part_of_a_path(make, box):
+  params, tx = kernels(), make(0.1)
+
+  def steps(grads):
+    state = tx.init(grads)
+    for _ in range(2):
+      updates, state = tx.update(grads, state, grads)
+    return jax.tree.leaves(updates)
+
+  boxed = jax.tree.map(box, params)
+  boxed = nnx.State(boxed) if box is nnx.Param else boxed
+  for found, expected in zip(steps(boxed), steps(params), strict=True):
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("make", [optim.muon, optim.soap, optim.shampoo])
+def test_an_optimizer_of_nnx_takes_them(make):
+  net = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+  optimizer = nnx.Optimizer(net, make(0.1), wrt=nnx.Param)
+  before = net.kernel.get_value()
+  for _ in range(2):  # the first update of SOAP and Shampoo is zero
+    optimizer.update(net, nnx.grad(lambda net: net(jnp.ones((2, 4))).sum())(net))
+  assert np.abs(net.kernel.get_value() - before).max() > 1e-3
+
+
+def test_muon_needs_a_kernel():
+  own = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
+  with pytest.raises(ValueError, match="no kernel is left for Muon; the parameters are b, w: pass"):
+    optim.muon(0.1).init(own)
+  groups = optax.partition({"m": optim.muon(0.1), "a": optax.adam(0.1)}, {"w": "a", "b": "a"})
+  groups.init(own)  # a group of none has none
+
+
+@pytest.mark.parametrize("make", [optim.muon, optim.soap, optim.shampoo])
+def test_stacks_that_are_none_are_told(make):
+  params = {"net": {"kernel": jnp.ones((3, 4, 5))}}
+  for stacked, told in (
+    ({"kernel": 1}, "stacked has 'kernel', which is no parameter; they are net/kernel"),
+    ({"net/kernel": 2}, r"stacked is 2 for net/kernel, of shape \(3, 4, 5\); allowed: axes before"),
+    ([1], r"stacked is \[1\]; allowed: a mapping"),
+  ):
+    with pytest.raises(ValueError, match=told):
+      make(0.1, stacked=stacked).init(params)
+  hidden = optax.masked(make(0.1, stacked={"net/kernel": 1}), {"net": False, "own": True})
+  hidden.init(params | {"own": {"kernel": jnp.ones((3, 4))}})
+
+
+def test_two_parameters_of_one_path_are_refused():
+  params = {"a": {"kernel": jnp.ones((3, 4))}, "a/kernel": jnp.ones((3, 4))}
+  with pytest.raises(ValueError, match="two parameters have the path a/kernel; allowed: one"):
+    optim.soap(0.1).init(params)
+
+
+def test_exact_factors_of_examples_that_mix_are_right_in_the_mean():
+  """Outputs of one node of a graph depend on its neighbours' rows."""
+  params, batch = problem(4)
+  adjacent = np.random.default_rng(1).uniform(size=(4, 4)).astype(np.float32)
+  mixed = lambda p, b: adjacent @ predict(p, b)[0]
+  options = dict(likelihood="normal", estimation="exact")
+  one = lambda key: optim.kfac_factors(mixed, params, batch, key, **options)["two"]
+  keys = jax.random.split(jax.random.key(0), 400)
+  found = jax.jit(lambda keys: jax.tree.map(lambda x: x.mean(0), jax.lax.map(one, keys)))(keys)
+  # An output of example r has the gradient adjacent[r, i] at row i, and the Fisher matrix 2 I.
+  expected = 2 * np.square(adjacent, dtype=np.float64).sum() / 4 * np.eye(4)
+  assert np.linalg.norm(found.outputs - expected) < 0.1 * np.linalg.norm(expected)
+  hidden = np.tanh(batch["x"] @ params["one"]["kernel"] + params["one"]["bias"])
+  rows = np.float64(np.concatenate([hidden, np.ones((4, 1))], axis=1))
+  np.testing.assert_allclose(found.inputs, rows.T @ rows / 4, rtol=1e-4, atol=1e-6)
