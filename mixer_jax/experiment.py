@@ -139,7 +139,7 @@ class Experiment:
 
   @functools.cached_property
   def recipe(self) -> str:
-    """All that decides on the program of training: runs of one recipe share it."""
+    """All that decides on the program of training, with the task's class and the shapes of data."""
     flat = traverse_util.flatten_dict(json.loads(self.config.to_json()))
     arguments = ("learning_rate", "damping")  # of the program, of both sides of `graft`
     config = {k: v for k, v in flat.items() if k[0] != "optimizer" or k[-1] not in arguments}

@@ -6,10 +6,22 @@
 docs/scaling.md has the flags of several hosts, or of several processes on one.
 """
 
+import contextlib
+
 from absl import flags
 from ml_collections import config_flags
 
 from mixer_jax.runtime import cli
+
+
+@contextlib.contextmanager
+def _resumable():
+  """Tells a user who interrupts it that nothing is lost."""
+  try:
+    yield
+  except KeyboardInterrupt:
+    print("\nthe same command with the same --workdir resumes from the last checkpoint", end="")
+    raise
 
 
 def main(_: list[str]) -> None:
@@ -23,7 +35,7 @@ def main(_: list[str]) -> None:
   one_of_several = (options.coordinator_address, options.num_processes, options.process_id)
   processes.join(*one_of_several, options.distributed)
   compilation.keep_in(options.compilation_cache)
-  with processes.together():
+  with processes.together(), _resumable():
     directory = loop.train(config, options.workdir, options.verbose_model)
     if figure := processes.lead(lambda: curves.draw(directory)):
       print(f"curves in {figure}")

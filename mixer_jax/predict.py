@@ -11,6 +11,7 @@ python -m mixer_jax.predict --workdir=DIR --split=test --out=translations.txt   
 
 import collections
 import json
+import os
 import pathlib
 import sys
 from typing import Any, Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 
 from mixer_jax.errors import UserError, told
 from mixer_jax.experiment import Experiment
+from mixer_jax.pretrained import containers
 from mixer_jax.runtime import cli
 from mixer_jax.tasks import Prediction
 from mixer_jax.training.evaluator import each_batch
@@ -82,7 +84,7 @@ def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
 
 def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
   with told(f"{out}: cannot be written", OSError):
-    np.savez(out, **arrays)
+    containers.write(pathlib.Path(out), arrays, {})
   print(f"{out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in arrays.items()))
 
 
@@ -96,17 +98,22 @@ def _lines(path: str) -> list[str]:
 
 def main(argv: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
-  inputs = argv[1:] + (_lines(options.inputs) if options.inputs else [])
-  if not inputs and not options.out:
+  lines = _lines(os.path.expanduser(options.inputs)) if options.inputs else []
+  if options.inputs and not lines:
+    raise UserError(f"--inputs={options.inputs} has no line that is not blank")
+  inputs, out = argv[1:] + lines, os.path.expanduser(options.out or "")
+  if not inputs and not out:
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
-  if options.out and not options.out.endswith((".npz", ".txt")):
-    raise UserError(f"--out is {options.out!r}; predictions are saved as .npz, texts as .txt")
+  if out and not out.endswith((".npz", ".txt")):
+    raise UserError(f"--out is {out!r}; predictions are saved as .npz, texts as .txt")
+  if not os.path.isdir(os.path.dirname(out) or "."):
+    raise UserError(f"--out is {out!r}; there is no folder {os.path.dirname(out)}")
   chosen = path, options.checkpoint, options.data_dir, options.set
   if inputs:
     task, variables = without_data(*chosen)
     answers = task.answer(jax.device_put(variables), inputs)
-    if options.out:
-      _write_answers(answers, options.out)
+    if out:
+      _write_answers(answers, out)
       return
     for answer in answers:
       print(json.dumps(answer, ensure_ascii=False), flush=True)
@@ -114,10 +121,10 @@ def main(argv: list[str]) -> None:
   run, variables, _ = restore(*chosen)
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
-  if options.out.endswith(".txt"):
-    _write_texts(run.task.texts(variables, run.datasets[options.split]), options.out)
+  if out.endswith(".txt"):
+    _write_texts(run.task.texts(variables, run.datasets[options.split]), out)
     return
-  _save(options.out, arrays(run, variables, options.split))
+  _save(out, arrays(run, variables, options.split))
 
 
 if __name__ == "__main__":

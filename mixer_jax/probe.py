@@ -13,6 +13,7 @@ from absl import flags
 import jax
 import numpy as np
 
+from mixer_jax import options as options_lib
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import cli, compilation
@@ -21,6 +22,9 @@ from mixer_jax.tasks import task as task_lib
 from mixer_jax.tasks.images import batches, probes
 from mixer_jax.training.evaluator import each_batch
 from mixer_jax.training.restore import restore
+
+# Flags by the fields of `probes.Knn`.
+_KNN = {"neighbours": "neighbours", "temperature": "temperature", "images": "train_images"}
 
 
 def probe(
@@ -97,7 +101,10 @@ def _labelled(
 def main(_: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
   compilation.keep_in(options.compilation_cache)
-  how = probes.Knn(options.neighbours, options.temperature, options.train_images)
+  given = {field: options[flag].value for field, flag in _KNN.items()}
+  for field, flag in _KNN.items():
+    options_lib.of(probes.Knn)[field].check(f"--{flag}", given[field])
+  how = probes.Knn(**given)
   where = (path, options.checkpoint, options.data_dir, options.split, options.untrained)
   found = probe(*where, how, options.linear)
   line = f"{options.split}  knn {found['knn']:.2%}"
@@ -111,8 +118,8 @@ if __name__ == "__main__":
   cli.define("workdir", "checkpoint", "data_dir", "compilation_cache")
   flags.DEFINE_string("split", "test", "The split that is classified; the classifiers see train.")
   flags.DEFINE_bool("untrained", False, "Take a random network of the run's seed, to compare.")
-  flags.DEFINE_integer("neighbours", 20, "Training images that vote.", 1, 10_000)
-  flags.DEFINE_float("temperature", 0.07, "Divides the similarities of neighbours.", 1e-3, 100)
-  flags.DEFINE_integer("train_images", 0, "Training images, evenly spaced; 0: all.", 0)
+  flags.DEFINE_integer("neighbours", 20, "Training images that vote.")
+  flags.DEFINE_float("temperature", 0.07, "Divides the similarities of neighbours.")
+  flags.DEFINE_integer("train_images", 0, "Training images, evenly spaced; 0: all.")
   flags.DEFINE_bool("linear", True, "Fit the linear classifier, too.")
   cli.run(main)

@@ -36,3 +36,18 @@ def test_numbers_and_texts_of_answers_become_arrays(tmp_path):
 def test_answers_that_are_no_arrays_are_told(answers, out, message, tmp_path):
   with pytest.raises(UserError, match=message):
     predict._write_answers(answers, str(tmp_path / out))
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+  out = tmp_path / "a.npz"
+  predict._save(str(out), {"x": np.arange(3)})
+
+  def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(np.lib.format, "write_array", full)
+  with pytest.raises(UserError, match="a.npz: cannot be written: No space left"):
+    predict._save(str(out), {"x": np.arange(4)})
+  with np.load(out) as found:
+    assert found["x"].tolist() == [0, 1, 2]
+  assert list(tmp_path.iterdir()) == [out]

@@ -191,6 +191,7 @@ def test_unknown_and_missing_fields(group):
       ("quickstart", [f"data.train_split={split}"], "not a split")
       for split in ("", "train[", "..", "../x", "train[:1e3]", f"train[:{'9' * 4000}]")
     ),
+    ("quickstart", ["data.test_sets=validation=x.npz"], "has 'validation', the name of a split"),
     *(
       (name, [f"data.{split}_split="], f"data.{split}_split='': not a split")
       for name in ("quickstart", "segmentation", "mlm")

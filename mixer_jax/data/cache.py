@@ -76,7 +76,7 @@ def _open(entry: pathlib.Path) -> dict[str, np.ndarray] | None:
       return arrays
     why = "its contents do not match meta.json"
   except Exception as error:  # NumPy and JSON raise nearly anything of damaged files
-    if not entry.exists():
+    if not os.path.exists(entry):
       return None
     why = reason(error)
   _LOG.warning("Cache entry %s is damaged (%s): building it again", entry, why)
@@ -100,7 +100,7 @@ def _build(entry: pathlib.Path, build: Build, level: int) -> None:
       made.rename(entry)
       _LOG.log(level, "Cached %s", entry)
     except OSError:
-      if not entry.exists():  # else another process was quicker; its entry is as good
+      if not os.path.exists(entry):  # else another process was quicker; its entry is as good
         raise
 
 

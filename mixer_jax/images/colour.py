@@ -56,8 +56,9 @@ def smoothed(image: jax.Array) -> jax.Array:
   return jnp.where(inner[..., None], means.astype(jnp.uint8), image)
 
 
-def solarized(image: jax.Array, threshold: int) -> jax.Array:
-  return jnp.where(image < threshold, image, 255 - image)
+def solarized(image: jax.Array) -> jax.Array:
+  """Inverts values from 128 on."""
+  return jnp.where(image < 128, image, 255 - image)
 
 
 def hue_moved(image: jax.Array, move: jax.Array) -> jax.Array:

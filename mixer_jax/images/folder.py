@@ -28,7 +28,7 @@ class Folder:
 
   def __init__(self, root: str, train_base: str = "train"):
     self._root = pathlib.Path(os.path.expanduser(root)).absolute()
-    if not root or not self._root.is_dir():
+    if not root or not os.path.isdir(self._root):
       raise UserError(f"data.dir={root!r}: no such folder; {LAYOUT}")
     self._train_base = train_base
     self.class_names = tuple(self._classes(train_base))

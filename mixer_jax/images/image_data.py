@@ -89,7 +89,7 @@ class ImageData:
     places = _pairs(self.test_sets, "data.test_sets")
     if unknown := labels.keys() - places.keys():
       raise UserError(f"data.test_labels has {min(unknown)!r}, which is not in data.test_sets")
-    if taken := places.keys() & ({"train"} | self.test_splits.keys()):
+    if taken := places.keys() & ({*OWN} | self.test_splits.keys()):
       raise UserError(f"data.test_sets has {min(taken)!r}, the name of a split; take another one")
     return {name: (place, labels.get(name, "")) for name, place in places.items()}
 

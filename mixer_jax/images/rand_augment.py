@@ -46,7 +46,8 @@ def draw(
   # One call for all: each is a long program to compile.
   which, use, noise, side = jnp.moveaxis(jax.random.uniform(key, (*shape, 4)), -1, 0)
   kinds, used = jnp.floor(which * _NONE).astype(jnp.int32), use < how.probability
-  level = how.magnitude + how.magnitude_noise * jax.scipy.special.ndtri(noise)
+  normal = jax.scipy.special.ndtri(jnp.maximum(noise, 2.0**-24))  # of 0 it is infinite
+  level = how.magnitude + how.magnitude_noise * normal
   sign = jnp.where(side < 0.5, 1.0, -1.0)
   named = arguments(jnp.clip(level, 0, 10) / 10, sign, how.increasing, size)
   every = jnp.stack([named.get(name, jnp.zeros(shape)) for name in OPERATIONS], axis=-1)
@@ -120,7 +121,7 @@ def three_augment(key: jax.Array, images: jax.Array) -> jax.Array:
 
   def change(image, kind, radius):
     grey = jnp.broadcast_to(colour.grey(image)[..., None], image.shape)
-    return jax.lax.select_n(kind, grey, colour.solarized(image, 128), warp.blurred(image, radius))
+    return jax.lax.select_n(kind, grey, colour.solarized(image), warp.blurred(image, radius))
 
   return jax.vmap(change)(images, kinds, radii)
 

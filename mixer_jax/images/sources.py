@@ -77,8 +77,9 @@ def load(data: ImageData, labelled: bool = True) -> Loaded:
       found[name] = _encoded(data, rows, shapes[first], name == "train", classes)
     else:
       found[name] = _arrays(f"{field(name)}={specs[name]}", rows, classes)
+  tfds_dir = data.dir if isinstance(source, _Tfds) else ""
   for name, (place, labels) in data.further_sets.items():
-    opened, sets = test_sets.open_set(name, place, labels, source.class_names, data.dir)
+    opened, sets = test_sets.open_set(name, place, labels, source.class_names, tfds_dir)
     found[name] = _test_set(data, (name, place, opened), shapes[first], streamed, classes, sets)
   return Loaded(found, source.class_names)
 

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import logging
+import os
 import pathlib
 import pickle
 import tarfile
@@ -57,7 +58,7 @@ def find(name: str, path: str) -> pathlib.Path | None:
     return None
   given, known = pathlib.Path(path).expanduser(), FORMATS[name]
   places = (given, given / known.folder, given / known.archive)
-  return next((x for x in places if x.is_file() or (x / known.meta).is_file()), None)
+  return next((x for x in places if os.path.isfile(x) or os.path.isfile(x / known.meta)), None)
 
 
 class Toronto:

@@ -121,4 +121,4 @@ def _changed(
   if any(how.blur):
     blurred = jax.vmap(warp.blurred)(images, 0.1 + (how.blur_radius - 0.1) * choices[3])
     images = jnp.where(picked(4, kinds.blur), blurred, images)
-  return jnp.where(picked(5, kinds.solarise), colour.solarized(images, 128), images)
+  return jnp.where(picked(5, kinds.solarise), colour.solarized(images), images)

@@ -4,18 +4,12 @@
 """
 
 import functools
-from typing import Annotated, Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-
-from mixer_jax.options import Option
-
-_PENALTY = "alpha of the length penalty; 0: none"
-Beams = Annotated[int, Option("hypotheses of a beam search; 1: greedy", 1, 1000)]
-LengthPenalty = Annotated[float, Option(_PENALTY, 0, 10)]
 
 # Maps the tokens [batch, beams] at place t, t, and a cache whose arrays are [batch, beams, ...] to
 # logits [batch, beams, vocab] of the tokens that follow, and the next cache.

@@ -224,4 +224,3 @@ FAMILY = family.Family(
   image_sizes={name: 32 for name in _VARIANTS if name.endswith("_small")},
   decayed=("kernel", "diagonals"),
 )
-VARIANTS = FAMILY.variants

@@ -39,7 +39,7 @@ class RegNetYBlock(resnet.Block):
     groups = dict(feature_group_count=self.features // self.group_width)
     y = nn.relu(self._layer(x, 1, 1, train))
     y = nn.relu(self._layer(y, 3, 2, train, strides=self.stride, **groups))
-    y = y * self._gates(y, round(x.shape[-1] / 4))
+    y = y * self._gates(y, max(1, round(x.shape[-1] / 4)))
     y = self._layer(y, 1, 3, train)
     return nn.relu(y + self._shortcut(x, train))
 

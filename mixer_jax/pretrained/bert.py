@@ -153,11 +153,11 @@ def _unseen(path: pathlib.Path, hidden_dim: int) -> dict[str, Any]:
     config.get("position_embedding_type", "absolute"),
   )
   epsilon = config.get("layer_norm_eps", 1e-12)
-  if gelu not in _GELUS:
+  if not isinstance(gelu, str) or gelu not in _GELUS:
     raise UserError(f"{path}: hidden_act is {gelu!r}; allowed: {', '.join(_GELUS)}")
   if positions != "absolute":
     raise UserError(f"{path}: position_embedding_type is {positions!r}; allowed: absolute")
-  if not isinstance(heads, int) or heads < 1 or hidden_dim % heads:
+  if type(heads) is not int or heads < 1 or hidden_dim % heads:
     raise UserError(f"{path}: num_attention_heads is {heads!r}; allowed: divisors of {hidden_dim}")
   return dict(num_heads=heads, gelu=_GELUS[gelu], layer_norm_epsilon=epsilon)
 

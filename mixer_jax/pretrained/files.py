@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib.util
 import logging
+import os
 import pathlib
 import re
 import shutil
@@ -53,11 +54,11 @@ def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
 def _here(source: str) -> tuple[pathlib.Path, str]:
   """The path and the SHA-256 of a file on this machine."""
   path = pathlib.Path(source).expanduser()
-  if not path.exists():
+  if not os.path.exists(path):  # Path's raises where it may not look
     near = difflib.get_close_matches(source, catalog.CATALOG)
     hint = f"; public files with a near name: {', '.join(near)}" if near else ""
     raise UserError(f"{source}: no such file, and no such directory of a run{hint}")
-  if not path.is_file():
+  if not os.path.isfile(path):
     raise UserError(f"{source}: is no file")
   with told(f"{source}: cannot be read", OSError):
     return path, pooch.file_hash(str(path))

@@ -34,12 +34,12 @@ def create(path: str | None) -> pathlib.Path:
     path = f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
   workdir = _absolute(path)
   probe = workdir / f".writable-{os.getpid()}"
-  if workdir.is_file():
-    raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
-  if foreign := _foreign(workdir):
-    why = f"holds {foreign!r} and no run; take an empty or a new directory"
-    raise UserError(f"workdir {workdir} {why}")
   with told(f"workdir {workdir} cannot be written", OSError):
+    if workdir.is_file():
+      raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
+    if foreign := _foreign(workdir):
+      why = f"holds {foreign!r} and no run; take an empty or a new directory"
+      raise UserError(f"workdir {workdir} {why}")
     workdir.mkdir(parents=True, exist_ok=True)
     probe.write_text("")
     probe.unlink()
@@ -79,8 +79,8 @@ def unwritten(path: Any, reason: str) -> str:
 def existing(path: str) -> pathlib.Path:
   """The absolute path of a run's directory; a UserError if there is none."""
   workdir = _absolute(path)
-  if not workdir.is_dir():
-    raise UserError(f"workdir {workdir} does not exist")
+  if not os.path.isdir(workdir):  # Path's raises where it may not look
+    raise UserError(f"workdir {workdir} does not exist, or is below a folder that cannot be read")
   return workdir
 
 
@@ -146,7 +146,7 @@ def with_files(
   A config of another task may lack such a field; `check_config` tells what differs.
   """
   known = traverse_util.flatten_dict(config.to_dict(), sep=".")
-  fields = (place for place in (workdir / _FILES).glob("*") if place.is_dir())
+  fields = (p for p in (workdir / _FILES).glob("*") if p.is_dir() and any(p.iterdir()))
   copies = {field.name: str(min(field.iterdir())) for field in fields if field.name in known}
   config.update_from_flattened_dict(copies)
   return config
@@ -155,13 +155,14 @@ def with_files(
 def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
   """Copies files, by the fields of the config that name them; see `with_files`."""
   for field, path in files.items():
-    copy = workdir / _FILES / field / pathlib.Path(path).name
+    source = pathlib.Path(path).expanduser()
+    copy = workdir / _FILES / field / source.name
     copy.parent.mkdir(parents=True, exist_ok=True)
     for other in set(copy.parent.iterdir()) - {copy}:  # of a start that ended before its first step
       other.unlink()
-    if not copy.exists() or not copy.samefile(path):
-      with told(f"{field} is {path!r}, which cannot be copied", OSError):
-        shutil.copyfile(pathlib.Path(path).expanduser(), copy)
+    with told(f"{field} is {path!r}, which cannot be copied", OSError):
+      if not copy.exists() or not copy.samefile(source):
+        shutil.copyfile(source, copy)
 
 
 def read_json(path: pathlib.Path) -> Any:

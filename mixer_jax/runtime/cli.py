@@ -16,8 +16,9 @@ import sys
 from typing import Callable
 
 from absl import app, flags, logging
+import jax
 
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, reason
 from mixer_jax.runtime import devices
 
 # Flags that several commands have.
@@ -28,6 +29,9 @@ _SHARED = {
   "set": "FIELD=VALUE of the config, for a field on which training does not depend.",
   "compilation_cache": "Directory of compiled programs, '' for none; see docs/compilation.md.",
 }
+_LESS = (
+  "less of it takes a smaller batch_size or eval_batch_size, more accum_steps, or model.remat=True"
+)
 # As ml_collections words them.
 _UNKNOWN = re.compile(r"""'(\w+)'(?:\s+Did you mean "(\w+)" .*)?$""", re.DOTALL)
 _MISSING = re.compile(r"\[Errno 2\] No such file or directory: '(.*)'")
@@ -68,10 +72,12 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
       _end_if_unread()
       raise
     except KeyboardInterrupt:
-      print(
-        "\ninterrupted; the same command with the same --workdir resumes from the last checkpoint"
-      )
+      print("\ninterrupted")
       sys.exit(130)
+    except jax.errors.JaxRuntimeError as e:
+      if "RESOURCE_EXHAUSTED" not in str(e):
+        raise
+      _fail(f"memory is too small: {reason(e)}; {_LESS}")
 
   app.run(guarded, flags_parser=_parse_flags)
 

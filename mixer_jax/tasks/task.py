@@ -17,6 +17,7 @@ import numpy as np
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, reason
 from mixer_jax.options import Group, shown
+from mixer_jax.pretrained import containers
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 
 # {"params": the trained parameters, other names: collections that are not trained}
@@ -177,7 +178,7 @@ class BaseTask:
     """Writes the parameters for other programs, as `.npz` by path."""
     named = jax.tree_util.tree_leaves_with_path(variables["params"])
     name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-    np.savez(path, **{name(key_path): np.asarray(x) for key_path, x in named})
+    containers.write(path, {name(key_path): np.asarray(x) for key_path, x in named}, {})
 
 
 # By the name in `config.task`; a task is imported when it is needed.

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -84,7 +85,8 @@ class Checkpoints:
         text = f"is damaged ({fault}), and no other is sound; --workdir=NEW starts afresh"
         raise self._refused(step, text)
       aside.mkdir(exist_ok=True)
-      target = steps[step].rename(aside / f"{step}-{len(list(aside.iterdir()))}")
+      names = (aside / f"{step}-{i}" for i in itertools.count())
+      target = steps[step].rename(next(name for name in names if not name.exists()))
       text = f"is damaged ({fault}): moved to {target}; that of step {sound} is sound"
       print(self._refused(step, text), file=sys.stderr)
 

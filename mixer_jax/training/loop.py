@@ -169,15 +169,14 @@ def _loop(
         return
 
 
-def evaluations(run: Experiment, variables: Any = None) -> Iterator[tuple[TrainState, Row]]:
+def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
   """Trains a run without a directory: for notebooks and loops of one's own.
 
-  The steps are those of `train`, and so are the variables to start from, unless they are given:
-  those of `config.pretrained`, or fresh ones. Yields after each evaluation the state, which the
-  next steps overwrite, and its row of metrics.
+  The steps are those of `train`, and so are the variables to start from: those of
+  `config.pretrained`, or fresh ones. Yields after each evaluation the state, which the next steps
+  overwrite, and its row of metrics.
   """
-  if variables is None:
-    variables = run.task.initial(run.variable_shapes, restore.stored)
+  variables = run.task.initial(run.variable_shapes, restore.stored)
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
   while not ended(run, trainer.step, rows):
     trainer.advance()

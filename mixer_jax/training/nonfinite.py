@@ -61,7 +61,7 @@ def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
   Curvature factors may be lost long before a parameter is, so all of the state is looked at.
   """
   floats = lambda tree: [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-  finite = lambda tree: jnp.stack([jnp.isfinite(x).all() for x in floats(tree)]).all()
+  finite = lambda tree: jnp.array([jnp.isfinite(x).all() for x in floats(tree)], bool).all()
   return jnp.stack([finite(metrics), finite((variables, opt_state))])
 
 

@@ -52,7 +52,8 @@ def restore(
   change(config, overrides, dir=data_dir, **data)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
-  batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
+  devices, batch_size = math.prod(mesh_lib.mesh_shape(config)), config.batch_size
+  config.batch_size = max(devices, batch_size // devices * devices)
   run = experiment.build(config)
   provenance.check_classes(directory, run.task.class_names)
   config.batch_size = batch_size
@@ -73,7 +74,7 @@ def change(config: ConfigDict, overrides: Sequence[str] = (), **data: str | None
   for assignment in overrides:
     if assignment.partition("=")[0] not in free:
       raise UserError(f"--set is {assignment!r}; allowed: {', '.join(sorted(free))}")
-  if overrides:
+  if overrides or changes:
     config_lib.check(config_lib.override(config, overrides))
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixer_jax import tasks
 from mixer_jax.data import feed
 from mixer_jax.experiment import Experiment
 from mixer_jax.optim import step_norms
@@ -96,15 +97,16 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
   return jax.tree.map(lambda x: x / weight, sums), metrics, changed
 
 
-_shared: dict[str, dict[tuple[int, int], Callable]] = {}
+_shared: dict[tuple[str, type], dict[Any, Callable]] = {}
 
 
-def shared(run: Experiment) -> dict[tuple[int, int], Callable]:
-  """The compiled programs, by steps and batch size, that the runs of a recipe share and fill."""
-  if run.recipe not in _shared:
+def shared(run: Experiment) -> dict[Any, Callable]:
+  """The compiled programs, by shapes of data, that the runs of a recipe share and fill."""
+  key = run.recipe, tasks.find(run.config.task)  # a notebook may define the class anew
+  if key not in _shared:
     _shared.clear()  # a program takes memory of the device
-    _shared[run.recipe] = {}
-  return _shared[run.recipe]
+    _shared[key] = {}
+  return _shared[key]
 
 
 def make_train_steps(run: Experiment):

@@ -78,7 +78,7 @@ class Trainer:
       while self.step < end:
         count = self.window - self.step % self.window
         args = (self.state, *next(self._windows), self.run.numbers)
-        sizes = jax.tree.leaves(args[2])[0].shape[:2]
+        sizes = tuple(x.shape for x in jax.tree.leaves(args[1:3]))  # of examples and rows
         if sizes not in self._programs:
           print("compiling a step ... ", end="", flush=True)
           before, program = time.perf_counter(), step_lib.make_train_steps(self.run)

@@ -24,7 +24,7 @@ SHAPES = [dict(gating=g) for g in gmlp.GATINGS] + [
 
 
 def build(name, num_classes=5, **overrides):
-  return gmlp.VARIANTS[name](num_classes=num_classes, **overrides)
+  return gmlp.FAMILY.variants[name](num_classes=num_classes, **overrides)
 
 
 def small(**overrides):

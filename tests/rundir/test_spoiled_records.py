@@ -1,11 +1,15 @@
 """The files that runs keep of themselves, spoiled: named in one line."""
 
 import json
+import pathlib
 
 import pytest
 
+from mixer_jax import pretrained
+from mixer_jax.data import cache
 from mixer_jax.errors import UserError
 from mixer_jax.evaluate import evaluate
+from mixer_jax.images import folder
 from mixer_jax.report import curves
 from mixer_jax.rundir import directory, provenance
 from mixer_jax.training import checkpoint
@@ -90,6 +94,31 @@ def test_copies_of_files_of_a_run_of_another_task(run):
   config.data.examples += 8
   with pytest.raises(UserError, match="data.examples was"):
     directory.check_config(run, config)
+
+
+def test_a_file_is_kept_by_its_path_from_home_and_an_empty_folder_is_none(run, monkeypatch):
+  monkeypatch.setenv("HOME", str(run))
+  (run / "v.txt").write_text("a")
+  for _ in range(2):  # a start that ended early, and the next
+    directory.keep_files(run, {"data.vocabulary": "~/v.txt"})
+  copy = run / "files" / "data.vocabulary" / "v.txt"
+  assert copy.read_text() == "a"
+  copy.unlink()
+  before = directory.load_config(run).to_json()
+  assert directory.with_files(run, directory.load_config(run)).to_json() == before
+
+
+def test_paths_where_nothing_can_be_looked_up_are_a_line(run):
+  long = str(run / ("x" * 300))
+  with pytest.raises(UserError, match="cannot be written: File name too long"):
+    directory.create(long)
+  with pytest.raises(UserError, match="does not exist"):
+    directory.existing(long)
+  with pytest.raises(UserError, match="no such file"):
+    pretrained.read(long)
+  with pytest.raises(UserError, match="no such folder"):
+    folder.Folder(long)
+  assert cache.read(pathlib.Path(long), "a", "k", lambda allocate: {}) == {}
 
 
 def test_a_checkpoint_that_was_never_finished_is_none(run):

@@ -71,6 +71,9 @@ def test_main_names_mistakes(args, message, tmp_path):
       ["--workdir=PATH", "--out=p.csv"],
       "--out is 'p.csv'; predictions are saved as .npz",
     ),
+    ("predict", ["--workdir=PATH", "--out=PATH/no/p.npz"], "there is no folder"),
+    ("predict", ["--workdir=PATH", "--inputs=/dev/null", "--out=p.npz"], "has no line that is"),
+    ("probe", ["--workdir=PATH", "--temperature=nan"], "--temperature is nan; allowed: a finite"),
     ("export", ["--workdir=PATH"], "--out is missing"),
     (
       "report",

@@ -117,6 +117,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(spoil, copied):
   assert_same_run(config, path, whole)
 
 
+def test_a_damaged_checkpoint_keeps_the_name_of_none_before_it(copied):
+  config, path, _ = copied
+  (path / "damaged" / "24-0").mkdir(parents=True)
+  (path / "damaged" / "24-2").mkdir()
+  flip(path / "checkpoints" / "24")
+  trained(config, path)
+  assert sorted(p.name for p in (path / "damaged").iterdir()) == ["24-0", "24-1", "24-2"]
+
+
 def test_without_a_sound_checkpoint_it_refuses(copied):
   config, path, _ = copied
   flip(path / "checkpoints" / "24")

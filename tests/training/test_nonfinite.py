@@ -196,6 +196,14 @@ def test_checks_look_at_everything(part, expected, value):
   assert jax.jit(nonfinite.checks)(*trees.values()).tolist() == expected
 
 
+def test_a_step_without_metrics_has_none_that_is_not_finite():
+  assert nonfinite.checks({}, {"a": jnp.ones(3)}, ()).tolist() == [True, True]
+  assert nonfinite.checks({"hits": jnp.array(3)}, {"a": jnp.full(3, np.nan)}, ()).tolist() == [
+    True,
+    False,
+  ]
+
+
 @pytest.mark.thorough
 def test_a_lost_curvature_factor_is_noticed_before_it_is_used(tiny_config):
   """Pixels of 1e22: LayerNorm makes loss and gradients finite, the factor's squares overflow."""

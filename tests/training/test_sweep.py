@@ -1,8 +1,12 @@
 """Runs that differ in learning rates and dampings alone share a program."""
 
+import sys
+
+import jax.numpy as jnp
 import pytest
 
-from mixer_jax import experiment
+from docs.own_task import Derivative
+from mixer_jax import experiment, tasks
 from mixer_jax.training import loop
 from tests import children
 from tests.conftest import waves
@@ -38,6 +42,32 @@ def test_another_recipe_is_another_program():
     ("accum_steps", 2),
   ):
     assert recipe(**{field: value}) != one, field
+
+
+class Ours(Derivative):
+  """A task of a notebook."""
+
+
+def test_a_class_of_a_task_that_is_defined_anew_is_compiled_anew(monkeypatch):
+  config = waves("sgd", num_steps=2, eval_steps=2)
+  config.task = f"{__name__}:Ours"
+  train = lambda: [row["train/error"] for _, row in loop.evaluations(experiment.build(config))]
+  before = train()
+
+  class Larger(Derivative):
+    def loss(self, variables, batch, key):
+      total, _ = super().loss(variables, batch, key)
+      return total, tasks.Aux({"error": tasks.WeightedSum.of(jnp.full(3, 7.0))})
+
+  monkeypatch.setattr(sys.modules[__name__], "Ours", Larger)
+  assert train() == [7.0] != before
+
+
+def test_more_examples_are_another_program():
+  for examples in (64, 65):
+    config = waves("sgd", num_steps=2, eval_steps=2)
+    config.data.examples = examples
+    assert len([row for _, row in loop.evaluations(experiment.build(config))]) == 1
 
 
 @pytest.mark.parametrize("name", ["adam", "graft"])
