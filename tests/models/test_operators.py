@@ -306,3 +306,35 @@ def test_mistakes_are_named(name, fields, message):
 def test_arrays_that_do_not_fit_are_named(name, values, positions, message):
   with pytest.raises(ValueError, match=message):
     jax.eval_shape(build(name).init, jax.random.key(0), jnp.zeros(values), jnp.zeros(positions))
+
+
+def all_mlp(grid):
+  fields = dict(
+    hidden_dim=6, num_blocks=0, ffn_dim=6, patch_size=4, decoder="pointwise", decoder_dim=4
+  )
+  return models.operator("gmlp_operator", grid=grid, **fields)
+
+
+def test_an_all_mlp_puts_each_patch_back_in_its_place():
+  """Without blocks an output depends on its own patch alone."""
+  model, grid = all_mlp((8, 12)), (8, 12)
+  positions = jnp.zeros((*grid, 2))
+  x = np.random.default_rng(0).normal(size=(1, *grid, 1)).astype(np.float32)
+  params = jax.jit(model.init)(jax.random.key(0), x, positions)
+  moved = x.copy()
+  moved[0, 1, 6] += 3
+  apply = jax.jit(model.apply)
+  changed = np.abs(apply(params, moved, positions) - apply(params, x, positions))[0, ..., 0] > 1e-7
+  patch = np.zeros(grid, bool)
+  patch[0:4, 4:8] = True
+  np.testing.assert_array_equal(changed, patch)
+
+
+def test_the_last_points_are_repeated_to_fill_the_last_patch():
+  short, whole = all_mlp((10,)), all_mlp((12,))
+  x = np.random.default_rng(0).normal(size=(1, 10, 1)).astype(np.float32)
+  positions = np.linspace(0, 1, 10, dtype=np.float32)[:, None]
+  params = jax.jit(short.init)(jax.random.key(0), x, positions)
+  longer = lambda a, axis: np.concatenate([a, np.repeat(np.take(a, [-1], axis), 2, axis)], axis)
+  wanted = whole.apply(params, longer(x, 1), longer(positions, 0))[:, :10]
+  np.testing.assert_allclose(short.apply(params, x, positions), wanted, rtol=1e-5, atol=1e-6)

@@ -213,3 +213,27 @@ def test_patterns_that_are_none_are_told():
   problem = optim.Problem(small_net.predict, params, batch, "categorical")
   with pytest.raises(UserError, match="optimizer kfac: plain is '[(]', no regular expression"):
     optim.build(kfac_config(plain="("), ONE, problem)
+
+
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
+def test_decay_shrinks_kernels_and_nothing_else(name):
+  params, batch = small_net.problem()
+  params = jax.tree.map(lambda p: p + 0.5, params)
+  own = dict(decay_from=0) if name == "kfac" else {}
+  config = config_lib.optimizer(name, 0.1, weight_decay=0.2, **own)
+  tx = optim.build(config, ONE, optim.Problem(small_net.predict, params, batch, "categorical"))
+  state, update = tx.init(params), jax.jit(tx.update)
+  for t in range(2):  # the first of SOAP and Shampoo is zero
+    updates, state = update(
+      jax.tree.map(jnp.zeros_like, params), state, params, batch=batch, rng=jax.random.key(t)
+    )
+  for layer, own in updates.items():
+    assert not np.any(own["bias"])
+    assert (np.sign(own["kernel"]) == -np.sign(params[layer]["kernel"])).all()
+    if name in ("adamw", "muon", "soap", "shampoo", "kfac_adam"):  # decoupled: rate * decay * w
+      np.testing.assert_allclose(own["kernel"], -0.02 * params[layer]["kernel"], rtol=1e-5)
+
+
+def test_the_rate_of_a_pair_is_that_of_its_magnitude():
+  sides = (config_lib.optimizer("sgd", 0.1), config_lib.optimizer("adam", 0.2))
+  assert optim.learning_rate(config_lib.grafted(*sides), lambda t: 0.5)(0) == 0.05

@@ -12,6 +12,7 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.optim import algebra, eigenbasis
 from mixer_jax.optim.curvature_blocks import Kronecker
+from tests.optim import small_net
 
 STEPS, EXAMPLES, TOKENS = 25, 6, 3
 SIZES = {"one": (5, 4), "two": (5, 3)}  # of [inputs + 1, outputs]
@@ -557,3 +558,15 @@ def test_the_momentum_of_shampoo_does_not_count_its_first_update():
     weights = 0.9 ** np.arange(len(plain) - 1)[::-1] if len(plain) > 1 else np.ones(0)
     wanted = np.einsum("n,nij->ij", weights, plain[1:]) / weights.sum() if len(plain) > 1 else 0.0
     np.testing.assert_allclose(found["kernel"], -wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_kfac_adam_takes_a_part_of_the_batch():
+  params, batch = small_net.problem()
+  half = jax.tree.map(lambda x: x[::2], batch)
+  options = dict(estimation="exact")
+  tx = optim.scale_by_kfac_adam(small_net.predict, params, batch, factor_fraction=0.5, **options)
+  state = tx.update(params, tx.init(params), params, batch=batch)[1]
+  wanted = optim.kfac_factors(
+    small_net.predict, params, half, None, token_averaging="expand", **options
+  )
+  small_net.close(state.factors, wanted, rtol=1e-5, atol=1e-6)

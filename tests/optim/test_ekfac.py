@@ -192,3 +192,25 @@ def test_factors_of_a_part_of_the_batch():
     for tx, b in ((of_half, half), (part, batch))
   )
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, wanted)
+
+
+class Conv(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    x = nn.tanh(nn.Conv(2, (2, 2), name="conv")(x))
+    return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+
+def test_both_conventions_give_convolutions_one_product():
+  x = np.random.default_rng(0).normal(size=(5, 3, 3, 2)).astype(np.float32)
+  params = jax.jit(Conv().init)(jax.random.key(0), x)["params"]
+  apply = lambda p, x: Conv().apply({"params": p}, x)
+  basis = {"conv": tuple(algebra.Eigen(jnp.ones(d), jnp.eye(d)) for d in (9, 2))}
+  found = []
+  for averaging in ("published", "expand"):
+    c = curvature_of(apply, params, x, estimation="exact", token_averaging=averaging)
+    found.append(
+      (c.second_moments(params, x, None, basis)["conv"], c.moment_scales(params, x)["conv"])
+    )
+  for published, expand in zip(*found):
+    np.testing.assert_allclose(published, expand, rtol=1e-5)

@@ -316,3 +316,53 @@ def test_warm_started_inverses_follow_the_decomposition():
     updates(refresh="qr", damping_type="factored")
   with pytest.raises(ValueError, match='tolerance is 0.1; it needs refresh="qr"'):
     updates(tolerance=0.1)
+
+
+class Norm(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(5, name="head")(nn.LayerNorm(name="norm")(x))
+
+
+def test_the_diagonal_of_a_normalisation_divides_its_gradient():
+  x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+  params = jax.jit(Norm().init)(jax.random.key(0), x)["params"]
+  normed = lambda p, x: Norm().apply({"params": p}, x)
+  options = dict(estimation="exact", norms="diagonal")
+  tx = optim.scale_by_kfac(normed, params, x, damping=0.1, factor_decay=0.5, **options)
+  fresh = optim.kfac_factors(normed, params, x, None, **options)["norm"].values
+  grads = jax.tree.map(jnp.ones_like, params)
+  updates, _ = jax.jit(tx.update)(grads, tx.init(params), params, batch=x)
+  for name, d in zip(("scale", "bias"), fresh):
+    wanted = 1 / (0.5 + 0.5 * np.float64(d) + 0.1)
+    np.testing.assert_allclose(updates["norm"][name], wanted, rtol=1e-5)
+
+
+def test_the_norm_constraint_leaves_plain_gradients_alone():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  make = functools.partial(optim.scale_by_kfac, predict, params, batch, plain="^two/")
+  free = first(make(), grads, params, batch)
+  bound = first(make(norm_constraint=1e-6, learning_rate=0.1), grads, params, batch)
+  inner = np.sum(matrix(free["one"]) * matrix(grads["one"]))
+  close(bound["two"], grads["two"], rtol=0)
+  close(bound["one"], jax.tree.map(lambda v: v * np.sqrt(1e-6 / (0.01 * inner)), free["one"]), 1e-5)
+
+
+def test_schedules_of_damping_and_rate_are_of_the_update_count():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  damping, rate = (lambda t: 0.01 * (1 + 3.0 * t)), (lambda t: 0.1 * (1 + 1.0 * t))
+  options = dict(damping=damping, learning_rate=rate, norm_constraint=1e-6)
+  tx = optim.scale_by_kfac(predict, params, batch, estimation="exact", factor_decay=0.5, **options)
+  state = tx.init(params)
+  for t in range(3):
+    updates, state = jax.jit(tx.update)(grads, state, params, batch=batch)
+    wanted, inner = {}, 0.0
+    for name in ("one", "two"):
+      g, dense = matrix(grads[name]), np.kron(*map(np.float64, state.factors[name]))
+      v = np.linalg.solve(dense + damping(t) * np.eye(len(dense)), g.ravel()).reshape(g.shape)
+      wanted[name], inner = v, inner + np.sum(v * g)
+    for name, v in wanted.items():
+      v = v * np.sqrt(1e-6 / (rate(t) ** 2 * inner))
+      assert np.linalg.norm(matrix(updates[name]) - v) < 1e-4 * np.linalg.norm(v), (t, name)

@@ -205,3 +205,14 @@ def test_a_diagonal_factor_is_told_where_nobody_asked_for_it(caplog, monkeypatch
   assert "max_factor" not in caplog.text
   optim.scale_by_kfac(predict, params, batch)
   assert "K-FAC keeps the diagonal of a factor of 6 rows of one (max_factor)" in caplog.text
+
+
+def test_decay_waits_for_twenty_factor_periods():
+  params, batch = problem()
+  tx = optim.kfac(1.0, predict, params, batch, momentum=0.0, weight_decay=0.5, factor_period=2)
+  state, update = tx.init(params), jax.jit(tx.update)
+  for t in range(42):
+    updates, state = update(
+      jax.tree.map(jnp.zeros_like, params), state, params, batch=batch, rng=jax.random.key(t)
+    )
+    close(updates, jax.tree.map(lambda p: (-0.5 if t >= 40 else 0.0) * p, params), rtol=1e-6)

@@ -241,3 +241,32 @@ def test_positions_without_a_batch_axis():
   assert np.linalg.norm(shared / 6 - spread / 4.8) < 0.06 * np.linalg.norm(spread / 4.8)
   with pytest.raises(ValueError, match="places has rows without the batch axis"):
     optim.kfac_blocks(predict(False), params, ids, estimation="exact")
+
+
+def test_the_weight_of_a_likelihood_is_that_of_given_labels():
+  model, rng = nn.Dense(2), np.random.default_rng(0)
+  x, y = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  found = optim.kfac_factors(
+    predict, params, (x, y), None, likelihood=(0.25, "normal"), estimation="empirical"
+  )
+  d = 2 * (np.float64(predict(params, (x, y))[0]) - y)  # of the sum of squares
+  [factor] = found.values()
+  np.testing.assert_allclose(factor.outputs, 0.25 * d.T @ d / 6, rtol=1e-5)
+
+
+def test_labels_of_several_outputs_are_independent():
+  model, x = (
+    nn.Dense(3, use_bias=False),
+    np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32),
+  )
+  params = {"kernel": jnp.zeros((2, 3))}
+  both = lambda p, x: dict.fromkeys("ab", model.apply({"params": p}, x))
+  options = dict(likelihood=dict.fromkeys("ab", "categorical"))
+  one = lambda key: optim.kfac_factors(both, params, x, key, **options)["kernel"].outputs
+  mean = jax.jit(lambda keys: jax.lax.map(one, keys).mean(0))(
+    jax.random.split(jax.random.key(0), 500)
+  )
+  wanted = 2 * (np.eye(3) / 3 - 1 / 9)  # diag(p) - p p^T of each
+  assert np.linalg.norm(mean - wanted) < 0.1 * np.linalg.norm(wanted)

@@ -478,3 +478,14 @@ def test_parameters_may_pass_through_identities(how):
     }
   found = optim.kfac_factors(lambda p, b: predict(passed(p), b), params, batch, jax.random.key(0))
   close(found, expected)
+
+
+def test_devices_draw_labels_of_their_own():
+  model, x = nn.Dense(4, use_bias=False), np.ones((8, 3), np.float32)
+  params = {"kernel": jnp.zeros((3, 4))}
+  apply = lambda p, x: model.apply({"params": p}, x)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+  one = lambda p, x, k: optim.kfac_factors(apply, p, x, k, axis_name="data")["kernel"].outputs
+  specs = dict(in_specs=(P(), P("data"), P()), out_specs=P(), check_vma=False)
+  g = jax.shard_map(one, mesh=mesh, **specs)(params, x, jax.random.key(0))
+  assert np.linalg.matrix_rank(np.asarray(g), tol=1e-3) > 1  # not one label on all devices

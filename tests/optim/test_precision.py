@@ -10,6 +10,7 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.optim import algebra
 from mixer_jax.optim.curvature_blocks import Block
+from tests.optim import small_net
 
 STEPS = 60
 
@@ -97,3 +98,17 @@ def test_tf32_does_not_change_training_and_two_bits_do(monkeypatch):
   tf32, two_bits = with_bits(10, monkeypatch), with_bits(2, monkeypatch)
   assert 0.0 < distance(tf32, exact) < 0.02 * others
   assert distance(two_bits, exact) > 0.5 * others
+
+
+def test_ekfac_rounds_operands_as_asked():
+  params, batch = small_net.problem(64)
+  grads = jax.grad(small_net.loss)(params, batch)
+  tx = lambda d: optim.scale_by_kfac(
+    small_net.predict, params, batch, estimation="exact", eigenvalues="batch", precondition_dtype=d
+  )
+  program = str(
+    jax.make_jaxpr(
+      lambda g: tx("bfloat16").update(g, tx("bfloat16").init(params), params, batch=batch)[0]
+    )(grads)
+  )
+  assert program.count("preferred_element_type=float32") and program.count(":bf16[") >= 4 * 2 * 2

@@ -1,5 +1,7 @@
 """The quadratic model against dense float64 matrices, and 50 steps against kfac-jax's optimizer."""
 
+import functools
+
 import flax.linen as nn
 import jax
 from jax.flatten_util import ravel_pytree
@@ -15,6 +17,7 @@ from mixer_jax import optim
 from mixer_jax.errors import UserError
 from mixer_jax.optim import quadratic
 from tests.conftest import waves
+from tests.optim import small_net
 from tests.optim.small_net import needs_kfac_jax_s_tracer
 from tests.optim.test_likelihoods import fisher_of_outputs
 from tests.training.test_step import advanced, assert_close
@@ -539,3 +542,24 @@ def test_mistakes_are_one_line():
     optim.kfac(1.0, predict, params, batch, likelihood=drawn, quadratic_model=True)
   with pytest.raises(UserError, match="optimizer kfac: a quadratic model needs clip_norm=0"):
     advanced(run(**{"optimizer.clip_norm": 1.0}))
+
+
+def test_a_schedule_shortens_the_step_of_the_model():
+  params, batch = small_net.problem()
+  make = functools.partial(
+    optim.kfac,
+    predict=small_net.predict,
+    params=params,
+    batch=batch,
+    quadratic_model=True,
+    estimation="exact",
+    weight_decay=0.0,
+  )
+  scheduled, plain = make(lambda count: 1 / (1.0 + count)), make(1.0)
+  state = scheduled.init(params)
+  for t in range(3):
+    grads = jax.grad(small_net.loss)(params, batch)
+    whole, _ = jax.jit(plain.update)(grads, state, params, batch=batch)
+    step, state = jax.jit(scheduled.update)(grads, state, params, batch=batch)
+    small_net.close(step, jax.tree.map(lambda x: x / (1 + t), whole), rtol=1e-4, atol=1e-6)
+    params = jax.tree.map(jnp.add, params, step)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.pde import burgers, darcy, function_files, generate
+from mixer_jax.pde import burgers, darcy, fields, function_files, generate
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +142,9 @@ def test_burgers_pairs_solve_the_equation_on_a_domain_of_their_length():
   waves = 2j * np.pi * np.fft.rfftfreq(points, length / points)
   slope, bend = (np.fft.irfft(waves**n * np.fft.rfft(u), points) for n in (1, 2))
   np.testing.assert_allclose(change, viscosity * bend - u * slope, atol=1e-5)
+
+
+def test_the_coefficient_is_high_where_the_field_is_positive():
+  made = lambda: [np.random.default_rng(i) for i in range(2)]
+  coefficient, _ = generate.darcy_pairs(made(), 9, low=3.0, high=12.0)
+  np.testing.assert_array_equal(coefficient == 12, fields.neumann(made(), 9) >= 0)

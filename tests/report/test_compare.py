@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.report import compare, figures
 from tests.study.grid import errors
@@ -138,3 +139,16 @@ def test_mistakes_are_named(runs, tmp_path):
   with pytest.raises(UserError, match="--metric is 'train/top1'; .*adam-0 has train/error, test"):
     compare.compare(runs, "train/top1", "step", tmp_path / "a.png")
   assert not (tmp_path / "a.png").exists()
+
+
+def test_runs_of_other_data_are_other_lines(tmp_path):
+  for i in range(2):
+    made = config_lib.default()
+    made.data.update(name="folder", dir=f"/set{i}")
+    path = tmp_path / f"r{i}"
+    path.mkdir()
+    (path / "config.json").write_text(made.to_json())
+    (path / "metrics.jsonl").write_text(
+      json.dumps({"step": 1, "epoch": 1, "seconds": 1.0, "test/top1": 0.5}) + "\n"
+    )
+  assert len(compare.compare([f"{tmp_path}/r*"], "test/top1", "step", tmp_path / "a.png")) == 2

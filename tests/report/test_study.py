@@ -407,3 +407,88 @@ def test_runs_of_another_plan_are_named(tmp_path):
     (opened.path(run) / "config.json").write_text(json.dumps(config))
   text = report.write(tmp_path)[0].read_text()
   assert "`sgd-seed1`: optimizer.learning_rate was 0.7, is " in text and "`sgd-seed0`:" not in text
+
+
+def pair_study(tmp_path):
+  def pair(optimizer):
+    made = errors("sgd")
+    made.optimizer = config_lib.grafted(*(config_lib.optimizer(n, 0.1) for n in ("sgd", "adam")))
+    return made
+
+  study = Study(title="t", config=pair, axes={"optimizer": ("sgd_adam",)}, seeds=(0,))
+  return record.open_study(tmp_path, study, "file.py", [])
+
+
+def test_lengths_stand_by_their_side(tmp_path, monkeypatch):
+  opened = pair_study(tmp_path)
+  row = {
+    "step": 10,
+    "epoch": 1.0,
+    "seconds": 1.0,
+    "test/error": 0.5,
+    "test/best_error": 0.5,
+    "test/best_step": 10,
+  }
+  write_run(
+    opened, "sgd_adam-seed0", [row | {"train/norm.magnitude.a": 2.0, "train/norm.direction.a": 7.0}]
+  )
+  drawn, save = {}, figures.save
+  monkeypatch.setattr(
+    figures, "save", lambda f, path: (drawn.update({path.name: f}), save(f, path))[1]
+  )
+  report.write(tmp_path)
+  lines = {
+    line.get_label(): list(line.get_ydata()) for line in drawn["step_norms.png"].axes[0].lines
+  }
+  assert lines == {"magnitude: SGD": [2.0], "direction: Adam": [7.0]}
+
+
+def test_a_published_value_is_dotted_at_its_height(tmp_path, monkeypatch):
+  study = Study(
+    title="t",
+    config=config,
+    axes={"model": ("m1",), "optimizer": ("sgd",)},
+    seeds=(0,),
+    published={("m1", "sgd"): Published(60.5)},
+  )
+  opened = record.open_study(tmp_path, study, "file.py", [])
+  write_run(opened, "m1-sgd-seed0", (0.1, 0.2, 0.3, 0.4))
+  drawn, save = {}, figures.save
+  monkeypatch.setattr(
+    figures, "save", lambda f, path: (drawn.update({path.name: f}), save(f, path))[1]
+  )
+  report.write(tmp_path)
+  [dotted] = [line for line in drawn["epochs.png"].axes[0].lines if line.get_linestyle() == ":"]
+  assert set(dotted.get_ydata()) == {60.5}
+
+
+def test_a_target_is_of_its_own_panel(tmp_path):
+  axes = {"model": ("m1", "m2"), "optimizer": ("sgd", "adam")}
+  study = Study(title="T", config=config, axes=axes, seeds=(0,), target_of="sgd")
+  opened = record.open_study(tmp_path, study, "s.py", [])
+  for run, top1 in zip(opened.runs, (0.4, 0.6, 0.8, 0.9)):
+    write_run(opened, run.name, (0.1, 0.2, 0.3, top1))
+  assert [c.target for c in results.gather(opened)] == pytest.approx([0.4, 0.4, 0.8, 0.8])
+
+
+def test_of_equal_tries_the_one_of_least_loss_is_chosen(tmp_path):
+  rates = [{"optimizer.learning_rate": r} for r in (0.1, 0.2, 0.3)]
+  study = Study(
+    title="t",
+    config=errors,
+    axes={"optimizer": ("sgd",)},
+    seeds=(0,),
+    tuning=Tuning({"sgd": rates}, hold_out={"points.fold": "last"}),
+  )
+  opened = record.open_study(tmp_path, study, "f.py", [])
+  row = {
+    "step": 30,
+    "epoch": 1.0,
+    "seconds": 1.0,
+    "test/error": 0.5,
+    "test/best_error": 0.5,
+    "test/best_step": 30,
+  }
+  for i, loss in enumerate((3.0, 1.0, 2.0)):
+    write_run(opened, f"tune-sgd-{i}", [row | {"test/loss": loss}])
+  assert [t["run"] for t in opened.trials(("sgd",))] == ["tune-sgd-1", "tune-sgd-2", "tune-sgd-0"]

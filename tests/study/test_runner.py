@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study import Study, Tuning, record, runner
+from mixer_jax.study import __main__ as command
 from tests.study.grid import GRID, errors
 
 # Stands for `mixer_jax.main` below: it writes an epoch's row every `pause` seconds, resumes after
@@ -332,3 +334,45 @@ def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
   assert [config.points.fold for config in configs] == ["last"] * 3 + ["test"]
   assert [config.seed for config in configs] == [7, 7, 7, 0]
   assert "tune-sgd-1: step 30 of 30  held-out error 0.02  1.0 s\n" in capsys.readouterr().out
+
+
+class Flags(types.SimpleNamespace):
+  """Flags of the command, as absl has them."""
+
+  def __getitem__(self, name):
+    return types.SimpleNamespace(value=getattr(self, name))
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_the_command_hands_its_minutes_and_retries_on(retry, tmp_path, monkeypatch, capsys):
+  file = tmp_path / "file.py"
+  file.write_text(
+    "from mixer_jax.study import Study\nfrom tests.study.grid import GRID\n"
+    "def get_study():\n  return Study(**GRID, seeds=(0,))\n"
+  )
+  (tmp_path / "study").mkdir()
+  opened = open_tiny(tmp_path / "study")
+  opened.path(opened.runs[0]).mkdir()
+  opened.finish(opened.runs[0], "no memory")
+  seen = []
+
+  class Recorded(runner.Runner):
+    def __init__(self, record, parallel, deadline):
+      super().__init__(record, parallel, deadline)
+      seen.append((parallel, deadline - time.monotonic()))
+
+    def run(self, runs):
+      pass
+
+  given = dict(study=str(file), workdir=str(tmp_path / "study"), set=[], run="*", parallel=2)
+  given |= dict(max_minutes=2.0, retry_failed=retry, list=False)
+  monkeypatch.setattr(command.flags, "FLAGS", Flags(**given))
+  monkeypatch.setattr(command.runner, "Runner", Recorded)
+  monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+  with pytest.raises(SystemExit) as ended:
+    command.main([])
+  ((parallel, seconds),) = seen
+  assert parallel == 2 and 110 < seconds <= 120
+  assert kinds(opened)["m1-sgd-seed0"] == ("interrupted" if retry else "failed")
+  assert ended.value.code == (0 if retry else 1)
+  assert ("m1-sgd-seed0  failed: no memory" in capsys.readouterr().out) == (not retry)

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mixer_jax import config as config_lib
 from mixer_jax.tasks.operator_learning import losses, normaliser
+from mixer_jax.tasks.operator_learning.task import OperatorLearning
 
 
 def functions(seed, *shape):
@@ -96,3 +98,25 @@ def test_statistics_of_another_periodic_grid_go_round(points):
   expected = np.interp(grid, own, values, period=1)
   found = normaliser.at(values, (points,), periodic=True)
   np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("form, power", [("norm", 1), ("square", 2)])
+def test_the_h1_term_of_the_task_in_closed_form(form, power):
+  own = config_lib.default("operator_learning", "fno_1d")
+  own.update(loss=form, h1=0.5)
+  task = OperatorLearning(own)
+  x = np.arange(64) / 64
+  task._grids = ((64,), (64,))
+  wanted = jnp.float32(np.sin(2 * np.pi * x))[None]
+  found = wanted + jnp.float32(0.1 * np.sin(6 * np.pi * x))[None]
+  h1 = 0.1 * np.sin(6 * np.pi / 64) / np.sin(2 * np.pi / 64)
+  loss = 0.1**power + (0.5 / 64) ** (power / 2) * h1**power
+  np.testing.assert_allclose(task._sums(found, wanted)["loss"].value(), loss, rtol=1e-4)
+
+
+def test_a_small_deviation_counts_as_a_thousandth_of_the_whole():
+  given = np.random.default_rng(0).normal(size=(50, 6)) * [0, 1e-5, 0.01, 1, 1, 1]
+  std = normaliser.fit(given, "pointwise")["std"]
+  whole = given.std()
+  np.testing.assert_allclose(std, np.maximum(given.std(0), 1e-3 * whole), rtol=1e-5)
+  assert std[0] == np.float32(1e-3 * whole) and std[2] > std[1]

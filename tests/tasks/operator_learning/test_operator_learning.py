@@ -556,3 +556,12 @@ def test_a_run_through_the_commands(config, folder, tmp_path):
   np.testing.assert_allclose([x["output"] for x in answers], direct, atol=1e-5)
   drawn = run.task.pictures(variables, run.datasets["test_64"])
   assert set(drawn) == {"functions", "errors"}
+
+
+def test_functions_are_drawn_from_the_least_to_the_largest_error():
+  order = np.random.default_rng(0).permutation(10)
+  outputs = np.ones((10, 8))
+  found = outputs * (1 + (1 + order[:, None]) / 100)
+  drawn = pictures.draw(outputs, outputs, found, periodic=True)["functions"]
+  titles = [a.get_title() for a in drawn.axes if a.get_title()]
+  assert titles == [f"relative L2 error {e:.1e}" for e in (0.01, 0.04, 0.07, 0.1)]

@@ -1,0 +1,38 @@
+"""Moments of rows and damped inverses of factors, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax.optim import algebra, kfac_jax_blocks
+from mixer_jax.optim.curvature_blocks import Diagonals, Kronecker
+
+
+@pytest.mark.parametrize("width", [1024, 2049])
+def test_moments_of_wide_rows_are_numpys(width):
+  x = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
+  wanted = x.T.astype(np.float64) @ x
+  np.testing.assert_allclose(kfac_jax_blocks._moment(jnp.asarray(x)), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_factored_damping_of_diagonals_and_stacks():
+  rng = np.random.default_rng(0)
+  a, roots = rng.uniform(1, 3, (2, 5)) * [[1], [30]], rng.normal(size=(2, 4, 4))
+  g = roots @ roots.swapaxes(1, 2) + np.eye(4)
+  given = {"x": Kronecker(Diagonals(jnp.float32(a)), jnp.float32(g))}
+  left, right = algebra.factored_inverses(given, 0.1)["x"]
+  for i in range(2):
+    pi = np.sqrt(a[i].mean() / (np.trace(g[i]) / 4))
+    np.testing.assert_allclose(left.values[i], 1 / (a[i] + pi * 0.1**0.5), rtol=1e-5)
+    np.testing.assert_allclose(
+      right[i], np.linalg.inv(g[i] + 0.1**0.5 / pi * np.eye(4)), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_factored_inverses_of_dead_inputs_are_finite():
+  given = {
+    "x": Kronecker(jnp.zeros((3, 3)), jnp.eye(2)),
+    "y": Kronecker(jnp.eye(3), jnp.zeros((2, 2))),
+  }
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(algebra.factored_inverses(given, 0.01)))
