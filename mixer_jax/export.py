@@ -3,6 +3,7 @@
 python -m mixer_jax.export --workdir=DIR [--checkpoint=latest|best|STEP|mean:N] --out=FILE.npz
 """
 
+import os
 import pathlib
 
 from absl import flags
@@ -19,7 +20,7 @@ def export(path: str, which: str, out: str) -> pathlib.Path:
   Raises:
     UserError: no such run or checkpoint (see `restore`), or a file that cannot be written.
   """
-  target = pathlib.Path(out).expanduser()
+  target = pathlib.Path(os.path.expanduser(out))
   if target.suffix != ".npz":
     raise UserError(f"{out}: weights are saved as .npz")
   task, variables = without_data(path, which)

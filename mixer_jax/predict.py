@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from absl import flags
 import jax
@@ -63,11 +63,14 @@ def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
 
 
 def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
-  """Writes the numbers and texts of answers to inputs, an array [answers, ...] for each part."""
+  """Writes the numbers and texts of answers to inputs, an array [answers, ...] for each part.
+
+  A UserError of an input is raised after the answers before it are written.
+  """
   if not out.endswith(".npz"):
     raise UserError(f"--out is {out!r}; answers to inputs are saved as .npz")
-  parts = collections.defaultdict(list)
-  for answer in answers:
+  parts, refused = collections.defaultdict(list), []
+  for answer in _until_error(answers, refused):
     for name, part in answer.items():
       with told(f"--out takes numbers and texts; {name} is neither", ValueError):
         array = np.asarray(part)
@@ -79,7 +82,18 @@ def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
       raise UserError(
         f"--out takes answers of one shape; {name} is {one} and {other}: leave it out"
       )
-  _save(out, {name: np.stack(found) for name, found in parts.items()})
+  if parts or not refused:
+    _save(out, {name: np.stack(found) for name, found in parts.items()})
+  if refused:
+    raise refused[0]
+
+
+def _until_error(answers: Iterable[Any], refused: list[UserError]) -> Iterator[Any]:
+  """Answers before the first input that is refused, whose error goes into a list."""
+  try:
+    yield from answers
+  except UserError as error:
+    refused.append(error)
 
 
 def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -116,7 +130,9 @@ def main(argv: list[str]) -> None:
       _write_answers(answers, out)
       return
     for answer in answers:
-      print(json.dumps(answer, ensure_ascii=False), flush=True)
+      line = json.dumps(answer, ensure_ascii=False)
+      whole = line.isascii() or line.encode(errors="ignore").decode() == line
+      print(line if whole else json.dumps(answer), flush=True)  # a file's name may be no text
     return
   run, variables, _ = restore(*chosen)
   if options.split not in run.datasets:

@@ -69,6 +69,11 @@ def users_of(pattern):
   return {name for name, text in SOURCES.items() if re.search(pattern, text, re.MULTILINE)}
 
 
+def test_home_is_looked_up_by_os():
+  """Of "~name" without such a user Path.expanduser makes a RuntimeError, os.path leaves it."""
+  assert not users_of(r"\)\.expanduser\(\)")
+
+
 def test_an_editable_clone_is_importable_from_the_folder_that_holds_it():
   """Without a `package_dir` setuptools installs a finder, which a folder of that name hides."""
   setup = configparser.ConfigParser()

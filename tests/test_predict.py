@@ -38,6 +38,19 @@ def test_answers_that_are_no_arrays_are_told(answers, out, message, tmp_path):
     predict._write_answers(answers, str(tmp_path / out))
 
 
+def test_answers_before_a_refused_input_are_written(tmp_path):
+  def answers():
+    yield {"n": 1}
+    yield {"n": 2}
+    raise UserError("c.jpg: broken image")
+
+  out = tmp_path / "a.npz"
+  with pytest.raises(UserError, match="c.jpg: broken image"):
+    predict._write_answers(answers(), str(out))
+  with np.load(out) as found:
+    assert found["n"].tolist() == [1, 2]
+
+
 def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
   out = tmp_path / "a.npz"
   predict._save(str(out), {"x": np.arange(3)})

@@ -35,7 +35,7 @@ def find(
     others: further values of data.name, for messages; the first needs no files.
   """
   root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-  root = pathlib.Path(root).expanduser().absolute()
+  root = pathlib.Path(os.path.expanduser(root)).absolute()
   with _tfds(name, root / _dataset(name)) as tfds:
     try:
       builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=str(root))

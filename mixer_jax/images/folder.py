@@ -116,7 +116,7 @@ class Files:
     return read_file(self.where(i)), int(self.labels[i])
 
   def fingerprint(self) -> str:
-    with _readable(self.root):
+    with readable(self.root):
       stats = [(name, os.stat(self.root / name)) for name in map(os.fsdecode, self.names)]
     files = ((name, found.st_size, found.st_mtime_ns) for name, found in stats)
     return cache.fingerprint(self.identity, files)
@@ -124,19 +124,19 @@ class Files:
 
 def read_file(path: str | os.PathLike) -> bytes:
   """The content of a file; a UserError if it cannot be read."""
-  with _readable(path):
+  with readable(path):
     return pathlib.Path(path).read_bytes()
 
 
 def listed(path: pathlib.Path, folders: bool = False) -> list[str]:
   """The sorted names in a folder, or of its folders, without hidden ones (.DS_Store)."""
-  with _readable(path), os.scandir(path) as entries:
+  with readable(path), os.scandir(path) as entries:
     shown = (entry for entry in entries if not entry.name.startswith("."))
     return sorted(entry.name for entry in shown if not folders or entry.is_dir())
 
 
 @contextlib.contextmanager
-def _readable(path: str | os.PathLike) -> Iterator[None]:
+def readable(path: str | os.PathLike) -> Iterator[None]:
   try:
     yield
   except OSError as error:

@@ -95,7 +95,7 @@ class _Sets:
   def __init__(self, path: str, known: Sequence[str]):
     self._path, self._known = path, {name: i for i, name in enumerate(known)}
     with told(f"{path}: cannot be read", OSError, ValueError, RecursionError):
-      self._entries = json.loads(pathlib.Path(path).expanduser().read_text())
+      self._entries = json.loads(pathlib.Path(os.path.expanduser(path)).read_text())
     if not isinstance(self._entries, list | dict):
       raise UserError(f"{path}: is no JSON list or object of lists of classes")
 

@@ -56,7 +56,7 @@ def find(name: str, path: str) -> pathlib.Path | None:
   """The archive or unpacked folder that data.name and data.dir mean; None: another source."""
   if name not in FORMATS or not path:
     return None
-  given, known = pathlib.Path(path).expanduser(), FORMATS[name]
+  given, known = pathlib.Path(os.path.expanduser(path)), FORMATS[name]
   places = (given, given / known.folder, given / known.archive)
   return next((x for x in places if os.path.isfile(x) or os.path.isfile(x / known.meta)), None)
 

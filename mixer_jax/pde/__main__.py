@@ -10,6 +10,7 @@ run has --split=test --functions=100.
 """
 
 import functools
+import os
 import pathlib
 import time
 
@@ -31,7 +32,7 @@ def make(kind: str, argv: list[str]) -> None:
   del argv
   given = flags.FLAGS
   if given.out:
-    out = pathlib.Path(given.out).expanduser().absolute()
+    out = pathlib.Path(os.path.expanduser(given.out)).absolute()
     if out.suffix != ".npz" or not out.parent.is_dir():
       raise UserError(f"--out={given.out}: allowed: a file .npz in a folder that exists")
   physics = {k: v for k in _physics() if (v := getattr(given, k)) is not None}

@@ -82,7 +82,7 @@ def _is_grid(array: np.ndarray) -> bool:
 def write(path: str, functions: Functions) -> None:
   """Writes an .npz that `read` reads, all of it or nothing; a UserError if that is impossible."""
   names = NAMES[len(functions.grid)]
-  target = pathlib.Path(path).expanduser()
+  target = pathlib.Path(os.path.expanduser(path))
   with (
     told(f"{path}: cannot be written", OSError),
     tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as folder,
@@ -94,7 +94,7 @@ def write(path: str, functions: Functions) -> None:
 
 def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   """The names of a file's arrays, and the reader of one."""
-  file = pathlib.Path(path).expanduser()
+  file = pathlib.Path(os.path.expanduser(path))
   if file.suffix not in (".npz", ".mat"):
     raise UserError(f"{path}: files of functions end in .npz or .mat")
   if not file.parent.is_dir():

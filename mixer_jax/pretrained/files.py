@@ -40,7 +40,7 @@ def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
     return _here(source)
   name = pathlib.PurePosixPath(urllib.parse.urlsplit(url).path).name[-100:]
   name = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "weights"
-  cache = pathlib.Path(cache_dir or "~/.cache/mixer_jax/weights").expanduser()
+  cache = pathlib.Path(os.path.expanduser(cache_dir or "~/.cache/mixer_jax/weights"))
   path = cache / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}" / name
   try:
     return path, _kept(url, path, catalog.published_sha256(url) if entry else "")
@@ -53,7 +53,7 @@ def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
 
 def _here(source: str) -> tuple[pathlib.Path, str]:
   """The path and the SHA-256 of a file on this machine."""
-  path = pathlib.Path(source).expanduser()
+  path = pathlib.Path(os.path.expanduser(source))
   if not os.path.exists(path):  # Path's raises where it may not look
     near = difflib.get_close_matches(source, catalog.CATALOG)
     hint = f"; public files with a near name: {', '.join(near)}" if near else ""

@@ -221,7 +221,7 @@ def save(
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
   """
-  path = pathlib.Path(path).expanduser()
+  path = pathlib.Path(os.path.expanduser(path))
   if path.suffix != ".npz":
     raise UserError(f"{path}: weights are saved as .npz")
   fields = {name: getattr(model, name) for name in UNSEEN if hasattr(model, name)}

@@ -55,7 +55,7 @@ def _foreign(workdir: pathlib.Path) -> str | None:
 
 
 def _absolute(path: str) -> pathlib.Path:
-  return pathlib.Path(path).expanduser().absolute()
+  return pathlib.Path(os.path.expanduser(path)).absolute()
 
 
 @contextlib.contextmanager
@@ -155,7 +155,7 @@ def with_files(
 def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
   """Copies files, by the fields of the config that name them; see `with_files`."""
   for field, path in files.items():
-    source = pathlib.Path(path).expanduser()
+    source = pathlib.Path(os.path.expanduser(path))
     copy = workdir / _FILES / field / source.name
     copy.parent.mkdir(parents=True, exist_ok=True)
     for other in set(copy.parent.iterdir()) - {copy}:  # of a start that ended before its first step

@@ -22,7 +22,7 @@ def keep_in(directory: str | None) -> None:
     if jax.config.jax_compilation_cache_dir is not None or jax.default_backend() == "cpu":
       return
     place = (os.environ.get("XDG_CACHE_HOME") or "~/.cache") + "/mixer_jax/compiled"
-  path = place and pathlib.Path(place).expanduser().absolute()
+  path = place and pathlib.Path(os.path.expanduser(place)).absolute()
   try:
     if path:
       path.mkdir(parents=True, exist_ok=True)

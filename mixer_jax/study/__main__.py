@@ -34,7 +34,9 @@ def main(_: list[str]) -> None:
   jax.config.update("jax_platforms", "cpu")
   file = os.path.expanduser(options.study)  # a shell leaves the ~ of --study=~/FILE alone
   study = plan.load(file)
-  if options.list and not (pathlib.Path(options.workdir).expanduser() / record.PLAN).exists():
+  if (
+    options.list and not (pathlib.Path(os.path.expanduser(options.workdir)) / record.PLAN).exists()
+  ):
     for run in study.select(options.run):
       print(f"{run.name}  waiting, nothing was begun")
     return

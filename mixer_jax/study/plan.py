@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import itertools
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -246,7 +247,7 @@ def read_config(path: str | pathlib.Path, *args: str) -> ConfigDict:
 
 def _call(path: str | pathlib.Path, function: str, *args: str) -> Any:
   """Calls a function of a Python file."""
-  file = pathlib.Path(path).expanduser()
+  file = pathlib.Path(os.path.expanduser(path))
   if not file.is_file() or file.suffix != ".py":
     raise UserError(f"{path} does not exist, or is no .py file")
   try:

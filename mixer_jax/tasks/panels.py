@@ -5,6 +5,11 @@ from typing import Any
 import numpy as np
 
 
+def plain(text: str) -> str:
+  """A name as it is: two "$" would make mathematics of what is between them."""
+  return text.replace("$", r"\$")
+
+
 def panels(
   rows: int, columns: int, size: tuple[float, float], **options: Any
 ) -> tuple[Any, np.ndarray]:

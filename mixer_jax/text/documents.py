@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import pathlib
 from typing import Any, Iterator, Protocol, Sequence
 
@@ -132,7 +133,7 @@ def decoded(examples: tfds_source.Examples, i: int, field: str, text: Any) -> st
 
 def files(path: str) -> list[pathlib.Path]:
   """A file of text, or those of a folder; a UserError if there is none, or of another ending."""
-  root = pathlib.Path(path).expanduser().absolute()
+  root = pathlib.Path(os.path.expanduser(path)).absolute()
   if not path or not root.exists():
     raise UserError(f"{path!r}: no such file or folder of text")
   paths = _listed(root) if root.is_dir() else [root]

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import pathlib
 from typing import Iterator, NamedTuple, Sequence
 
@@ -11,6 +12,7 @@ from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
 from mixer_jax.text import tables
 from mixer_jax.text.documents import check_text, decoded
+from mixer_jax.text.sequences import id_dtype
 from mixer_jax.text.subwords import Subwords
 
 _TABLES = tuple(e for e in tables.ENDINGS if not e.startswith(".txt"))
@@ -75,7 +77,7 @@ def pairs(
   if split:
     rows, where = _read_tfds(path, own, split, data_dir, others), f"{path}, {split!r}"
   else:
-    where = str(pathlib.Path(path).expanduser().absolute())
+    where = str(pathlib.Path(os.path.expanduser(path)).absolute())
     rows = (_read_table if _is_table(where) else _read_files)(where, own)
   stripped = [(a.strip(), b.strip()) for a, b in rows]
   kept = [pair for pair in stripped if all(pair)]
@@ -136,7 +138,7 @@ def encode(found: Pairs, vocabulary: Subwords, max_length: int) -> Tokens:
   """
   arrays, rates = {}, []
   for side, texts in (("source", found.sources), ("target", found.targets)):
-    ids = np.full((len(texts), max_length), vocabulary.pad, _dtype(vocabulary))
+    ids = np.full((len(texts), max_length), vocabulary.pad, id_dtype(vocabulary))
     length = np.empty(len(texts), np.int32)
     for start in range(0, len(texts), _CHUNK):
       encoded = vocabulary.encode(texts[start : start + _CHUNK], parallel=True)
@@ -153,7 +155,3 @@ def encode(found: Pairs, vocabulary: Subwords, max_length: int) -> Tokens:
         f" {rate:.2f} tokens a byte; train it on files of both languages"
       )
   return Tokens(arrays)
-
-
-def _dtype(vocabulary: Subwords) -> type:
-  return np.uint16 if vocabulary.size <= 2**16 else np.int32

@@ -1,6 +1,7 @@
 """Labelled texts, alone or in pairs, of a table or of TFDS; they are held in memory."""
 
 import functools
+import os
 import pathlib
 from typing import Any, NamedTuple, Sequence
 
@@ -49,7 +50,7 @@ def rows(
   """
   if split:
     return _read_tfds(path, text, pair, label, split, data_dir, others)
-  return _read_table(pathlib.Path(path).expanduser().absolute(), text, pair, label)
+  return _read_table(pathlib.Path(os.path.expanduser(path)).absolute(), text, pair, label)
 
 
 def _read_table(path: pathlib.Path, text: str, pair: str, label: str) -> Rows:

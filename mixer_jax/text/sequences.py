@@ -8,12 +8,12 @@ import itertools
 import logging
 import pathlib
 import tempfile
-from typing import BinaryIO, Iterator, NamedTuple, Sequence
+from typing import Any, BinaryIO, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from mixer_jax.data import cache
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.text.documents import Documents
 from mixer_jax.text.vocabulary import Vocabulary
 
@@ -84,7 +84,8 @@ def pack(
 
   identity = (_FORMAT, vocabulary.fingerprint(), max_length, mode)
   key = cache.fingerprint(identity, [(documents.fingerprint(), 0, 0)])
-  arrays = dict(cache.read(place, f"text-{mode}", key, build))
+  with told(f"{documents.source}: its tokens cannot be kept on a disk", OSError):
+    arrays = dict(cache.read(place, f"text-{mode}", key, build))
   return Corpus(arrays, *arrays.pop("counts").tolist())
 
 
@@ -101,7 +102,7 @@ def pairs(
   """
   _check_length(max_length)
   n, cut = len(texts), 0
-  ids = np.full((n, max_length), vocabulary.pad, _dtype(vocabulary))
+  ids = np.full((n, max_length), vocabulary.pad, id_dtype(vocabulary))
   length = np.empty(n, np.int32)
   segment_start = np.full(n, max_length, np.int32)
   for start in range(0, n, _DOCUMENTS):
@@ -127,7 +128,8 @@ def _check_length(max_length: int) -> None:
     raise ValueError(f"max_length is {max_length}; allowed: at least {SHORTEST}")
 
 
-def _dtype(vocabulary: Vocabulary) -> type:
+def id_dtype(vocabulary: Any) -> type:
+  """The smallest type of arrays of ids of a vocabulary."""
   return np.uint16 if vocabulary.size <= 2**16 else np.int32
 
 
@@ -147,7 +149,7 @@ def _build(
 ) -> dict[str, np.ndarray]:
   """Encodes into a file whose size need not be known, then copies it into the arrays."""
   make = _Cut if mode == "cut" else _Packed
-  maker, lengths, dtype = make(vocabulary, max_length), [], _dtype(vocabulary)
+  maker, lengths, dtype = make(vocabulary, max_length), [], id_dtype(vocabulary)
   with _spool(place) as file:
     for rows, length in maker.chunks(documents):
       file.write(rows.astype(dtype).tobytes())

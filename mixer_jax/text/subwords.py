@@ -54,9 +54,9 @@ class Subwords:
     from tokenizers import Tokenizer
 
     with told(f"{path}: vocabulary cannot be read", OSError):
-      content = pathlib.Path(path).expanduser().read_bytes()
+      content = pathlib.Path(os.path.expanduser(path)).read_bytes()
     with told(f"{path}: is no tokenizer.json; {_MAKE}. The library says"):
-      tokenizer = Tokenizer.from_str(content.decode())
+      tokenizer = Tokenizer.from_str(content.decode("utf-8-sig"))
     return cls(tokenizer, str(path))
 
   @classmethod
@@ -125,7 +125,7 @@ class Subwords:
   def save(self, path: str | os.PathLike) -> None:
     """Writes a tokenizer.json; a UserError if the file cannot be written."""
     with told(f"{path}: vocabulary cannot be written", OSError):
-      pathlib.Path(path).expanduser().write_text(self._content, encoding="utf-8")
+      pathlib.Path(os.path.expanduser(path)).write_text(self._content, encoding="utf-8")
 
   @functools.cached_property
   def _content(self) -> str:

@@ -48,7 +48,7 @@ class Vocabulary:
   def read(cls, path: str | os.PathLike) -> "Vocabulary":
     """Reads a file with one entry a line, such as BERT's vocab.txt; or a UserError."""
     with told(f"{path}: vocabulary cannot be read", OSError):
-      content = pathlib.Path(path).expanduser().read_bytes()
+      content = pathlib.Path(os.path.expanduser(path)).read_bytes()
     try:
       text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -148,7 +148,9 @@ class Vocabulary:
   def save(self, path: str | os.PathLike) -> None:
     """Writes one entry a line; a UserError if the file cannot be written."""
     with told(f"{path}: vocabulary cannot be written", OSError):
-      pathlib.Path(path).expanduser().write_bytes("".join(f"{x}\n" for x in self.words).encode())
+      pathlib.Path(os.path.expanduser(path)).write_bytes(
+        "".join(f"{x}\n" for x in self.words).encode()
+      )
 
   @functools.cached_property
   def _tokenizer(self) -> Any:

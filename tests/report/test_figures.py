@@ -4,6 +4,9 @@ import matplotlib
 import numpy as np
 
 from mixer_jax.report import figures
+from mixer_jax.tasks.image_classification import pictures as image_pictures
+from mixer_jax.tasks.segmentation import pictures as mask_pictures
+from mixer_jax.tasks.text import pictures as text_pictures
 
 
 def test_neither_backend_nor_pyplot_know_of_them(tmp_path):
@@ -40,3 +43,16 @@ def test_a_title_stays_within_its_figure(tmp_path):
   figures.save(figure, tmp_path / "a.png")
   box = figure._suptitle.get_window_extent()
   assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_names_with_dollars_are_no_mathematics(tmp_path):
+  names, image = ["under $10_$", "$$"], np.zeros((2, 4, 4, 3), np.uint8)
+  drawn = [
+    image_pictures.draw_confusion(np.eye(2), names),
+    image_pictures.draw_mistakes(image, np.arange(2), np.eye(2)[::-1], names),
+    mask_pictures.draw_confusion(np.eye(2), names),
+    text_pictures.attention({"Block_0": np.eye(2)}, names, names),
+  ]
+  for figure in drawn:
+    figures.save(figure, tmp_path / "a.png")
+  assert drawn[0].axes[0].get_xticklabels()[0].get_text() == r"under \$10_\$"

@@ -20,7 +20,7 @@ _CHUNK = 1000  # images that are float32 at their stored size at once
 
 @dataclasses.dataclass(frozen=True)
 class PixelData:
-  """The group `config.data`; a UserError for split strings or sizes that contradict each other."""
+  """The group `config.data`; the check of `source` tells contradictions."""
 
   name: Annotated[str, _SAME["name"]] = "sample"
   dir: Annotated[str, _SAME["dir"]] = ""

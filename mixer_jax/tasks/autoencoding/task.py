@@ -18,6 +18,7 @@ from mixer_jax.options import one_of
 from mixer_jax.tasks.autoencoding import pictures, pixels
 from mixer_jax.tasks.autoencoding.autoencoder import VARIANTS
 from mixer_jax.tasks.autoencoding.pixels import PixelData
+from mixer_jax.tasks.images import batches
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
 
@@ -107,12 +108,18 @@ class Autoencoding(BaseTask):
     """The code and the squared error of image files, cut to squares."""
     side = self._data.image_size
     fit = functools.partial(crops.centre, shorter=side, side=side)
-    read = [decode.decode_image(folder.read_file(path), str(path), fit) for path in inputs]
-    images = pixels.rows(np.stack(read), self._data)
-    found = jax.device_get(self.representations(variables, {"image": images}))
-    squares = np.square(found["reconstructions"].reshape(images.shape) - images).sum(1)
-    for path, code, error in zip(inputs, found["codes"], squares):
-      yield {"path": path, "error": float(error), "code": code.tolist()}
+    read = lambda path: decode.decode_image(folder.read_file(path), str(path), fit)
+    for begin in range(0, len(inputs), self._eval_batch_size):
+      paths = inputs[begin : begin + self._eval_batch_size]
+      whole, refused = batches.until_error(read, paths)
+      if whole:
+        images = pixels.rows(np.stack(whole), self._data)
+        found = jax.device_get(self.representations(variables, {"image": images}))
+        squares = np.square(found["reconstructions"].reshape(images.shape) - images).sum(1)
+        for path, code, error in zip(paths, found["codes"], squares):
+          yield {"path": path, "error": float(error), "code": code.tolist()}
+      if refused:
+        raise refused
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     images = split.arrays()["image"][:_PICTURED]

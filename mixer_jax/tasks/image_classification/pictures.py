@@ -4,7 +4,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from mixer_jax.tasks.panels import panels
+from mixer_jax.tasks.panels import panels, plain
 
 _WORST = 12  # mistakes that are shown
 
@@ -24,6 +24,7 @@ def worst(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
   """The table of `confusion` as a Matplotlib figure; names and numbers up to 20 classes."""
+  names = [plain(name) for name in names]
   figure, ((axis,),) = panels(1, 1, (7, 6.4))
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -42,6 +43,7 @@ def draw_mistakes(
   images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]
 ) -> Any:
   """A Matplotlib figure of images [n, h, w, 3] taken for another class, with both classes."""
+  names = [plain(name) for name in names]
   figure, axes = panels(3, 4, (9, 7.5))
   for axis, image, label, row in zip(axes.flat, images, labels, probabilities, strict=False):
     axis.imshow(image)
@@ -60,6 +62,7 @@ def draw_augmented(
   `augmented` [n, draws, h, w, 3] have values of about [0, 1]; noise beyond them is cut off.
   """
   n, draws = augmented.shape[:2]
+  names = [plain(name) for name in names]
   figure, axes = panels(n, draws + 1, (draws + 1, n + 0.3))
   for row, image, others, label in zip(axes, images, augmented, labels):
     for axis, shown in zip(row, [image, *np.clip(others, 0, 1)]):

@@ -67,7 +67,7 @@ class RunModel(NamedTuple):
 def run_model(path: str) -> RunModel:
   """The model of a run; a UserError if there is no such run, or it has no model of images."""
   with told(f"{path!r} is no run", OSError, ValueError):
-    config = json.loads((pathlib.Path(path).expanduser() / "config.json").read_text())
+    config = json.loads((pathlib.Path(os.path.expanduser(path)) / "config.json").read_text())
   match config:
     case {
       "task": str(task),
@@ -102,7 +102,7 @@ def describe(path: str) -> Weights:
 
 def class_names(path: str) -> tuple[str, ...]:
   """The names of a run's classes, from its record; () if they are not in it."""
-  record = pathlib.Path(path).expanduser() / "run.json"
+  record = pathlib.Path(os.path.expanduser(path)) / "run.json"
   wrong = OSError, ValueError, LookupError, TypeError, AttributeError
   with told(f"{record} is not the record of a run's sessions", *wrong):
     sessions = json.loads(record.read_text())["sessions"] if record.exists() else []

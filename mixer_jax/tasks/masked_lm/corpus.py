@@ -4,7 +4,10 @@ import dataclasses
 import logging
 from typing import Annotated, Mapping
 
+import numpy as np
+
 from mixer_jax.data.dataset import Arrays
+from mixer_jax.errors import UserError
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.text import text_data
 from mixer_jax.text import sample, sequences
@@ -23,9 +26,14 @@ class Corpus(text_data.TextData):
   paragraphs: Annotated[bool, Option("an empty line ends a document, not each line")] = False
   packing: one_of(_PACKINGS, sequences.MODES) = "packed"
 
+  def check(self) -> None:
+    super().check()
+    if self.name == "sample" and self.field != Corpus.field:
+      raise UserError(f"data.field is {self.field!r}; allowed with data.name='sample': 'text'")
+
 
 def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
-  """Splits of {"ids": integers [tokens], "length": int32, "row": int32}; or a UserError.
+  """Splits of {"ids": integers [tokens], "length": int32, "row": int32, its number}; or a UserError.
 
   A part of a split is contiguous: neighbours are often of one document.
   """
@@ -41,4 +49,6 @@ def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
     text_data.tell_unknown(packed.arrays, vocabulary, path)
     return packed.arrays
 
-  return text_data.load(data, read, shuffled=False)
+  found = text_data.load(data, read, shuffled=False)
+  numbered = lambda split: {**split.tree, "row": np.arange(len(split), dtype=np.int32)}
+  return {name: Arrays(numbered(split)) for name, split in found.items()}

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 
 from mixer_jax import models
 from mixer_jax.data.dataset import Dataset
@@ -112,7 +111,7 @@ class MaskedLm(BaseTask):
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     inputs = (batch["ids"], batch["real"], None, batch["positions"])
     logits = self.model.apply(variables, *inputs, train=True, rngs={"dropout": key})
-    losses, hits = _scores(logits, batch["targets"])
+    losses, hits = text_data.scores(logits, batch["targets"])
     loss = WeightedSum.of(losses, batch["weights"])
     return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits, batch["weights"])})
 
@@ -126,7 +125,7 @@ class MaskedLm(BaseTask):
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     logits, targets, weights, _ = self.predict(variables, batch)
-    losses, hits = _scores(logits, targets)
+    losses, hits = text_data.scores(logits, targets)
     weights = weights * mask[:, None]
     return {
       "perplexity": ExpMean.of(losses, weights),
@@ -142,6 +141,7 @@ class MaskedLm(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The likeliest words for each [MASK] of a sentence, and the sentence with the first ones."""
+    text_data.check_list(inputs)
     vocabulary, length = self.vocabulary, self._data.max_length
     for sentence, ids in zip(inputs, vocabulary.encode(inputs)):
       ids = np.concatenate([[vocabulary.cls], ids, [vocabulary.sep]]).astype(np.int32)
@@ -175,9 +175,3 @@ class MaskedLm(BaseTask):
 def _predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
   inputs = (batch["ids"], batch["real"], None, batch["positions"])
   return Prediction(model.apply(variables, *inputs), batch.get("targets"), batch.get("weights"))
-
-
-def _scores(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Losses in nats and whether the likeliest word is the right one, each [batch, k]."""
-  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-  return losses, (jnp.argmax(logits, axis=-1) == targets) & jnp.isfinite(losses)

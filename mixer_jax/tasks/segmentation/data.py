@@ -13,7 +13,7 @@ import numpy as np
 from mixer_jax import options
 from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, told
 from mixer_jax.images import folder
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.options import COUNT, Option, one_of
@@ -111,6 +111,13 @@ def load(data: SegmentationData) -> Loaded:
   names = _names(data, [used[base].ids[rows.start : rows.stop] for base, rows in parts["train"]])
   for base in used.values():
     base.check(data.void, len(names))
+  real = np.arange(256) != data.void
+  for name, chosen in parts.items():
+    if not any(used[base].ids[rows.start : rows.stop, real].any() for base, rows in chosen):
+      void = f"all pixels of its masks have data.void, {data.void}"
+      raise UserError(
+        f"data.{name}_split={data.specs[name]!r}: {void}; allowed: masks with classes"
+      )
   return Loaded({k: _joined(chosen, used) for k, chosen in parts.items()}, names)
 
 
@@ -184,7 +191,8 @@ def _given_names(data: SegmentationData) -> tuple[str, ...]:
   path = pathlib.Path(os.path.expanduser(data.dir), "classes.txt")
   if not path.exists():
     return ()
-  lines = folder.read_file(path).decode(errors="replace").splitlines()
+  with told(f"{path} is not UTF-8", UnicodeDecodeError):
+    lines = folder.read_file(path).decode("utf-8-sig").splitlines()
   return _different([line for line in lines if line.strip()], str(path))
 
 

@@ -77,7 +77,8 @@ class Pairs:
     `ids` bool [n, 256] are those in each mask. They are decoded once, see `data.cache`. A UserError
     if a file is broken, a mask is of another kind, or sizes differ.
     """
-    stats = [(str(path), os.stat(path)) for pair in self._files for path in pair]
+    with folder.readable(self.root):
+      stats = [(str(path), os.stat(path)) for pair in self._files for path in pair]
     files = [(name, found.st_size, found.st_mtime_ns) for name, found in stats]
     key = cache.fingerprint((_FORMAT, self.canvas, self.canvas and self.void), files)
     return cache.read(cache.place(cache_dir), f"pairs-{self.base}", key, self._decode_all)

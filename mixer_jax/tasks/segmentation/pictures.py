@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from mixer_jax.tasks.metrics import ious
-from mixer_jax.tasks.panels import panels
+from mixer_jax.tasks.panels import panels, plain
 
 _SHOWN = 6  # images
 _NAMED = 24  # most classes whose names stand in a figure
@@ -49,6 +49,7 @@ def draw_masks(
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
   """How often each class (row) was taken for each (column), and the classes' IoU, as a figure."""
+  names = [plain(name) for name in names]
   figure, ((axis,),) = panels(1, 1, (8, 6.6))
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   figure.colorbar(
@@ -89,5 +90,7 @@ def _add_legend(figure: Any, names: Sequence[str]) -> None:
   from matplotlib.patches import Patch
 
   if len(names) <= _NAMED:
-    patches = [Patch(color=c / 255, label=name) for c, name in zip(colours(len(names)), names)]
+    patches = [
+      Patch(color=c / 255, label=plain(name)) for c, name in zip(colours(len(names)), names)
+    ]
     figure.legend(handles=patches, loc="outside lower center", ncols=6, fontsize=7)

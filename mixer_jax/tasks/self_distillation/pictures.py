@@ -5,7 +5,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from mixer_jax.images.views import GLOBAL
-from mixer_jax.tasks.panels import panels
+from mixer_jax.tasks.panels import panels, plain
 
 NEIGHBOURS = 8  # of each image
 
@@ -24,6 +24,7 @@ def draw_neighbours(
   another class have a red title.
   """
   n, k = their_labels.shape
+  names = [plain(name) for name in names]
   figure, axes = panels(n, k + 1, (1.1 * (k + 1), 1.3 * n + 0.3))
   for row, line in enumerate(axes):
     line[0].imshow(images[row])

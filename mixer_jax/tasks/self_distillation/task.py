@@ -18,6 +18,7 @@ from mixer_jax.errors import UserError, told
 from mixer_jax.images import augment, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.views import Views, views
+from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.images import batches, probes
 from mixer_jax.tasks.images.probes import Knn
@@ -250,6 +251,7 @@ class SelfDistillation(BaseTask):
       raise UserError(
         "the split train is the one that neighbours are sought in; allowed: another split"
       )
+    variables, _ = mesh_lib.of_process(dict(variables))  # each process computes all of it
     labels, features = self._labelled(variables, train, batches.spaced(train, self._knn.images))
     wanted, queries = self._labelled(variables, split, batches.spaced(split))
     classes = len(self._loaded.class_names)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 from typing import Annotated, Any, Callable, Mapping, NamedTuple
 
@@ -51,10 +52,11 @@ def describe(path: str) -> Described:
     fields = dict(_bert(path).fields)
     fields.pop("vocab_size")
     return Described("bert_base", fields, fields.pop("max_length"), fields.pop("segments"))
-  where = pathlib.Path(path).expanduser()
+  where = pathlib.Path(os.path.expanduser(path))
   if (weights := where / "model.safetensors").exists():
     raise UserError(f"{path!r} is a folder of weights; take {str(weights)!r}")
-  with told(f"{path!r} is no run on text and no .safetensors file", OSError, ValueError, KeyError):
+  wrong = OSError, ValueError, LookupError, TypeError, AttributeError
+  with told(f"{path!r} is no run on text and no .safetensors file", *wrong):
     config = json.loads((where / "config.json").read_text())
     model, data = dict(config["model"]), config["data"]
     own = {k: v for k, v in model.items() if v is not None and k != "name"}
@@ -100,7 +102,7 @@ def with_vocabulary(
   """The config with the vocabulary of a trained encoder, which must not be another one."""
   if not given.vocabulary:
     return config
-  own, content = config.data.vocabulary, lambda p: pathlib.Path(p).expanduser().read_bytes()
+  own, content = config.data.vocabulary, lambda p: pathlib.Path(os.path.expanduser(p)).read_bytes()
   with told(f"data.vocabulary is {own!r}", OSError):
     if own and content(own) != content(given.vocabulary):
       raise UserError(f"data.vocabulary is {own!r}, not that of {path!r}; leave it out")

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from mixer_jax import models
-from mixer_jax.tasks.panels import panels
+from mixer_jax.tasks.panels import panels, plain
 
 _COLUMNS = 6
 _ATTENDED = 40  # tokens of a sentence that are shown
@@ -129,8 +129,8 @@ def attention(
   figure, axes = _square_panels(len(maps), 0.8 + 0.11 * max(n, m))
   for axis, (name, weights) in zip(axes, maps.items()):
     axis.imshow(weights[:n, :m], cmap="Blues", vmin=0)
-    axis.set_xticks(range(m), attended, rotation=90, fontsize=5)
-    axis.set_yticks(range(n), tokens, fontsize=5)
+    axis.set_xticks(range(m), [*map(plain, attended)], rotation=90, fontsize=5)
+    axis.set_yticks(range(n), [*map(plain, tokens)], fontsize=5)
     axis.set_title(name.rpartition("_")[2], fontsize=8)
   figure.suptitle("tokens (columns) that each token (row) attends to, by block", fontsize=10)
   return figure

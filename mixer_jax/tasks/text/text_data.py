@@ -3,11 +3,15 @@
 import dataclasses
 import functools
 import logging
+import os
 import pathlib
-from typing import Annotated, Any, Callable, ClassVar, Mapping
+from typing import Annotated, Any, Callable, ClassVar, Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import optax
 
 from mixer_jax import options
 from mixer_jax.data import splits
@@ -91,13 +95,25 @@ class TextData:
   def source(self, base: str) -> tuple[str, str]:
     """The path and "", or the TFDS name and the split, that a base split is read from."""
     if self.name == "files":
-      return str(pathlib.Path(self.dir).expanduser().absolute() / base), ""
+      return str(pathlib.Path(os.path.expanduser(self.dir)).absolute() / base), ""
     if self.name != "sample":
       return self.name, base
     if base not in self.sample_splits:
       allowed = ", ".join(self.sample_splits)
       raise UserError(f"the sample has no split {base!r}; allowed: {allowed}")
     return str(self.sample_splits[base]), ""
+
+
+def scores(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Losses [...] in nats of logits [..., n], and whether the likeliest one is the right one."""
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+  return losses, (jnp.argmax(logits, axis=-1) == targets) & jnp.isfinite(losses)
+
+
+def check_list(inputs: Sequence[str]) -> None:
+  """Raises a UserError for a text in the place of a list of them, whose letters would be inputs."""
+  if isinstance(inputs, str):
+    raise UserError(f"the inputs are the text {inputs!r}; allowed: a list of sentences")
 
 
 @functools.lru_cache(maxsize=2)
@@ -109,7 +125,7 @@ def vocabulary(path: str) -> Vocabulary:
 def load(
   data: TextData, read: Callable[[str], Mapping[str, np.ndarray]], shuffled: bool
 ) -> dict[str, Arrays]:
-  """The splits as arrays [n, ...], with the number "row" of each example within its split.
+  """The splits as arrays [n, ...].
 
   A UserError if a split string selects nothing, or validation examples are trained on.
 
@@ -125,9 +141,7 @@ def load(
   for name, chosen in parts.items():
     drawn = shuffled and data.name in OTHERS  # TFDS sets keep their own order
     taken = [_rows(read(base), rows, drawn) for base, rows in chosen]
-    arrays = taken[0] if len(taken) == 1 else _joined(taken)
-    row = np.arange(len(next(iter(arrays.values()))), dtype=np.int32)
-    found[name] = Arrays({**arrays, "row": row})
+    found[name] = Arrays(dict(taken[0] if len(taken) == 1 else _joined(taken)))
   return found
 
 

@@ -34,7 +34,7 @@ class LabelledText(text_data.TextData):
 
 
 class Loaded(NamedTuple):
-  """Splits of {"ids": [tokens], "length", "segment_start", "label", "row"}; classes by label."""
+  """Splits of {"ids": [tokens], "length", "segment_start", "label"}; classes by label."""
 
   splits: Mapping[str, Arrays]
   class_names: tuple[str, ...]

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 
 from mixer_jax import models
 from mixer_jax.data import order
@@ -174,7 +173,7 @@ class TextClassification(BaseTask):
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     inputs, params = self._inputs(variables, batch), {"params": variables["params"]}
     logits = self.model.apply(params, *inputs, train=True, rngs={"dropout": key})
-    losses, hits = _scores(logits, batch["label"])
+    losses, hits = text_data.scores(logits, batch["label"])
     loss = WeightedSum.of(losses)
     return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits)})
 
@@ -188,7 +187,7 @@ class TextClassification(BaseTask):
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     logits, labels, *_ = self.predict(variables, batch)
-    losses, hits = _scores(logits, labels)
+    losses, hits = text_data.scores(logits, labels)
     sums = {"accuracy": WeightedSum.of(hits, mask), "loss": WeightedSum.of(losses, mask)}
     if logits.shape[1] > 2:
       return sums
@@ -202,8 +201,7 @@ class TextClassification(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The class of each sentence; of a pair the two sentences are apart by a tab."""
-    if isinstance(inputs, str):
-      raise UserError(f"the inputs are the text {inputs!r}; allowed: a list of sentences")
+    text_data.check_list(inputs)
     if not inputs:
       return
     pairs = [sentence.split("\t") for sentence in inputs]
@@ -244,9 +242,3 @@ class TextClassification(BaseTask):
     tokens = [self.vocabulary.words[i] for i in examples["ids"][0][: examples["length"][0]]]
     params = {"params": variables["params"]}
     return pictures.of_encoder(self.model, params, self._inputs(variables, batch), tokens)
-
-
-def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Losses in nats, and whether the likeliest class is the right one, each [batch]."""
-  losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-  return losses, (jnp.argmax(logits, axis=1) == labels) & jnp.isfinite(losses)

@@ -70,7 +70,7 @@ def vocabulary(path: str) -> Subwords:
 
 
 def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
-  """Splits of the arrays of `pairs.Tokens`, but for "cut", and "row"; or a UserError.
+  """Splits of the arrays of `pairs.Tokens`, but for "cut"; or a UserError.
 
   Pairs that are longer than the limit are left out of training, and cut in test sets. A test set is
   as wide as its longest sentences.

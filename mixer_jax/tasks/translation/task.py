@@ -18,9 +18,10 @@ from mixer_jax.options import Option, one_of
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
-from mixer_jax.tasks.text import encoders
+from mixer_jax.tasks.text import encoders, text_data
 from mixer_jax.tasks.translation import aligned, bleu, pictures
 
+_TOGETHER = 32  # batches of inputs that are sorted by length together
 _BEAMS = "hypotheses of the beam search of `predict`; 1: greedy"
 
 
@@ -120,6 +121,11 @@ class Translation(BaseTask):
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
     return Prediction(self._logits(variables, batch), batch["targets"], batch["weights"])
 
+  def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
+    """ "outputs": the likeliest next words, int32 [batch, m], in the place of all words' logits."""
+    outputs = jnp.argmax(self._logits(variables, batch), axis=-1)
+    return {"outputs": outputs.astype(jnp.int32)}
+
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     own = {**batch, "weights": batch["weights"] & mask[:, None]}
     return _scores(nn.log_softmax(self._logits(variables, batch)), own)[1]
@@ -184,6 +190,7 @@ class Translation(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The translation of each sentence, with its log-probability over the length penalty."""
+    text_data.check_list(inputs)
     longest = self._data.max_length
     encoded = self.vocabulary.encode([text.strip() for text in inputs])
     for text, ids in zip(inputs, encoded):
@@ -193,9 +200,12 @@ class Translation(BaseTask):
     for row, ids in zip(source, encoded):
       row[: len(ids) + 1] = [*ids, self.vocabulary.eos]
     lengths = np.array([len(ids) + 1 for ids in encoded])
-    found = self.translated(variables, source, lengths, self._config.beams)
-    for text, translation, score in zip(inputs, *found):
-      yield {"text": text, "translation": translation, "score": float(score)}
+    size = _TOGETHER * self._config.eval_batch_size
+    for begin in range(0, len(inputs), size):
+      part = slice(begin, begin + size)
+      found = self.translated(variables, source[part], lengths[part], self._config.beams)
+      for text, translation, score in zip(inputs[part], *found):
+        yield {"text": text, "translation": translation, "score": float(score)}
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     """Matrices over tokens, and where the words of a sentence look in its source."""

@@ -1,6 +1,7 @@
 """The task of autoencoders against NumPy, and through the commands."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +169,18 @@ def test_mistakes_are_told(config, field, value, message):
     config.update_from_flattened_dict({field: value})
   with pytest.raises(UserError, match=message):
     config_lib.check(config)
+
+
+def test_images_before_a_broken_one_are_answered(task, variables, tmp_path):
+  paths = [str(tmp_path / f"{i}.png") for i in range(6)]  # a batch has 4
+  for i, path in enumerate(paths[:5]):
+    Image.fromarray(np.full((8, 8, 3), 40 * i, np.uint8)).save(path)
+  pathlib.Path(paths[5]).write_bytes(b"no image")
+  answers = task.answer(variables, paths)
+  assert [next(answers)["path"] for _ in range(5)] == paths[:5]
+  with pytest.raises(UserError, match="5.png"):
+    next(answers)
+  assert not list(task.answer(variables, []))
 
 
 def test_images_have_to_be_squares(tmp_path):

@@ -57,6 +57,24 @@ def test_a_palette_is_not_looked_up_and_names_come_from_a_file(tmp_path):
   assert data.load(options(root, void=0, classes="a, b,c", **splits)).class_names == ("a", "b", "c")
 
 
+def test_names_are_utf_8_and_a_split_without_classes_is_refused(tmp_path):
+  root = files.write(tmp_path, {"train": 3, "test": 2})
+  (root / "classes.txt").write_text("wall\nsky\nroad\n", encoding="utf-8-sig")
+  assert data.load(options(root)).class_names == ("wall", "sky", "road")
+  (root / "classes.txt").write_bytes("wall\nsky\nStraße\n".encode("latin-1"))
+  with pytest.raises(UserError, match="classes.txt is not UTF-8"):
+    data.load(options(root))
+  (root / "classes.txt").unlink()
+  for path in (root / "testannot").iterdir():
+    Image.fromarray(np.full((20, 24), files.VOID, np.uint8)).save(path)
+  with pytest.raises(UserError, match="data.test_split='test': all pixels of its masks have"):
+    data.load(options(root))
+  (root / "train" / "z.png").symlink_to(root / "absent.png")
+  (root / "trainannot" / "z.png").symlink_to(root / "absent.png")
+  with pytest.raises(UserError, match="absent.png|z.png"):
+    data.load(options(root))
+
+
 def test_named_classes_that_no_training_mask_has_are_told(camvid, caplog):
   data.load(options(camvid, classes="road,sky,boat,car"))
   assert "none of the classes car" in caplog.text
