@@ -57,23 +57,26 @@ def whole_tree(params: Any, names: tuple[str, ...]) -> Any:
   return params
 
 
-def check_known(params: Any, names: Collection[str], counts: Mapping[str, int]) -> None:
-  """Raises a ValueError for parameters, or `counts` of their leading axes, that fit not together.
-
-  All parameters are among `names`, unless these are empty; hidden ones, as of `optax.masked`, count
-  as there.
-  """
-  leaves = by_path(params)
-  if names and (unknown := leaves.keys() - set(names)):
+def check_names(params: Any, names: Collection[str]) -> None:
+  """Raises a ValueError for a parameter that is not among `names`, those of the model."""
+  if unknown := by_path(params).keys() - set(names):
     raise ValueError(
       f"the parameters have {min(unknown)}, which the model has not; it has {', '.join(names)}"
     )
-  if not isinstance(counts, Mapping):
-    raise ValueError(f"stacked is {counts!r}; allowed: a mapping of paths to numbers of axes")
+
+
+def check_stacked(params: Any, stacked: Mapping[str, int]) -> None:
+  """Raises a ValueError for counts of leading axes, by path, that the parameters do not have.
+
+  Parameters that a wrapper such as `optax.masked` hides may be named.
+  """
+  leaves = by_path(params)
+  if not isinstance(stacked, Mapping):
+    raise ValueError(f"stacked is {stacked!r}; allowed: a mapping of paths to numbers of axes")
   hides = lambda x: isinstance(x, optax.MaskedNode)
   with_hidden = jax.tree_util.tree_leaves_with_path(params, is_leaf=hides)
   hidden = [path_name(path) for path, x in with_hidden if hides(x)]
-  for path, count in counts.items():
+  for path, count in stacked.items():
     if path in leaves and not 0 <= count <= max(jnp.ndim(leaves[path]) - 2, 0):
       raise ValueError(
         f"stacked is {count!r} for {path}, of shape {jnp.shape(leaves[path])}; allowed: axes before"

@@ -16,7 +16,7 @@ import optax
 from mixer_jax.optim import algebra, curvature_options
 from mixer_jax.optim.block_trees import (
   by_path,
-  check_known,
+  check_stacked,
   covered_by,
   from_matrix,
   taken,
@@ -264,7 +264,7 @@ def gradient_source(
     del params, batch, rng
     return {b.name: _moments(b, _matrix(b, gradients)) for b in blocks}
 
-  check = lambda params: check_known(params, (), stacked or {})
+  check = lambda params: check_stacked(params, stacked or {})
   return Source(blocks, estimate, True, check, growth)
 
 

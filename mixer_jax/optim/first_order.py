@@ -12,7 +12,7 @@ import optax
 import optax.contrib
 
 from mixer_jax.optim import curvature_options
-from mixer_jax.optim.block_trees import by_path, check_known
+from mixer_jax.optim.block_trees import by_path, check_stacked
 from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.options import TINY, Option
 
@@ -177,7 +177,7 @@ def muon(
     return optax.contrib.MuonDimensionNumbers(tuple(axes[:inputs]), tuple(axes[inputs:]))
 
   def numbers(params):
-    check_known(params, (), stacked or {})
+    check_stacked(params, stacked or {})
     found = jax.tree_util.tree_map_with_path(matrix, params)
     if (leaves := by_path(params)) and not jax.tree.leaves(found):
       raise ValueError(

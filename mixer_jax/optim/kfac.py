@@ -170,7 +170,7 @@ def scale_by_kfac(
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):
-    trees.check_known(params, curvature.names, {})
+    trees.check_names(params, curvature.names)
     covered = trees.covered_by(curvature.blocks, trees.by_path(params))
     factors = {b.name: algebra.initial_factors(b) for b in covered if b.kind != "gradient"}
     inverses = {

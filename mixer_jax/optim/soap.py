@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax.optim import axes, curvature_options, first_order
-from mixer_jax.optim.block_trees import check_known, whole_tree
+from mixer_jax.optim.block_trees import check_names, whole_tree
 from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
 from mixer_jax.optim.factors import curvature_of, some_of
 from mixer_jax.options import Option
@@ -185,7 +185,7 @@ def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]
     axes.check(axis_name)
     return axes.automatic(curvature.estimate, (whole, some))(whole, some, rng)
 
-  check = lambda params: check_known(params, curvature.names, {})
+  check = lambda params: check_names(params, curvature.names)
   return Source(lambda leaves: kronecker, estimate, False, check)
 
 
