@@ -1,8 +1,8 @@
-"""Adam, weight decay inside the gradient on CIFAR-10: Section 4.3 of the K-FAC study.
+"""Adam with weight decay inside the gradient, on CIFAR-10: Section 4.3 of the K-FAC study.
 
   python -m mixer_jax.main --config=configs/adam_cifar10.py[:s4|b4|s16|b16|b16_pt]
 
-Batch 64, 100 epochs, learning rate 1e-3 and a tenth of it from epochs 40 and 80.
+Batch 64, 100 epochs, learning rate 1e-3, a tenth of it from epoch 40, a hundredth from epoch 80.
 `b16_pt` starts from public weights, --config.pretrained=FILE.
 """
 

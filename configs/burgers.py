@@ -2,7 +2,7 @@
 
   python -m mixer_jax.main --config=configs/burgers.py[:MODEL[,OPTIMIZER]]
 
-MODEL is galerkin_1d, fno_1d, mixer_operator or another one of `models.OPERATORS`. The 1,024
+MODEL is galerkin_1d, fno_1d, mixer_operator or another one of `models.OPERATORS` for one axis. The 1,024
 training and 100 test functions are generated at the first start, on 8,192 points, and every 16th
 is taken: `--config.data.step=4` trains on 2,048. OPTIMIZER is kfac_adam, at the rate that tuning
 found for Galerkin attention, or, for all other operators, for FNO; ekfac, whose tuned settings are

@@ -2,7 +2,7 @@
 
   python -m mixer_jax.main --config=configs/kfac_cifar100.py[:s4|b4|s16|b16|b16_pt]
 
-Batch 64, 100 epochs, learning rate 1e-3 and a tenth of it from epochs 40 and 80.
+Batch 64, 100 epochs, learning rate 1e-3, a tenth of it from epoch 40, a hundredth from epoch 80.
 `b16_pt` starts from public weights, --config.pretrained=FILE.
 """
 

@@ -3,8 +3,8 @@
   python -m mixer_jax.study --study=configs/studies/autoencoder.py --workdir=DIR
   python -m mixer_jax.report compare --runs='DIR/sgd-*,DIR/adam-*,DIR/kfac-*' --log
 
-Each optimizer trains for as many epochs as take about fifteen seconds on two busy cores, those in
-K-FAC's basis for no more time than Adam, and has eight tries. The one with the lowest loss of the
+Each optimizer trains for numbers of epochs that took about fifteen seconds on two busy cores when
+they were chosen (7 to 9 in docs/results.md), in K-FAC's basis no more time than Adam, and has eight tries. The one with the lowest loss of the
 whole training set after its last epoch is run with three seeds. Learning rates are drawn from eight
 equal parts of a range of two decades. Another optimizer is another line of `_RULES`.
 """

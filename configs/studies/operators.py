@@ -3,7 +3,8 @@
   python -m mixer_jax.study --study=configs/studies/operators.py --workdir=DIR
 
 Every operator sees 1,024 functions on 512 points for 100 epochs of 1cycle, with the rates that
-configs/burgers.py has for FNO, and is tested on 512 and, if its grid is free, on 2,048 points.
+configs/burgers.py has for FNO, softmax attention with half of them, and is tested on 512 and, if its
+grid is free, on 2,048 points.
 """
 
 import pathlib

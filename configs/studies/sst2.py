@@ -3,9 +3,9 @@
   python -m mixer_jax.study --study=configs/studies/sst2.py --workdir=DIR --set=data.dir=TSV \
       --set=data.vocabulary=VOCABULARY
 
-TSV holds SST-2 of GLUE as sst2_train.tsv, sst2_dev.tsv and sst2_test.tsv (the last with labels);
+TSV holds SST-2 of GLUE as sst2_train.tsv, sst2_dev.tsv and sst2_test.tsv (the last with labels).
 The language model is runs/gates/split-seed0, of `configs/studies/gates.py` with --workdir=runs/gates
-(or another, as in --set=gmlp_pretrained:pretrained=RUN); VOCABULARY is its own. Kurtsev ("Fully-
+(or another, as in --set=gmlp_pretrained:pretrained=RUN); VOCABULARY is that model's. Kurtsev ("Fully-
 connected neural networks for computer vision and natural language processing tasks", Tables 8 and
 9) has for 18 blocks of 512 channels: from scratch 80.4; on frozen BERT embeddings gMLP 88.1 to
 88.6, tMLP 89.8, aMLP 90.7.
