@@ -136,7 +136,7 @@ def test_the_first_step_on_eight_devices_is_that_of_one():
 
 _FAMILY = {
   "ekfac": ("kfac", {"eigenvalues": "batch", "token_averaging": "expand"}),
-  "ekfac of examples": ("kfac", {"eigenvalues": "examples", "inverse_period": 3}),
+  "ekfac of examples": ("kfac", {"eigenvalues": "examples", "inverse_period": 4}),
   "kfac_adam": ("kfac_adam", {}),
 }
 # SOAP and Shampoo are left out: the basis of a single gradient is arbitrary where that has no rank,
