@@ -52,8 +52,8 @@ def restore(
   change(config, overrides, dir=data_dir, **data)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
-  devices, batch_size = math.prod(mesh_lib.mesh_shape(config)), config.batch_size
-  config.batch_size = max(devices, batch_size // devices * devices)
+  # The least batch that the devices share: the training set here may be smaller than a run's batch.
+  batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config)
   provenance.check_classes(directory, run.task.class_names)
   config.batch_size = batch_size

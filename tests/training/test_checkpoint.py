@@ -1,5 +1,6 @@
 """Checkpoints: damaged, removed while they are read, written on other devices."""
 
+import json
 import os
 import shutil
 import types
@@ -266,6 +267,14 @@ def test_the_mean_of_the_latest_checkpoints(tmp_path):
   for which in ("mean:5", "mean:0", "mean:-1", "mean:", "mean:2.0"):
     with pytest.raises(UserError, match=f"'{which}'; allowed: mean:1 to mean:4 in .*keep_checkp"):
       restore.restore(path, which)
+
+
+def test_a_training_set_smaller_than_the_batch_is_restored(tmp_path):
+  loop.train(waves(num_steps=2, eval_steps=2, checkpoint_steps=2), str(tmp_path))
+  stored = json.loads((tmp_path / "config.json").read_text())
+  stored["data"]["examples"], stored["batch_size"] = 64, 128
+  (tmp_path / "config.json").write_text(json.dumps(stored))
+  assert restore.restore(str(tmp_path)).step == 2
 
 
 def test_names_of_checkpoints(tmp_path):
