@@ -3,6 +3,7 @@
 import math
 import pathlib
 
+from flax import linen as nn
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 
 from mixer_jax import models, options
 from mixer_jax.errors import UserError
-from mixer_jax.models import interpolate
+from mixer_jax.models import galerkin, interpolate
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "published_operators.npz"
 BLOCKS = dict(hidden_dim=6, num_blocks=2, num_heads=2, ffn_dim=5)
@@ -143,6 +144,23 @@ def test_drops_in_training(field):
   ys = jax.jit(lambda: [apply(models_[0], 0), apply(models_[1], 0), apply(models_[1], 1)])()
   assert all(np.isfinite(y).all() for y in ys)
   assert np.abs(ys[1] - ys[0]).max() > 1e-3 and np.abs(ys[2] - ys[1]).max() > 1e-3
+
+
+def test_dropout_acts_behind_the_relu_of_a_block():
+  block = galerkin.GalerkinBlock(40, 1, "galerkin", dropout_rate=0.25)
+  x, positions = np.random.default_rng(0).normal(size=(2, 9, 6)).astype("f4"), places((9,))[None]
+  variables, seen = block.init(jax.random.key(0), x, positions), {}
+
+  def record(call, args, kwargs, context):
+    seen[context.module.name] = args[0], call(*args, **kwargs)
+    return seen[context.module.name][1]
+
+  with nn.intercept_methods(record):
+    block.apply(variables, x, positions, train=True, rngs={"dropout": jax.random.key(1)})
+  hidden, read = np.maximum(seen["Dense_0"][1], 0), np.asarray(seen["Dense_1"][0])
+  kept = read[hidden > 0] != 0
+  assert 0.65 < kept.mean() < 0.85
+  np.testing.assert_allclose(read[hidden > 0][kept], hidden[hidden > 0][kept] / 0.75, rtol=1e-6)
 
 
 def smooth(grid):
