@@ -156,7 +156,7 @@ def check(config: ConfigDict) -> None:
   optim.check(config.optimizer)
   tasks.find(config.task).check(config)
   if not (config.num_steps or config.schedule.warmup_steps):  # `experiment` checks those in steps
-    optim.schedules.Multiplier(**options.given(config.schedule)).check(config.num_epochs, 1)
+    options.made(optim.schedules.Multiplier, config.schedule).check(config.num_epochs, 1)
 
 
 def restored(stored: Any) -> ConfigDict:

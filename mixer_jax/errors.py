@@ -1,7 +1,7 @@
 """The exceptions that reach a user as a line instead of a traceback."""
 
 import contextlib
-from typing import Iterator
+from typing import Any, Iterable, Iterator
 
 
 class UserError(Exception):
@@ -24,6 +24,16 @@ def reason(error: Exception) -> str:
   """What some library says is wrong, as a part of a line: one line, not too long."""
   text = " ".join(str(error).split()) or type(error).__name__
   return "".join(c if c.isprintable() else "?" for c in text)[:300]
+
+
+def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:
+  """The results before the first one that raises a UserError, and that error."""
+  found = []
+  try:
+    found.extend(results)
+  except UserError as error:
+    return found, error
+  return found, None
 
 
 @contextlib.contextmanager

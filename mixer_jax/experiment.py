@@ -78,8 +78,7 @@ class Experiment:
 
   @property
   def _schedule(self) -> optim.schedules.Multiplier:
-    config = self.config.schedule
-    return optim.schedules.Multiplier(**options.given(config), name=config.name)
+    return options.made(optim.schedules.Multiplier, self.config.schedule)
 
   @functools.cached_property
   def variable_shapes(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from typing import Annotated, Any, Callable, Iterable, Mapping
+from typing import Annotated, Any, Callable, Iterable, Mapping, TypeVar
 
 from ml_collections import ConfigDict, config_dict
 
@@ -34,6 +34,7 @@ _SET_BY_FILE = (
 )
 
 Group = Callable | Mapping[str, Callable]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +152,12 @@ def given(config: ConfigDict) -> dict[str, Any]:
     for name, value in config.items()
     if value is not None and name != "name"
   }
+
+
+def made(made_of: Callable[..., T], config: ConfigDict) -> T:
+  """The dataclass of a group's set fields, with the group's name if the dataclass has a name."""
+  name = {"name": config.name} if "name" in of(made_of) else {}
+  return made_of(**given(config) | name)
 
 
 def value(made_of: Mapping[str, Callable], config: ConfigDict, field: str) -> Any:

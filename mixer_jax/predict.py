@@ -14,13 +14,13 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from absl import flags
 import jax
 import numpy as np
 
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, told, until_error
 from mixer_jax.experiment import Experiment
 from mixer_jax.pretrained import containers
 from mixer_jax.runtime import cli
@@ -69,8 +69,9 @@ def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
   """
   if not out.endswith(".npz"):
     raise UserError(f"--out is {out!r}; answers to inputs are saved as .npz")
-  parts, refused = collections.defaultdict(list), []
-  for answer in _until_error(answers, refused):
+  parts = collections.defaultdict(list)
+  answers, refused = until_error(answers)
+  for answer in answers:
     for name, part in answer.items():
       with told(f"--out takes numbers and texts; {name} is neither", ValueError):
         array = np.asarray(part)
@@ -85,15 +86,7 @@ def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
   if parts or not refused:
     _save(out, {name: np.stack(found) for name, found in parts.items()})
   if refused:
-    raise refused[0]
-
-
-def _until_error(answers: Iterable[Any], refused: list[UserError]) -> Iterator[Any]:
-  """Answers before the first input that is refused, whose error goes into a list."""
-  try:
-    yield from answers
-  except UserError as error:
-    refused.append(error)
+    raise refused
 
 
 def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:

@@ -179,6 +179,7 @@ def test_unknown_and_missing_fields(group):
     ),
     ("graft_cifar10", ["optimizer.direction.name=graft"], "optimizer.direction.magnitude is miss"),
     ("quickstart", ["num_epochs=1", "schedule.warmup_epochs=1"], "below the run's length, 1 epochs"),
+    ("quickstart", ["schedule.name=onecycle"], "its own warm-up: set schedule.rise"),
     ("quickstart", ["schedule.epochs=(4,2)"], "schedule.epochs is (4, 2); it must rise"),
     ("quickstart", ["model.attention_dim=64"], "model.attention_dim is no option of mixer_small"),
     ("quickstart", ["model.name=resmlp_s12"], "model.tokens_mlp_dim is no option of resmlp_s12"),

@@ -29,6 +29,12 @@ def shuffled_order(n: int) -> np.ndarray:
   return np.random.default_rng(0).permutation(n)
 
 
+def by_name(train: str, test: str, validation: str = "", extra: str = "") -> dict[str, str]:
+  """Split strings by the name of the split; those of `extra`, with commas, are their own names."""
+  others = {"validation": validation} | {(spec := part.strip()): spec for part in extra.split(",")}
+  return {"train": train, "test": test} | {name: spec for name, spec in others.items() if spec}
+
+
 def base_names(spec: str, field: str) -> list[str]:
   """The base splits that a split string uses, in its order."""
   return [part["base"] for part in _parse(spec, field)]

@@ -4,9 +4,6 @@ import dataclasses
 import re
 from typing import Annotated
 
-import ml_collections
-
-from mixer_jax import options
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError
 from mixer_jax.options import COUNT, Option, one_of
@@ -71,16 +68,11 @@ class ImageData:
     Option("standard deviation of the pixels in [0, 1], each channel", 1e-4, 1e4, length=3),
   ] = _STD
 
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "ImageData":
-    return cls(**options.given(group) | {"name": group.name})
-
   @property
-  def test_splits(self) -> dict[str, str]:
-    """The split strings of all but the training split, by the name of the split."""
-    extra = {spec.strip(): spec.strip() for spec in self.extra_test_splits.split(",")}
-    others = {"validation": self.validation_split} | extra
-    return {"test": self.test_split} | {name: spec for name, spec in others.items() if spec}
+  def split_specs(self) -> dict[str, str]:
+    """The split strings by the name of the split."""
+    named = self.train_split, self.test_split, self.validation_split, self.extra_test_splits
+    return splits.by_name(*named)
 
   @property
   def further_sets(self) -> dict[str, tuple[str, str]]:
@@ -89,7 +81,7 @@ class ImageData:
     places = _pairs(self.test_sets, "data.test_sets")
     if unknown := labels.keys() - places.keys():
       raise UserError(f"data.test_labels has {min(unknown)!r}, which is not in data.test_sets")
-    if taken := places.keys() & ({*OWN} | self.test_splits.keys()):
+    if taken := places.keys() & ({*OWN} | self.split_specs.keys()):
       raise UserError(f"data.test_sets has {min(taken)!r}, the name of a split; take another one")
     return {name: (place, labels.get(name, "")) for name, place in places.items()}
 
@@ -120,7 +112,7 @@ class ImageData:
     for name in sorted({part.strip() for part in self.extra_test_splits.split(",")} & set(OWN)):
       why = f"the name of a split with its own field; write {name}[:]"
       raise UserError(f"data.extra_test_splits has {name!r}, {why}")
-    for name, spec in ({"train": self.train_split} | self.test_splits).items():
+    for name, spec in self.split_specs.items():
       splits.base_names(spec, field(name))
     _ = self.further_sets
     if self.name == "npz":

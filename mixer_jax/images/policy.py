@@ -3,9 +3,6 @@
 import dataclasses
 from typing import Annotated
 
-import ml_collections
-
-from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option, one_of
 
@@ -41,10 +38,6 @@ class Augment:
   cutmix: _Alpha("both parameters of CutMix's beta distribution of shares; 0: no CutMix") = 0.0
   switch: _Chance("share of CutMix if Mixup is on, too") = 0.5
   mix: one_of("draw shares and boxes for each example, or once", ("example", "batch")) = "example"
-
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "Augment":
-    return cls(**options.given(group))
 
   @property
   def mixes(self) -> bool:

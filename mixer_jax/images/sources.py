@@ -52,7 +52,7 @@ def load(data: ImageData, labelled: bool = True) -> Loaded:
   With `labelled` it has two classes or more.
   """
   data.check()
-  specs = {"train": data.train_split} | data.test_splits
+  specs = data.split_specs
   source = _open(data, splits.base_names(data.train_split, "data.train_split")[0])
   if (classes := len(source.class_names)) < 2 and labelled:
     if source.class_names == ("",):

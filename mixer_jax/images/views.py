@@ -5,9 +5,7 @@ from typing import Annotated, Mapping, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
-from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.images import augment, colour, rand_augment, warp
 from mixer_jax.images.image_data import ImageData
@@ -43,10 +41,6 @@ class Views:
   ] = (1.0, 0.1, 0.5)
   blur_radius: Annotated[float, Option("most standard deviation in pixels", 0.1, 2)] = 2.0
   solarise: _Chance("share of second views inverted from 128 on") = 0.2
-
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "Views":
-    return cls(**options.given(group))
 
   def check(self) -> None:
     """Raises a UserError for shares whose least is more than the most, or too much hue."""

@@ -201,6 +201,13 @@ def seed_keys(seed: Any) -> tuple[jax.Array, jax.Array]:
   return first, steps
 
 
+def likeliest(row: np.ndarray, names: Sequence[str], most: int = 5) -> dict[str, Any]:
+  """An answer's likeliest class of probabilities [classes], and the `most` likeliest with theirs."""
+  top = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:most]}
+  name = next(iter(top))
+  return {"class": name, "probability": top[name], "top": top}
+
+
 def find(name: str) -> type[Task]:
   """The class of a task, one of `TASKS` or "module.path:Class"; a UserError if there is none."""
   module, _, class_name = TASKS.get(name, name).partition(":")

@@ -16,7 +16,7 @@ import pytest
 from mixer_jax.data import order, stream
 from mixer_jax.errors import UserError
 from mixer_jax.images import sources
-from mixer_jax.tasks.image_classification.task import first
+from mixer_jax.tasks.images import batches
 from tests.images import loading
 from tests.images.loading import load
 
@@ -130,7 +130,7 @@ def test_the_test_split_is_cropped_at_its_centre(root):
   images = load(config(root)).test.images
   assert len(images) == 13 and images.spec["image"].shape == (32, 32, 3)
   names = sorted((root / "test").glob("*/*.jpg"), key=lambda p: (p.parent.name, p.name))
-  found = first(images, 13)[0]
+  found = batches.first(images, 13)["image"]
   for path in names:
     image = Image.open(path)
     scale = 36 / min(image.size)
@@ -147,7 +147,8 @@ def test_slices_of_encoded_splits_are_those_of_decoded_ones(root, tmp_path):
   encoded = load(config(root, stream="always", **fields)).splits["train"]
   decoded = load(config(root, stream="never", **fields)).train
   assert len(encoded) == len(decoded.images) == 13
-  assert_same(first(encoded, 20), (decoded.images, decoded.labels))
+  found = batches.first(encoded, 20)
+  assert_same((found["image"], found["label"]), (decoded.images, decoded.labels))
 
 
 @pytest.mark.parametrize("limit, streamed", [(20_000, True), (30_000_000, False)])

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Annotated, Mapping
 
-import ml_collections
 import numpy as np
 
 from mixer_jax import options
@@ -32,10 +31,6 @@ class PixelData:
   stored_size: Annotated[int, _SAME["stored_size"]] = 0
   image_size: Annotated[int, Option("side to which images are resized, in pixels", 1, 2**10)] = 16
   grey: Annotated[bool, Option("the mean of the three channels in their place")] = True
-
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "PixelData":
-    return cls(**options.given(group) | {"name": group.name})
 
   @property
   def shape(self) -> tuple[int, ...]:

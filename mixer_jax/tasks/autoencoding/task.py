@@ -13,12 +13,12 @@ import optax
 
 from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import until_error
 from mixer_jax.images import crops, decode, folder
 from mixer_jax.options import one_of
 from mixer_jax.tasks.autoencoding import pictures, pixels
 from mixer_jax.tasks.autoencoding.autoencoder import VARIANTS
 from mixer_jax.tasks.autoencoding.pixels import PixelData
-from mixer_jax.tasks.images import batches
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
 
@@ -50,12 +50,12 @@ class Autoencoding(BaseTask):
 
   def __init__(self, config: ml_collections.ConfigDict):
     self.likelihood = config.likelihood
-    self._data, self._eval_batch_size = PixelData.of(config.data), config.eval_batch_size
+    self._data, self._eval_batch_size = options.made(PixelData, config.data), config.eval_batch_size
     self.model: nn.Module = VARIANTS[config.model.name](**options.given(config.model))
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    PixelData.of(config.data).source.check()
+    options.made(PixelData, config.data).source.check()
     VARIANTS[config.model.name](**options.given(config.model))
 
   def datasets(self) -> Mapping[str, Dataset]:
@@ -111,7 +111,7 @@ class Autoencoding(BaseTask):
     read = lambda path: decode.decode_image(folder.read_file(path), str(path), fit)
     for begin in range(0, len(inputs), self._eval_batch_size):
       paths = inputs[begin : begin + self._eval_batch_size]
-      whole, refused = batches.until_error(read, paths)
+      whole, refused = until_error(map(read, paths))
       if whole:
         images = pixels.rows(np.stack(whole), self._data)
         found = jax.device_get(self.representations(variables, {"image": images}))

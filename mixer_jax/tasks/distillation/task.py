@@ -12,6 +12,7 @@ import ml_collections
 import numpy as np
 import optax
 
+from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.images import augment
@@ -93,7 +94,7 @@ class Distillation(ImageClassification):
     if not (path := (own := config.distillation).teacher):
       how = "set it to the directory of a run, or to public weights"
       raise UserError(f"distillation.teacher is ''; {how}: --config.distillation.teacher=RUN")
-    found = teacher_lib.describe(path, own.teacher_model, ImageData.of(config.data))
+    found = teacher_lib.describe(path, own.teacher_model, options.made(ImageData, config.data))
     if found.loss != "softmax" and own.kind != "hard":
       why = f"{path} was trained by a {found.loss} loss, whose logits are no softmax's"
       raise UserError(f"distillation.kind is {own.kind!r}, but {why}; allowed: hard")

@@ -16,7 +16,7 @@ import optax
 from mixer_jax import models, options, pretrained
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, told, until_error
 from mixer_jax.images import augment, crops, decode, folder, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
@@ -25,13 +25,20 @@ from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import batches, start
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables
+from mixer_jax.tasks.task import (
+  Aux,
+  BaseTask,
+  Batch,
+  Prediction,
+  ReadRun,
+  Variables,
+  likeliest,
+)
 
 LOSSES = ("softmax", "binary")
 _COLLECTIONS = ("params", "batch_stats")  # of the model
 _PICTURED = 10_000  # examples of a split that pictures are made of
 _AUGMENTED, _DRAWS = 8, 9  # examples of a picture of augmentation, and draws of each
-_ANSWERS = 5  # classes with the highest probabilities in an answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +78,19 @@ class ImageClassification(BaseTask):
 
   def __init__(self, config: ml_collections.ConfigDict):
     self._config = config
-    self._data = self._augmentation = ImageData.of(config.data)
+    self._data = self._augmentation = options.made(ImageData, config.data)
     if self._data.crop:  # the workers hand over images of the right size
       self._augmentation = dataclasses.replace(self._data, resize=0, pad=0)
-    self._policy, self.repeats = Augment.of(config.augment), self._data.repeats
+    self._policy, self.repeats = options.made(Augment, config.augment), self._data.repeats
     self._binary = config.loss == "binary"
     self.likelihood = "bernoulli" if self._binary else "categorical"
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    (data := ImageData.of(config.data)).check()
-    Augment.of(config.augment).check(pad=data.pad, random_crop=data.random_crop, crop=data.crop)
+    (data := options.made(ImageData, config.data)).check()
+    options.made(Augment, config.augment).check(
+      pad=data.pad, random_crop=data.random_crop, crop=data.crop
+    )
     start.check(config)
 
   @classmethod
@@ -249,18 +258,15 @@ class ImageClassification(BaseTask):
     size = self._config.eval_batch_size
     for begin in range(0, len(inputs), size):
       paths = inputs[begin : begin + size]
-      images, error = batches.until_error(lambda path: self.read_images([path])[0], paths)
+      images, refused = until_error(self.read_images([path])[0] for path in paths)
       rows = self.probabilities(variables, np.stack(images)) if images else ()
       for path, row in zip(paths, rows):
-        best = np.argsort(-row, kind="stable")[:_ANSWERS]
-        top = {self.class_names[i]: float(row[i]) for i in best}
-        name, probability = next(iter(top.items()))
-        yield {"path": path, "class": name, "probability": probability, "top": top}
-      if error:
-        raise error
+        yield {"path": path} | likeliest(row, self.class_names)
+      if refused:
+        raise refused
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    images, labels = first(split, _PICTURED)
+    images, labels = map(batches.first(split, _PICTURED).get, ("image", "label"))
     if labels.ndim > 1:
       raise UserError("pictures need one label an image; this split has sets of labels")
     found, names = self.probabilities(variables, images), self.class_names
@@ -271,12 +277,15 @@ class ImageClassification(BaseTask):
 
   def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
     split, names = self._loaded.splits["train"], self.class_names
-    images, labels = first(split, _AUGMENTED)
-    examples = {"image": images, "label": labels}
+    examples = batches.first(split, _AUGMENTED)
     prepare = jax.jit(lambda key: self.prepare(key, examples, train=True))
     drawn = [prepare(k) for k in jax.random.split(key, _DRAWS)]
     shown = [np.asarray(b["image"]) * self._data.std + self._data.mean for b in drawn]
-    return {"augmented": pictures.draw_augmented(images, np.stack(shown, 1), labels, names)}
+    return {
+      "augmented": pictures.draw_augmented(
+        examples["image"], np.stack(shown, 1), examples["label"], names
+      )
+    }
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
     """Writes the weights in Linen's names, with the model's epsilons, see `pretrained.save`."""
@@ -288,15 +297,6 @@ class ImageClassification(BaseTask):
 def _own(variables: Variables) -> Variables:
   """The variables of the model alone."""
   return {name: variables[name] for name in _COLLECTIONS if name in variables}
-
-
-def first(split: Dataset, most: int) -> tuple[np.ndarray, np.ndarray]:
-  """Images [n, h, w, 3] uint8 and labels [n] of the first examples of a split."""
-  n = min(most, len(split))
-  if (arrays := split.arrays()) is None:
-    examples = [split.read(i, np.random.default_rng(i)) for i in range(n)]
-    arrays = jax.tree.map(lambda *x: np.stack(x), *examples)
-  return np.asarray(arrays["image"][:n]), np.asarray(arrays["label"][:n])
 
 
 def _in_set(logits: jax.Array, sets: jax.Array) -> jax.Array:

@@ -1,23 +1,21 @@
 """Examples outside of training and evaluation: of a split, or of files of a user."""
 
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator
 
 import jax
 import numpy as np
 
 from mixer_jax.data import order, stream
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError
 
 
-def until_error(read: Callable[[Any], Any], items: Sequence[Any]) -> tuple[list, UserError | None]:
-  """Results of `read` for the items before the first one that it refuses, and that error."""
-  found = []
-  try:
-    found.extend(map(read, items))
-  except UserError as error:
-    return found, error
-  return found, None
+def first(split: Dataset, most: int) -> Any:
+  """The first examples of a split, at most so many, stacked."""
+  n = min(most, len(split))
+  if (arrays := split.arrays()) is None:
+    examples = [split.read(i, np.random.default_rng(i)) for i in range(n)]
+    arrays = jax.tree.map(lambda *x: np.stack(x), *examples)
+  return jax.tree.map(lambda x: np.asarray(x[:n]), arrays)
 
 
 def spaced(split: Dataset, most: int = 0) -> np.ndarray:

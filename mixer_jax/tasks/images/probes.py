@@ -6,11 +6,9 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import scipy.optimize
 
-from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.options import COUNT, Option
 
@@ -28,10 +26,6 @@ class Knn:
   temperature: Annotated[float, Option("divides their similarities", 1e-3, 100, free=True)] = 0.07
   images: Annotated[int, Option("training images, evenly spaced; 0: all", 0, COUNT, free=True)] = 0
   linear: Annotated[bool, Option("a linear classifier of the same images, too", free=True)] = False
-
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "Knn":
-    return cls(**options.given(group))
 
 
 @functools.partial(jax.jit, static_argnames="k")

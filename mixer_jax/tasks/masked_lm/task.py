@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from mixer_jax import models
+from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
@@ -49,11 +49,11 @@ class MaskedLm(BaseTask):
   likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, corpus.Corpus.of(config.data)
+    self._config, self._data = config, options.made(corpus.Corpus, config.data)
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    corpus.Corpus.of(config.data).check()
+    options.made(corpus.Corpus, config.data).check()
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -61,7 +61,7 @@ class MaskedLm(BaseTask):
 
   @classmethod
   def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    return {"data.vocabulary": corpus.Corpus.of(config.data).vocabulary_path}
+    return {"data.vocabulary": options.made(corpus.Corpus, config.data).vocabulary_path}
 
   @functools.cached_property
   def vocabulary(self) -> text_data.Vocabulary:

@@ -7,7 +7,6 @@ import pathlib
 from typing import Annotated, Callable
 import zlib
 
-import ml_collections
 import numpy as np
 
 from mixer_jax import options
@@ -72,15 +71,10 @@ class FunctionData:
   outputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
   axes: one_of(_AXES, ("auto", "periodic", "bounded")) = "auto"
 
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "FunctionData":
-    return cls(**options.given(group) | {"name": group.name})
-
   @property
   def split_specs(self) -> dict[str, str]:
     """The split strings by the name of the split."""
-    own = {"train": self.train_split, "test": self.test_split}
-    return own | ({"validation": self.validation_split} if self.validation_split else {})
+    return splits.by_name(self.train_split, self.test_split, self.validation_split)
 
   @property
   def extra_steps(self) -> list[int]:

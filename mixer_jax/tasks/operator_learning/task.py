@@ -64,11 +64,11 @@ class OperatorLearning(BaseTask):
   likelihood = "normal"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, functions.FunctionData.of(config.data)
+    self._config, self._data = config, options.made(functions.FunctionData, config.data)
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    data = functions.FunctionData.of(config.data)
+    data = options.made(functions.FunctionData, config.data)
     data.check()
     if data.dimensions:
       _build(config, data.grid, data.periodic(data.dimensions))
@@ -223,11 +223,8 @@ class OperatorLearning(BaseTask):
 
     return predict, None
 
-  def decayed(self, path: str) -> bool:
-    return models.is_decayed(path)
-
-  def layer_kind(self, path: str) -> str:
-    return models.layer_kind(path)
+  decayed = staticmethod(models.is_decayed)
+  layer_kind = staticmethod(models.layer_kind)
 
   def attended(self, variables: Variables, examples: Any) -> pictures.Attended:
     """The queries, keys and values of a model with attention over points; of another one, {}."""
@@ -294,7 +291,7 @@ def _build(config: ml_collections.ConfigDict, grid: tuple[int, ...], periodic: b
   try:
     model = models.operator(config.model.name, grid=grid, **options.given(config.model))
   except UserError as e:
-    step = functions.FunctionData.of(config.data).step
+    step = options.made(functions.FunctionData, config.data).step
     where = f"; the grid is that of data.step={step}" if "grid" in str(e) else ""
     raise UserError(f"{e}{where}") from e
   if periodic and model.needs_ends:

@@ -7,7 +7,6 @@ import os
 import pathlib
 from typing import Annotated, Mapping, NamedTuple
 
-import ml_collections
 import numpy as np
 
 from mixer_jax import options
@@ -58,19 +57,14 @@ class SegmentationData:
   mean: Annotated[tuple[float, ...], _SAME["mean"]] = ImageData.mean
   std: Annotated[tuple[float, ...], _SAME["std"]] = ImageData.std
 
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "SegmentationData":
-    return cls(**options.given(group) | {"name": group.name})
-
   @property
   def window_stride(self) -> int:
     return self.stride or max(1, self.image_size * 2 // 3)
 
   @property
-  def specs(self) -> dict[str, str]:
+  def split_specs(self) -> dict[str, str]:
     """The split strings by the name of the split."""
-    own = {"train": self.train_split, "test": self.test_split}
-    return own | ({"validation": self.validation_split} if self.validation_split else {})
+    return splits.by_name(self.train_split, self.test_split, self.validation_split)
 
   def check(self) -> None:
     """Raises a UserError for options that contradict each other."""
@@ -85,7 +79,7 @@ class SegmentationData:
     if self.stride > self.image_size:
       why = f"it must be at most data.image_size, {self.image_size}, or pixels have no window"
       raise UserError(f"data.stride is {self.stride}; {why}")
-    for name, spec in self.specs.items():
+    for name, spec in self.split_specs.items():
       bases = splits.base_names(spec, f"data.{name}_split")
       if self.name == "shapes" and (others := sorted({*bases} - {"train", "test"})):
         raise UserError(
@@ -105,8 +99,8 @@ def load(data: SegmentationData) -> Loaded:
   data.check()
   bases = functools.cache(functools.partial(_read, data))
   count = lambda base: len(bases(base).images)
-  parts = {k: splits.parts(v, f"data.{k}_split", count) for k, v in data.specs.items()}
-  splits.check_apart(parts, data.specs)
+  parts = {k: splits.parts(v, f"data.{k}_split", count) for k, v in data.split_specs.items()}
+  splits.check_apart(parts, data.split_specs)
   used = {base: bases(base) for chosen in parts.values() for base, _ in chosen}
   names = _names(data, [used[base].ids[rows.start : rows.stop] for base, rows in parts["train"]])
   for base in used.values():
@@ -116,7 +110,7 @@ def load(data: SegmentationData) -> Loaded:
     if not any(used[base].ids[rows.start : rows.stop, real].any() for base, rows in chosen):
       void = f"all pixels of its masks have data.void, {data.void}"
       raise UserError(
-        f"data.{name}_split={data.specs[name]!r}: {void}; allowed: masks with classes"
+        f"data.{name}_split={data.split_specs[name]!r}: {void}; allowed: masks with classes"
       )
   return Loaded({k: _joined(chosen, used) for k, chosen in parts.items()}, names)
 

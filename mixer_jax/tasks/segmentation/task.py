@@ -61,11 +61,11 @@ class Segmentation(BaseTask):
   likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, SegmentationData.of(config.data)
+    self._config, self._data = config, options.made(SegmentationData, config.data)
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    SegmentationData.of(config.data).check()
+    options.made(SegmentationData, config.data).check()
     start.check(config)
 
   complete = staticmethod(start.complete)

@@ -11,9 +11,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import ml_collections
 
-from mixer_jax import options
 from mixer_jax.images.views import GLOBAL
 from mixer_jax.models import layers
 from mixer_jax.options import COUNT, Option
@@ -42,11 +40,7 @@ class Dino:
   first_temperature: _Temperature("of the teacher at the first step") = 0.04
   temperature_epochs: _Epochs("in which it rises to teacher_temperature") = 30.0
   freeze_epochs: _Epochs("in which the last layer of the head stays as it is") = 1.0
-  collapse_steps: Annotated[int, Option(f"steps {_COLLAPSE}", 0, COUNT, free=True)] = 200
-
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> "Dino":
-    return cls(**options.given(group))
+  collapse_steps: Annotated[int, Option(_COLLAPSE, 0, COUNT, free=True)] = 200
 
 
 class UnitDense(nn.Module):

@@ -70,9 +70,10 @@ class SelfDistillation(BaseTask):
   likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, ImageData.of(config.data)
+    self._config, self._data = config, options.made(ImageData, config.data)
     self._views, self._dino, self._knn = (
-      cls.of(config[name]) for name, cls in (("views", Views), ("dino", Dino), ("knn", Knn))
+      options.made(cls, config[name])
+      for name, cls in (("views", Views), ("dino", Dino), ("knn", Knn))
     )
     self.repeats = self._data.repeats
     backbone = models.BACKBONES[config.model.name](num_classes=0, **options.given(config.model))
@@ -81,8 +82,8 @@ class SelfDistillation(BaseTask):
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    (data := ImageData.of(config.data)).check()
-    Views.of(config.views).check()
+    (data := options.made(ImageData, config.data)).check()
+    options.made(Views, config.views).check()
     for name, other in (("pad", 0), ("random_crop", False), ("crop", "")):
       if (value := getattr(data, name)) != other:
         why = f"views are cut out of the stored images; set it to {other!r}"

@@ -13,6 +13,7 @@ from flax import traverse_util
 import flax.linen as nn
 import jax
 import numpy as np
+import scipy.linalg
 
 from mixer_jax import models
 from mixer_jax.tasks.panels import panels, plain
@@ -28,22 +29,18 @@ def matrices(params: Any) -> dict[str, np.ndarray]:
   """
   blocks: dict[str, list[np.ndarray]] = {}
   flat = traverse_util.flatten_dict(models.unrolled(jax.device_get(params)), sep="/")
-  for path in sorted(flat, key=lambda p: [int(x) if x.isdigit() else x for x in _numbers(p)]):
+  for path in models.by_numbers(flat):
     if path.endswith("/diagonals"):
-      blocks.setdefault(_block(path), []).append(_from_diagonals(flat[path]).T)
+      diagonals, n = flat[path], (len(flat[path]) + 1) // 2
+      blocks.setdefault(_block(path), []).append(
+        scipy.linalg.toeplitz(diagonals[n - 1 :: -1], diagonals[n - 1 :])
+      )
     elif models.token_axes(path) and path.endswith("/kernel"):
       blocks.setdefault(_block(path), []).append(flat[path])
   return {name: functools.reduce(np.matmul, kernels).T for name, kernels in blocks.items()}
 
 
-_numbers = functools.partial(re.split, r"(\d+)")
 _block = lambda path: re.search(r"[A-Za-z]+Block_\d+", path)[0]
-
-
-def _from_diagonals(diagonals: np.ndarray) -> np.ndarray:
-  n = (len(diagonals) + 1) // 2
-  index = np.arange(n)
-  return diagonals[index[:, None] - index + n - 1]
 
 
 def toeplitz_share(matrix: np.ndarray) -> float:

@@ -5,15 +5,13 @@ import functools
 import logging
 import os
 import pathlib
-from typing import Annotated, Any, Callable, ClassVar, Mapping, Sequence
+from typing import Annotated, Callable, ClassVar, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
-from mixer_jax import options
 from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
@@ -51,17 +49,11 @@ class TextData:
   vocabulary_kind: ClassVar[str] = "WordPiece file"
   vocabulary_made: ClassVar[str] = "--out=vocab.txt --size=8000 FILE"
 
-  @classmethod
-  def of(cls, group: ml_collections.ConfigDict) -> Any:
-    return cls(**options.given(group) | {"name": group.name})
-
   @property
-  def splits(self) -> dict[str, str]:
+  def split_specs(self) -> dict[str, str]:
     """The split strings by the name of the split."""
-    own = {"train": self.train_split, "test": self.test_split}
-    extra = {spec.strip(): spec.strip() for spec in self.extra_test_splits.split(",")}
-    others = {"validation": self.validation_split} | extra
-    return own | {name: spec for name, spec in others.items() if spec}
+    named = self.train_split, self.test_split, self.validation_split, self.extra_test_splits
+    return splits.by_name(*named)
 
   @property
   def vocabulary_path(self) -> str:
@@ -77,7 +69,7 @@ class TextData:
       raise UserError(
         f"data.dir is {self.dir!r}, but data.name is 'sample'; allowed: 'files', TFDS"
       )
-    for name, spec in self.splits.items():
+    for name, spec in self.split_specs.items():
       splits.base_names(spec, _field(name))
     extra = [spec.strip() for spec in self.extra_test_splits.split(",") if spec.strip()]
     for spec in extra:
@@ -87,7 +79,7 @@ class TextData:
 
   def check_files(self) -> None:
     """Raises a UserError for a file or folder that is not there, with the field that names it."""
-    for name, spec in self.splits.items() if self.name == "files" else ():
+    for name, spec in self.split_specs.items() if self.name == "files" else ():
       for base in splits.base_names(spec, _field(name)):
         if not pathlib.Path(path := self.source(base)[0]).exists():
           raise UserError(f"{_field(name)} is {spec!r}: {path!r}: no such file or folder of text")
@@ -135,8 +127,10 @@ def load(
   """
   read = functools.cache(read)
   number = lambda base: len(next(iter(read(base).values())))
-  parts = {name: splits.parts(spec, _field(name), number) for name, spec in data.splits.items()}
-  splits.check_apart(parts, data.splits)
+  parts = {
+    name: splits.parts(spec, _field(name), number) for name, spec in data.split_specs.items()
+  }
+  splits.check_apart(parts, data.split_specs)
   found = {}
   for name, chosen in parts.items():
     drawn = shuffled and data.name in OTHERS  # TFDS sets keep their own order

@@ -11,14 +11,23 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from mixer_jax import models
+from mixer_jax import models, options
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.models import text_heads
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables, seed_keys
+from mixer_jax.tasks.task import (
+  Aux,
+  BaseTask,
+  Batch,
+  Prediction,
+  ReadRun,
+  Variables,
+  likeliest,
+  seed_keys,
+)
 from mixer_jax.tasks.text import encoders, pictures, text_data
 from mixer_jax.tasks.text_classification import labelled, scores
 from mixer_jax.text import sample, sequences
@@ -59,12 +68,12 @@ class TextClassification(BaseTask):
   likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, labelled.LabelledText.of(config.data)
+    self._config, self._data = config, options.made(labelled.LabelledText, config.data)
     self._segments = 2 if self._data.pair else 0
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    data = labelled.LabelledText.of(config.data)
+    data = options.made(labelled.LabelledText, config.data)
     data.check()
     columns = data.text, data.pair, data.label
     named = f"data.text, data.pair and data.label are {', '.join(map(repr, columns))}"
@@ -89,7 +98,7 @@ class TextClassification(BaseTask):
 
   @classmethod
   def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    return {"data.vocabulary": labelled.LabelledText.of(config.data).vocabulary_path}
+    return {"data.vocabulary": options.made(labelled.LabelledText, config.data).vocabulary_path}
 
   @functools.cached_property
   def vocabulary(self) -> text_data.Vocabulary:
@@ -216,9 +225,7 @@ class TextClassification(BaseTask):
     tokens, cut = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)
     labelled.tell_cut(cut, len(inputs), "inputs", self._data.max_length)
     for sentence, row in zip(inputs, self._probabilities(variables, tokens)):
-      top = {self.class_names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:5]}
-      name, probability = next(iter(top.items()))
-      yield {"text": sentence, "class": name, "probability": probability, "top": top}
+      yield {"text": sentence} | likeliest(row, self.class_names)
 
   def _probabilities(self, variables: Variables, tokens: Mapping[str, np.ndarray]) -> np.ndarray:
     number = len(tokens["ids"])

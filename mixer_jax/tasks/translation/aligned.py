@@ -92,7 +92,7 @@ def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
 def _finished(name: str, tree: Mapping[str, np.ndarray], data: AlignedText) -> Arrays:
   """A split as it is trained on, or tested."""
   if line := pairs.Tokens(tree).told(data.max_length, left_out=name == "train"):
-    _LOG.warning("%s: %s", data.splits[name], line)
+    _LOG.warning("%s: %s", data.split_specs[name], line)
   arrays = {k: v for k, v in tree.items() if k not in ("cut", "reference")}
   lengths = np.stack([arrays["source_length"], arrays["target_length"]], axis=1)
   if name != "train":

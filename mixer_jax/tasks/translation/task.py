@@ -64,16 +64,16 @@ class Translation(BaseTask):
   likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, aligned.AlignedText.of(config.data)
+    self._config, self._data = config, options.made(aligned.AlignedText, config.data)
     self._told = False
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    aligned.AlignedText.of(config.data).check()
+    options.made(aligned.AlignedText, config.data).check()
 
   @classmethod
   def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    return {"data.vocabulary": aligned.AlignedText.of(config.data).vocabulary_path}
+    return {"data.vocabulary": options.made(aligned.AlignedText, config.data).vocabulary_path}
 
   @functools.cached_property
   def vocabulary(self) -> aligned.Subwords:

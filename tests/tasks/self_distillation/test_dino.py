@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 
 from mixer_jax import config as config_lib
-from mixer_jax import tasks
+from mixer_jax import options, tasks
 from mixer_jax.data import dataset
 from mixer_jax.errors import UserError
 from mixer_jax.images import sources
@@ -174,7 +174,7 @@ def test_contradictions(config, fields, message):
 
 
 def test_test_sets_with_sets_of_labels_are_refused(config, monkeypatch):
-  loaded = sources.load(ImageData.of(config.data), labelled=False)
+  loaded = sources.load(options.made(ImageData, config.data), labelled=False)
   test = dict(loaded.splits["test"].arrays())
   test["label"] = np.eye(4, dtype=bool)[test["label"]]
   several = loaded._replace(splits=dict(loaded.splits) | {"real": dataset.Arrays(test)})
