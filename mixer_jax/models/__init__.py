@@ -24,6 +24,7 @@ from mixer_jax.models.roles import (
   FAMILIES,
   OPERATOR_FAMILIES,
   TEXT_FAMILIES,
+  by_numbers,
   depths,
   is_decayed,
   layer_kind,

@@ -1,7 +1,7 @@
 """Facts about a parameter by its path, from all families."""
 
 import re
-from typing import Mapping
+from typing import Iterable, Mapping
 
 import numpy as np
 
@@ -51,6 +51,12 @@ def reads_tokens(path: str) -> bool:
 
 
 _BLOCK = re.compile(rf"(.*?)({'|'.join(blocks.SCANNABLE)})(?:s|_(\d+))/")
+
+
+def by_numbers(paths: Iterable[str]) -> list[str]:
+  """Paths in the order of the layers: MixerBlock_9 before MixerBlock_10."""
+  parts = lambda path: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", path)]
+  return sorted(paths, key=parts)
 
 
 def depths(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

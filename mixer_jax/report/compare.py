@@ -13,7 +13,7 @@ import numpy as np
 
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError
 from mixer_jax.report import figures
 from mixer_jax.report.results import optimizer_name
 from mixer_jax.report.study_figures import band
@@ -76,12 +76,7 @@ def compare(
     axis.fill_between(line.x, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
   split, _, _ = key.rpartition("/")
   axis.set(xlabel=OVER[over], ylabel=f"{split} {metric.label}".strip())
-  if log:
-    _make_logarithmic(axis)
-  axis.grid(alpha=0.3, which="both")
-  axis.legend()
-  with told(f"{path}: cannot be written", OSError):
-    figures.save(figure, path)
+  _finish(figure, axis, path, log)
   return [_said(line, lines, metric, over) for line in lines]
 
 
@@ -103,13 +98,16 @@ def _against(
     said.append(f"{label}: {', '.join(shown)}")
   named = (f"{n.rpartition('/')[0]} {_metric(config, n).label}".strip() for n in (over, key))
   axis.set(**dict(zip(("xlabel", "ylabel"), named)))
+  _finish(figure, axis, path, log)
+  return said
+
+
+def _finish(figure: Any, axis: Any, path: pathlib.Path, log: bool) -> None:
   if log:
     _make_logarithmic(axis)
   axis.grid(alpha=0.3, which="both")
   axis.legend()
-  with told(f"{path}: cannot be written", OSError):
-    figures.save(figure, path)
-  return said
+  figures.save(figure, path)
 
 
 def _make_logarithmic(axis: Any) -> None:
@@ -141,9 +139,10 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
       groups.setdefault((label, "" if label else _same(config)), []).append((directory, config))
   names = [label or optimizer_name(found[0][1].optimizer) for (label, _), found in groups.items()]
   folders = [found[0][0] for found in groups.values()]
-  told = [n if names.count(n) == 1 else f"{n}, {d.name}" for n, d in zip(names, folders)]
-  whole = (f"{n}, {d}" for n, d in zip(names, folders))
-  labels = [t if told.count(t) == 1 else w for t, w in zip(told, whole)]
+  longer = [f"{name}, {folder.name}" for name, folder in zip(names, folders)]
+  longest = [f"{name}, {folder}" for name, folder in zip(names, folders)]
+  of_all = zip(names, longer, longest)
+  labels = [a if names.count(a) == 1 else b if longer.count(b) == 1 else c for a, b, c in of_all]
   return dict(zip(labels, groups.values()))
 
 

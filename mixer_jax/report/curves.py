@@ -5,7 +5,7 @@ import pathlib
 from typing import Sequence
 
 from mixer_jax import tasks
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError
 from mixer_jax.report import figures
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file as rows_lib
@@ -39,9 +39,7 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
     axis.remove()
   named = (config.get(group, {}).get("name") for group in ("model", "data", "optimizer"))
   figure.suptitle(", ".join(filter(None, named)))
-  path = directory / "curves.png"
-  with told(f"{path}: cannot be written", OSError):
-    return figures.save(figure, path)
+  return figures.save(figure, directory / "curves.png")
 
 
 def panels(keys: Sequence[str], metrics: Sequence[str]) -> dict[str, list[str]]:

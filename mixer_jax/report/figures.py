@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mixer_jax.errors import told
 from mixer_jax.tasks.panels import panels as panels
 
 _WIDE = 30
@@ -20,8 +21,9 @@ def fit_scale(axis: Any) -> None:
 
 
 def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
-  """Writes a figure as PNG and returns its path."""
-  figure.savefig(path, dpi=110)
+  """Writes a figure as PNG and returns its path, or raises a UserError."""
+  with told(f"{path}: cannot be written", OSError):
+    figure.savefig(path, dpi=110)
   return path
 
 

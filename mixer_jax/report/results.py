@@ -127,7 +127,7 @@ def _read(opened: Record, run: Run) -> Result:
 
 def unit_of(cells: Sequence[CellResult]) -> str:
   """The unit that a study is counted in: "step", unless all its runs are counted in epochs."""
-  return max(record.length(c.config)[0] for c in cells)
+  return "step" if any(c.config.num_steps for c in cells) else "epoch"
 
 
 def optimizer_name(config: ConfigDict) -> str:

@@ -18,21 +18,21 @@ from mixer_jax.errors import UserError
 from mixer_jax.report import figures
 
 _UNITS = 12  # shown per layer
+_SMALL = 0.05  # of the largest weight of a layer
 
 
 def kernels(params: Any) -> dict[str, np.ndarray]:
   """All dense kernels [inputs, outputs] by path, in the order of the layers."""
   named = traverse_util.flatten_dict(models.unrolled(params), sep="/")
-  depth = lambda path: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", path)]  # 9 < 10
-  paths = sorted((path for path in named if path.endswith("/kernel")), key=depth)
+  paths = (path for path in models.by_numbers(named) if path.endswith("/kernel"))
   return {path: np.asarray(named[path]).reshape(-1, named[path].shape[-1]) for path in paths}
 
 
-def sparsity(kernel: np.ndarray, threshold: float = 0.05) -> float:
-  """Share of weights whose absolute value is below `threshold` times the largest."""
+def sparsity(kernel: np.ndarray) -> float:
+  """Share of weights whose absolute value is below a twentieth of the largest."""
   magnitude = np.abs(kernel)
   largest = magnitude.max()
-  return float(np.mean(magnitude < threshold * largest)) if largest > 0 else 1.0
+  return float(np.mean(magnitude < _SMALL * largest)) if largest > 0 else 1.0
 
 
 def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pathlib.Path]:
@@ -83,7 +83,7 @@ def sparsity_figure(params: Any) -> Any:
       kinds.setdefault(found[2], []).append((int(found[1]), sparsity(kernel)))
   for kind, points in kinds.items():
     axis.plot(*zip(*points), marker="o", label=kind)
-  axis.set(xlabel="block", ylabel="weights below 5% of the layer's largest", ylim=(0, 1))
+  axis.set(xlabel="block", ylabel=f"weights below {_SMALL:.0%} of the layer's largest", ylim=(0, 1))
   axis.xaxis.get_major_locator().set_params(integer=True)
   axis.grid(alpha=0.3)
   axis.legend(fontsize=8)
