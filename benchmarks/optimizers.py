@@ -93,8 +93,8 @@ def compare(
     largest = peak_bytes(functools.partial(step, 0))
     for kind, (count, _) in shares[name].items():
       candidates[kind], peaks[kind] = functools.partial(step, count), largest
-    plain = candidates[f"{name} plain"] if f"{name} plain" in candidates else candidates[kind]
-    before[next(iter(shares[name]))] = plain
+    first_kind, *_ = shares[name]
+    before[first_kind] = candidates.get(f"{name} plain", candidates[first_kind])
   if theirs:
     their_step = kfac_jax_step(first, next(iter(batches.values())))
     candidates[_THEIRS] = lambda: [their_step() for _ in range(_THEIR_STEPS)]

@@ -198,14 +198,12 @@ class Study:
 def _check_held_out(runs: Sequence[Run]) -> None:
   """Raises a UserError if runs of tuning are compared on the test set of the others."""
   finals = {run.tuned: run for run in runs if not run.tunes}
-  for run in runs:
-    if run.tunes and run.cell in finals:
-      own, final = (r.config.get("data", {}) for r in (run, finals[run.cell]))
-      if own and own.get("test_split") == final.get("test_split") is not None:
-        if not own.get("validation_split"):
-          split = own["test_split"]
-          why = "which hold_out keeps; allowed: another data.test_split, or a validation_split"
-          raise UserError(f"run {run.name} would be compared on the test set {split!r}, {why}")
+  for run in (r for r in runs if r.tunes and r.cell in finals):
+    own, final = (r.config.get("data", {}) for r in (run, finals[run.cell]))
+    split, kept = own.get("test_split"), final.get("test_split")
+    if split is not None and split == kept and not own.get("validation_split"):
+      why = "which hold_out keeps; allowed: another data.test_split, or a validation_split"
+      raise UserError(f"run {run.name} would be compared on the test set {split!r}, {why}")
 
 
 def between(low: float, high: float, part: float) -> float:

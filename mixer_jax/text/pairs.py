@@ -32,10 +32,10 @@ class Pairs(NamedTuple):
 
   def told(self) -> str:
     """A line on the pairs that are left out; "" if none is."""
+    if not self.empty:
+      return ""
     number = len(self.sources) + self.empty
-    return f"{self.empty:,} of {number:,} pairs have an empty line and are left out" * bool(
-      self.empty
-    )
+    return f"{self.empty:,} of {number:,} pairs have an empty line and are left out"
 
 
 class Tokens(NamedTuple):
@@ -49,9 +49,10 @@ class Tokens(NamedTuple):
 
   def told(self, max_length: int, left_out: bool) -> str:
     """A line on the pairs that are too long; "" if none is."""
-    cut = self.arrays["cut"]
+    if not (cut := self.arrays["cut"]).any():
+      return ""
     over = f"{cut.sum():,} of {len(cut):,} pairs are longer than max_length={max_length} tokens"
-    return f"{over} and {'are left out' if left_out else 'were cut'}" * bool(cut.any())
+    return f"{over} and {'are left out' if left_out else 'were cut'}"
 
 
 def pairs(
