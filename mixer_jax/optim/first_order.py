@@ -57,7 +57,7 @@ def sgd(
 def adam(
   learning_rate: Any, *, b1: B1 = 0.9, b2: B2 = 0.999, eps: Eps = 1e-8, **options: Any
 ) -> Transform:
-  """Adam (Kingma and Ba, 2015) with weight decay inside the gradient (L2).
+  """Adam (Kingma and Ba, 2015) with L2 regularisation: decay added to the gradient.
 
   The K-FAC study's code calls this Adam; `adamw` decouples the decay.
   """
@@ -110,7 +110,7 @@ def adagrad(
   eps: Eps = 1e-7,
   **options: Any,
 ) -> Transform:
-  """Adagrad (Duchi et al., 2011) with weight decay inside the gradient."""
+  """Adagrad (Duchi et al., 2011) with L2 regularisation."""
   return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **options)
 
 

@@ -34,7 +34,9 @@ class Result(NamedTuple):
 
 
 class CellResult(NamedTuple):
-  """The runs of a cell, one a seed; panels and rows tell `panel` apart, `line` names the rest.
+  """The runs of a cell, one a seed.
+
+  `panel` has its values on the axes that figures show as panels, `line` its values on the others.
 
   `target` is a value of the metric, 0 if there is none.
   """

@@ -28,9 +28,8 @@ def session(
 ) -> Iterator[None]:
   """Records code, versions, devices, data and the time spent inside: a session from a step on.
 
-  The names of the classes are recorded if there are any.
-
-  A run that is resumed has several, perhaps of different commits and devices.
+  The names of the classes are recorded if there are any. A resumed run has several sessions,
+  perhaps of different commits and devices.
   """
   if not processes.is_first():
     yield

@@ -34,9 +34,10 @@ def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def frozen(task: Task, pattern: str) -> Task:
-  """The task with the parameters frozen that a `pattern`, see `config.freeze`, finds; "": itself.
+  """The task with the parameters whose paths `pattern` (`config.freeze`) finds not trained; "": all.
 
-  A UserError for a pattern that is no regular expression.
+  A UserError for a pattern that is no regular expression and, in `init`, for one that finds all
+  parameters or none.
   """
   if not pattern:
     return task

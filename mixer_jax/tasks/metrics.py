@@ -1,6 +1,6 @@
 """Metrics that add up over batches and devices."""
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -165,7 +165,14 @@ def ious(counts: jax.Array) -> jax.Array:
   return own / (counts.sum(0) + counts.sum(1) - own)
 
 
-Sums = WeightedSum | Largest | Confusion
+class Sums(Protocol):
+  """Sums of a metric over examples, a pytree; see `WeightedSum`."""
+
+  def empty(self) -> "Sums": ...
+
+  def merge(self, other: Any) -> "Sums": ...
+
+  def value(self) -> jax.Array: ...
 
 
 def empty(shapes: Mapping[str, Sums]) -> dict[str, Sums]:

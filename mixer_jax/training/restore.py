@@ -57,7 +57,9 @@ def restore(
   run = experiment.build(config)
   provenance.check_classes(directory, run.task.class_names)
   config.batch_size = batch_size
-  run = dataclasses.replace(run)  # whose order and clock are those of this size
+  run = dataclasses.replace(
+    run
+  )  # the order and clock of the old one are those of the smaller batch
   averaged = averages(run.variable_shapes) if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
   step, variables = _variables(saved, which, config.keep_checkpoints, where, expected)

@@ -88,7 +88,7 @@ class SegmentationData:
 
 
 class Loaded(NamedTuple):
-  """Splits of {"image": uint8 [h, w, 3] RGB, "mask": uint8 [h, w], ids}."""
+  """Splits of {"image": uint8 [h, w, 3] RGB, "mask": uint8 [h, w] of ids}."""
 
   splits: Mapping[str, Arrays]
   class_names: tuple[str, ...]

@@ -238,7 +238,7 @@ class SelfDistillation(BaseTask):
   decayed = staticmethod(models.is_decayed)
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    """None: k-NN is no sum over the examples of a test set."""
+    """No sums: k-NN is computed by `host_metrics`."""
     return {}
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
