@@ -7,17 +7,17 @@ from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
-from mixer_jax import models, options
+from mixer_jax import models
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
 from mixer_jax.tasks.masked_lm import corpus, masking
 from mixer_jax.tasks.metrics import ExpMean, Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables, seed_keys
+from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, seed_keys
 from mixer_jax.tasks.text import encoders, pictures, text_data
+from mixer_jax.tasks.text.text_task import TextTask
 
 _ANSWERS = 5  # words with the highest probabilities in an answer
 
@@ -31,7 +31,7 @@ class MaskedLmOptions:
   pretrained: encoders.Pretrained = ""
 
 
-class MaskedLm(BaseTask):
+class MaskedLm(TextTask):
   """Words from their context, as BERT learns them.
 
   A batch has "ids" int32 [batch, tokens] with words replaced, "real" bool [batch, tokens], False
@@ -46,26 +46,8 @@ class MaskedLm(BaseTask):
     Metric("loss", higher_is_better=False, unit="nats"),
     Metric("accuracy", higher_is_better=True, percent=True),
   )
-  likelihood = "categorical"
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, options.made(corpus.Corpus, config.data)
-
-  @classmethod
-  def check(cls, config: ml_collections.ConfigDict) -> None:
-    options.made(corpus.Corpus, config.data).check()
-
-  @classmethod
-  def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    return encoders.complete(config)
-
-  @classmethod
-  def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    return {"data.vocabulary": options.made(corpus.Corpus, config.data).vocabulary_path}
-
-  @functools.cached_property
-  def vocabulary(self) -> text_data.Vocabulary:
-    return text_data.vocabulary(self._data.vocabulary_path)
+  complete = staticmethod(encoders.complete)
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._splits
@@ -135,9 +117,6 @@ class MaskedLm(BaseTask):
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
     return encoders.curvature_view(self.model, _predict)
-
-  layer_kind = staticmethod(models.layer_kind)
-  decayed = staticmethod(models.is_decayed)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The likeliest words for each [MASK] of a sentence, and the sentence with the first ones."""

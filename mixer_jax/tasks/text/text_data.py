@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 import pathlib
-from typing import Annotated, Callable, ClassVar, Mapping, Sequence
+from typing import Annotated, Any, Callable, ClassVar, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ class TextData:
   # Each kind of text has its own sample, and its own name and maker of vocabularies.
   sample_splits: ClassVar[Mapping[str, pathlib.Path]] = sample.SPLITS
   sample_vocabulary: ClassVar[pathlib.Path] = sample.VOCABULARY
+  vocabulary_class: ClassVar[type] = Vocabulary
   vocabulary_kind: ClassVar[str] = "WordPiece file"
   vocabulary_made: ClassVar[str] = "--out=vocab.txt --size=8000 FILE"
 
@@ -109,9 +110,9 @@ def check_list(inputs: Sequence[str]) -> None:
 
 
 @functools.lru_cache(maxsize=2)
-def vocabulary(path: str) -> Vocabulary:
-  """The vocabulary in a file; a UserError if it is none."""
-  return Vocabulary.read(path)
+def vocabulary(kind: type, path: str) -> Any:
+  """The vocabulary in a file, of the class `kind`; a UserError if it is none."""
+  return kind.read(path)
 
 
 def load(

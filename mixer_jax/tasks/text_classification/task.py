@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from mixer_jax import models, options
+from mixer_jax import models
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
@@ -20,7 +20,6 @@ from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import (
   Aux,
-  BaseTask,
   Batch,
   Prediction,
   ReadRun,
@@ -29,6 +28,7 @@ from mixer_jax.tasks.task import (
   seed_keys,
 )
 from mixer_jax.tasks.text import encoders, pictures, text_data
+from mixer_jax.tasks.text.text_task import TextTask
 from mixer_jax.tasks.text_classification import labelled, scores
 from mixer_jax.text import sample, sequences
 
@@ -50,7 +50,7 @@ class ClassificationOptions:
   frozen: Annotated[str | None, Option(_FILLED_IN)] = None
 
 
-class TextClassification(BaseTask):
+class TextClassification(TextTask):
   """Softmax classification of text.
 
   A batch has "ids" and "segments" int32 [batch, tokens], "real" bool [batch, tokens] and "label"
@@ -65,16 +65,15 @@ class TextClassification(BaseTask):
     Metric("f1", higher_is_better=True, percent=True),
     Metric("matthews", higher_is_better=True, percent=True),
   )
-  likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, options.made(labelled.LabelledText, config.data)
+    super().__init__(config)
     self._segments = 2 if self._data.pair else 0
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    data = options.made(labelled.LabelledText, config.data)
-    data.check()
+    super().check(config)
+    data = cls._data_of(config)
     columns = data.text, data.pair, data.label
     named = f"data.text, data.pair and data.label are {', '.join(map(repr, columns))}"
     given = [column for column in columns if column]
@@ -95,14 +94,6 @@ class TextClassification(BaseTask):
       config = encoders.with_vocabulary(config, given, config.frozen_from)
       config.frozen = json.dumps(given._replace(vocabulary=""))
     return config
-
-  @classmethod
-  def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    return {"data.vocabulary": options.made(labelled.LabelledText, config.data).vocabulary_path}
-
-  @functools.cached_property
-  def vocabulary(self) -> text_data.Vocabulary:
-    return text_data.vocabulary(self._data.vocabulary_path)
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._loaded.splits
@@ -204,9 +195,6 @@ class TextClassification(BaseTask):
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
     return encoders.curvature_view(self.model, self._predict)
-
-  layer_kind = staticmethod(models.layer_kind)
-  decayed = staticmethod(models.is_decayed)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The class of each sentence; of a pair the two sentences are apart by a tab."""

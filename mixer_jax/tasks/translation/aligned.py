@@ -1,7 +1,6 @@
 """The options of aligned sentences, and their splits as tokens."""
 
 import dataclasses
-import functools
 import logging
 import pathlib
 from typing import Annotated, ClassVar, Mapping, Sequence
@@ -42,6 +41,7 @@ class AlignedText(text_data.TextData):
 
   sample_splits: ClassVar[Mapping[str, pathlib.Path]] = sample.PAIRS
   sample_vocabulary: ClassVar[pathlib.Path] = sample.PAIRS_VOCABULARY
+  vocabulary_class: ClassVar[type] = Subwords
   vocabulary_kind: ClassVar[str] = "tokenizer.json"
   vocabulary_made: ClassVar[str] = "--kind=bpe --out=bpe.json --size=8000 train.en train.de"
 
@@ -61,12 +61,6 @@ class Translated(Arrays):
   """A test set with its translations as they were written."""
 
   references: Sequence[str]
-
-
-@functools.lru_cache(maxsize=2)
-def vocabulary(path: str) -> Subwords:
-  """The vocabulary in a file; a UserError if it is none."""
-  return Subwords.read(path)
 
 
 def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:

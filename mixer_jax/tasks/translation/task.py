@@ -17,8 +17,9 @@ from mixer_jax.models import decoding
 from mixer_jax.options import Option, one_of
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, Batch, Prediction, Variables
 from mixer_jax.tasks.text import encoders, text_data
+from mixer_jax.tasks.text.text_task import TextTask
 from mixer_jax.tasks.translation import aligned, bleu, pictures
 
 _TOGETHER = 32  # batches of inputs that are sorted by length together
@@ -43,7 +44,7 @@ class Found(NamedTuple):
   scores: np.ndarray
 
 
-class Translation(BaseTask):
+class Translation(TextTask):
   """Sentences of another language, token by token, by teacher forcing.
 
   A batch has "source" int32 [batch, n] and "source_mask", "inputs" and "targets" int32 [batch, m]
@@ -61,23 +62,10 @@ class Translation(BaseTask):
     Metric("loss", higher_is_better=False, unit="nats"),
     Metric("accuracy", higher_is_better=True, percent=True),
   )
-  likelihood = "categorical"
 
   def __init__(self, config: ml_collections.ConfigDict):
-    self._config, self._data = config, options.made(aligned.AlignedText, config.data)
+    super().__init__(config)
     self._told = False
-
-  @classmethod
-  def check(cls, config: ml_collections.ConfigDict) -> None:
-    options.made(aligned.AlignedText, config.data).check()
-
-  @classmethod
-  def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    return {"data.vocabulary": options.made(aligned.AlignedText, config.data).vocabulary_path}
-
-  @functools.cached_property
-  def vocabulary(self) -> aligned.Subwords:
-    return aligned.vocabulary(self._data.vocabulary_path)
 
   @functools.cached_property
   def _special(self) -> decoding.Special:
@@ -129,9 +117,6 @@ class Translation(BaseTask):
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     own = {**batch, "weights": batch["weights"] & mask[:, None]}
     return _scores(nn.log_softmax(self._logits(variables, batch)), own)[1]
-
-  layer_kind = staticmethod(models.layer_kind)
-  decayed = staticmethod(models.is_decayed)
 
   def translated(
     self, variables: Variables, source: np.ndarray, lengths: np.ndarray, beams: int
