@@ -15,6 +15,7 @@ import pathlib
 import signal
 import sys
 import time
+from typing import Sequence
 
 from absl import flags
 import jax
@@ -34,9 +35,8 @@ def main(_: list[str]) -> None:
   jax.config.update("jax_platforms", "cpu")
   file = os.path.expanduser(options.study)  # a shell leaves the ~ of --study=~/FILE alone
   study = plan.load(file)
-  if (
-    options.list and not (pathlib.Path(os.path.expanduser(options.workdir)) / record.PLAN).exists()
-  ):
+  begun = pathlib.Path(os.path.expanduser(options.workdir)) / record.PLAN
+  if options.list and not begun.exists():
     for run in study.select(options.run):
       print(f"{run.name}  waiting, nothing was begun")
     return
@@ -52,10 +52,15 @@ def main(_: list[str]) -> None:
   for run in chosen if options.retry_failed else ():
     if opened.state(run).kind == "failed" and not opened.forget(run):
       print(f"{run.name}  stays failed: runs have begun with the settings that its cell chose")
+  sys.exit(_told(opened, chosen, _run(opened, chosen)))
+
+
+def _run(opened: record.Record, chosen: Sequence[plan.Run]) -> runner.Runner:
+  """Runs what is left of the chosen runs; at Ctrl-C the process exits."""
+  options = flags.FLAGS
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's, as Ctrl-C
   minutes = float("inf") if options.max_minutes is None else options.max_minutes
-  deadline = time.monotonic() + 60 * minutes
-  runs = runner.Runner(opened, options.parallel, deadline)
+  runs = runner.Runner(opened, options.parallel, time.monotonic() + 60 * minutes)
   # Tuning ends first: the other runs may depend on all of it.
   try:
     for tunes in (True, False):
@@ -63,6 +68,11 @@ def main(_: list[str]) -> None:
   except KeyboardInterrupt:
     print("\ninterrupted; the same command goes on from the last checkpoints")
     sys.exit(130)
+  return runs
+
+
+def _told(opened: record.Record, chosen: Sequence[plan.Run], runs: runner.Runner) -> int:
+  """Prints the states of the chosen runs; the exit code, 1 if one failed or waits for others."""
   states = {run.name: opened.state(run) for run in chosen}
   counts = collections.Counter(state.kind for state in states.values())
   if runs.out_of_time and counts.total() > counts["done"]:
@@ -79,7 +89,7 @@ def main(_: list[str]) -> None:
     print(
       f"{number} of them wait for {tries}, which --run leaves out, another process runs or failed"
     )
-  sys.exit(1 if counts["failed"] or any(waiting.values()) else 0)
+  return 1 if counts["failed"] or any(waiting.values()) else 0
 
 
 def _tries(opened: record.Record, run: plan.Run) -> str:

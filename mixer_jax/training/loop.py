@@ -54,41 +54,12 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   run = experiment.build(config)
   variables = None if stored else run.task.initial(run.variable_shapes, restore.stored)
   run.optimizer()  # an unusable one is refused before the directory exists
-  directory = processes.lead(lambda: directory_lib.create(path)) or directory_lib.existing(path)
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(directory_lib.writing(directory))
-    if (descriptor := processes.lead(lambda: _hold(directory))) is not None:
-      stack.callback(os.close, descriptor)
-    saved = Checkpoints(directory, keep=config.keep_checkpoints)
-    stack.enter_context(contextlib.closing(saved))
-    started = saved.latest() is not None
-    if started:
-      processes.lead(lambda: directory_lib.check_config(directory, config))
-      processes.lead(lambda: provenance.check_data(directory, len(run.datasets["train"])))
-      processes.lead(lambda: provenance.check_classes(directory, run.task.class_names))
-    processes.lead(lambda: directory_lib.store_config(directory, config, started))
-    if not started:
-      files = tasks.find(config.task).files(config)
-      processes.lead(lambda: directory_lib.keep_files(directory, files))
-    again = "the same --config and overrides with this --workdir resume"
-    print(f"workdir {directory}: {again}", flush=True)
+  with _claimed(run, path) as (directory, saved):
     state, seconds = _start(run, saved, variables)
     if not ended(run, int(state.step), metrics_file.read(directory)):
       processes.lead(lambda: saved.check_room(state))
-      line, tables = model_summary(run)
-      print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
-      if line := run.order.told():
-        print(line, flush=True)
-      processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
-      if verbose_model:
-        print(tables, flush=True)
-      sizes = {name: len(dataset) for name, dataset in run.datasets.items()}
-      data = {"name": (config.get("data") or {}).get("name", config.task)} | sizes
-      data |= run.task.notes()
-      session = provenance.session(
-        directory, int(state.step), run.mesh.size, data, run.task.class_names
-      )
-      with session, processes.heeded(run.mesh) as asked:
+      _tell(run, directory, verbose_model)
+      with _session(run, directory, int(state.step)), processes.heeded(run.mesh) as asked:
         trainer = Trainer(run, state, seconds)
         del state  # the trainer's first step donates it
         _run(directory, saved, trainer, variables, asked)
@@ -101,6 +72,54 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     rows, primary = metrics_file.read(directory), run.task.metrics[0]
     print(f"done: {summary(rows, primary, run.selection, config.target)}")
   return directory
+
+
+@contextlib.contextmanager
+def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, Checkpoints]]:
+  """The run's directory, held by this process alone, and its checkpoints.
+
+  A new one gets the config and the files that it names; one with a checkpoint must fit the run.
+  """
+  config, lead = run.config, processes.lead
+  directory = lead(lambda: directory_lib.create(path)) or directory_lib.existing(path)
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(directory_lib.writing(directory))
+    if (descriptor := lead(lambda: _hold(directory))) is not None:
+      stack.callback(os.close, descriptor)
+    saved = Checkpoints(directory, keep=config.keep_checkpoints)
+    stack.enter_context(contextlib.closing(saved))
+    started = saved.latest() is not None
+    if started:
+      lead(lambda: directory_lib.check_config(directory, config))
+      lead(lambda: provenance.check_data(directory, len(run.datasets["train"])))
+      lead(lambda: provenance.check_classes(directory, run.task.class_names))
+    lead(lambda: directory_lib.store_config(directory, config, started))
+    if not started:
+      files = tasks.find(config.task).files(config)
+      lead(lambda: directory_lib.keep_files(directory, files))
+    again = "the same --config and overrides with this --workdir resume"
+    print(f"workdir {directory}: {again}", flush=True)
+    yield directory, saved
+
+
+def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None:
+  """Prints the size of the model and how examples are ordered; writes the tables of parameters."""
+  line, tables = model_summary(run)
+  print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
+  if line := run.order.told():
+    print(line, flush=True)
+  processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
+  if verbose_model:
+    print(tables, flush=True)
+
+
+def _session(
+  run: Experiment, directory: pathlib.Path, step: int
+) -> contextlib.AbstractContextManager[None]:
+  sizes = {name: len(dataset) for name, dataset in run.datasets.items()}
+  data = {"name": (run.config.get("data") or {}).get("name", run.config.task)} | sizes
+  data |= run.task.notes()
+  return provenance.session(directory, step, run.mesh.size, data, run.task.class_names)
 
 
 def _run(
