@@ -4,6 +4,7 @@ import matplotlib
 import numpy as np
 
 from mixer_jax.report import figures
+from mixer_jax.tasks import panels
 from mixer_jax.tasks.image_classification import pictures as image_pictures
 from mixer_jax.tasks.segmentation import pictures as mask_pictures
 from mixer_jax.tasks.text import pictures as text_pictures
@@ -48,7 +49,7 @@ def test_a_title_stays_within_its_figure(tmp_path):
 def test_names_with_dollars_are_no_mathematics(tmp_path):
   names, image = ["under $10_$", "$$"], np.zeros((2, 4, 4, 3), np.uint8)
   drawn = [
-    image_pictures.draw_confusion(np.eye(2), names),
+    panels.confusion(np.eye(2), names),
     image_pictures.draw_mistakes(image, np.arange(2), np.eye(2)[::-1], names),
     mask_pictures.draw_confusion(np.eye(2), names),
     text_pictures.attention({"Block_0": np.eye(2)}, names, names),

@@ -1,4 +1,4 @@
-"""Figures of a classifier's mistakes."""
+"""Figures of a classifier's mistakes; `panels.confusion` draws the table of all."""
 
 from typing import Any, Sequence
 
@@ -20,23 +20,6 @@ def worst(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
   """Which examples are wrong with the highest probability, the worst first."""
   wrong = np.flatnonzero(probabilities.argmax(1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(1), kind="stable")][:_WORST]
-
-
-def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
-  """The table of `confusion` as a Matplotlib figure; names and numbers up to 20 classes."""
-  names = [plain(name) for name in names]
-  figure, ((axis,),) = panels(1, 1, (7, 6.4))
-  shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-  image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-  figure.colorbar(image, label="share of the true class")
-  axis.set(xlabel="predicted class", ylabel="true class")
-  if len(names) <= 20:
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    axis.set_yticks(range(len(names)), names)
-    for (row, column), count in np.ndenumerate(counts):
-      colour = "white" if shares[row, column] > 0.5 else "black"
-      axis.text(column, row, count, ha="center", va="center", size=8, color=colour)
-  return figure
 
 
 def draw_mistakes(

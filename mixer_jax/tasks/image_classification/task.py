@@ -21,7 +21,7 @@ from mixer_jax.images import augment, crops, decode, folder, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
-from mixer_jax.tasks import layers_apart
+from mixer_jax.tasks import layers_apart, panels
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import batches, start
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -270,7 +270,7 @@ class ImageClassification(BaseTask):
     if labels.ndim > 1:
       raise UserError("pictures need one label an image; this split has sets of labels")
     found, names = self.probabilities(variables, images), self.class_names
-    drawn = {"confusion": pictures.draw_confusion(pictures.confusion(labels, found), names)}
+    drawn = {"confusion": panels.confusion(pictures.confusion(labels, found), names)}
     if len(rows := pictures.worst(labels, found)):
       drawn["mistakes"] = pictures.draw_mistakes(images[rows], labels[rows], found[rows], names)
     return drawn

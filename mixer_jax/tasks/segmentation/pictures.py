@@ -6,10 +6,9 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from mixer_jax.tasks.metrics import ious
-from mixer_jax.tasks.panels import panels, plain
+from mixer_jax.tasks.panels import NAMED, confusion, panels, plain
 
 _SHOWN = 6  # images
-_NAMED = 24  # most classes whose names stand in a figure
 
 
 def colours(classes: int) -> np.ndarray:
@@ -49,23 +48,13 @@ def draw_masks(
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
   """How often each class (row) was taken for each (column), and the classes' IoU, as a figure."""
-  names = [plain(name) for name in names]
-  figure, ((axis,),) = panels(1, 1, (8, 6.6))
-  shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-  figure.colorbar(
-    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class"
-  )
   each = np.asarray(ious(counts))
-  axis.set(xlabel="predicted class", ylabel="true class, with its intersection over union")
+  rows = [f"{name} {'-' if np.isnan(x) else f'{x:.1%}'}" for name, x in zip(names, each)]
+  shown = lambda share, count: f"{share:.0%}" if share >= 0.005 else ""
+  figure = confusion(counts, names, shown, rows)
+  [axis, *_] = figure.axes
+  axis.set(ylabel="true class, with its intersection over union")
   axis.set_title(f"mean IoU {np.nanmean(each):.1%}", size=9)
-  if len(names) <= _NAMED:
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    labels = [f"{name} {'-' if np.isnan(x) else f'{x:.1%}'}" for name, x in zip(names, each)]
-    axis.set_yticks(range(len(names)), labels)
-    for (row, column), share in np.ndenumerate(shares):
-      if share >= 0.005:
-        colour = "white" if share > 0.5 else "black"
-        axis.text(column, row, f"{share:.0%}", ha="center", va="center", size=7, color=colour)
   return figure
 
 
@@ -89,7 +78,7 @@ def draw_augmented(batches: Sequence[Mapping[str, np.ndarray]], names: Sequence[
 def _add_legend(figure: Any, names: Sequence[str]) -> None:
   from matplotlib.patches import Patch
 
-  if len(names) <= _NAMED:
+  if len(names) <= NAMED:
     patches = [
       Patch(color=c / 255, label=plain(name)) for c, name in zip(colours(len(names)), names)
     ]
