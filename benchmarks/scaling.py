@@ -140,14 +140,14 @@ def memory(blocks: Sequence[Block]) -> dict[str, int]:
   }
 
 
-def blocks_of(name: str, plain: str = "^head/") -> Sequence[Block]:
-  """The curvature blocks of a model with ImageNet-21k's head, which `plain` leaves out."""
+def blocks_of(name: str) -> Sequence[Block]:
+  """The curvature blocks of a model with ImageNet-21k's head, which has none."""
   side = models.image_size(name)
   model = models.build(name, CLASSES)
   images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
   predict = lambda params, images: model.apply({"params": params}, images)
-  return optim.kfac_blocks(predict, params, images, plain=plain)
+  return optim.kfac_blocks(predict, params, images, plain="^head/")
 
 
 _PARTS = tuple(field.replace("_", " ") for field in Parts._fields)

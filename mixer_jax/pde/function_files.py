@@ -3,7 +3,7 @@
 import os
 import pathlib
 import tempfile
-from typing import Callable
+from typing import Callable, Sequence
 
 import numpy as np
 
@@ -30,12 +30,7 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
   if bool(inputs) != bool(outputs):
     raise UserError(f"{path}: inputs are {inputs!r}, outputs {outputs!r}; both names or none")
   pairs = [(inputs, outputs)] if inputs else list(NAMES.values())
-  wanted = next((pair for pair in pairs if set(pair) <= set(names)), None)
-  if wanted is None:
-    needed = " or ".join(" and ".join(map(repr, pair)) for pair in pairs)
-    some = ", ".join(map(repr, names[:_NAMED])) or "none"
-    others = "other names go by inputs_name and outputs_name"
-    raise UserError(f"{path}: has no arrays {needed}, only {some}; {others}")
+  wanted = _wanted(path, names, pairs, "inputs_name and outputs_name")
   arrays = [_array(path, load, name) for name in wanted]
   a, u = (x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for x in arrays)
   if a.shape != u.shape or not _is_grid(a):
@@ -50,17 +45,26 @@ def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
   A UserError as of `read`.
   """
   names, load = _open(path)
-  wanted = [name] if name else [pair[outputs] for pair in NAMES.values()]
-  found = next((name for name in wanted if name in names), None)
-  if found is None:
-    needed, some = " or ".join(map(repr, wanted)), ", ".join(map(repr, names[:_NAMED])) or "none"
-    option = "outputs_name" if outputs else "inputs_name"
-    raise UserError(f"{path}: has no array {needed}, only {some}; another name goes by {option}")
+  sides = [(name,)] if name else [(pair[outputs],) for pair in NAMES.values()]
+  [found] = _wanted(path, names, sides, "outputs_name" if outputs else "inputs_name")
   array = _array(path, load, found)
   if not _is_grid(array):
     shape = f"{found!r} {list(array.shape)}"
     raise UserError(f"{path}: has {shape}; {_FUNCTIONS}, two points at least{_squeezed(array)}")
   return array.astype(np.float32)
+
+
+def _wanted(
+  path: str, names: Sequence[str], groups: Sequence[tuple[str, ...]], option: str
+) -> tuple[str, ...]:
+  """The first group of names that a file has all of."""
+  for group in groups:
+    if {*group} <= {*names}:
+      return group
+  needed = " or ".join(" and ".join(map(repr, group)) for group in groups)
+  some = ", ".join(map(repr, names[:_NAMED])) or "none"
+  noun = "array" if len(groups[0]) == 1 else "arrays"
+  raise UserError(f"{path}: has no {noun} {needed}, only {some}; other names go by {option}")
 
 
 def _array(path: str, load: Callable[[str], np.ndarray], name: str) -> np.ndarray:

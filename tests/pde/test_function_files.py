@@ -48,9 +48,7 @@ def test_one_side(save):
   np.testing.assert_array_equal(function_files.read_side(path), np.float32(LINES[0]))
   np.testing.assert_array_equal(function_files.read_side(path, outputs=True), np.float32(LINES[1]))
   np.testing.assert_array_equal(function_files.read_side(path, "u"), np.float32(LINES[1]))
-  with pytest.raises(
-    UserError, match="no array 'sol', only 'a', 'u'; another name goes by outputs"
-  ):
+  with pytest.raises(UserError, match="no array 'sol', only 'a', 'u'; other names go by outputs"):
     function_files.read_side(path, "sol", outputs=True)
 
 

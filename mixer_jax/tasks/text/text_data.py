@@ -22,7 +22,8 @@ from mixer_jax.text.vocabulary import Vocabulary
 OWN = ("train", "test", "validation")  # splits that have their own fields
 OTHERS = ("sample", "files")  # names of data beside those of TFDS
 _LOG = logging.getLogger(__name__)
-_MANY_UNKNOWN = 0.1  # of all tokens
+_LOOKED_AT = 10_000  # sequences
+_MANY_UNKNOWN = 0.1  # of their tokens
 _VOCABULARY = "WordPiece file such as BERT's vocab.txt; \"\": the sample's or that of `pretrained`"
 _SPLIT = 'file or folder below dir, or TFDS split; maybe a part: "train.tsv[:90%]"'
 
@@ -140,11 +141,9 @@ def load(
   return found
 
 
-def tell_unknown(
-  arrays: Mapping[str, np.ndarray], vocabulary: Vocabulary, where: str, number: int = 10_000
-) -> None:
-  """Warns if many tokens of the first `number` sequences are no entries of a vocabulary."""
-  ids, length = arrays["ids"][:number], arrays["length"][:number]
+def tell_unknown(arrays: Mapping[str, np.ndarray], vocabulary: Vocabulary, where: str) -> None:
+  """Warns if many tokens of the first sequences are no entries of a vocabulary."""
+  ids, length = arrays["ids"][:_LOOKED_AT], arrays["length"][:_LOOKED_AT]
   real = np.arange(ids.shape[1]) < length[:, None]
   share = np.count_nonzero(real & (ids == vocabulary.unk)) / max(np.count_nonzero(real), 1)
   if share > _MANY_UNKNOWN:
