@@ -6,7 +6,6 @@ their own states, and say how they would go on. Weight decay is off, as it is no
 
 import dataclasses
 import functools
-import pathlib
 from typing import Any, Mapping, NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.models import LAYER_KINDS
 from mixer_jax.optim.curvature_blocks import path_name
+from mixer_jax.paths import user_path
 from mixer_jax.report import figures
 from mixer_jax.runtime import cli, devices
 from mixer_jax.training.state import init_state
@@ -156,4 +156,4 @@ def main(options: Any) -> None:
     print(f"{kind:22}" + "".join(f"{value:7.3f}" for value in shares))
   print(f"{'length at a rate of 1':22}" + "".join(f"{value:7.3g}" for value in found.lengths))
   if options.out:
-    print(figures.save(draw(found), pathlib.Path(options.out)))
+    print(figures.save(draw(found), user_path(options.out)))

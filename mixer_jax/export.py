@@ -3,13 +3,13 @@
 python -m mixer_jax.export --workdir=DIR [--checkpoint=latest|best|STEP|mean:N] --out=FILE.npz
 """
 
-import os
 import pathlib
 
 from absl import flags
 import jax
 
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 from mixer_jax.runtime import cli
 from mixer_jax.training.restore import without_data
 
@@ -20,7 +20,7 @@ def export(path: str, which: str, out: str) -> pathlib.Path:
   Raises:
     UserError: no such run or checkpoint (see `restore`), or a file that cannot be written.
   """
-  target = pathlib.Path(os.path.expanduser(out))
+  target = user_path(out)
   if target.suffix != ".npz":
     raise UserError(f"{out}: weights are saved as .npz")
   task, variables = without_data(path, which)

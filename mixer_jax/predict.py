@@ -22,6 +22,7 @@ import numpy as np
 
 from mixer_jax.errors import UserError, told, until_error
 from mixer_jax.experiment import Experiment
+from mixer_jax.paths import user_path
 from mixer_jax.pretrained import containers
 from mixer_jax.runtime import cli
 from mixer_jax.tasks import Prediction
@@ -98,17 +99,17 @@ def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
 def _lines(path: str) -> list[str]:
   """The lines of a file, or of the standard input, that are not blank."""
   with told(f"--inputs={path}", OSError, UnicodeError):
-    text = sys.stdin.read() if path == "-" else pathlib.Path(path).read_text(encoding="utf-8")
+    text = sys.stdin.read() if path == "-" else user_path(path).read_text(encoding="utf-8")
   # Not splitlines: it also splits at form feeds and at Unicode's separators.
   return [line for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
 
 
 def main(argv: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
-  lines = _lines(os.path.expanduser(options.inputs)) if options.inputs else []
+  lines = _lines(options.inputs) if options.inputs else []
   if options.inputs and not lines:
     raise UserError(f"--inputs={options.inputs} has no line that is not blank")
-  inputs, out = argv[1:] + lines, os.path.expanduser(options.out or "")
+  inputs, out = argv[1:] + lines, str(user_path(options.out)) if options.out else ""
   if not inputs and not out:
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
   if out and not out.endswith((".npz", ".txt")):

@@ -19,6 +19,7 @@ import zlib
 import numpy as np
 
 from mixer_jax.errors import reason
+from mixer_jax.paths import user_path
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ Build = Callable[[Allocate], dict[str, np.ndarray]]
 def place(cache_dir: str) -> pathlib.Path:
   """The directory of the cache; of "" the user's own, ~/.cache/mixer_jax."""
   default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mixer_jax")
-  return pathlib.Path(os.path.expanduser(cache_dir or default))
+  return user_path(cache_dir or default)
 
 
 def fingerprint(identity: Any, files: Iterable[tuple[str, int, int]]) -> str:

@@ -14,6 +14,7 @@ import urllib.parse
 
 from mixer_jax.data import cache, tfrecord
 from mixer_jax.errors import UserError, reason, told
+from mixer_jax.paths import user_path
 from mixer_jax.runtime.imports import without
 
 _PROBE_SECONDS = 10  # for all hosts together
@@ -35,7 +36,7 @@ def find(
     others: further values of data.name, for messages; the first needs no files.
   """
   root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-  root = pathlib.Path(os.path.expanduser(root)).absolute()
+  root = user_path(root).absolute()
   with _tfds(name, root / _dataset(name)) as tfds:
     try:
       builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=str(root))

@@ -1,12 +1,11 @@
 """Arrays in an .npz file: train_images, train_labels, test_images, test_labels."""
 
-import os
-
 import numpy as np
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, told
 from mixer_jax.images import base_split
+from mixer_jax.paths import user_path
 
 _ALLOWED = (
   "an .npz needs SPLIT_images uint8 [n, height, width, 3] and integer SPLIT_labels [n],"
@@ -26,7 +25,7 @@ class ArraysFile:
   def __init__(self, path: str, base: str = "train"):
     self._path = path
     try:
-      self._file = npz.Npz(os.path.expanduser(path))
+      self._file = npz.Npz(str(user_path(path)))
     except ValueError as error:
       raise UserError(f"data.dir={path!r}: cannot be read: {error}; {_ALLOWED}") from error
     if "class_names" in self._file.names:

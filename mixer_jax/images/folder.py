@@ -12,6 +12,7 @@ import numpy as np
 
 from mixer_jax.data import cache, splits
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 
 _LOG = logging.getLogger(__name__)
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -27,7 +28,7 @@ class Folder:
   """
 
   def __init__(self, root: str, train_base: str = "train"):
-    self._root = pathlib.Path(os.path.expanduser(root)).absolute()
+    self._root = user_path(root).absolute()
     if not root or not os.path.isdir(self._root):
       raise UserError(f"data.dir={root!r}: no such folder; {LAYOUT}")
     self._train_base = train_base
@@ -83,7 +84,7 @@ def test_files(path: str, flat: bool) -> "Files":
 
   A UserError if there are none.
   """
-  place = pathlib.Path(os.path.expanduser(path)).absolute()
+  place = user_path(path).absolute()
   if not os.path.isdir(place):
     raise UserError(f"{place}: no such folder")
   if not flat or listed(place, folders=True):

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import logging
 import os
-import pathlib
 import re
 from typing import Any, Sequence
 
@@ -17,6 +16,7 @@ import numpy as np
 from mixer_jax.data import cache, tfds_source
 from mixer_jax.errors import UserError, told
 from mixer_jax.images import arrays_file, base_split, decode, folder
+from mixer_jax.paths import user_path
 
 TFDS = "tfds:"
 _NUMBERED = re.compile(r"(^|/)ILSVRC2012_val_(\d{8})\.")  # places in lists of labels, from 1
@@ -95,7 +95,7 @@ class _Sets:
   def __init__(self, path: str, known: Sequence[str]):
     self._path, self._known = path, {name: i for i, name in enumerate(known)}
     with told(f"{path}: cannot be read", OSError, ValueError, RecursionError):
-      self._entries = json.loads(pathlib.Path(os.path.expanduser(path)).read_text())
+      self._entries = json.loads(user_path(path).read_text())
     if not isinstance(self._entries, list | dict):
       raise UserError(f"{path}: is no JSON list or object of lists of classes")
 

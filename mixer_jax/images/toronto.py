@@ -18,6 +18,7 @@ import numpy as np
 
 from mixer_jax.errors import UserError, reason
 from mixer_jax.images import base_split
+from mixer_jax.paths import user_path
 
 _LOG = logging.getLogger(__name__)
 _LARGEST = 1 << 28  # bytes that are unpacked of an archive: either takes 187 MB
@@ -56,7 +57,7 @@ def find(name: str, path: str) -> pathlib.Path | None:
   """The archive or unpacked folder that data.name and data.dir mean; None: another source."""
   if name not in FORMATS or not path:
     return None
-  given, known = pathlib.Path(os.path.expanduser(path)), FORMATS[name]
+  given, known = user_path(path), FORMATS[name]
   places = (given, given / known.folder, given / known.archive)
   return next((x for x in places if os.path.isfile(x) or os.path.isfile(x / known.meta)), None)
 

@@ -10,14 +10,13 @@ run has --split=test --functions=100.
 """
 
 import functools
-import os
-import pathlib
 import time
 
 from absl import flags
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 from mixer_jax.pde import function_files, generate
 from mixer_jax.runtime import cli
 
@@ -32,7 +31,7 @@ def make(kind: str, argv: list[str]) -> None:
   del argv
   given = flags.FLAGS
   if given.out:
-    out = pathlib.Path(os.path.expanduser(given.out)).absolute()
+    out = user_path(given.out).absolute()
     if out.suffix != ".npz" or not out.parent.is_dir():
       raise UserError(f"--out={given.out}: allowed: a file .npz in a folder that exists")
   physics = {k: v for k in _physics() if (v := getattr(given, k)) is not None}

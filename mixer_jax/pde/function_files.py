@@ -9,6 +9,7 @@ import numpy as np
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 from mixer_jax.pde import mat
 from mixer_jax.pde.functions import Functions
 
@@ -86,7 +87,7 @@ def _is_grid(array: np.ndarray) -> bool:
 def write(path: str, functions: Functions) -> None:
   """Writes an .npz that `read` reads, all of it or nothing; a UserError if that is impossible."""
   names = NAMES[len(functions.grid)]
-  target = pathlib.Path(os.path.expanduser(path))
+  target = user_path(path)
   with (
     told(f"{path}: cannot be written", OSError),
     tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as folder,
@@ -98,7 +99,7 @@ def write(path: str, functions: Functions) -> None:
 
 def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   """The names of a file's arrays, and the reader of one."""
-  file = pathlib.Path(os.path.expanduser(path))
+  file = user_path(path)
   if file.suffix not in (".npz", ".mat"):
     raise UserError(f"{path}: files of functions end in .npz or .mat")
   if not file.parent.is_dir():

@@ -20,6 +20,7 @@ import urllib.parse
 import pooch
 
 from mixer_jax.errors import UserError, reason, told
+from mixer_jax.paths import user_path
 from mixer_jax.pretrained import catalog, containers
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
     return _here(source)
   name = pathlib.PurePosixPath(urllib.parse.urlsplit(url).path).name[-100:]
   name = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "weights"
-  cache = pathlib.Path(os.path.expanduser(cache_dir or "~/.cache/mixer_jax/weights"))
+  cache = user_path(cache_dir or "~/.cache/mixer_jax/weights")
   path = cache / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}" / name
   try:
     return path, _kept(url, path, catalog.published_sha256(url) if entry else "")
@@ -53,7 +54,7 @@ def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
 
 def _here(source: str) -> tuple[pathlib.Path, str]:
   """The path and the SHA-256 of a file on this machine."""
-  path = pathlib.Path(os.path.expanduser(source))
+  path = user_path(source)
   if not os.path.exists(path):  # Path's raises where it may not look
     near = difflib.get_close_matches(source, catalog.CATALOG)
     hint = f"; public files with a near name: {', '.join(near)}" if near else ""

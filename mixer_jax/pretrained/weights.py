@@ -5,7 +5,6 @@ import functools
 import logging
 import math
 import os
-import pathlib
 import re
 from typing import Any, NamedTuple, Sequence
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from mixer_jax import models
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 from mixer_jax.pretrained import catalog, containers, files, layouts
 from mixer_jax.pretrained import fit as fit_lib
 from mixer_jax.pretrained.catalog import Normalization
@@ -221,7 +221,7 @@ def save(
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
   """
-  path = pathlib.Path(os.path.expanduser(path))
+  path = user_path(path)
   if path.suffix != ".npz":
     raise UserError(f"{path}: weights are saved as .npz")
   fields = {name: getattr(model, name) for name in UNSEEN if hasattr(model, name)}

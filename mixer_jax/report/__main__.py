@@ -22,6 +22,7 @@ from ml_collections import config_flags
 
 from mixer_jax import config, pretrained, tasks
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 from mixer_jax.report import compare, curves, figures, weight_pictures
 from mixer_jax.report import study as study_report
 from mixer_jax.rundir import directory as directory_lib
@@ -38,7 +39,7 @@ def _pictures(_: list[str]) -> None:
   if _FLAGS.split not in datasets:
     raise UserError(f"--split is {_FLAGS.split!r}; allowed: {', '.join(datasets)}")
   drawn = task.pictures(restored.variables, datasets[_FLAGS.split])
-  _save(drawn, task, pathlib.Path(_FLAGS.out or directory / "pictures"))
+  _save(drawn, task, user_path(_FLAGS.out or directory / "pictures"))
 
 
 def _augment(_: list[str]) -> None:
@@ -54,7 +55,7 @@ def _augment(_: list[str]) -> None:
   task = tasks.find(own.task)(own)
   task.datasets()
   drawn = task.prepared_pictures(jax.random.key(own.seed))
-  _save(drawn, task, pathlib.Path(_FLAGS.out or out))
+  _save(drawn, task, user_path(_FLAGS.out or out))
 
 
 def _save(drawn: Mapping[str, Any], task: tasks.Task, out: pathlib.Path) -> None:
@@ -83,7 +84,7 @@ def _weights(_: list[str]) -> None:
     if kernel is None or kernel.ndim != 4 or "image_size" not in data:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
     side = data.image_size // kernel.shape[0]
-  out = pathlib.Path(_FLAGS.out or out)
+  out = user_path(_FLAGS.out or out)
   with told(f"{out}: cannot be written", OSError):
     paths = weight_pictures.draw(params, (side, side), out)
   print(*paths, sep="\n")
@@ -92,7 +93,7 @@ def _weights(_: list[str]) -> None:
 def _compare(_: list[str]) -> None:
   if not _FLAGS.runs:
     raise UserError("--runs is missing; it names directories of runs, with commas")
-  path = pathlib.Path(_FLAGS.out or "compare.png")
+  path = user_path(_FLAGS.out or "compare.png")
   if path.suffix != ".png":
     raise UserError(f"--out is {_FLAGS.out!r}; the picture is a .png")
   for line in compare.compare(_FLAGS.runs, _FLAGS.metric, _FLAGS.over, path, _FLAGS.log):

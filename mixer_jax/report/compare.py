@@ -14,6 +14,7 @@ import numpy as np
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 from mixer_jax.report import figures
 from mixer_jax.report.results import optimizer_name
 from mixer_jax.report.study_figures import band
@@ -125,8 +126,8 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
   """The directories and configs of runs, by the labels of their lines."""
   groups: dict[tuple[str, str], list[tuple[pathlib.Path, Any]]] = {}
   for given in runs:
-    label, pattern = ("", given) if glob.glob(given) else given.partition("=")[::2]
-    found = sorted(p for p in map(pathlib.Path, glob.glob(pattern)) if metrics_file.read(p))
+    label, pattern = ("", given) if _globbed(given) else given.partition("=")[::2]
+    found = sorted(p for p in map(pathlib.Path, _globbed(pattern)) if metrics_file.read(p))
     failed = [p for p in found if _failed(p)]
     if len(failed) < len(found):  # one alone, or all, are meant
       found = [p for p in found if p not in failed]
@@ -144,6 +145,10 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
   of_all = zip(names, longer, longest)
   labels = [a if names.count(a) == 1 else b if longer.count(b) == 1 else c for a, b, c in of_all]
   return dict(zip(labels, groups.values()))
+
+
+def _globbed(pattern: str) -> list[str]:
+  return glob.glob(str(user_path(pattern)))
 
 
 def _failed(run: pathlib.Path) -> bool:

@@ -15,6 +15,7 @@ import ml_collections
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError, reason, told
+from mixer_jax.paths import user_path
 
 CONFIG = "config.json"
 _FILES = "files"  # copies of files that fields of the config name
@@ -55,7 +56,7 @@ def _foreign(workdir: pathlib.Path) -> str | None:
 
 
 def _absolute(path: str) -> pathlib.Path:
-  return pathlib.Path(os.path.expanduser(path)).absolute()
+  return user_path(path).absolute()
 
 
 @contextlib.contextmanager
@@ -155,7 +156,7 @@ def with_files(
 def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
   """Copies files, by the fields of the config that name them; see `with_files`."""
   for field, path in files.items():
-    source = pathlib.Path(os.path.expanduser(path))
+    source = user_path(path)
     copy = workdir / _FILES / field / source.name
     copy.parent.mkdir(parents=True, exist_ok=True)
     for other in set(copy.parent.iterdir()) - {copy}:  # of a start that ended before its first step

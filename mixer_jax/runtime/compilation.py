@@ -1,12 +1,12 @@
 """Compiled programs kept on disk, so that a second start is quick."""
 
 import os
-import pathlib
 import sys
 
 import jax
 
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 
 
 def keep_in(directory: str | None) -> None:
@@ -22,7 +22,7 @@ def keep_in(directory: str | None) -> None:
     if jax.config.jax_compilation_cache_dir is not None or jax.default_backend() == "cpu":
       return
     place = (os.environ.get("XDG_CACHE_HOME") or "~/.cache") + "/mixer_jax/compiled"
-  path = place and pathlib.Path(os.path.expanduser(place)).absolute()
+  path = place and user_path(place).absolute()
   try:
     if path:
       path.mkdir(parents=True, exist_ok=True)

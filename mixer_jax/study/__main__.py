@@ -10,8 +10,6 @@ from their last checkpoint, failed runs are left alone unless `--retry_failed` i
 """
 
 import collections
-import os
-import pathlib
 import signal
 import sys
 import time
@@ -21,6 +19,7 @@ from absl import flags
 import jax
 
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 from mixer_jax.rundir import directory
 from mixer_jax.runtime import cli
 from mixer_jax.study import plan, record, runner
@@ -33,9 +32,9 @@ def main(_: list[str]) -> None:
       raise UserError(f"--{name} is missing; for example --{name}={example}")
   # This process only plans and waits: accelerators belong to the runs.
   jax.config.update("jax_platforms", "cpu")
-  file = os.path.expanduser(options.study)  # a shell leaves the ~ of --study=~/FILE alone
+  file = str(user_path(options.study))
   study = plan.load(file)
-  begun = pathlib.Path(os.path.expanduser(options.workdir)) / record.PLAN
+  begun = user_path(options.workdir) / record.PLAN
   if options.list and not begun.exists():
     for run in study.select(options.run):
       print(f"{run.name}  waiting, nothing was begun")

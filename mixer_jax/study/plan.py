@@ -4,7 +4,6 @@ import dataclasses
 import fnmatch
 import itertools
 import json
-import os
 import pathlib
 import re
 import runpy
@@ -16,6 +15,7 @@ from scipy.stats import qmc
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 
 _WORD = re.compile(r"[A-Za-z0-9_.+]+")  # names become directories and parts of commands
 _LAST_TENTH = {"data.train_split": "train[:90%]", "data.test_split": "train[90%:]"}
@@ -245,7 +245,7 @@ def read_config(path: str | pathlib.Path, *args: str) -> ConfigDict:
 
 def _call(path: str | pathlib.Path, function: str, *args: str) -> Any:
   """Calls a function of a Python file."""
-  file = pathlib.Path(os.path.expanduser(path))
+  file = user_path(path)
   if not file.is_file() or file.suffix != ".py":
     raise UserError(f"{path} does not exist, or is no .py file")
   try:

@@ -7,14 +7,13 @@ python -m mixer_jax.text --kind=bpe --out=bpe.json [--size=8000] --field=en,de p
 """
 
 import itertools
-import os
-import pathlib
 import time
 from typing import Iterable, Iterator, Sequence
 
 from absl import flags
 
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 from mixer_jax.runtime import cli
 from mixer_jax.text import tables
 from mixer_jax.text.documents import documents, files
@@ -40,7 +39,7 @@ class _Lines:
   """A file of sentences, a line each, that has any other ending, such as train.de.gz."""
 
   def __init__(self, path: str):
-    self._path = pathlib.Path(os.path.expanduser(path)).absolute()
+    self._path = user_path(path).absolute()
 
   def __iter__(self) -> Iterator[str]:
     return (line for _, line in tables.lines(self._path) if line.strip())
@@ -51,20 +50,20 @@ def _sources(path: str, fields: str, paragraphs: bool) -> list[Iterable[str]]:
   if "," in fields and (plain := [x for x in files(path) if tables.kind(x) == ".txt"]):
     why = f"{', '.join(tables.COLUMNS)}, not {plain[0]}"
     raise UserError(f"--field={fields} names several columns; allowed: files of tables, {why}")
-  if pathlib.Path(os.path.expanduser(path)).is_file() and not path.lower().endswith(tables.ENDINGS):
+  if user_path(path).is_file() and not path.lower().endswith(tables.ENDINGS):
     return [_Lines(path)]
   return [documents(path, field.strip(), paragraphs) for field in fields.split(",")]
 
 
 def _check_out(out: str, paths: Sequence[str]) -> None:
   """Raises a UserError if no file can be written there, or it would be one of the texts."""
-  target = pathlib.Path(os.path.expanduser(out)).resolve()
+  target = user_path(out).resolve()
   if not target.parent.is_dir():
     raise UserError(f"--out={out}: its folder does not exist")
   if target.is_dir():
     raise UserError(f"--out={out}: is a folder; allowed: a file")
   for path in paths:
-    text = pathlib.Path(os.path.expanduser(path)).resolve()
+    text = user_path(path).resolve()
     inside = (
       text.is_dir() and text in target.parents and target.name.lower().endswith(tables.ENDINGS)
     )

@@ -2,12 +2,12 @@
 
 import functools
 import logging
-import os
 import pathlib
 from typing import Any, Iterator, Protocol, Sequence
 
 from mixer_jax.data import cache, tfds_source
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 from mixer_jax.runtime.imports import without
 from mixer_jax.text import tables
 
@@ -133,7 +133,7 @@ def decoded(examples: tfds_source.Examples, i: int, field: str, text: Any) -> st
 
 def files(path: str) -> list[pathlib.Path]:
   """A file of text, or those of a folder; a UserError if there is none, or of another ending."""
-  root = pathlib.Path(os.path.expanduser(path)).absolute()
+  root = user_path(path).absolute()
   if not path or not root.exists():
     raise UserError(f"{path!r}: no such file or folder of text")
   paths = _listed(root) if root.is_dir() else [root]

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import os
 import pathlib
 from typing import Iterator, NamedTuple, Sequence
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 from mixer_jax.text import tables
 from mixer_jax.text.documents import check_text, decoded
 from mixer_jax.text.sequences import id_dtype
@@ -78,7 +78,7 @@ def pairs(
   if split:
     rows, where = _read_tfds(path, own, split, data_dir, others), f"{path}, {split!r}"
   else:
-    where = str(pathlib.Path(os.path.expanduser(path)).absolute())
+    where = str(user_path(path).absolute())
     rows = (_read_table if _is_table(where) else _read_files)(where, own)
   stripped = [(a.strip(), b.strip()) for a, b in rows]
   kept = [pair for pair in stripped if all(pair)]

@@ -1,7 +1,6 @@
 """Labelled texts, alone or in pairs, of a table or of TFDS; they are held in memory."""
 
 import functools
-import os
 import pathlib
 from typing import Any, NamedTuple, Sequence
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 from mixer_jax.text import tables
 from mixer_jax.text.documents import check_text, decoded
 
@@ -50,7 +50,7 @@ def rows(
   """
   if split:
     return _read_tfds(path, text, pair, label, split, data_dir, others)
-  return _read_table(pathlib.Path(os.path.expanduser(path)).absolute(), text, pair, label)
+  return _read_table(user_path(path).absolute(), text, pair, label)
 
 
 def _read_table(path: pathlib.Path, text: str, pair: str, label: str) -> Rows:

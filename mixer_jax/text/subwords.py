@@ -4,12 +4,12 @@ import functools
 import hashlib
 import json
 import os
-import pathlib
 from typing import Any, Iterable, Sequence
 
 import numpy as np
 
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 from mixer_jax.text.vocabulary import clean, threads
 
 PAD, BOS, EOS = SPECIAL = ("<pad>", "<s>", "</s>")
@@ -54,7 +54,7 @@ class Subwords:
     from tokenizers import Tokenizer
 
     with told(f"{path}: vocabulary cannot be read", OSError):
-      content = pathlib.Path(os.path.expanduser(path)).read_bytes()
+      content = user_path(path).read_bytes()
     with told(f"{path}: is no tokenizer.json; {_MAKE}. The library says"):
       tokenizer = Tokenizer.from_str(content.decode("utf-8-sig"))
     return cls(tokenizer, str(path))
@@ -125,7 +125,7 @@ class Subwords:
   def save(self, path: str | os.PathLike) -> None:
     """Writes a tokenizer.json; a UserError if the file cannot be written."""
     with told(f"{path}: vocabulary cannot be written", OSError):
-      pathlib.Path(os.path.expanduser(path)).write_text(self._content, encoding="utf-8")
+      user_path(path).write_text(self._content, encoding="utf-8")
 
   @functools.cached_property
   def _content(self) -> str:

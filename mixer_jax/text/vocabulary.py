@@ -5,12 +5,12 @@ import contextlib
 import functools
 import hashlib
 import os
-import pathlib
 from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from mixer_jax.errors import UserError, told
+from mixer_jax.paths import user_path
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _PIECE = 100_000  # characters; an Encoding takes 100 bytes and more for each token
@@ -48,7 +48,7 @@ class Vocabulary:
   def read(cls, path: str | os.PathLike) -> "Vocabulary":
     """Reads a file with one entry a line, such as BERT's vocab.txt; or a UserError."""
     with told(f"{path}: vocabulary cannot be read", OSError):
-      content = pathlib.Path(os.path.expanduser(path)).read_bytes()
+      content = user_path(path).read_bytes()
     try:
       text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -148,9 +148,7 @@ class Vocabulary:
   def save(self, path: str | os.PathLike) -> None:
     """Writes one entry a line; a UserError if the file cannot be written."""
     with told(f"{path}: vocabulary cannot be written", OSError):
-      pathlib.Path(os.path.expanduser(path)).write_bytes(
-        "".join(f"{x}\n" for x in self.words).encode()
-      )
+      user_path(path).write_bytes("".join(f"{x}\n" for x in self.words).encode())
 
   @functools.cached_property
   def _tokenizer(self) -> Any:

@@ -57,6 +57,12 @@ def test_seeds_are_a_line_over_their_mean_time(runs, drawn, tmp_path):
   assert np.asarray(Image.open(tmp_path / "a.png")).std() > 0
 
 
+def test_runs_below_the_home_of_the_user(runs, monkeypatch, tmp_path):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  said = compare.compare(["Mine=~/adam-*"], "train/error", "seconds", tmp_path / "a.png")
+  assert said == ["Mine: 1.5 after 12 s"]
+
+
 def test_runs_that_measure_otherwise_and_paths_with_an_equals_sign(drawn, monkeypatch, tmp_path):
   monkeypatch.setattr(compare, "_MEASURING", ("eval_batch_size",))  # these runs have no data.dir
   for i in range(2):

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import json
 import os
-import pathlib
 from typing import Annotated, Any, Mapping, NamedTuple, Sequence
 
 from flax import traverse_util
@@ -20,6 +19,7 @@ import numpy as np
 from mixer_jax import models, options, pretrained
 from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option, one_of
+from mixer_jax.paths import user_path
 from mixer_jax.pretrained import RESIZES, Normalization, Weights, fit
 from mixer_jax.tasks import task as task_lib
 
@@ -49,7 +49,7 @@ _file = functools.lru_cache(maxsize=1)(pretrained.read)
 
 def is_run(path: str) -> bool:
   """Whether a path is a directory, and so no file, address or name of weights."""
-  return bool(path) and os.path.isdir(os.path.expanduser(path))
+  return bool(path) and os.path.isdir(user_path(path))
 
 
 class RunModel(NamedTuple):
@@ -67,7 +67,7 @@ class RunModel(NamedTuple):
 def run_model(path: str) -> RunModel:
   """The model of a run; a UserError if there is no such run, or it has no model of images."""
   with told(f"{path!r} is no run", OSError, ValueError):
-    config = json.loads((pathlib.Path(os.path.expanduser(path)) / "config.json").read_text())
+    config = json.loads((user_path(path) / "config.json").read_text())
   match config:
     case {
       "task": str(task),
@@ -102,7 +102,7 @@ def describe(path: str) -> Weights:
 
 def class_names(path: str) -> tuple[str, ...]:
   """The names of a run's classes, from its record; () if they are not in it."""
-  record = pathlib.Path(os.path.expanduser(path)) / "run.json"
+  record = user_path(path) / "run.json"
   wrong = OSError, ValueError, LookupError, TypeError, AttributeError
   with told(f"{record} is not the record of a run's sessions", *wrong):
     sessions = json.loads(record.read_text())["sessions"] if record.exists() else []

@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import logging
-import os
-import pathlib
 from typing import Annotated, Mapping, NamedTuple
 
 import numpy as np
@@ -16,6 +14,7 @@ from mixer_jax.errors import UserError, told
 from mixer_jax.images import folder
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.options import COUNT, Option, one_of
+from mixer_jax.paths import user_path
 from mixer_jax.tasks.segmentation import shapes
 from mixer_jax.tasks.segmentation.pairs import Pairs
 
@@ -147,7 +146,7 @@ def _read(data: SegmentationData, base: str) -> _Base:
     images, masks = shapes.make(["train", "test"].index(base), n)
     ids = np.stack([np.bincount(mask.reshape(-1), minlength=256) > 0 for mask in masks])
     return _Base(images, masks, ids)
-  root = pathlib.Path(os.path.expanduser(data.dir)).absolute()
+  root = user_path(data.dir).absolute()
   if not data.dir or not root.is_dir():
     raise UserError(f"data.dir={data.dir!r}: no such folder; it has pairs of images and masks")
   files = Pairs(root, base, tuple(map(int, data.canvas)), data.void)
@@ -182,7 +181,7 @@ def _given_names(data: SegmentationData) -> tuple[str, ...]:
     return _different(data.classes.split(","), "data.classes")
   if data.name == "shapes":
     return shapes.NAMES
-  path = pathlib.Path(os.path.expanduser(data.dir), "classes.txt")
+  path = user_path(data.dir) / "classes.txt"
   if not path.exists():
     return ()
   with told(f"{path} is not UTF-8", UnicodeDecodeError):

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import os
-import pathlib
 from typing import Annotated, Any, Callable, Mapping, NamedTuple
 
 from flax import traverse_util
@@ -14,6 +12,7 @@ import ml_collections
 from mixer_jax import models, options
 from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option
+from mixer_jax.paths import user_path
 from mixer_jax.pretrained import bert, fit
 from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.task import Batch, Prediction, ReadRun, Variables
@@ -52,7 +51,7 @@ def describe(path: str) -> Described:
     fields = dict(_bert(path).fields)
     fields.pop("vocab_size")
     return Described("bert_base", fields, fields.pop("max_length"), fields.pop("segments"))
-  where = pathlib.Path(os.path.expanduser(path))
+  where = user_path(path)
   if (weights := where / "model.safetensors").exists():
     raise UserError(f"{path!r} is a folder of weights; take {str(weights)!r}")
   wrong = OSError, ValueError, LookupError, TypeError, AttributeError
@@ -102,7 +101,7 @@ def with_vocabulary(
   """The config with the vocabulary of a trained encoder, which must not be another one."""
   if not given.vocabulary:
     return config
-  own, content = config.data.vocabulary, lambda p: pathlib.Path(os.path.expanduser(p)).read_bytes()
+  own, content = config.data.vocabulary, lambda p: user_path(p).read_bytes()
   with told(f"data.vocabulary is {own!r}", OSError):
     if own and content(own) != content(given.vocabulary):
       raise UserError(f"data.vocabulary is {own!r}, not that of {path!r}; leave it out")

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import logging
-import os
 import pathlib
 from typing import Annotated, Any, Callable, ClassVar, Mapping, Sequence
 
@@ -16,6 +15,7 @@ from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
+from mixer_jax.paths import user_path
 from mixer_jax.text import sample, sequences
 from mixer_jax.text.vocabulary import Vocabulary
 
@@ -89,7 +89,7 @@ class TextData:
   def source(self, base: str) -> tuple[str, str]:
     """The path and "", or the TFDS name and the split, that a base split is read from."""
     if self.name == "files":
-      return str(pathlib.Path(os.path.expanduser(self.dir)).absolute() / base), ""
+      return str(user_path(self.dir).absolute() / base), ""
     if self.name != "sample":
       return self.name, base
     if base not in self.sample_splits:
