@@ -10,8 +10,10 @@ from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
 from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
 
-# Eigenvalues below are rounding errors of a rank-deficient factor: taken as 0.
+# Eigenvalues below this part of the largest are rounding errors of a rank-deficient factor: taken as 0.
 _EIGENVALUE_FLOOR = 1e-10
+# A shift below this part of the trace is lost in rounding, and float32's Cholesky may fail.
+_LEAST_SHIFT = 1e-6
 
 
 class Eigen(NamedTuple):
@@ -50,7 +52,7 @@ def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
 def eigendecompositions(
   factors: dict[str, Kronecker], mesh: Mesh | None = None, floor: float = _EIGENVALUE_FLOOR
 ) -> dict[str, tuple[Eigen, Eigen]]:
-  """Each side's values [..., d] and vectors [..., d, d]; values of at most `floor` count as 0."""
+  """Each side's values [..., d] and vectors [..., d, d]; values of at most `floor` times the largest are 0."""
 
   def decompose(factor):
     values, vectors = jnp.linalg.eigh(factor)
@@ -61,7 +63,8 @@ def eigendecompositions(
 
 
 def _floored(values: jax.Array, floor: float) -> jax.Array:
-  return jnp.where(values > floor, values, 0.0)
+  least = floor * jnp.maximum(values.max(axis=-1, keepdims=True), 0.0)
+  return jnp.where(values > least, values, 0.0)
 
 
 def warm_started_bases(
@@ -111,16 +114,18 @@ def factored_inverses(
 ) -> dict[str, tuple[Any, ...]]:
   """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
 
-  pi = sqrt((tr A / dim A) / (tr G / dim G)); a factor without trace (dead units)
-  would make it 0 or infinite, hence the bounds.
+  pi = sqrt((tr A / dim A) / (tr G / dim G)), 1 if a factor has no trace (dead units). What is added
+  to a factor is at least a millionth of its trace: float32 cannot invert it otherwise.
   """
 
   def shifted(block):
     means = [mean_eigenvalue(f) for f in block]
-    ratio = means[0] / jnp.maximum(means[1], _EIGENVALUE_FLOOR)
-    pi = jnp.sqrt(jnp.clip(ratio, 1e-8, 1e8))
+    root = lambda mean: jnp.sqrt(jnp.where((means[0] > 0) & (means[1] > 0), mean, 1.0))
+    pi = root(means[0]) / root(means[1])
     shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
-    return Kronecker(*(_shifted(f, shift) for f, shift in zip(block, shifts)))
+    traces = (mean * size for mean, size in zip(means, map(_size, block)))
+    least = (jnp.maximum(s, _LEAST_SHIFT * t) for s, t in zip(shifts, traces))
+    return Kronecker(*map(_shifted, block, least))
 
   def invert(matrix):
     identity = jnp.eye(matrix.shape[0], dtype=jnp.float32)
@@ -135,7 +140,11 @@ def mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
   """The mean of a factor's eigenvalues, of each of a stack."""
   if isinstance(factor, Diagonals):
     return factor.values.mean(axis=-1)
-  return jnp.trace(factor, axis1=-2, axis2=-1) / factor.shape[-1]
+  return jnp.trace(factor, axis1=-2, axis2=-1) / _size(factor)
+
+
+def _size(factor: jax.Array | Diagonals) -> int:
+  return (factor.values if isinstance(factor, Diagonals) else factor).shape[-1]
 
 
 def _shifted(factor: jax.Array | Diagonals, shift: jax.Array) -> jax.Array | Diagonals:

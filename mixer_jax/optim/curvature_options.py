@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any, Callable, Sequence
 
 import jax
+import numpy as np
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
@@ -202,6 +203,8 @@ def checked(*inner: Callable) -> Callable:
         optional = [p.name for p in signature.parameters.values() if p.default is not p.empty]
         allowed = f"{unknown[0]!r}; allowed: {', '.join(optional)}"
         raise TypeError(f"{function.__name__} has no option {allowed}")
+      # NumPy's numbers have a type that would be that of the state, Python's have none.
+      keywords = {k: x.item() if isinstance(x, np.number) else x for k, x in keywords.items()}
       known = options.of(call)
       check_ranges(call, **{name: x for name, x in keywords.items() if name in known})
       given = signature.bind_partial(*args, **keywords).arguments

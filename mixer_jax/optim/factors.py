@@ -9,6 +9,8 @@ from typing import Any, Callable
 import jax
 import jax.numpy as jnp
 
+from mixer_jax.optim import algebra
+from mixer_jax.optim.curvature_blocks import Kronecker
 from mixer_jax.optim.curvature_options import MAX_FACTOR
 from mixer_jax.runtime.imports import without
 
@@ -83,6 +85,19 @@ def averaged(
   weight = jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
   mix = lambda old, new: (1.0 - weight) * old + weight * new
   return {name: jax.tree.map(mix, average, fresh[name]) for name, average in old.items()}
+
+
+def seen(old: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
+  """Fresh factors by name, but the old ones of a layer without inputs, which saw only padding."""
+
+  def one(old, new):
+    if not isinstance(new, Kronecker):
+      return new
+    any_row = algebra.mean_eigenvalue(new.inputs) > 0
+    spread = lambda x: jnp.expand_dims(any_row, range(any_row.ndim, x.ndim))
+    return jax.tree.map(lambda old, new: jnp.where(spread(new), new, old), old, new)
+
+  return {name: one(average, fresh[name]) for name, average in old.items()}
 
 
 def curvature_of(

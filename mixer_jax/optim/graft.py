@@ -66,8 +66,9 @@ def graft(
   direction = optax.with_extra_args_support(direction)
 
   def init_fn(params):
-    zeros = jax.tree.map(lambda _: jnp.zeros((), jnp.float32), params)
-    return GraftState(magnitude.init(params), direction.init(params), (zeros, zeros))
+    # Two trees of their own: a buffer that stands in a state twice cannot be donated.
+    zeros = tuple(jax.tree.map(lambda _: jnp.zeros((), jnp.float32), params) for _ in range(2))
+    return GraftState(magnitude.init(params), direction.init(params), zeros)
 
   def update_fn(updates, state, params=None, **extra):
     m, magnitude_state = magnitude.update(updates, state.magnitude, params, **extra)

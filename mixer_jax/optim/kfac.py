@@ -16,7 +16,7 @@ import optax
 from mixer_jax import options as options_lib
 from mixer_jax.optim import algebra, axes, curvature_options, ekfac, first_order, quadratic
 from mixer_jax.optim import block_trees as trees
-from mixer_jax.optim.factors import averaged, curvature_of, some_of
+from mixer_jax.optim.factors import averaged, curvature_of, seen, some_of
 from mixer_jax.options import COUNT, Option
 
 Schedule = Callable[[jax.Array], jax.Array]
@@ -183,13 +183,14 @@ def scale_by_kfac(
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
     axes.check(axis_name)
     lam = extra.get("damping", damping)
-    lam = lam(state.count) if callable(lam) else lam
+    lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
     fraction = some_of(batch, factor_fraction, part)
 
     def renewed_factors():
       estimate = axes.automatic(curvature.estimate, (whole, fraction))
-      fresh, renewals = estimate(whole, fraction, rng), state.count // factor_period
-      return averaged(state.factors, fresh, renewals, factor_decay, identity_start)
+      old, count = state.factors, state.count // factor_period
+      fresh = seen(old, estimate(whole, fraction, rng))
+      return averaged(old, fresh, count, factor_decay, identity_start)
 
     def renewed_inverses():
       matrices = {name: factors[name] for name in state.inverses}

@@ -227,8 +227,13 @@ def _attend(module: nn.Embed, query: jax.Array) -> Dense:
   return Dense(kernel="embedding", transposed=True)
 
 
-def _norm(module: nn.Module, *args: Any, **kwargs: Any) -> ScaleAndShift:
+def _norm(module: nn.Module, *args: Any, **kwargs: Any) -> ScaleAndShift | Plain:
   """Linen does not expose the normalised input: the layer without parameters gives it."""
+  features = getattr(module, "feature_axes", getattr(module, "axis", -1))
+  features = (features,) if isinstance(features, int) else tuple(features)
+  rank = args[0].ndim
+  if sorted(axis % rank for axis in features) != list(range(rank - len(features), rank)):
+    return Plain()
 
   def inputs():
     flags = [name for name in ("use_scale", "use_bias") if hasattr(module, name)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.optim import algebra, kfac_jax_blocks
-from mixer_jax.optim.curvature_blocks import Diagonals, Kronecker
+from mixer_jax.optim.curvature_blocks import Block, Diagonals, Kronecker
 
 
 @pytest.mark.parametrize("width", [1024, 2049])
@@ -36,3 +36,33 @@ def test_factored_inverses_of_dead_inputs_are_finite():
     "y": Kronecker(jnp.eye(3), jnp.zeros((2, 2))),
   }
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(algebra.factored_inverses(given, 0.01)))
+
+
+@pytest.mark.parametrize("damping_type", ["exact", "factored"])
+def test_a_smaller_loss_has_the_same_step(damping_type):
+  """Of a loss, and a damping, that are scaled by s, G is scaled by s: A^-1 (s V) (s G)^-1."""
+  rng = np.random.default_rng(0)
+  a, g = (x @ x.T / 9 for x in (rng.normal(size=(5, 9)), rng.normal(size=(4, 9))))
+  v = rng.normal(size=(5, 4)).astype(np.float32)
+  block = Block("x", "kronecker", ("x",), ((5, 4),), (5, 4))
+
+  def step(scale):
+    factors = Kronecker(jnp.float32(a), jnp.float32(scale * g))
+    inverses = (
+      algebra.eigendecompositions({"x": factors})
+      if damping_type == "exact"
+      else algebra.factored_inverses({"x": factors}, 1e-2 * scale)
+    )
+    gradients = {"x": jnp.float32(scale) * v}
+    return algebra.precondition(block, gradients, factors, inverses["x"], 1e-2 * scale)["x"]
+
+  for scale in (1e-8, 1e-11, 1e-14):
+    np.testing.assert_allclose(step(scale), step(1.0), rtol=1e-3, atol=1e-4)
+
+
+def test_factored_inverses_of_raw_pixels_are_finite():
+  x = np.random.default_rng(0).uniform(0, 255, (16, 257))
+  for scale in (1.0, 40.0):
+    a = jnp.float32((scale * x).T @ (scale * x) / 16)
+    inverses = algebra.factored_inverses({"x": Kronecker(a, jnp.eye(3))}, 1e-8)["x"]
+    assert all(np.isfinite(inverse).all() for inverse in inverses)

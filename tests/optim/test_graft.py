@@ -111,3 +111,10 @@ def test_unknown_scope_is_refused():
     optim.graft(optax.sgd(1), optax.sgd(1), scope="layer")
   with pytest.raises(ValueError, match="eps is -1; allowed: 0 or more"):
     optim.graft(optax.sgd(1), optax.sgd(1), eps=-1)
+
+
+def test_its_state_can_be_donated_inside_of_a_wrapper():
+  params, _ = small_net.problem()
+  tx = optax.MultiSteps(optim.graft(optax.adam(0.1), optax.sgd(0.1)), 2)
+  step = jax.jit(lambda state, params: tx.update(params, state, params), donate_argnums=0)
+  step(tx.init(params), params)

@@ -366,3 +366,40 @@ def test_schedules_of_damping_and_rate_are_of_the_update_count():
     for name, v in wanted.items():
       v = v * np.sqrt(1e-6 / (rate(t) ** 2 * inner))
       assert np.linalg.norm(matrix(updates[name]) - v) < 1e-4 * np.linalg.norm(v), (t, name)
+
+
+@pytest.mark.parametrize("kind", ["kfac", "kfac_adam"])
+def test_a_batch_of_padding_alone_leaves_the_factors_as_they_are(kind):
+  params, batch = problem()
+  weighted = lambda params, batch: (*predict(params, batch), batch["weights"])
+  batch["weights"] = np.ones(8, np.float32)
+  make = {"kfac": optim.scale_by_kfac, "kfac_adam": optim.scale_by_kfac_adam}[kind]
+  tx = make(weighted, params, batch, factor_period=1)
+  update = jax.jit(tx.update)
+  _, state = update(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+  empty = batch | {"weights": np.zeros(8, np.float32)}
+  _, after = update(params, state, params, batch=empty, rng=jax.random.key(1))
+  close(after.factors, state.factors, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    dict(damping=np.float64(1e-2), damping_type="factored", momentum=np.float64(0.9)),
+    dict(damping=lambda count: np.float64(1e-2) * count, damping_type="factored"),
+    dict(eigenvalues="batch", moment_decay=np.float64(0.9)),
+    dict(adaptive_damping=True, min_damping=np.float64(1e-6)),
+  ],
+)
+@pytest.mark.thorough
+def test_numbers_of_numpy_do_not_change_the_types_of_the_state(options):
+  with jax.enable_x64(True):
+    params, batch = problem()
+    tx = optim.kfac(1e-2, predict, params, batch, **options)
+    state = tx.init(params)
+    value = {"value_fn": lambda p: loss(p, batch)} if "min_damping" in options else {}
+    step = lambda state: tx.update(
+      params, state, params, batch=batch, rng=jax.random.key(0), **value
+    )
+    types = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
+    assert types(jax.eval_shape(step, state)[1]) == types(state)

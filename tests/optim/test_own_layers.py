@@ -377,3 +377,16 @@ def test_a_head_of_zeros_hides_no_row():
   rows = np.einsum("btc,bt->btc", batch["x"], real).swapaxes(1, 2).reshape(-1, 6)
   rows = np.concatenate([rows, np.ones((24, 1))], axis=1)
   np.testing.assert_allclose(at_zero["tokens"].inputs, rows.T @ rows / 24, rtol=1e-4, atol=1e-5)
+
+
+def test_normalisations_whose_features_are_not_last_take_the_plain_gradient():
+  class FeaturesFirst(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.LayerNorm(feature_axes=1, reduction_axes=1, name="norm")(x)
+      return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+  x = np.random.default_rng(0).normal(size=(5, 3, 3)).astype(np.float32)
+  params = FeaturesFirst().init(jax.random.key(0), x)["params"]
+  predict = lambda params, x: FeaturesFirst().apply({"params": params}, x)
+  assert {*optim.kfac_factors(predict, params, x, jax.random.key(0), norms="diagonal")} == {"head"}
