@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
+from tests.optim import small_net
 from tests.optim.test_own_models import EXACT, Net, close, loss, predict, problem
 
 
@@ -390,3 +391,14 @@ def test_normalisations_whose_features_are_not_last_take_the_plain_gradient():
   params = FeaturesFirst().init(jax.random.key(0), x)["params"]
   predict = lambda params, x: FeaturesFirst().apply({"params": params}, x)
   assert {*optim.kfac_factors(predict, params, x, jax.random.key(0), norms="diagonal")} == {"head"}
+
+
+@pytest.mark.parametrize("trained, held", [("kernel", "bias"), ("bias", "kernel")])
+def test_a_layer_with_one_parameter_elsewhere_is_refused_unless_it_is_plain(trained, held):
+  params, batch = small_net.problem()
+  own = {"one": {trained: params["one"][trained]}, "two": params["two"]}
+  predict = lambda own, batch: small_net.predict(own | {"one": params["one"] | own["one"]}, batch)
+  with pytest.raises(ValueError, match=f"one/{held} is not among the parameters; list one in"):
+    optim.kfac_blocks(predict, own, batch)
+  kinds = {b.name: b.kind for b in optim.kfac_blocks(predict, own, batch, plain="^one/")}
+  assert kinds == {"one": "gradient", "two": "kronecker"}
