@@ -211,11 +211,8 @@ def scale_by_kfac(
 
     due = state.count % factor_period == 0
     factors = jax.lax.cond(due, renewed_factors, lambda: state.factors)
-    inverses, moments = jax.lax.cond(
-      state.count % inverse_period == 0,
-      renewed_inverses,
-      lambda: (state.inverses, state.second_moments),
-    )
+    kept = lambda: (state.inverses, state.second_moments)
+    inverses, moments = jax.lax.cond(state.count % inverse_period == 0, renewed_inverses, kept)
     if eigenvalues == "examples":
       moments = jax.lax.cond(due, renewed_moments, lambda: moments)
     gradients, directions = trees.by_path(updates), {}
