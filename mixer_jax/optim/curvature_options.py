@@ -212,6 +212,9 @@ def checked(*inner: Callable) -> Callable:
         _check_rate(given["learning_rate"])
       if not isinstance(mesh := given.get("mesh"), jax.sharding.Mesh | None):
         raise ValueError(f"mesh is {mesh!r}; allowed: a jax.sharding.Mesh, or None")
+      if mesh is not None and given.get("axis_name") is not None:
+        why = "devices of a mesh cannot share work inside of shard_map or pmap"
+        raise ValueError(f"axis_name and mesh are both given; allowed: one of them, since {why}")
       return function(*args, **keywords)
 
     call.__signature__ = signature

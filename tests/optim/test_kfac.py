@@ -291,6 +291,8 @@ def test_mistakes_are_refused():
     build(estimation="mc")
   with pytest.raises(ValueError, match="norm_constraint needs the learning_rate"):
     build(norm_constraint=0.1)
+  with pytest.raises(ValueError, match="axis_name and mesh are both given; allowed: one of them"):
+    build(axis_name="data", mesh=jax.make_mesh((1,), ("data",)))
 
 
 def test_warm_started_inverses_follow_the_decomposition():
