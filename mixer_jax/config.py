@@ -285,6 +285,7 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
     values, argument = flags.FlagValues(), f"--config.{assignment}"
     field = assignment.partition("=")[0]
     try:
+      _give_type(config, field)
       config_flags.DEFINE_config_dict(
         "config",
         _only(config, field),
@@ -298,6 +299,14 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
     except (flags.Error, TypeError, ValueError) as e:
       raise UserError(f"override {assignment}: {' '.join(str(e).split())}") from e
   return config
+
+
+def _give_type(config: ConfigDict, field: str) -> None:
+  """Sets a field of a named group that is None, as in a config from a file, to its default."""
+  name, _, leaf = field.partition(".")
+  made_of = _groups(config.task).get(name) if name and leaf else None
+  if isinstance(made_of, Mapping) and leaf in config[name] and config[name][leaf] is None:
+    config[name][leaf] = options.value(made_of, config[name], leaf)
 
 
 def _only(config: ConfigDict, field: str) -> ConfigDict:

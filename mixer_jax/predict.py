@@ -82,7 +82,8 @@ def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
     if len(shapes := sorted({x.shape for x in found})) > 1:
       one, other, *_ = map(list, shapes)
       raise UserError(
-        f"--out takes answers of one shape; {name} is {one} and {other}: leave it out"
+        f"--out takes answers of one shape; {name} is {one} and {other}: allowed are inputs whose"
+        " answers have one shape, or no --out, which prints them"
       )
   if parts or not refused:
     _save(out, {name: np.stack(found) for name, found in parts.items()})
@@ -117,6 +118,8 @@ def main(argv: list[str]) -> None:
   if not os.path.isdir(os.path.dirname(out) or "."):
     raise UserError(f"--out is {out!r}; there is no folder {os.path.dirname(out)}")
   chosen = path, options.checkpoint, options.data_dir, options.set
+  if inputs and options["split"].present:
+    raise UserError(f"--split is {options.split!r}; allowed: inputs or a split, not both")
   if inputs:
     task, variables = without_data(*chosen)
     answers = task.answer(jax.device_put(variables), inputs)

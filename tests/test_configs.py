@@ -262,3 +262,12 @@ def test_distillation_has_the_recipe_of_the_small_resmlp():
   for name in ("distill_cifar", "resnet_cifar"):
     with pytest.raises(UserError, match="takes the .* 'x'; allowed: "):
       load(name, "x")
+
+
+def test_a_free_field_of_a_stored_config_that_no_file_set_can_be_set():
+  config = config_lib.restored(json.loads(load("burgers").to_json()))
+  assert config.model.remat is None
+  config_lib.override(config, ["model.remat=True"])
+  assert config.model.remat is True
+  with pytest.raises(UserError, match="has no field model.nothing"):
+    config_lib.override(config, ["model.nothing=1"])

@@ -28,7 +28,7 @@ def test_numbers_and_texts_of_answers_become_arrays(tmp_path):
 @pytest.mark.parametrize(
   "answers, out, message",
   [
-    ([{"y": [1.0]}, {"y": [1.0, 2.0]}], "a.npz", r"of one shape; y is \[1\] and \[2\]: leave"),
+    ([{"y": [1.0]}, {"y": [1.0, 2.0]}], "a.npz", r"of one shape; y is \[1\] and \[2\]: allowed"),
     ([{"y": [[1.0], [1.0, 2.0]]}], "a.npz", "--out takes numbers and texts; y is neither"),
     ([], "a.txt", "--out is '.*a.txt'; answers to inputs are saved as .npz"),
   ],

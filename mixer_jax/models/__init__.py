@@ -89,6 +89,8 @@ def operator(
   that it does not read.
   """
   _check(OPERATORS, name, overrides)
+  if not (isinstance(grid, tuple | list) and all(hasattr(n, "__index__") for n in grid)):
+    raise UserError(f"grid is {grid!r}; allowed: the points of each axis, as (64,) or (85, 85)")
   model = OPERATORS[name](grid=tuple(grid), inputs=inputs, outputs=outputs, **overrides)
   for field in overrides:
     if by := model.unread.get(field):

@@ -1,4 +1,4 @@
-"""Files of functions: .npz, and MATLAB's .mat up to version 7.2."""
+"""Files of functions: .npz, and MATLAB's .mat of versions 5 to 7.2."""
 
 import os
 import pathlib

@@ -356,3 +356,9 @@ def test_the_last_points_are_repeated_to_fill_the_last_patch():
   longer = lambda a, axis: np.concatenate([a, np.repeat(np.take(a, [-1], axis), 2, axis)], axis)
   wanted = whole.apply(params, longer(x, 1), longer(positions, 0))[:, :10]
   np.testing.assert_allclose(short.apply(params, x, positions), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("grid", [64, (64.0,), "64"])
+def test_a_grid_is_a_tuple_of_numbers_of_points(grid):
+  with pytest.raises(UserError, match="allowed: the points of each axis, as \\(64,\\)"):
+    models.operator("fno_1d", grid=grid)
