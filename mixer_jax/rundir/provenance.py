@@ -4,11 +4,12 @@ import contextlib
 import datetime
 from importlib import metadata
 import itertools
+import json
 import os
 import pathlib
 import re
 import subprocess
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import jax
 
@@ -86,6 +87,14 @@ def check_data(directory: pathlib.Path, examples: int) -> None:
   match read(directory):
     case [*_, {"data": {"train": int(before)}}] if before != examples:
       had = f"{directory} was trained on {before:,} examples, and the training set has {examples:,}"
+      raise UserError(f"{had}: take the same data to resume, or another --workdir")
+
+
+def check_grids(directory: pathlib.Path, notes: Mapping[str, Any]) -> None:
+  """A UserError if functions have other grids than those that a run was trained on."""
+  match read(directory), json.loads(json.dumps(notes)):
+    case [*_, {"data": {"grids": before}}], {"grids": now} if before != now:
+      had = f"{directory} was trained on grids {before} (inputs, outputs), and the data have {now}"
       raise UserError(f"{had}: take the same data to resume, or another --workdir")
 
 

@@ -92,6 +92,7 @@ def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, 
     if started:
       lead(lambda: directory_lib.check_config(directory, config))
       lead(lambda: provenance.check_data(directory, len(run.datasets["train"])))
+      lead(lambda: provenance.check_grids(directory, run.task.notes()))
       lead(lambda: provenance.check_classes(directory, run.task.class_names))
     lead(lambda: directory_lib.store_config(directory, config, started))
     if not started:

@@ -78,3 +78,14 @@ def test_the_commit_is_this_package_s(tmp_path):
   assert commit_of(tmp_path) == head[:12]
   (package / "__init__.py").write_text("changed = True\n")
   assert commit_of(tmp_path) == f"{head[:12]}-dirty"
+
+
+def test_functions_on_other_grids_are_refused(tmp_path):
+  notes = {"grids": ((64,), (64,))}
+  provenance.check_grids(tmp_path, notes)  # nothing is recorded
+  with provenance.session(tmp_path, 0, 1, {"train": 1} | notes):
+    provenance.check_grids(tmp_path, notes)
+    provenance.check_grids(tmp_path, {})
+    line = r"trained on grids \[\[64\], \[64\]\] \(inputs, outputs\), and the data have \[\[128\], "
+    with pytest.raises(UserError, match=line):
+      provenance.check_grids(tmp_path, {"grids": ((128,), (64,))})
