@@ -302,10 +302,10 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
 
 
 def _give_type(config: ConfigDict, field: str) -> None:
-  """Sets a field of a named group that is None, as in a config from a file, to its default."""
+  """Sets a field of a named group that is None without a type, as when stored, to its default."""
   name, _, leaf = field.partition(".")
   made_of = _groups(config.task).get(name) if name and leaf else None
-  if isinstance(made_of, Mapping) and leaf in config[name] and config[name][leaf] is None:
+  if isinstance(made_of, Mapping) and config[name].get_type(leaf) is type(None):
     config[name][leaf] = options.value(made_of, config[name], leaf)
 
 
