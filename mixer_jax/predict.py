@@ -9,7 +9,6 @@ python -m mixer_jax.predict --workdir=DIR --split=test --out=translations.txt   
 --set=FIELD=VALUE changes a field of the config on which training does not depend, such as `beams`.
 """
 
-import collections
 import json
 import os
 import pathlib
@@ -66,29 +65,34 @@ def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
 def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
   """Writes the numbers and texts of answers to inputs, an array [answers, ...] for each part.
 
-  A UserError of an input is raised after the answers before it are written.
+  A UserError of an input, or of an answer of another shape, is raised after the answers before it
+  are written.
   """
   if not out.endswith(".npz"):
     raise UserError(f"--out is {out!r}; answers to inputs are saved as .npz")
-  parts = collections.defaultdict(list)
   answers, refused = until_error(answers)
-  for answer in answers:
-    for name, part in answer.items():
-      with told(f"--out takes numbers and texts; {name} is neither", ValueError):
-        array = np.asarray(part)
-      if array.dtype != object:  # such as the likeliest words with their probabilities
-        parts[name].append(array.astype(np.float32) if array.dtype == np.float64 else array)
-  for name, found in parts.items():
-    if len(shapes := sorted({x.shape for x in found})) > 1:
-      one, other, *_ = map(list, shapes)
-      raise UserError(
-        f"--out takes answers of one shape; {name} is {one} and {other}: allowed are inputs whose"
-        " answers have one shape, or no --out, which prints them"
-      )
-  if parts or not refused:
-    _save(out, {name: np.stack(found) for name, found in parts.items()})
+  rows = list(map(_numbers_and_texts, answers))
+  shapes = [", ".join(f"{k} {list(x.shape)}" for k, x in row.items()) for row in rows]
+  for i, shape in enumerate(shapes):
+    if shape != shapes[0]:
+      why = f"answer {i + 1} has {shape}, those before it, which are written, {shapes[0]}"
+      rows, refused = rows[:i], UserError(f"--out takes answers of one shape; {why}")
+      break
+  if rows or not refused:
+    _save(out, {name: np.stack([row[name] for row in rows]) for name in (*rows, {})[0]})
   if refused:
     raise refused
+
+
+def _numbers_and_texts(answer: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """The parts of an answer that are arrays, others left out; a UserError for ragged ones."""
+  arrays = {}
+  for name, part in answer.items():
+    with told(f"--out takes numbers and texts; {name} is neither", ValueError):
+      array = np.asarray(part)
+    if array.dtype != object:  # such as the likeliest words with their probabilities
+      arrays[name] = array.astype(np.float32) if array.dtype == np.float64 else array
+  return arrays
 
 
 def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:

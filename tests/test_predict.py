@@ -28,7 +28,6 @@ def test_numbers_and_texts_of_answers_become_arrays(tmp_path):
 @pytest.mark.parametrize(
   "answers, out, message",
   [
-    ([{"y": [1.0]}, {"y": [1.0, 2.0]}], "a.npz", r"of one shape; y is \[1\] and \[2\]: allowed"),
     ([{"y": [[1.0], [1.0, 2.0]]}], "a.npz", "--out takes numbers and texts; y is neither"),
     ([], "a.txt", "--out is '.*a.txt'; answers to inputs are saved as .npz"),
   ],
@@ -49,6 +48,11 @@ def test_answers_before_a_refused_input_are_written(tmp_path):
     predict._write_answers(answers(), str(out))
   with np.load(out) as found:
     assert found["n"].tolist() == [1, 2]
+  line = r"of one shape; answer 3 has n \[2\], those before it, which are written, n \[\]"
+  with pytest.raises(UserError, match=line):
+    predict._write_answers([{"n": 5}, {"n": 6}, {"n": [1, 2]}, {"n": 7}], str(out))
+  with np.load(out) as found:
+    assert found["n"].tolist() == [5, 6]
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):

@@ -61,8 +61,7 @@ def _fewest_cells(ends: np.ndarray, below: np.ndarray, most: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BucketOrder:
-  """Example ids of each step, from 0, int32 [size], with the interface of `order.Order`
-  but for `copies`.
+  """Example ids of each step, from 0, int32 [size]; an `order.Order` without `copies`.
 
   Each epoch, a function of seed, epoch and restores, draws the examples anew, fills the batches of
   each length, and shuffles them. Examples that fill none go to the next longer batches; of the

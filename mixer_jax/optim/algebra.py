@@ -10,7 +10,7 @@ from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
 from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
 
-# Eigenvalues below this part of the largest are rounding errors of a rank-deficient factor: taken as 0.
+# Eigenvalues below this part of the largest are rounding errors of a rank-deficient factor.
 _EIGENVALUE_FLOOR = 1e-10
 # A shift below this part of the trace is lost in rounding, and float32's Cholesky may fail.
 _LEAST_SHIFT = 1e-6
@@ -52,7 +52,7 @@ def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
 def eigendecompositions(
   factors: dict[str, Kronecker], mesh: Mesh | None = None, floor: float = _EIGENVALUE_FLOOR
 ) -> dict[str, tuple[Eigen, Eigen]]:
-  """Each side's values [..., d] and vectors [..., d, d]; values of at most `floor` times the largest are 0."""
+  """Each side's values [..., d] and vectors [..., d, d]; see `_floored`."""
 
   def decompose(factor):
     values, vectors = jnp.linalg.eigh(factor)
@@ -63,6 +63,7 @@ def eigendecompositions(
 
 
 def _floored(values: jax.Array, floor: float) -> jax.Array:
+  """The eigenvalues [..., d], 0 in place of those up to `floor` times the largest."""
   least = floor * jnp.maximum(values.max(axis=-1, keepdims=True), 0.0)
   return jnp.where(values > least, values, 0.0)
 
@@ -114,8 +115,8 @@ def factored_inverses(
 ) -> dict[str, tuple[Any, ...]]:
   """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
 
-  pi = sqrt((tr A / dim A) / (tr G / dim G)), 1 if a factor has no trace (dead units). What is added
-  to a factor is at least a millionth of its trace: float32 cannot invert it otherwise.
+  pi = sqrt((tr A / dim A) / (tr G / dim G)), 1 if a factor has no trace (dead units). At least a
+  millionth of its trace is added to a matrix: float32's Cholesky fails otherwise.
   """
 
   def shifted(block):
@@ -123,9 +124,7 @@ def factored_inverses(
     root = lambda mean: jnp.sqrt(jnp.where((means[0] > 0) & (means[1] > 0), mean, 1.0))
     pi = root(means[0]) / root(means[1])
     shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
-    traces = (mean * size for mean, size in zip(means, map(_size, block)))
-    least = (jnp.maximum(s, _LEAST_SHIFT * t) for s, t in zip(shifts, traces))
-    return Kronecker(*map(_shifted, block, least))
+    return Kronecker(*map(_shifted, block, shifts))
 
   def invert(matrix):
     identity = jnp.eye(matrix.shape[0], dtype=jnp.float32)
@@ -140,16 +139,13 @@ def mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
   """The mean of a factor's eigenvalues, of each of a stack."""
   if isinstance(factor, Diagonals):
     return factor.values.mean(axis=-1)
-  return jnp.trace(factor, axis1=-2, axis2=-1) / _size(factor)
-
-
-def _size(factor: jax.Array | Diagonals) -> int:
-  return (factor.values if isinstance(factor, Diagonals) else factor).shape[-1]
+  return jnp.trace(factor, axis1=-2, axis2=-1) / factor.shape[-1]
 
 
 def _shifted(factor: jax.Array | Diagonals, shift: jax.Array) -> jax.Array | Diagonals:
   if isinstance(factor, Diagonals):
     return Diagonals(factor.values + shift[..., None])
+  shift = jnp.maximum(shift, _LEAST_SHIFT * jnp.trace(factor, axis1=-2, axis2=-1))
   return factor + shift[..., None, None] * jnp.eye(factor.shape[-1], dtype=jnp.float32)
 
 

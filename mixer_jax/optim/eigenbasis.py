@@ -24,7 +24,7 @@ from mixer_jax.optim.block_trees import (
   with_directions,
 )
 from mixer_jax.optim.curvature_blocks import Block, Diagonals, Kronecker
-from mixer_jax.optim.factors import averaged, seen
+from mixer_jax.optim.factors import averaged, keep_unseen
 
 
 class InBasisState(NamedTuple):
@@ -173,7 +173,7 @@ def in_basis(
     whole = params if model_params is None else model_params
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
     if not source.after:
-      state = renewed(state, lambda: seen(state.factors, fresh()))
+      state = renewed(state, lambda: keep_unseen(state.factors, fresh()))
     made = lambda: update_in_basis(state, blocks, gradients)
     if source.after:
       zeros = lambda: (jax.tree.map(jnp.zeros_like, gradients), state.inner, state.others)

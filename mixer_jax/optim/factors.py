@@ -87,7 +87,7 @@ def averaged(
   return {name: jax.tree.map(mix, average, fresh[name]) for name, average in old.items()}
 
 
-def seen(old: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
+def keep_unseen(old: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
   """Fresh factors by name, but the old ones of a layer without inputs, which saw only padding."""
 
   def one(old, new):

@@ -16,7 +16,7 @@ import optax
 from mixer_jax import options as options_lib
 from mixer_jax.optim import algebra, axes, curvature_options, ekfac, first_order, quadratic
 from mixer_jax.optim import block_trees as trees
-from mixer_jax.optim.factors import averaged, curvature_of, seen, some_of
+from mixer_jax.optim.factors import averaged, curvature_of, keep_unseen, some_of
 from mixer_jax.options import COUNT, Option
 
 Schedule = Callable[[jax.Array], jax.Array]
@@ -189,7 +189,7 @@ def scale_by_kfac(
     def renewed_factors():
       estimate = axes.automatic(curvature.estimate, (whole, fraction))
       old, count = state.factors, state.count // factor_period
-      fresh = seen(old, estimate(whole, fraction, rng))
+      fresh = keep_unseen(old, estimate(whole, fraction, rng))
       return averaged(old, fresh, count, factor_decay, identity_start)
 
     def renewed_inverses():

@@ -79,13 +79,12 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     path, own = paths[i], layer_views.own_params(module)
     shapes = {name: x.shape for name, x in own.items() if name != COMPANION}
     read = {getattr(view, role, None) for role in ("kernel", "bias", "scale")}
+    where = "/".join(map(str, path))
     if held := sorted((read & shapes.keys()) - nodes[path].keys()):
-      where = "/".join(map(str, path))
       raise layer_views.LayerError(
         f"{where}/{held[0]} is not among the parameters; list {where} in `plain`, or add it to them"
       )
     if tuple(inside) != _largest(own).shape:
-      where = "/".join(map(str, path))
       raise layer_views.LayerError(f"{where} is scanned over another axis than the first")
     whole = _largest(nodes[path]).shape
     stacked = whole[: len(whole) - len(inside)]

@@ -228,7 +228,10 @@ def _attend(module: nn.Embed, query: jax.Array) -> Dense:
 
 
 def _norm(module: nn.Module, *args: Any, **kwargs: Any) -> ScaleAndShift | Plain:
-  """Linen does not expose the normalised input: the layer without parameters gives it."""
+  """Linen does not expose the normalised input: the layer without parameters gives it.
+
+  `Plain` where the features are not on the last axes, along which a `ScaleAndShift` is taken to act.
+  """
   features = getattr(module, "feature_axes", getattr(module, "axis", -1))
   features = (features,) if isinstance(features, int) else tuple(features)
   rank = args[0].ndim

@@ -17,7 +17,7 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError, reason, told
 from mixer_jax.paths import user_path
 
-CONFIG = "config.json"
+CONFIG, STUDY = "config.json", "study.json"  # of a run, of a study
 _FILES = "files"  # copies of files that fields of the config name
 # Of a start that ended before its config was written, and of whoever started it.
 _NOT_FOREIGN = ("lock", "checkpoints", "lost+found")
@@ -27,8 +27,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
-def create(path: str | None) -> pathlib.Path:
-  """Makes a run's directory, None: a fresh one under `runs/`; a UserError if it cannot be used."""
+def create(path: str | None, own: str = CONFIG) -> pathlib.Path:
+  """Makes a run's directory, None: a fresh one under `runs/`; a UserError if it cannot be used.
+
+  `own` is the file by which the directory is known, that of a run or of a study.
+  """
   if not path:
     if jax.process_count() > 1:
       raise UserError("--workdir is missing; several processes need one that all of them see")
@@ -38,21 +41,23 @@ def create(path: str | None) -> pathlib.Path:
   with told(f"workdir {workdir} cannot be written", OSError):
     if workdir.is_file():
       raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
-    if foreign := _foreign(workdir):
-      why = f"holds {foreign!r} and no run; take an empty or a new directory"
-      raise UserError(f"workdir {workdir} {why}")
+    if foreign := _foreign(workdir, own):
+      why = f"holds {foreign!r} and no {'run' if own == CONFIG else 'study'}"
+      raise UserError(f"workdir {workdir} {why}; take an empty or a new directory")
     workdir.mkdir(parents=True, exist_ok=True)
     probe.write_text("")
     probe.unlink()
   return workdir
 
 
-def _foreign(workdir: pathlib.Path) -> str | None:
-  """The name of a file that no run has left, in a directory without a run or study; or None."""
-  if not workdir.is_dir() or any((workdir / name).exists() for name in (CONFIG, "study.json")):
+def _foreign(workdir: pathlib.Path, own: str) -> str | None:
+  """The name of a file of somebody else, in a directory without its `own` file; or None."""
+  if not workdir.is_dir() or (workdir / own).exists():
     return None
-  own = lambda p: p.name in _NOT_FOREIGN or p.name.startswith(".") or p.suffix in _LOGS
-  return min((p.name for p in workdir.iterdir() if not own(p)), default=None)
+  if other := [name for name in (CONFIG, STUDY) if (workdir / name).exists()]:
+    return other[0]
+  known = lambda p: p.name in _NOT_FOREIGN or p.name.startswith(".") or p.suffix in _LOGS
+  return min((p.name for p in workdir.iterdir() if not known(p)), default=None)
 
 
 def _absolute(path: str) -> pathlib.Path:

@@ -9,14 +9,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # ruff: noqa: E402
 import functools
 import logging as std_logging
+import pathlib
 import re
 import select
 import signal
 import sys
+import sysconfig
+import traceback
 from typing import Callable
 
 from absl import app, flags, logging
 import jax
+from ml_collections import ConfigDict
 
 from mixer_jax.errors import UserError, reason
 from mixer_jax.runtime import devices
@@ -34,6 +38,8 @@ _LESS = (
 )
 # As ml_collections words them.
 _UNKNOWN = re.compile(r"""'(\w+)'(?:\s+Did you mean "(\w+)" .*)?$""", re.DOTALL)
+_NO_FUNCTION = "module 'config_config' has no attribute 'get_config'"
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
 _MISSING = re.compile(r"\[Errno 2\] No such file or directory: '(.*)'")
 flags.disclaim_key_flags()  # they are the command's own in --help
 
@@ -121,18 +127,39 @@ def _told(error: Exception) -> str:
     return f"{unknown[1]} is no field of the config{near}"
   if missing := _MISSING.search(text):
     return f"--config cannot be used: no such file: {missing[1]}"
+  if text == _NO_FUNCTION:
+    return "--config cannot be used: its file has no function get_config"
   # Some messages hold a whole traceback: its last line says it.
-  return text.strip().splitlines()[-1] if "Traceback" in text else text
+  text = text.strip().splitlines()[-1] if "Traceback" in text else text
+  first = error
+  while first.__context__:
+    first = first.__context__
+  place = _place(first)
+  return f"{place}: {type(first).__name__}: {first}" if place else text
+
+
+def _place(error: BaseException) -> str:
+  """File and line of the user's code in which a config's file failed; "": an error says it itself."""
+  frames = traceback.extract_tb(error.__traceback__)
+  loaders = [i for i, x in enumerate(frames) if x.filename.endswith("/config_flags.py")]
+  if isinstance(error, UserError) or not loaders:
+    return ""
+  libraries = (_PACKAGE, "<", *map(sysconfig.get_path, ("stdlib", "purelib")))
+  own = [x for x in frames[loaders[-1] :] if not x.filename.startswith(libraries)]
+  return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def checked_config(config):
   """The config of a flag; a UserError if the flag is missing, or its file cannot be read."""
+  if config is None and flags.FLAGS["config"].present:
+    raise UserError("--config gives None: the get_config of its file returns no config")
   if config is None:
     raise UserError("--config is missing; for example --config=configs/quickstart.py")
   try:
     config.seed  # noqa: B018 (a file that cannot be read raises at the first access)
   except (OSError, AttributeError) as e:
-    why = _told(e)
+    plain = isinstance(e, AttributeError) and not isinstance(config, ConfigDict)
+    why = f"it is a {type(config).__name__}, not a ConfigDict" if plain else _told(e)
     raise UserError(why if why.startswith("--config") else f"--config cannot be used: {why}") from e
   return config
 

@@ -39,7 +39,7 @@ def main(_: list[str]) -> None:
     for run in study.select(options.run):
       print(f"{run.name}  waiting, nothing was begun")
     return
-  where = directory.create(options.workdir)
+  where = directory.create(options.workdir, record.PLAN)
   opened = record.open_study(where, study, file, options.set)
   planned = {run.name: run for run in opened.runs}
   chosen = [planned[run.name] for run in study.select(options.run)]

@@ -23,7 +23,7 @@ from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study.plan import Cell, Published, Run, Study
 
-PLAN = "study.json"
+PLAN = directory_lib.STUDY
 OUTCOME = "outcome.json"
 
 

@@ -34,7 +34,7 @@ def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def frozen(task: Task, pattern: str) -> Task:
-  """The task with the parameters whose paths `pattern` (`config.freeze`) finds not trained; "": all.
+  """The task without training of the parameters whose paths `pattern` finds; of "" the task itself.
 
   A UserError for a pattern that is no regular expression and, in `init`, for one that finds all
   parameters or none.

@@ -39,6 +39,8 @@ OWN = "--config=docs/own_task.py"
     ([OWN, "--config.data.points=7"], "data.points is 7; allowed: 8 to 10000"),
     (["--config=BROKEN"], "invalid syntax (broken.py"),
     (["--config=EMPTY"], "--config cannot be used"),
+    (["--config=FAILS"], "fails.py, line 4: KeyError: 'b'"),
+    (["--config=FORGETS"], "--config gives None"),
     (
       [GRAFT, "--config.data.name=sample", "--config.optimizer.scope=layer"],
       "scope is 'layer'; allowed: tensor, global",
@@ -52,9 +54,12 @@ def test_main_names_mistakes(args, message, tmp_path):
   empty.write_text(
     "import ml_collections\n\ndef get_config():\n  return ml_collections.ConfigDict()\n"
   )
-  files = {"BROKEN": str(broken), "EMPTY": str(empty)}
+  fails, forgets = tmp_path / "fails.py", tmp_path / "forgets.py"
+  fails.write_text("def get_config():\n  return part()\ndef part():\n  return {'a': 1}['b']\n")
+  forgets.write_text("def get_config():\n  {'a': 1}\n")
+  files = {"BROKEN": broken, "EMPTY": empty, "FAILS": fails, "FORGETS": forgets}
   for name, path in files.items():
-    args = [arg.replace(name, path) for arg in args]
+    args = [arg.replace(name, str(path)) for arg in args]
   ended = command(tmp_path / "log", "main", *args)
   assert message in ended.error and ended.code in (1, 2)
 

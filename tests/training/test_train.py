@@ -109,6 +109,12 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path):
   assert directory.create(str(begun)) == begun
   (foreign / "config.json").write_text("{}")
   assert directory.create(str(foreign)) == foreign
+  with pytest.raises(UserError, match="foreign holds 'config.json' and no study; take an empty"):
+    directory.create(str(foreign), directory.STUDY)
+  (begun / "study.json").write_text("{}")
+  with pytest.raises(UserError, match="begun holds 'study.json' and no run"):
+    directory.create(str(begun))
+  assert directory.create(str(begun), directory.STUDY) == begun
 
 
 def test_a_run_without_a_directory_makes_the_same_steps(tmp_path):

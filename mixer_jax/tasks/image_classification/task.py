@@ -266,7 +266,8 @@ class ImageClassification(BaseTask):
         raise refused
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    images, labels = map(batches.first(split, _PICTURED).get, ("image", "label"))
+    examples = batches.first(split, _PICTURED)
+    images, labels = examples["image"], examples["label"]
     if labels.ndim > 1:
       raise UserError("pictures need one label an image; this split has sets of labels")
     found, names = self.probabilities(variables, images), self.class_names
