@@ -35,13 +35,22 @@ def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
 
 
 def arrays(run: Experiment, variables: Any, split: str = "test") -> dict[str, np.ndarray]:
-  """The parts of the prediction, and the task's `representations`, by name; else as `predict`."""
+  """The parts of the prediction and the task's `representations`, else as `predict`, by name.
+
+  Where there are any, "paths", texts [n], are the files of the examples below the directory of the
+  set, and "class_names", texts [classes], the names of the labels.
+  """
 
   def both(*args):  # in one program: it computes no part that a representation replaces
     parts = run.task.predict(*args)._asdict() | dict(run.task.representations(*args))
     return {name: x for name, x in parts.items() if x is not None}
 
-  return _of_all(run, variables, split, both)
+  found = _of_all(run, variables, split, both)
+  if (paths := getattr(run.datasets[split], "paths", None)) is not None:
+    found["paths"] = np.array([os.fsdecode(path) for path in paths])
+  if any(names := run.task.class_names):
+    found["class_names"] = np.array(names)
+  return found
 
 
 def _of_all(run: Experiment, variables: Any, split: str, function: Callable) -> Any:

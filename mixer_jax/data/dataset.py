@@ -11,7 +11,10 @@ Ids = Callable[[int], np.ndarray]
 
 
 class Dataset(Protocol):
-  """The examples of a split."""
+  """The examples of a split.
+
+  One of files may have `paths`, bytes [n], below the directory of the set.
+  """
 
   @property
   def spec(self) -> Any:
@@ -41,6 +44,7 @@ class Arrays:
   """A split that is held as arrays [n, ...], in the structure of an example."""
 
   tree: Any
+  paths: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
   def __post_init__(self):
     lengths = {len(x) for x in jax.tree.leaves(self.tree)}

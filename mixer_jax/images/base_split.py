@@ -11,19 +11,21 @@ from mixer_jax.data import splits
 class Base:
   """All examples of a named split: images uint8 [n, height, width, 3] and integer labels [n].
 
-  `shuffled` says whether their order is random.
+  `shuffled` says whether their order is random; `paths` are those of their files, bytes [n].
   """
 
   images: np.ndarray
   labels: np.ndarray
   shuffled: bool = False
+  paths: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.labels)
 
-  def take(self, rows: range) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a slice; views unless the order has to be shuffled."""
+  def take(self, rows: range) -> tuple[np.ndarray, ...]:
+    """Images, labels and any paths of a slice; views unless the order has to be shuffled."""
     chosen = slice(rows.start, rows.stop)
     if not self.shuffled and len(rows) < len(self):
       chosen = splits.shuffled_order(len(self))[chosen]
-    return self.images[chosen], self.labels[chosen]
+    arrays = self.images, self.labels, self.paths
+    return tuple(x[chosen] for x in arrays if x is not None)

@@ -139,6 +139,14 @@ class Encoded:
   def arrays(self) -> None:
     """None: examples are read one by one."""
 
+  @property
+  def paths(self) -> np.ndarray | None:
+    """The files of the examples, bytes [n], if all are files."""
+    found = [(getattr(records, "paths", None), rows) for records, rows in self.parts]
+    if any(paths is None for paths, _ in found):
+      return None
+    return np.concatenate([paths[rows.start : rows.stop] for paths, rows in found])
+
   def read(self, i: int, rng: np.random.Generator) -> dict[str, Any]:
     """Reads and decodes example i; `rng` decides its crop where that is random.
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import pathlib
-from typing import Iterator
+from typing import Iterable, Iterator
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Folder:
         why = f"is not among the {len(known)} class folders of {train}"
         raise UserError(f"{place / name}: class {name!r} {why}")
       inside, inner = (listed(place / name, folders) for folders in (False, True))
-      images = [x for x in inside if x.lower().endswith(EXTENSIONS)]
+      images = _images(inside)
       others.update(pathlib.Path(x).suffix for x in {*inside} - {*images} - {*inner})
       if not images and base == self._train_base:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
@@ -61,6 +61,8 @@ class Folder:
       labels += [known.index(name)] * len(images)
     if not names:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
+    if known != ("",) and (loose := _images(listed(place))):
+      _LOG.warning("%s: %d images beside its class folders are not read", place, len(loose))
     if others:
       endings = ", ".join(f"{n:,} of {ending or 'no ending'}" for ending, n in others.most_common())
       _LOG.warning("%s: files are left out, %s; %s", place, endings, _ENDINGS)
@@ -74,7 +76,7 @@ class Folder:
       found = ", ".join(listed(self._root, folders=True)) or "none"
       raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {LAYOUT}")
     names = listed(path, folders=True)
-    if not names and not any(x.lower().endswith(EXTENSIONS) for x in listed(path)):
+    if not names and not _images(listed(path)):
       raise UserError(f"{path}: no class folders in it; {LAYOUT}")
     return names or [""]
 
@@ -92,7 +94,7 @@ def test_files(path: str, flat: bool) -> "Files":
     if found.class_names == ("",):
       raise UserError(f"{place}: no class folders in it; {LAYOUT}")
     return found.read(place.name)
-  if not (names := [x for x in listed(place) if x.lower().endswith(EXTENSIONS)]):
+  if not (names := _images(listed(place))):
     raise UserError(f"{place}: no images in it; {_ENDINGS}")
   found = np.array([os.fsencode(name) for name in names])
   return Files(place, ("flat", str(place), ("",)), found, np.zeros(len(names), np.int32))
@@ -109,6 +111,11 @@ class Files:
 
   def __len__(self) -> int:
     return len(self.names)
+
+  @property
+  def paths(self) -> np.ndarray:
+    """The files below the folder of `root`, bytes [n]."""
+    return np.char.add(os.fsencode(f"{self.root.name}/"), self.names)
 
   def where(self, i: int) -> str:
     return os.path.join(self.root, os.fsdecode(self.names[i]))
@@ -134,6 +141,10 @@ def listed(path: pathlib.Path, folders: bool = False) -> list[str]:
   with readable(path), os.scandir(path) as entries:
     shown = (entry for entry in entries if not entry.name.startswith("."))
     return sorted(entry.name for entry in shown if not folders or entry.is_dir())
+
+
+def _images(names: Iterable[str]) -> list[str]:
+  return [name for name in names if name.lower().endswith(EXTENSIONS)]
 
 
 @contextlib.contextmanager

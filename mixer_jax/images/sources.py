@@ -160,7 +160,7 @@ def _test_set(
     return _encoded(data, ((found, range(len(found))),), shape, False, classes, sets)
   base = _decoded(data, "test", found)
   decode.check_size(f"data.test_sets: {place}", base.images.shape[1:], "the training data", shape)
-  return Arrays({"image": base.images, "label": base.labels})
+  return Arrays({"image": base.images, "label": base.labels}, paths=base.paths)
 
 
 def _encoded(
@@ -186,11 +186,12 @@ def _decoded(
   cache_dir = cache.place(data.cache_dir)
   key = cache.fingerprint((_FORMAT, data.stored_size), [(found.fingerprint(), 0, 0)])
   build = functools.partial(decode.decode_all, found, data.stored_size)
-  return base_split.Base(**cache.read(cache_dir, f"{data.name}-{base}", key, build), shuffled=True)
+  arrays = cache.read(cache_dir, f"{data.name}-{base}", key, build)
+  return base_split.Base(**arrays, shuffled=True, paths=getattr(found, "paths", None))
 
 
 def _arrays(what: str, parts: tuple, classes: int) -> Arrays:
   taken = [base.take(rows) for base, rows in parts]
-  images, labels = taken[0] if len(taken) == 1 else map(np.concatenate, zip(*taken))
+  images, labels, *paths = taken[0] if len(taken) == 1 else map(np.concatenate, zip(*taken))
   decode.check_labels(what, labels.min(), labels.max(), classes)
-  return Arrays({"image": images, "label": np.asarray(labels)})
+  return Arrays({"image": images, "label": np.asarray(labels)}, paths=paths[0] if paths else None)

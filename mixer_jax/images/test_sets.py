@@ -143,6 +143,10 @@ class Relabelled:
   def __len__(self) -> int:
     return len(self.records)
 
+  @property
+  def paths(self) -> np.ndarray | None:
+    return getattr(self.records, "paths", None)
+
   def read(self, i: int) -> tuple[bytes, Any]:
     return self.records.read(i)[0], self.labels[i]
 

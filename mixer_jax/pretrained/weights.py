@@ -64,6 +64,12 @@ class Weights:
     return shape[0] if len(shape) == 4 else 0
 
   @property
+  def side(self) -> int:
+    """Side of the only images that the weights take, in pixels; 0 if they do not show it."""
+    side = math.isqrt(self.num_tokens)
+    return side * self.patch_size if side**2 == self.num_tokens else 0
+
+  @property
   def _shapes(self) -> dict[str, tuple[int, ...]]:
     return {path: array.shape for path, array in self.arrays.items()}
 

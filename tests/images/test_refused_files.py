@@ -219,10 +219,12 @@ def test_folders_that_are_not_read_are_told(root, caplog):
   load(config(root))
   assert not caplog.text
   (root / "train" / "cat" / "images").mkdir()
+  shutil.copy(root / "train" / "cat" / "0.png", root / "test" / "a.png")
   for image in (root / "test" / "dog").iterdir():
     image.unlink()
   assert len(load(config(root)).test.labels) == 2
-  inner, empty = caplog.messages
+  inner, empty, loose = caplog.messages
+  assert loose == f"{root / 'test'}: 1 images beside its class folders are not read"
   assert inner.startswith(f"{root / 'train' / 'cat' / 'images'}: not read")
   assert empty.startswith(f"{root / 'test' / 'dog'}: no images in this class folder")
 

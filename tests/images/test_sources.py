@@ -69,6 +69,21 @@ def test_slices_partition_a_class_sorted_folder_and_keep_all_classes(tmp_path, r
   np.testing.assert_array_equal(summed, np.concatenate([both[:2], both[-3:]]))
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": "always"}])
+def test_paths_are_those_of_the_images_also_of_slices_and_further_sets(tmp_path, root, fields):
+  spec, further = "train[2:9]+test[:3]", f"again={root / 'test'}"
+  found = load(
+    _config(tmp_path, test_split=spec, train_split="train[9:]", test_sets=further, **fields)
+  )
+  for name, num in ("train", 11), ("test", 10), ("again", 6):
+    split, paths = found.splits[name], [path.decode() for path in found.splits[name].paths]
+    assert len(paths) == len(split) == num
+    for i, (base, cls, file) in enumerate(path.split("/") for path in paths):
+      read = split.read(i, None) if fields else {k: x[i] for k, x in split.arrays().items()}
+      assert tuple(read["image"][0, 0]) == _colour(base, cls, int(file.removesuffix(".png")))
+      assert found.class_names[read["label"]] == cls
+
+
 @pytest.mark.parametrize(
   "spec,message",
   [

@@ -50,8 +50,9 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
   Args:
     path: the directory; or a file, an address or a name, as `pretrained.read` takes them.
     model: name of the model of a file that the catalogue does not know.
-    own: the student's data; a file without statistics of pixels takes theirs, and one that the
-      catalogue does not know their size.
+    own: the student's data; a file without statistics of pixels takes theirs. Images have the size
+      that the weights mix the patches of; of weights that take any, that of the model in the
+      catalogue, or the student's.
   """
   if start.is_run(path):
     return _of_run(path)
@@ -60,7 +61,7 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
   if (name := model or (entry.model if entry else "")) not in models.VARIANTS:
     allowed = f"the model of {path}, a name of models.VARIANTS"
     raise UserError(f"distillation.teacher_model is {model!r}; allowed: {allowed}")
-  size = models.image_size(name) if entry else own.image_size
+  size = weights.side or (models.image_size(name) if entry else own.image_size)
   told_by_file = weights.model_fields(size) | dict(entry.overrides if entry else {})
   fields = {k: told_by_file.get(k, v) for k, v in models.fields(name).items()}
   return Teacher(name, fields, size, *(weights.normalization or (own.mean, own.std)))

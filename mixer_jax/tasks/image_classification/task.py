@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import os
 import pathlib
-from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Callable, Iterable, Mapping
 
 import flax.linen as nn
 import jax
@@ -16,24 +15,17 @@ import optax
 from mixer_jax import models, options, pretrained
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, told, until_error
-from mixer_jax.images import augment, crops, decode, folder, mixing, sources
+from mixer_jax.errors import UserError, told
+from mixer_jax.images import augment, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks import layers_apart, panels
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import batches, start
+from mixer_jax.tasks.images.image_task import ImageTask
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import (
-  Aux,
-  BaseTask,
-  Batch,
-  Prediction,
-  ReadRun,
-  Variables,
-  likeliest,
-)
+from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, likeliest
 
 LOSSES = ("softmax", "binary")
 _COLLECTIONS = ("params", "batch_stats")  # of the model
@@ -49,7 +41,7 @@ class Fields(start.Start):
   label_smoothing: Annotated[float, Option("share of a label that all classes get", 0, 1)] = 0.0
 
 
-class ImageClassification(BaseTask):
+class ImageClassification(ImageTask):
   """Classification of images; a batch is {"image": float32, "label": int32 [batch]}.
 
   A training batch with smoothed or mixed labels has "target", too, float32 [batch, classes]; then
@@ -97,9 +89,6 @@ class ImageClassification(BaseTask):
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     return start.complete(config)
 
-  def datasets(self) -> Mapping[str, Dataset]:
-    return self._loaded.splits
-
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
     # A mistake in the model is told before data are read or downloaded.
@@ -107,22 +96,6 @@ class ImageClassification(BaseTask):
     loaded = sources.load(self._data)
     augment.check_stored(self._augmentation, loaded.splits["train"].spec["image"].shape)
     return loaded
-
-  @functools.cached_property
-  def class_names(self) -> tuple[str, ...]:
-    return self._loaded.class_names
-
-  @functools.cached_property
-  def _stored(self) -> tuple[int, int]:
-    """Height and width of the training images as they are stored."""
-    return self._loaded.splits["train"].spec["image"].shape[:2]
-
-  def notes(self) -> Mapping[str, Any]:
-    return {"stored": self._stored}
-
-  def recall(self, notes: Mapping[str, Any]) -> None:
-    if "stored" in notes:
-      self._stored = tuple(notes["stored"])
 
   @functools.cached_property
   def model(self) -> nn.Module:
@@ -240,30 +213,9 @@ class ImageClassification(BaseTask):
 
     return jax.jit(probabilities)
 
-  def read_images(self, paths: Sequence[str | os.PathLike]) -> np.ndarray:
-    """Reads centres of image files as the run's own images are stored: uint8 [n, side, side, 3].
-
-    A UserError if a file is missing or broken, or the run's images are not square.
-    """
-    data, (height, width) = self._data, self._stored
-    if height != width:
-      raise UserError(f"images of {data.name} are {width}x{height} pixels; allowed: squares")
-    shorter = data.resize if data.crop else height
-    fit = functools.partial(crops.centre, shorter=shorter, side=height)
-    read = lambda path: decode.decode_image(folder.read_file(path), str(path), fit)
-    return np.stack([read(path) for path in paths])
-
-  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The classes of image files; those before a broken one are answered first."""
-    size = self._config.eval_batch_size
-    for begin in range(0, len(inputs), size):
-      paths = inputs[begin : begin + size]
-      images, refused = until_error(self.read_images([path])[0] for path in paths)
-      rows = self.probabilities(variables, np.stack(images)) if images else ()
-      for path, row in zip(paths, rows):
-        yield {"path": path} | likeliest(row, self.class_names)
-      if refused:
-        raise refused
+  def _answers(self, variables: Variables, images: np.ndarray) -> Iterable[Mapping[str, Any]]:
+    rows = self.probabilities(variables, images)
+    return (likeliest(row, self.class_names) for row in rows)
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     examples = batches.first(split, _PICTURED)

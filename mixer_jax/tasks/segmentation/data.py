@@ -170,8 +170,8 @@ def _names(data: SegmentationData, ids: list[np.ndarray]) -> tuple[str, ...]:
   classes = int(found.max() - (found.max() > data.void)) + 1
   if found.max() == 255 and len(found) < 128:  # 255 for one class of two, as editors write them
     raise UserError(f"{where}; allowed: ids in a row, for these would be {classes} classes")
-  if classes > 2 * len(found):
-    _LOG.warning("%s: they make %d classes, most of them without a pixel", where, classes)
+  if empty := classes - len(found):
+    _LOG.warning("%s: they make %d classes, %d of them without a pixel", where, classes, empty)
   return tuple(map(str, np.flatnonzero(_is_class(data.void, classes))))
 
 
@@ -205,4 +205,6 @@ def _joined(parts: list[tuple[str, range]], bases: Mapping[str, _Base]) -> Array
     raise UserError("the parts of a split have images of different sizes; set data.canvas")
   join = lambda arrays: arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
   images = join([base.images[rows] for base, rows in taken])
-  return Arrays({"image": images, "mask": join([base.masks[rows] for base, rows in taken])})
+  masks = join([base.masks[rows] for base, rows in taken])
+  paths = [base.files.paths[rows] for base, rows in taken if base.files]
+  return Arrays({"image": images, "mask": masks}, paths=join(paths) if paths else None)

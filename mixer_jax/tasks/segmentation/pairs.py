@@ -67,6 +67,11 @@ class Pairs:
     order = splits.shuffled_order(len(names))
     return [(files["image"][names[i]], files["mask"][names[i]]) for i in order]
 
+  @property
+  def paths(self) -> np.ndarray:
+    """The images' files below `root`, bytes [n]."""
+    return np.array([os.fsencode(image.relative_to(self.root)) for image, _ in self._files])
+
   def where(self, i: int) -> str:
     """The mask, for messages."""
     return str(self._files[i][1])

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2104.14294. Where its text leaves a choice, this follows t
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Mapping
 
 import flax.linen as nn
 import jax
@@ -160,3 +160,18 @@ def counted(collapsed: jax.Array, entropy: jax.Array, out_dim: int, limit: int) 
   share = entropy / math.log(out_dim)
   new = jnp.where((share > 0.99) | (share < 0.01), collapsed + 1, 0)
   return jnp.where((collapsed >= limit) & (limit > 0), collapsed, new)
+
+
+def collapse(progress: Mapping[str, jax.Array], how: Dino) -> str:
+  """The line that ends a run whose teacher has collapsed; "" if it has not."""
+  count = int(progress["collapsed"])
+  if not how.collapse_steps or count < how.collapse_steps:
+    return ""
+  entropy, most = float(progress["entropy"]), math.log(how.out_dim)
+  norm = float(jnp.linalg.norm(progress["centre"]))
+  return (
+    f"the teacher has collapsed: its entropy is {entropy:.4g} nats, within 1% of 0 or of"
+    f" log out_dim = {most:.4g} for {count} steps, and the centre has the norm {norm:.3g}. Try"
+    " another dino.teacher_temperature, a lower learning_rate, a larger batch or dino.out_dim;"
+    " dino.collapse_steps=0 goes on"
+  )

@@ -2,9 +2,8 @@
 
 import functools
 import logging
-import math
 import pathlib
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import flax.linen as nn
 import jax
@@ -21,11 +20,12 @@ from mixer_jax.images.views import Views, views
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.images import batches, probes
+from mixer_jax.tasks.images.image_task import ImageTask
 from mixer_jax.tasks.images.probes import Knn
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.self_distillation import dino, pictures
 from mixer_jax.tasks.self_distillation.dino import Dino
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, Batch, Prediction, Variables
 
 _PICTURED, _QUERIES = 10_000, 8  # training images that neighbours are sought in, and test images
 _VIEWED = 6  # images whose views are drawn
@@ -33,7 +33,7 @@ _VIEWED = 6  # images whose views are drawn
 _LOG = logging.getLogger(__name__)
 
 
-class SelfDistillation(BaseTask):
+class SelfDistillation(ImageTask):
   """DINO (`dino.py`); labels are for the metric alone, k-NN by the features of the teacher.
 
   A training batch has the views of each image, {"global": [batch, 2, side, side, 3], "local": [batch,
@@ -103,9 +103,6 @@ class SelfDistillation(BaseTask):
       if size % patch:
         why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
         raise UserError(f"{name} is {size}; {why}")
-
-  def datasets(self) -> Mapping[str, Dataset]:
-    return self._loaded.splits
 
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
@@ -242,8 +239,13 @@ class SelfDistillation(BaseTask):
     return {}
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """ "features": those of the teacher, float32 [batch, hidden_dim]."""
-    return {"features": self._features(self.backbone(variables), batch["image"])}
+    """ "features": those of the teacher, float32 [batch, hidden_dim]; "labels": the images' own."""
+    features = self._features(self.backbone(variables), batch["image"])
+    return {"features": features, "labels": batch["label"]}
+
+  def _answers(self, variables: Variables, images: np.ndarray) -> Iterable[Mapping[str, Any]]:
+    rows = np.asarray(self._plain_features(variables, images))
+    return ({"features": row.tolist()} for row in rows)
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
     """The accuracy of k-NN, and maybe a linear classifier, by the images that `config.knn` says."""
@@ -255,7 +257,7 @@ class SelfDistillation(BaseTask):
     variables, _ = mesh_lib.of_process(dict(variables))  # each process computes all of it
     labels, features = self._labelled(variables, train, batches.spaced(train, self._knn.images))
     wanted, queries = self._labelled(variables, split, batches.spaced(split))
-    classes = len(self._loaded.class_names)
+    classes = len(self.class_names)
     found = {"knn": probes.knn(features, labels, queries, self._knn, classes)}
     if self._knn.linear:
       found["linear"] = probes.linear(features, labels, classes)(queries)
@@ -280,17 +282,7 @@ class SelfDistillation(BaseTask):
     return jax.jit(features)
 
   def complaint(self, variables: Variables) -> str:
-    limit, progress = self._dino.collapse_steps, variables["progress"]
-    if not limit or (count := int(progress["collapsed"])) < limit:
-      return ""
-    entropy, most = float(progress["entropy"]), math.log(self._dino.out_dim)
-    norm = float(jnp.linalg.norm(progress["centre"]))
-    return (
-      f"the teacher has collapsed: its entropy is {entropy:.4g} nats, within 1% of 0 or of"
-      f" log out_dim = {most:.4g} for {count} steps, and the centre has the norm {norm:.3g}. Try"
-      " another dino.teacher_temperature, a lower learning_rate, a larger batch or dino.out_dim;"
-      " dino.collapse_steps=0 goes on"
-    )
+    return dino.collapse(variables["progress"], self._dino)
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     train, shown = self._loaded.splits["train"], batches.spaced(split, _QUERIES)
@@ -303,7 +295,7 @@ class SelfDistillation(BaseTask):
     [found] = batches.each_batch(train, rows[places].ravel(), places.size)
     [images] = batches.each_batch(split, shown, len(shown))
     found = found["image"].reshape(*places.shape, *found["image"].shape[1:])
-    others = (wanted, found, labels[places], near, self._loaded.class_names)
+    others = (wanted, found, labels[places], near, self.class_names)
     return {"neighbours": pictures.draw_neighbours(images["image"], *others)}
 
   def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:

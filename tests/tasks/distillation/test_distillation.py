@@ -227,6 +227,14 @@ def test_a_file_of_weights_is_a_teacher(config, tmp_path, monkeypatch):
   expected = jax.jit(small.apply)({"params": params}, images.astype(np.float32))
   found = jax.jit(run.task.taught)(variables, batch["image"])
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  # Weights of 16x16 pixels: it sees the student's images resized.
+  images = jnp.zeros((1, 16, 16, 3))
+  larger = jax.jit(small.init)(jax.random.key(0), images)["params"]
+  pretrained.save(tmp_path / "large.npz", larger, small, pretrained.Normalization(MEAN, STD))
+  config.distillation.teacher = str(tmp_path / "large.npz")
+  run, _, _ = started(config)
+  assert run.task._teacher.image_size == 16
+  config.distillation.teacher = str(tmp_path / "w.npz")
   public(small, 7, tmp_path / "w.npz")
   with pytest.raises(UserError, match="w.npz: the teacher has 7 classes, the data 4$"):
     started(config)

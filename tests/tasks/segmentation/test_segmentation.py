@@ -201,6 +201,7 @@ def test_a_run_goes_on_bit_for_bit_predicts_and_draws(config, tmp_path):
   found = predict.arrays(run, variables)
   assert step == 4 and found["outputs"].shape == found["targets"].shape == (7, 20, 24)
   assert found["outputs"].dtype == np.uint8 and set(np.unique(found["weights"])) == {0, 1}
+  assert found["class_names"].tolist() == ["0", "1", "2"]
   image = np.zeros((13, 30, 3), np.uint8)
   Image.fromarray(image).save(tmp_path / "a.png")
   [answer] = run.task.answer(variables, [str(tmp_path / "a.png")])

@@ -4,10 +4,11 @@ import re
 
 import jax
 import numpy as np
+from PIL import Image
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, probe, tasks
+from mixer_jax import experiment, predict, probe, tasks
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.tasks.images.probes import Knn
 from mixer_jax.training import loop, restore
@@ -106,6 +107,21 @@ def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(conf
     probe.probe(str(finished), split="x")
   with pytest.raises(UserError, match="^the split train is the one that neighbours are sought in"):
     run.task.host_metrics(variables, run.datasets["train"])
+
+
+@pytest.mark.thorough
+def test_answers_are_features_and_a_split_has_its_labels(finished, tmp_path):
+  run, variables, _ = restore.restore(str(finished))
+  found = predict.arrays(run, variables)
+  test = run.datasets["test"].arrays()
+  np.testing.assert_array_equal(found["labels"], test["label"])
+  assert found["class_names"].tolist() == ["0", "1", "2", "3"] and "paths" not in found
+  path = str(tmp_path / "a.png")
+  Image.fromarray(test["image"][3]).save(path)
+  task, variables = restore.without_data(str(finished))
+  [answer] = task.answer(variables, [path])
+  assert answer["path"] == path
+  np.testing.assert_allclose(answer["features"], found["features"][3], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.thorough
