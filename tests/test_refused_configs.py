@@ -347,3 +347,12 @@ def test_plausible_overrides_build_or_are_refused(tiny_config, overrides):
 @given(st.fixed_dictionaries({}, optional=PLAUSIBLE))
 def test_a_thousand_plausible_overrides(tiny_config, overrides):
   build_or_refuse(tiny_config, overrides)
+
+
+def test_a_misspelt_option_of_an_optimizer_and_a_missing_rate_are_told():
+  config = config_lib.default()
+  config.optimizer = config_lib.optimizer("kfac", learning_rat=0.1)
+  line = "optimizer.learning_rat is no option of kfac; there are learning_rate, "
+  assert refusal(config).startswith(line)
+  config.optimizer = config_lib.optimizer("kfac")
+  assert refusal(config) == "optimizer.learning_rate is None; allowed: a finite number"

@@ -170,9 +170,7 @@ def check_size(what: str, shape: tuple[int, ...], other: str, its_shape: tuple[i
   """Raises a UserError if an image [height, width, 3] has another size than another one."""
   if shape != its_shape:
     sizes = f"{_in_words(shape)}, but {other} has {_in_words(its_shape)}"
-    raise UserError(
-      f"{what} has {sizes}; set data.stored_size, and data.resize, to a side in pixels"
-    )
+    raise UserError(f"{what} has {sizes}; set data.stored_size to a side in pixels")
 
 
 def check_labels(what: str, low: int, high: int, num_classes: int) -> None:

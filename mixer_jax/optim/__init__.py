@@ -87,8 +87,13 @@ class Problem(NamedTuple):
   part: Callable[[Any, int], Any] | None = None
 
 
-def group(name: str, learning_rate: float, **values: Any) -> ml_collections.ConfigDict:
-  """The part of a config for an optimizer of `OPTIMIZERS`, with options of any of them."""
+def group(
+  name: str, learning_rate: float | None = None, **values: Any
+) -> ml_collections.ConfigDict:
+  """The part of a config for an optimizer of `OPTIMIZERS`, with options of any of them.
+
+  `check` tells mistakes in it, a missing rate among them.
+  """
   config = options.group(OPTIMIZERS, name)
   config.update(options.group(_General, learning_rate=learning_rate))
   config.update(values)

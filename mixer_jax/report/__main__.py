@@ -133,5 +133,14 @@ if __name__ == "__main__":
       compare=_compare,
       study=lambda _: print(*study_report.write(_workdir()), sep="\n"),
       options=_options,
-    )
+    ),
+    dict(
+      curves="workdir",
+      pictures="workdir checkpoint split data_dir out",
+      augment="workdir config data_dir out",
+      weights="workdir checkpoint pretrained out",
+      compare="runs metric over log out",
+      study="workdir",
+      options="config",
+    ),
   )

@@ -27,6 +27,8 @@ _LOG = logging.getLogger(__name__)
 
 # Free fields, or groups, that decide on metrics.
 _MEASURING = ("data.dir", "data.vocabulary", "knn.", "beams", "length_penalty")
+# Fields that decide on the examples a metric is of.
+_EXAMPLES = ("task", "data.name", "data.train_split", "data.test_split")
 
 OVER = {
   "seconds": "seconds of training steps (without compilation, testing and checkpoints)",
@@ -65,6 +67,7 @@ def compare(
   groups = _groups(runs)
   config = next(iter(groups.values()))[0][1]
   metric = _metric(config, key)
+  _tell_differences([config for found in groups.values() for _, config in found])
   if "/" in over:
     return _against(groups, key, over, path, log)
   if over not in OVER:
@@ -145,6 +148,17 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
   of_all = zip(names, longer, longest)
   labels = [a if names.count(a) == 1 else b if longer.count(b) == 1 else c for a, b, c in of_all]
   return dict(zip(labels, groups.values()))
+
+
+def _tell_differences(configs: Sequence[Any]) -> None:
+  """Warns of runs whose metrics are of different tasks or examples."""
+  for field in _EXAMPLES:
+    group, _, name = field.rpartition(".")
+    found = {
+      str((config.get(group) or {}).get(name) if group else config[name]) for config in configs
+    }
+    if len(found) > 1:
+      _LOG.warning("The runs differ in %s: %s", field, ", ".join(sorted(found)))
 
 
 def _globbed(pattern: str) -> list[str]:

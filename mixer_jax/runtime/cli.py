@@ -16,7 +16,7 @@ import signal
 import sys
 import sysconfig
 import traceback
-from typing import Callable
+from typing import Callable, Mapping
 
 from absl import app, flags, logging
 import jax
@@ -88,13 +88,24 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
   app.run(guarded, flags_parser=_parse_flags)
 
 
-def run_commands(commands: dict[str, Callable[[list[str]], None]]) -> None:
-  """As `run`, with the command named by the first argument."""
+def run_commands(
+  commands: dict[str, Callable[[list[str]], None]], options: Mapping[str, str] | None = None
+) -> None:
+  """As `run`, with the command named by the first argument.
+
+  `options` are the names of the flags that each command takes, with blanks; None: all take all.
+  """
 
   def main(argv):
     if len(argv) != 2 or argv[1] not in commands:
       given = f"is '{' '.join(argv[1:])}'" if argv[1:] else "is missing"
       raise UserError(f"the command {given}; allowed: {', '.join(commands)}")
+    takes = {name: names.split() for name, names in (options or {}).items()}
+    own = takes.get(argv[1], ())
+    for name in {name for names in takes.values() for name in names}.difference(own):
+      if flags.FLAGS[name].present:
+        taken = ", ".join(f"--{name}" for name in own)
+        raise UserError(f"{argv[1]} takes no --{name}; it takes {taken}")
     commands[argv[1]](argv)
 
   run(main, arguments=True)

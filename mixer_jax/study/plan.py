@@ -249,7 +249,10 @@ def _call(path: str | pathlib.Path, function: str, *args: str) -> Any:
   if not file.is_file() or file.suffix != ".py":
     raise UserError(f"{path} does not exist, or is no .py file")
   try:
-    return runpy.run_path(str(file))[function](*args)
+    found = runpy.run_path(str(file)).get(function)
+    if not callable(found):
+      raise UserError(f"{path} has no function {function}")
+    return found(*args)
   except UserError:
     raise
   except Exception as e:  # such a file is a program: anything can go wrong in it

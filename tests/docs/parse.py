@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim, options
+from mixer_jax import models, optim
+from mixer_jax import options as options_lib
 from mixer_jax.runtime import cli
 from mixer_jax.study import plan, record
 
@@ -33,8 +34,10 @@ def _parse(module: str, arguments: list[str]) -> None:
   if run.called:
     assert not words or run.call_args.kwargs.get("arguments"), f"{words} are no options"
   else:
-    (known,) = commands.call_args.args
+    known, options = (*commands.call_args.args, {})[:2]
     assert len(words) == 1 and words[0] in known, f"{words} is none of {list(known)}"
+    others = {*" ".join(options.values()).split()} - {*options.get(words[0], "").split()}
+    assert not [x for x in others if flags.FLAGS[x].present], f"{words[0]} takes none of {others}"
   if "config" in flags.FLAGS and flags.FLAGS.config is not None:
     _check_config(cli.checked_config(flags.FLAGS.config))
   if "study" in flags.FLAGS and flags.FLAGS.study:
@@ -48,8 +51,8 @@ def _check_config(config) -> None:
   """Checks all that does not need the data; the optimizer is built for a net of one layer."""
   config_lib.check(config)
   if config.task == "image_classification":
-    models.build(config.model.name, 10, **options.given(config.model))
-  schedule = options.given(config.schedule) | {"name": config.schedule.name}
+    models.build(config.model.name, 10, **options_lib.given(config.model))
+  schedule = options_lib.given(config.schedule) | {"name": config.schedule.name}
   multiplier = optim.schedules.Multiplier(**schedule).build(1000, 100)
   optim.build(config.optimizer, multiplier, _one_layer())
 

@@ -57,6 +57,26 @@ def test_seeds_are_a_line_over_their_mean_time(runs, drawn, tmp_path):
   assert np.asarray(Image.open(tmp_path / "a.png")).std() > 0
 
 
+def test_runs_of_other_tasks_and_examples_are_told(runs, caplog, tmp_path):
+  compare.compare(runs, "train/error", "step", tmp_path / "a.png")
+  assert "differ" not in caplog.text
+  images = config_lib.default()
+  images.data.test_split = "train[90%:]"
+  write_run(tmp_path / "other", "adam", (4.0,), 1.0)
+  (tmp_path / "other" / "config.json").write_text(images.to_json())
+  compare.compare([*runs, f"{tmp_path}/other"], "train/error", "step", tmp_path / "a.png")
+  assert caplog.messages[0] == (
+    "The runs differ in task: image_classification, tests.study.grid:Errors"
+  )
+  images.data.test_split = "test"
+  (tmp_path / "adam-0" / "config.json").write_text(images.to_json())
+  caplog.clear()
+  compare.compare(
+    [f"{tmp_path}/adam-0", f"{tmp_path}/other"], "train/error", "step", tmp_path / "a.png"
+  )
+  assert caplog.messages[0] == "The runs differ in data.test_split: test, train[90%:]"
+
+
 def test_runs_below_the_home_of_the_user(runs, monkeypatch, tmp_path):
   monkeypatch.setenv("HOME", str(tmp_path))
   said = compare.compare(["Mine=~/adam-*"], "train/error", "seconds", tmp_path / "a.png")

@@ -86,6 +86,7 @@ def test_main_names_mistakes(args, message, tmp_path):
       "the command is 'cirves'; allowed: curves, pictures, augment, weights, compare, study, options",
     ),
     ("report", ["curves"], "--workdir is missing"),
+    ("report", ["curves", "--workdir=PATH", "--out=a.png"], "takes no --out; it takes --workdir"),
     ("study", ["--workdir=PATH"], "--study is missing"),
   ],
 )

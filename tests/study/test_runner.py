@@ -13,7 +13,7 @@ import pytest
 
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import lock, metrics_file
-from mixer_jax.study import Study, Tuning, record, runner
+from mixer_jax.study import Study, Tuning, plan, record, runner
 from mixer_jax.study import __main__ as command
 from tests.study.grid import GRID, errors
 
@@ -334,6 +334,13 @@ def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
   assert [config.points.fold for config in configs] == ["last"] * 3 + ["test"]
   assert [config.seed for config in configs] == [7, 7, 7, 0]
   assert "tune-sgd-1: step 30 of 30  held-out error 0.02  1.0 s\n" in capsys.readouterr().out
+
+
+def test_a_file_without_its_function_is_told(tmp_path):
+  file = tmp_path / "file.py"
+  file.write_text("study = None\n")
+  with pytest.raises(UserError, match="file.py has no function get_study$"):
+    plan.load(str(file))
 
 
 class Flags(types.SimpleNamespace):
