@@ -8,6 +8,7 @@ import numpy as np
 
 # Step -> example ids of its batch, [batch_size].
 Ids = Callable[[int], np.ndarray]
+_SAMPLED = 8  # examples of `sample`
 
 
 class Dataset(Protocol):
@@ -77,3 +78,18 @@ class Bucketed(Arrays):
   lengths: np.ndarray
   batch_tokens: int
   most_shapes: int
+
+
+def sample(split: Dataset) -> dict[str, list[float]]:
+  """Mean and standard deviation of each array of a few examples, evenly spaced, by its name.
+
+  They tell other examples of the same shapes apart, whatever decoded them.
+  """
+  rows = np.arange(min(_SAMPLED, len(split))) * len(split) // min(_SAMPLED, len(split))
+  if (arrays := split.arrays()) is None:
+    examples = [split.read(int(i), np.random.default_rng(0)) for i in rows]
+    arrays, rows = jax.tree.map(lambda *x: np.stack(x), *examples), slice(None)
+  named = jax.tree_util.tree_leaves_with_path(arrays)
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+  chosen = {name(path): np.asarray(x[rows], np.float64) for path, x in named if x.size}
+  return {key: [float(x.mean()), float(x.std())] for key, x in chosen.items()}

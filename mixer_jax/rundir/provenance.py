@@ -82,12 +82,25 @@ def class_names(directory: pathlib.Path) -> tuple[str, ...]:
   )
 
 
-def check_data(directory: pathlib.Path, examples: int) -> None:
-  """A UserError if a run would go on with another number of training examples than it had."""
+def check_data(
+  directory: pathlib.Path, examples: int, sample: Mapping[str, Sequence[float]] | None = None
+) -> None:
+  """A UserError if a run would go on with other training examples than it had.
+
+  `sample` has the mean and the standard deviation of some of them by the name of the array, see
+  `data.dataset.sample`; decoders of another machine may differ by a hundredth of the latter.
+  """
   match read(directory):
     case [*_, {"data": {"train": int(before)}}] if before != examples:
       had = f"{directory} was trained on {before:,} examples, and the training set has {examples:,}"
       raise UserError(f"{had}: take the same data to resume, or another --workdir")
+    case [*_, {"data": {"sample": dict(before)}}]:
+      for name in before.keys() & (sample or {}).keys():
+        (mean, deviation), own = before[name], sample[name]
+        if max(abs(mean - own[0]), abs(deviation - own[1])) > 0.01 * deviation + 1e-6 * abs(mean):
+          means = f"a mean {name} of {mean:.4g} in some, which is {own[0]:.4g} here"
+          had = f"{directory} was trained on other examples, with {means}"
+          raise UserError(f"{had}: take the same data to resume, or another --workdir")
 
 
 def check_grids(directory: pathlib.Path, notes: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim, tasks
+from mixer_jax.data.dataset import sample
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.rundir import directory as directory_lib
@@ -91,7 +92,8 @@ def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, 
     started = saved.latest() is not None
     if started:
       lead(lambda: directory_lib.check_config(directory, config))
-      lead(lambda: provenance.check_data(directory, len(run.datasets["train"])))
+      train = run.datasets["train"]
+      lead(lambda: provenance.check_data(directory, len(train), sample(train)))
       lead(lambda: provenance.check_grids(directory, run.task.notes()))
       lead(lambda: provenance.check_classes(directory, run.task.class_names))
     lead(lambda: directory_lib.store_config(directory, config, started))
@@ -119,7 +121,7 @@ def _session(
 ) -> contextlib.AbstractContextManager[None]:
   sizes = {name: len(dataset) for name, dataset in run.datasets.items()}
   data = {"name": (run.config.get("data") or {}).get("name", run.config.task)} | sizes
-  data |= run.task.notes()
+  data |= {"sample": sample(run.datasets["train"]), **run.task.notes()}
   return provenance.session(directory, step, run.mesh.size, data, run.task.class_names)
 
 

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
+from mixer_jax.data.dataset import Arrays, sample
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import provenance
 
@@ -78,6 +80,26 @@ def test_the_commit_is_this_package_s(tmp_path):
   assert commit_of(tmp_path) == head[:12]
   (package / "__init__.py").write_text("changed = True\n")
   assert commit_of(tmp_path) == f"{head[:12]}-dirty"
+
+
+def test_other_examples_of_the_same_number_and_shape_are_refused(tmp_path):
+  rng = np.random.default_rng(0)
+  images, labels = rng.integers(0, 256, (100, 4, 4, 3), np.uint8), np.arange(100) % 7
+  split = lambda images: Arrays({"image": images, "label": labels})
+  found = sample(split(images))
+  rows = np.arange(8) * 100 // 8
+  assert found["image"] == pytest.approx([images[rows].mean(), images[rows].std()])
+  assert found["label"] == pytest.approx([labels[rows].mean(), labels[rows].std()])
+  provenance.check_data(tmp_path, 100, found)  # nothing is recorded
+  with provenance.session(tmp_path, 0, 1, {"train": 100, "sample": found}):
+    close = np.clip(images.astype(int) + rng.integers(-1, 2, images.shape), 0, 255)
+    provenance.check_data(tmp_path, 100, sample(split(close.astype(np.uint8))))
+    line = r"was trained on other examples, with a mean image of 12\d.* in some, which is .*:"
+    with pytest.raises(UserError, match=line):
+      provenance.check_data(tmp_path, 100, sample(split(images[::-1] // 2)))
+    with pytest.raises(UserError, match="was trained on 100 examples, and the training set has 99"):
+      provenance.check_data(tmp_path, 99, found)
+  provenance.check_data(tmp_path, 100)
 
 
 def test_functions_on_other_grids_are_refused(tmp_path):
