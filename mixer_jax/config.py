@@ -283,16 +283,14 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
   """
   for assignment in assignments:
     values, argument = flags.FlagValues(), f"--config.{assignment}"
-    field = assignment.partition("=")[0]
+    field, _, value = assignment.partition("=")
     try:
+      if value == "None":
+        options.clear(config, field)
+        continue
       _give_type(config, field)
-      config_flags.DEFINE_config_dict(
-        "config",
-        _only(config, field),
-        flag_values=values,
-        lock_config=False,
-        sys_argv=["", argument],
-      )
+      given = dict(flag_values=values, lock_config=False, sys_argv=["", argument])
+      config_flags.DEFINE_config_dict("config", _only(config, field), **given)
       values(["", argument])
     except (KeyError, AttributeError) as e:
       raise UserError(f"override {assignment}: the config has no field {field}") from e

@@ -139,6 +139,16 @@ def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
   return config
 
 
+def clear(config: ConfigDict, field: str) -> None:
+  """Sets a field, such as "model.patch_size", to None; a KeyError if there is none."""
+  *groups, leaf = field.split(".")
+  for name in groups:
+    config = config[name]
+  _ = config[leaf]
+  with config.ignore_type():
+    config[leaf] = None
+
+
 def any_of(made_of: Group) -> dict[str, Option]:
   """The options of a group, whatever its name chooses."""
   functions = made_of.values() if isinstance(made_of, Mapping) else (made_of,)

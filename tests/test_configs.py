@@ -271,3 +271,15 @@ def test_a_free_field_of_a_stored_config_that_no_file_set_can_be_set():
   assert config.model.remat is True
   with pytest.raises(UserError, match="has no field model.nothing"):
     config_lib.override(config, ["model.nothing=1"])
+
+
+def test_none_takes_a_field_back_to_the_default_of_its_name():
+  config = load("darcy")
+  config_lib.override(config, ["model.extractor=linear", "model.dirichlet=False"])
+  with pytest.raises(UserError, match="coarse is 29, which .* does not read; allowed: its def"):
+    config_lib.check(config)
+  config_lib.override(config, ["model.coarse=None"])
+  config_lib.check(config)
+  assert config.model.coarse is None
+  with pytest.raises(UserError, match="override model.nothing=None: the config has no field"):
+    config_lib.override(config, ["model.nothing=None"])

@@ -21,6 +21,7 @@ _PART = re.compile(
 )
 # Base splits and rows of them.
 Parts = Sequence[tuple[str, range]]
+_ELSEWHERE = ("/", "~", ".")
 _ALLOWED = 'NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", and sums with "+"'
 
 
@@ -92,7 +93,8 @@ def _overlap(base: str, rows: range, parts: Parts) -> bool:
 def _parse(spec: str, field: str) -> list[re.Match]:
   found = [_PART.fullmatch(part.strip()) for part in spec.split("+")]
   if not all(found):
-    raise UserError(f"{field}={spec!r}: not a split; allowed are {_ALLOWED}")
+    below = "; files are named below data.dir" if spec.strip().startswith(_ELSEWHERE) else ""
+    raise UserError(f"{field}={spec!r}: not a split; allowed are {_ALLOWED}{below}")
   return found
 
 

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mixer_jax.errors import UserError
 from mixer_jax.models import blocks, family, gmlp, mixer, operator_model, resmlp, text
 from mixer_jax.models.operator_model import with_positions
 from mixer_jax.models.spectral import shown
@@ -27,6 +28,12 @@ class PatchOperator(operator_model.Decoded, family.Stack, kw_only=True):
   """
 
   patch_size: Annotated[int, Option("side of a patch in points", 1, family.SIDE)]
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.patch_size > min(self.grid):
+      allowed = f"1 to the {shown(self.grid)} points of the grid"
+      raise UserError(f"model.patch_size is {self.patch_size}; allowed: {allowed}")
 
   def encode(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     grid, rank, side = values.shape[1:-1], len(self.grid), self.patch_size

@@ -42,7 +42,7 @@ class Operator(nn.Module, kw_only=True):
     family.check(self)
     if len(self.grid) not in self.axes:
       allowed = " or ".join(map(str, self.axes))
-      raise UserError(f"a grid has {len(self.grid)} axes; allowed: {allowed}")
+      raise UserError(f"the number of axes of a grid is {len(self.grid)}; allowed: {allowed}")
     super().__post_init__()
 
   @nn.compact

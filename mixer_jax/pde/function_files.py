@@ -31,7 +31,7 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
   if bool(inputs) != bool(outputs):
     raise UserError(f"{path}: inputs are {inputs!r}, outputs {outputs!r}; both names or none")
   pairs = [(inputs, outputs)] if inputs else list(NAMES.values())
-  wanted = _wanted(path, names, pairs, "inputs_name and outputs_name")
+  wanted = _wanted(path, names, pairs, "data.inputs_name and data.outputs_name")
   arrays = [_array(path, load, name) for name in wanted]
   a, u = (x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for x in arrays)
   if a.shape != u.shape or not _is_grid(a):
@@ -47,7 +47,7 @@ def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
   """
   names, load = _open(path)
   sides = [(name,)] if name else [(pair[outputs],) for pair in NAMES.values()]
-  [found] = _wanted(path, names, sides, "outputs_name" if outputs else "inputs_name")
+  [found] = _wanted(path, names, sides, f"data.{'outputs' if outputs else 'inputs'}_name")
   array = _array(path, load, found)
   if not _is_grid(array):
     shape = f"{found!r} {list(array.shape)}"
@@ -100,7 +100,7 @@ def write(path: str, functions: Functions) -> None:
 def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   """The names of a file's arrays, and the reader of one."""
   file = user_path(path)
-  if file.suffix not in (".npz", ".mat"):
+  if file.suffix.lower() not in (".npz", ".mat"):
     raise UserError(f"{path}: files of functions end in .npz or .mat")
   if not file.parent.is_dir():
     raise UserError(f"{path}: there is no folder {file.parent}")
@@ -108,7 +108,7 @@ def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
     command = "python -m mixer_jax.pde burgers --out=FILE.npz"
     raise UserError(f"{path}: no such file; `{command}`, or darcy, makes one")
   with told(f"{path}: cannot be read", ValueError, OSError):
-    archive = npz.Npz(file) if file.suffix == ".npz" else mat.Mat(file)
+    archive = (npz.Npz if file.suffix.lower() == ".npz" else mat.Mat)(file)
   return archive.names, archive.read
 
 

@@ -22,6 +22,7 @@ from absl import app, flags, logging
 import jax
 from ml_collections import ConfigDict
 
+from mixer_jax import options
 from mixer_jax.errors import UserError, reason
 from mixer_jax.runtime import devices
 
@@ -40,6 +41,7 @@ _LESS = (
 _UNKNOWN = re.compile(r"""'(\w+)'(?:\s+Did you mean "(\w+)" .*)?$""", re.DOTALL)
 _NO_FUNCTION = "module 'config_config' has no attribute 'get_config'"
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
+_NONE = re.compile(r"--config\.([\w.]+)=None")  # ml_collections reads numbers alone
 _MISSING = re.compile(r"\[Errno 2\] No such file or directory: '(.*)'")
 flags.disclaim_key_flags()  # they are the command's own in --help
 
@@ -89,23 +91,22 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
 
 
 def run_commands(
-  commands: dict[str, Callable[[list[str]], None]], options: Mapping[str, str] | None = None
+  commands: dict[str, Callable[[list[str]], None]], taken: Mapping[str, str] | None = None
 ) -> None:
   """As `run`, with the command named by the first argument.
 
-  `options` are the names of the flags that each command takes, with blanks; None: all take all.
+  `taken` are the names of the flags that each command takes, with blanks; None: all take all.
   """
 
   def main(argv):
     if len(argv) != 2 or argv[1] not in commands:
       given = f"is '{' '.join(argv[1:])}'" if argv[1:] else "is missing"
       raise UserError(f"the command {given}; allowed: {', '.join(commands)}")
-    takes = {name: names.split() for name, names in (options or {}).items()}
+    takes = {name: names.split() for name, names in (taken or {}).items()}
     own = takes.get(argv[1], ())
     for name in {name for names in takes.values() for name in names}.difference(own):
       if flags.FLAGS[name].present:
-        taken = ", ".join(f"--{name}" for name in own)
-        raise UserError(f"{argv[1]} takes no --{name}; it takes {taken}")
+        raise UserError(f"{argv[1]} takes no --{name}; it takes --{', --'.join(own)}")
     commands[argv[1]](argv)
 
   run(main, arguments=True)
@@ -114,7 +115,10 @@ def run_commands(
 def _parse_flags(argv: list[str]) -> list[str]:
   """Flags; any error of a config or an override becomes one line."""
   try:
-    arguments = flags.FLAGS(argv)
+    cleared = [arg for arg in argv if _NONE.fullmatch(arg) and "config" in flags.FLAGS]
+    arguments = flags.FLAGS([arg for arg in argv if arg not in cleared])
+    for arg in cleared if cleared and flags.FLAGS.config is not None else ():
+      options.clear(flags.FLAGS.config, _NONE.fullmatch(arg)[1])
     devices.listen()
     if not flags.FLAGS["verbosity"].present:  # Orbax logs pages of checkpoints and of errors
       logging.set_verbosity(logging.FATAL)

@@ -93,6 +93,8 @@ def test_paths_are_those_of_the_images_also_of_slices_and_further_sets(tmp_path,
     ("train[5:5]", "selects none"),
     ("val", "no such folder"),
     ("train[a:b]", "not a split"),
+    ("/data/train", "not a split; allowed are NAME, NAME[START:STOP]"),
+    ("../train", 'and sums with "+"; files are named below data.dir'),
   ],
 )
 def test_bad_split_strings(tmp_path, root, spec, message):

@@ -282,9 +282,10 @@ def test_roles_of_parameters(name):
   [
     ("galerkin_3d", {}, "model.name is 'galerkin_3d'; allowed: galerkin_1d, galerkin_2d"),
     ("fno_1d", dict(depth=3), "model.depth is no field of fno_1d"),
-    ("mixer_operator", dict(grid=(8, 8, 8)), "a grid has 3 axes; allowed: 1 or 2"),
-    ("fno_1d", dict(grid=(8, 8)), "a grid has 2 axes; allowed: 1$"),
-    ("galerkin_inverse", dict(grid=(8,)), "a grid has 1 axes; allowed: 2$"),
+    ("mixer_operator", dict(grid=(8, 8, 8)), "axes of a grid is 3; allowed: 1 or 2"),
+    ("fno_1d", dict(grid=(8, 8)), "axes of a grid is 2; allowed: 1$"),
+    ("galerkin_inverse", dict(grid=(8,)), "number of axes of a grid is 1; allowed: 2$"),
+    ("mixer_operator", dict(patch_size=13), "patch_size is 13; allowed: 1 to the 10 points of"),
     ("fno_1d", dict(modes=0), "model.modes is 0; allowed: 1 to"),
     ("fno_1d", dict(modes=9), "modes is 9, which needs a grid of 16 points; it has 12"),
     ("fno_2d", dict(modes=9), "modes is 9, which needs a grid of 16x14 points; it has 13x13"),

@@ -1,5 +1,8 @@
 """Files in the layout of Li et al., written by NumPy and SciPy."""
 
+import pathlib
+import shutil
+
 import numpy as np
 import pytest
 from scipy import io
@@ -43,12 +46,16 @@ def test_other_names(save):
     function_files.read(path, "x", "z")
 
 
-def test_one_side(save):
+def test_one_side(save, tmp_path):
   path = save(a=LINES[0], u=LINES[1])
+  capitals = shutil.copy(path, tmp_path / f"COPY{pathlib.Path(path).suffix.upper()}")
+  np.testing.assert_array_equal(function_files.read_side(str(capitals)), np.float32(LINES[0]))
   np.testing.assert_array_equal(function_files.read_side(path), np.float32(LINES[0]))
   np.testing.assert_array_equal(function_files.read_side(path, outputs=True), np.float32(LINES[1]))
   np.testing.assert_array_equal(function_files.read_side(path, "u"), np.float32(LINES[1]))
-  with pytest.raises(UserError, match="no array 'sol', only 'a', 'u'; other names go by outputs"):
+  with pytest.raises(
+    UserError, match="no array 'sol', only 'a', 'u'; other names go by data.outputs"
+  ):
     function_files.read_side(path, "sol", outputs=True)
 
 

@@ -30,6 +30,8 @@ OWN = "--config=docs/own_task.py"
     ),
     ([OWN, "--config.pretrained=x"], "error: pretrained is no field of the config"),
     ([QUICKSTART, "--config.batch_size=many"], "batch_size"),
+    ([QUICKSTART, "--config.batch_size=None"], "batch_size is None; allowed: an integer"),
+    (["--config.batch_size=None"], "--config is missing"),
     ([QUICKSTART, "--config.model.name=mixer_b61"], "mixer_b61"),
     ([QUICKSTART, "--config.data.name=cifra10"], "cifra10"),
     ([QUICKSTART, "--config.data.image_size=30"], "image_size"),

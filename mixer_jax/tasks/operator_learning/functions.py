@@ -30,7 +30,8 @@ _NOISE = (
 _AT_ONCE = 64  # functions, of which cells are averaged
 # Fields that sets made from a seed read, and those of files.
 _SIZES = ("points", "train_functions", "test_functions")
-_OF_FILES = ("dir", "inputs_name", "outputs_name", "axes")
+_OF_FILES = ("dir", "axes")
+_ARRAY = 'of the array in files, those that `predict` answers too; "": Li et al.\'s'
 _AXES = (
   'axes of files: "periodic", without the end point, "bounded", with it, or "auto": a single axis is'
   " periodic, two are bounded"
@@ -67,8 +68,8 @@ class FunctionData:
   extra_test_steps: Annotated[str, Option(_EXTRA, free=True)] = ""
   inverse: Annotated[bool, Option("from the solution to the coefficient")] = False
   noise: Annotated[float, Option(_NOISE, 0, 10)] = 0.0
-  inputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
-  outputs_name: Annotated[str, Option('of the array in files; "": Li et al.\'s')] = ""
+  inputs_name: Annotated[str, Option(_ARRAY, free=True)] = ""
+  outputs_name: Annotated[str, Option(_ARRAY, free=True)] = ""
   axes: one_of(_AXES, ("auto", "periodic", "bounded")) = "auto"
 
   @property
@@ -177,8 +178,8 @@ def load(data: FunctionData) -> dict[str, Arrays]:
   for name, arrays in found.items():
     number = len(arrays["inputs"])
     if arrays["inputs"].ndim != rank:
-      axes = arrays["inputs"].ndim - 1
-      raise UserError(f"functions of {name} have {axes} axes, those of train {rank - 1}")
+      axes = f"axes: {arrays['inputs'].ndim - 1}, those of train {rank - 1}"
+      raise UserError(f"functions of {name} have another number of {axes}")
     zero = ~arrays["outputs"].reshape(number, -1).any(1)
     if zero.any():
       raise UserError(

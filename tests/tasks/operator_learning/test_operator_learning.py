@@ -341,8 +341,8 @@ MADE = dict(dir="", train_split="train", test_split="test")
       "data.high is 5.0, which data.name='burgers' does not read",
     ),
     (
-      MADE | dict(name="darcy", inputs_name="a"),
-      "data.inputs_name is 'a', which data.name='darcy' does",
+      MADE | dict(name="darcy", axes="bounded"),
+      "data.axes is 'bounded', which data.name='darcy' does",
     ),
     (
       MADE | dict(name="burgers", dir="files"),
@@ -361,7 +361,10 @@ MADE = dict(dir="", train_split="train", test_split="test")
       "data.name is 'files', but a split is 'train'; data.train_split and",
     ),
     (dict(validation_split="train.npz[:8]"), "shares examples of 'train.npz'"),
-    (dict(test_split="test_2d.npz"), "functions of test have 2 axes, those of train 1"),
+    (
+      dict(test_split="test_2d.npz"),
+      "functions of test have another number of axes: 2, those of train 1",
+    ),
     (
       dict(train_split="train.npz[:8]+train_2d.npz"),
       "train_2d.npz has functions on 17x17 points, train.npz on 64; allowed: parts of a split on",
