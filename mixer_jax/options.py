@@ -78,7 +78,9 @@ class Option:
     if self.type in (int, float, tuple):
       fits = fits and all(self.low <= v <= self.high for v in values)
     if not fits or (self.length and len(values) != self.length):
-      raise UserError(f"{path} is {shown(value)}; allowed: {self.allowed}")
+      above = self.high == COUNT and any(v > COUNT for v in values)
+      allowed = f"{self.low:.10g} to {COUNT}" if above else self.allowed
+      raise UserError(f"{path} is {shown(value)}; allowed: {allowed}")
 
 
 def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:

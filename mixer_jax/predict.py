@@ -115,7 +115,7 @@ def _lines(path: str) -> list[str]:
   with told(f"--inputs={path}", OSError, UnicodeError):
     text = sys.stdin.read() if path == "-" else user_path(path).read_text(encoding="utf-8")
   # Not splitlines: it also splits at form feeds and at Unicode's separators.
-  return [line.strip() for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
+  return [line.strip(" \t\r") for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
 
 
 def main(argv: list[str]) -> None:

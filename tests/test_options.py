@@ -146,6 +146,13 @@ def test_a_group_of_several_takes_the_options_of_the_chosen_one():
 )
 def test_allowed_values_are_told_in_words(option, words):
   assert option.allowed == words
+
+
+def test_the_largest_count_is_told_to_values_above_it():
+  option = Option("", 0, COUNT, type=int)
+  for value, words in ((-1, "0 or more"), (COUNT + 1, f"0 to {COUNT}")):
+    with pytest.raises(UserError, match=f"seed is {value}; allowed: {words}$"):
+      option.check("seed", value)
   with pytest.raises(UserError, match="^field is {1: 2}; allowed: "):
     option.check("field", {1: 2})
 

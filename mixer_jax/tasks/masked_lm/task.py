@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax import models
+from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
@@ -127,7 +127,9 @@ class MaskedLm(TextTask):
       hidden = np.flatnonzero(ids == vocabulary.mask)
       if not len(hidden) or len(ids) > length:
         has = f"has {len(ids)} tokens" if len(hidden) else "has no [MASK]"
-        raise UserError(f"{sentence!r} {has}; allowed: a [MASK] or more, at most {length} tokens")
+        raise UserError(
+          f"{options.shown(sentence)} {has}; allowed: a [MASK] or more, at most {length} tokens"
+        )
       padded = np.full((1, length), vocabulary.pad, np.int32)
       padded[0, : len(ids)] = ids
       batch = {"ids": padded, "real": np.arange(length)[None] < len(ids)}

@@ -59,10 +59,8 @@ class Pairs:
     files = {what: _by_stem(place, what) for what, place in places.items()}
     for what, other in (("image", "mask"), ("mask", "image")):
       if alone := sorted(files[what].keys() - files[other].keys()):
-        count = f"the first of {len(alone)} (of {len(files[what])}) without"
-        raise UserError(
-          f"{files[what][alone[0]]}: {count} a {other} of this name in {places[other]}"
-        )
+        count = f"the first of {len(alone)} (of {len(files[what])}) without its {other}"
+        raise UserError(f"{files[what][alone[0]]}: {count} in {places[other]}")
     names = sorted(files["image"])
     order = splits.shuffled_order(len(names))
     return [(files["image"][names[i]], files["mask"][names[i]]) for i in order]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from mixer_jax import models
+from mixer_jax import models, options
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
@@ -207,7 +207,7 @@ class TextClassification(TextTask):
         allowed = (
           "two sentences with a tab between" if self._segments else "a sentence, without a tab"
         )
-        raise UserError(f"the input {sentence!r}; allowed: {allowed}")
+        raise UserError(f"the input {options.shown(sentence)}; allowed: {allowed}")
     texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]
     seconds = seconds if self._segments else None
     tokens, cut = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)

@@ -180,7 +180,7 @@ class Translation(TextTask):
     encoded = self.vocabulary.encode([text.strip() for text in inputs])
     for text, ids in zip(inputs, encoded):
       if not 0 < len(ids) < longest:
-        raise UserError(f"{text!r} has {len(ids)} tokens; allowed: 1 to {longest - 1}")
+        raise UserError(f"{options.shown(text)} has {len(ids)} tokens; allowed: 1 to {longest - 1}")
     source = np.full((len(inputs), longest), self.vocabulary.pad, np.int32)
     for row, ids in zip(source, encoded):
       row[: len(ids) + 1] = [*ids, self.vocabulary.eos]
