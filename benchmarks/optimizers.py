@@ -166,7 +166,7 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
     A function that takes one step and waits for it.
   """
   with without("tensorflow"):
-    import kfac_jax
+    from mixer_jax.optim.kfac_jax_blocks import kfac_jax
 
   problem = run.problem
 
@@ -204,7 +204,7 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
 
 def _register(next_call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
   """Calls a layer and registers its block with kfac-jax; others are left to its own matcher."""
-  import kfac_jax
+  from mixer_jax.optim.kfac_jax_blocks import kfac_jax
 
   y = next_call(*args, **kwargs)
   if context.method_name != "__call__" or context.module.is_initializing():

@@ -1,7 +1,7 @@
 """The environment of the tests and of all processes that they start; imported before JAX.
 
 The tests spend their time compiling small programs: LLVM's optimizations are off, XLA emits fused
-loops in the older of its two ways, which takes a quarter of the time, a program is compiled in one
+loops in the older of its two ways where it has both, which takes a quarter of the time, a program is compiled in one
 piece, as splitting it costs a sixth of the time, and all processes of a session share the programs
 that one has compiled, in a directory that goes with the session. Where
 JAX_COMPILATION_CACHE_DIR is set, they stay there, for the next session, too. Programs keep no lines
@@ -9,15 +9,17 @@ of the source for their operations, which would take a tenth of the time.
 """
 
 import atexit
+from importlib import metadata
 import os
 import shutil
 import tempfile
 
-OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false"
+_BEFORE_0_11 = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
+OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false" if _BEFORE_0_11 else ""
 QUICK = (
   "--xla_backend_optimization_level=0",
   "--xla_cpu_parallel_codegen_split_count=1",
-  OLDER_LOOPS,
+  *filter(None, [OLDER_LOOPS]),
 )
 _FLAGS = ("--xla_force_host_platform_device_count=8", *QUICK)
 

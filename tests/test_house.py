@@ -129,10 +129,7 @@ def test_no_module_of_the_old_house_is_named():
 
 
 def test_kfac_jax_is_used_in_its_adapter_alone_and_by_public_names():
-  assert users_of(r"^\s*(import|from) kfac_jax") == {
-    "optim/kfac_jax_blocks.py",
-    "optim/likelihoods.py",
-  }
+  assert users_of(r"^\s*(import|from) kfac_jax") == {"optim/kfac_jax_blocks.py"}
   assert not users_of(r"kfac_jax\._|kfac_jax\._src")
 
 

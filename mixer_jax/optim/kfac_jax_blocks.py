@@ -9,7 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import kfac_jax
+
+from mixer_jax.runtime.imports import moved_names
+
+with moved_names():
+  import kfac_jax
 
 # From here on a symmetric product in four parts is quicker than a whole one
 # (measured on CPU, 4,096 rows: 0.91 of the time at 1,024, 0.87 at 2,048, 0.83 at 3,073).
@@ -85,7 +89,9 @@ _TAGS = {
 @functools.lru_cache(maxsize=None)
 def _equation(tag: str, *shapes: tuple[int, ...]) -> Any:
   """The equation that a tag of arrays of these shapes leaves in a program."""
-  program = jax.make_jaxpr(_TAGS[tag])(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+  arrays = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+  with moved_names():
+    program = jax.make_jaxpr(_TAGS[tag])(*arrays)
   [found] = [e for e in program.eqns if isinstance(e.primitive, kfac_jax.LayerTag)]
   return found
 

@@ -78,7 +78,7 @@ def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
 
 
 def _named(name: str) -> Likelihood:
-  import kfac_jax  # on demand: it is imported by K-FAC alone
+  from mixer_jax.optim.kfac_jax_blocks import kfac_jax  # on demand: K-FAC alone imports it
 
   if name == "categorical":
     return _of_loss(kfac_jax.CategoricalLogitsNegativeLogProbLoss, labels=True, width=2)

@@ -1,10 +1,13 @@
-"""Heavy libraries that others import where they are installed, kept out."""
+"""Heavy libraries that others import where they are installed, kept out; names that JAX moved."""
 
 import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
 from typing import Iterator
+
+# Names that kfac-jax 0.0.8 uses.
+_MOVED = ("DebugInfo", "Effects", "no_effects")
 
 
 class _Refuser(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -37,3 +40,22 @@ def without(*names: str) -> Iterator[None]:
     yield
   finally:
     sys.meta_path.remove(refuser)
+
+
+@contextlib.contextmanager
+def moved_names() -> Iterator[None]:
+  """Inside, `jax.core` has names that JAX 0.11 moved to `jax.extend.core`.
+
+  kfac-jax reads them where it is imported, and where one of its tags is traced.
+  """
+  import jax.core  # late: rooms without JAX use `without`
+  import jax.extend.core
+
+  found = {name: getattr(jax.extend.core, name, None) for name in _MOVED}
+  added = {k: v for k, v in found.items() if v is not None and k not in vars(jax.core)}
+  vars(jax.core).update(added)
+  try:
+    yield
+  finally:
+    for name in added:
+      delattr(jax.core, name)

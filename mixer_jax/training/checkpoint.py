@@ -182,6 +182,7 @@ class Checkpoints:
     """Restores a train state onto shapes with shardings, and the seconds saved with it."""
     rest = serialization.to_state_dict(shapes)
     variables, progress = rest.pop("variables"), self._progress(step)
+    self._check_sound(step, "variables", "rest")
     restored = self._restore(step, variables=variables, rest=rest)
     state = {**restored["rest"], "variables": restored["variables"]}
     return serialization.from_state_dict(shapes, state), progress["seconds"]
@@ -197,6 +198,7 @@ class Checkpoints:
       step = self.find(which)
       try:
         self._progress(step)
+        self._check_sound(step, "variables")  # before their shapes are read
         with self._reading(step):
           found = jax.tree.map(placed, self._manager.item_metadata(step)["variables"] or {})
           _compare(found, shapes or found)
@@ -217,8 +219,7 @@ class Checkpoints:
     return progress
 
   def _restore(self, step: int, **items: Any) -> Any:
-    """These items, after `_progress`."""
-    self._check_sound(step, *items)
+    """These items, after `_progress` and `_check_sound`."""
     args = {name: ocp.args.StandardRestore(item) for name, item in items.items()}
     with self._reading(step):
       return self._manager.restore(step, args=ocp.args.Composite(**args))

@@ -84,8 +84,9 @@ def elementwise(model, params):
   def visit(jaxpr):
     for equation in jaxpr.eqns:
       counts[equation.primitive.name] += 1
-      for inner in jax.core.jaxprs_in_params(equation.params):
-        visit(inner)
+      for inner in jax.tree.leaves(list(equation.params.values())):
+        if jaxpr := getattr(inner, "jaxpr", inner if hasattr(inner, "eqns") else None):
+          visit(jaxpr)
 
   visit(jax.make_jaxpr(model.apply)({"params": params}, images()).jaxpr)
   return counts["add"] + counts["mul"]

@@ -5,13 +5,13 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import kfac_jax
 import numpy as np
 import optax
 import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import algebra
+from mixer_jax.optim.kfac_jax_blocks import kfac_jax
 from tests.optim.small_net import close, first, loss, needs_kfac_jax_s_tracer, predict, problem
 
 

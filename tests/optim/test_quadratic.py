@@ -7,7 +7,6 @@ import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-import kfac_jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -16,6 +15,7 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.errors import UserError
 from mixer_jax.optim import quadratic
+from mixer_jax.optim.kfac_jax_blocks import kfac_jax
 from tests.conftest import waves
 from tests.optim import small_net
 from tests.optim.small_net import needs_kfac_jax_s_tracer
