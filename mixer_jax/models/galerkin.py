@@ -115,6 +115,11 @@ class Galerkin(operator_model.Decoded, kw_only=True):
       raise UserError(
         f"model.coarse is {self.coarse}; allowed: 2 to the {shown(self.grid)} points of the grid"
       )
+    if self.extractor == "cnn" and self.hidden_dim < 3:
+      why = "its three convolutions have a third of the features each"
+      raise UserError(
+        f"model.hidden_dim is {self.hidden_dim}; allowed with a cnn: 3 or more: {why}"
+      )
     if self.on_coarse and self.decoder == "spectral":
       raise UserError('model.refine is False; allowed: True, or decoder "pointwise"')
 

@@ -105,7 +105,8 @@ class Dropout(nn.Module):
     drawn = jax.lax.bitcast_convert_type(drawn, jnp.uint8).reshape(*x.shape[:-1], 4 * words)
     low, rest = divmod(256 * self.rate, 1)
     threshold = int(low) + jax.random.bernoulli(threshold_key, rest, (*x.shape[:-1], 1))
-    keep = drawn[..., : x.shape[-1]] >= threshold
+    # Both are bytes when they are compared, and 256 is none.
+    keep = (drawn[..., : x.shape[-1]] >= threshold) & (threshold < 256)
     return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
 
 

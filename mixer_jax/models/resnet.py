@@ -8,6 +8,7 @@ layer, as in the paper.
 """
 
 import functools
+import math
 from typing import Annotated, Any, Callable
 
 import flax.linen as nn
@@ -36,6 +37,16 @@ Conv = functools.partial(
 BatchNorm = functools.partial(nn.BatchNorm, momentum=0.9, epsilon=1e-5)
 
 
+def normalised(x: jax.Array, train: bool, **fields: Any) -> jax.Array:
+  """Batch normalisation; a UserError where training has one value a channel, whose deviation is 0."""
+  if train and math.prod(x.shape[:-1]) < 2:
+    allowed = "2 or more, by larger images, or a larger batch_size / accum_steps"
+    raise UserError(
+      f"{fields['name']} normalises 1 value a channel in training; allowed: {allowed}"
+    )
+  return BatchNorm(use_running_average=not train, **fields)(x)
+
+
 class Block(nn.Module):
   """Layers on a branch, each normalised, and a shortcut; `features` are those of a 3x3 layer."""
 
@@ -49,7 +60,7 @@ class Block(nn.Module):
     """A convolution with kernels of side x side and its normalisation, the i-th of the branch."""
     fields = dict(features=self.features, strides=1, padding=side // 2) | fields
     x = Conv(kernel_size=(side, side), dtype=self.dtype, name=f"conv{i}", **fields)(x)
-    return BatchNorm(use_running_average=not train, dtype=self.dtype, name=f"norm{i}")(x)
+    return normalised(x, train, dtype=self.dtype, name=f"norm{i}")
 
   def _shortcut(self, x: jax.Array, train: bool) -> jax.Array:
     width = self.features * self.expansion
@@ -59,7 +70,7 @@ class Block(nn.Module):
       x = x[:, :: self.stride, :: self.stride]
       return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1])))
     x = Conv(width, (1, 1), self.stride, padding=0, dtype=self.dtype, name="shortcut")(x)
-    return BatchNorm(use_running_average=not train, dtype=self.dtype, name="shortcut_norm")(x)
+    return normalised(x, train, dtype=self.dtype, name="shortcut_norm")
 
 
 class BasicBlock(Block):
@@ -126,8 +137,7 @@ class ConvNet(nn.Module):
     """The stem: a convolution with kernels of side x side, its normalisation and ReLU."""
     fields = dict(strides=stride, padding=side // 2, dtype=self.dtype, name="stem")
     x = Conv(width, (side, side), **fields)(x)
-    norm = BatchNorm(use_running_average=not train, dtype=self.dtype, name="stem_norm")
-    return nn.relu(norm(x))
+    return nn.relu(normalised(x, train, dtype=self.dtype, name="stem_norm"))
 
   def enter(self, images: jax.Array, train: bool) -> jax.Array:
     """All before the blocks."""

@@ -42,9 +42,16 @@ def upernet(
   """
   model = backbone(num_classes=0)
   chosen = tuple(blocks) or feature_blocks(model.num_blocks)
-  if len(chosen) != 4 or list(chosen) != sorted(chosen) or chosen[-1] != model.num_blocks - 1:
-    allowed = f"four numbers in rising order, the last one {model.num_blocks - 1}"
+  whole = all(block == int(block) for block in chosen)
+  if (
+    not whole
+    or len(chosen) != 4
+    or list(chosen) != sorted(chosen)
+    or chosen[-1] != model.num_blocks - 1
+  ):
+    allowed = f"four whole numbers in rising order, the last one {model.num_blocks - 1}"
     raise ValueError(f"decoder.blocks is {chosen}; allowed: {allowed}")
+  chosen = tuple(map(int, chosen))
   return UperNet(model.clone(feature_blocks=chosen), num_classes, width, dropout_rate, auxiliary)
 
 
@@ -111,7 +118,7 @@ class UperNet(nn.Module):
     levels = self._rescaled(self.backbone(images, train=train))
     second = None
     if self.auxiliary and (train or self.is_initializing()):
-      x = conv(self.width // 2, 3, name="auxiliary")(levels[2])
+      x = conv(max(1, self.width // 2), 3, name="auxiliary")(levels[2])
       second = self._head(x, "auxiliary_head", train)
     pooled = [
       resized(conv(self.width, 1, name=f"pool_{n}")(mean_pool(levels[3], n)), levels[3].shape[1:3])

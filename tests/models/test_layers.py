@@ -41,7 +41,7 @@ def dropped(x, rate, seed=0):
   return jax.jit(drop)(jax.random.key(seed))
 
 
-@pytest.mark.parametrize("rate", [1 / 1024, 0.05, 0.3, 0.5, 0.99])
+@pytest.mark.parametrize("rate", [1 / 1024, 0.05, 0.3, 0.5, 0.99, 0.998])
 def test_dropout_drops_each_value_with_exactly_its_rate_and_alone(rate):
   rows, width = 20_000, 33
   y = np.asarray(dropped(jnp.ones((rows, width)), rate))

@@ -292,6 +292,7 @@ def test_roles_of_parameters(name):
     ("galerkin_1d", dict(modes=9), "modes is 9, which needs a grid of 16 points; it has 13"),
     ("galerkin_1d", dict(num_heads=4), "num_heads is 4; allowed: divisors of hidden_dim 6"),
     ("galerkin_1d", dict(attention="cosine"), "model.attention is 'cosine'; allowed: galerkin"),
+    ("galerkin_2d", dict(hidden_dim=2, num_heads=1), "hidden_dim is 2; allowed with a cnn: 3 or"),
     ("galerkin_2d", dict(coarse=13), "model.coarse is 13; allowed: 2 to the 12x12 points"),
     ("galerkin_2d", dict(refine=False), 'refine is False; allowed: True, or decoder "pointwise"'),
     (

@@ -233,3 +233,15 @@ def test_mistakes_are_named():
   ):
     with pytest.raises(UserError, match=f"^{message}"):
       models.build("regnety_002", 4, **fields)
+
+
+def test_one_value_a_channel_has_no_deviation_to_train_by():
+  model = models.build("resnet_18", 10)  # its last features are 1x1 of 32x32 pixels
+  images = jnp.zeros((1, 32, 32, 3))
+  variables = jax.eval_shape(model.init, jax.random.key(0), images)
+  trained = lambda images: jax.eval_shape(
+    lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"]), variables, images
+  )
+  with pytest.raises(UserError, match="normalises 1 value a channel in training; allowed: 2 or"):
+    trained(images)
+  trained(jnp.zeros((2, 32, 32, 3)))

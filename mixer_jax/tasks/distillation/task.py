@@ -38,7 +38,7 @@ class Options:
   described: Annotated[str | None, Option("description of the teacher: filled in")] = None
   kind: one_of("kind of the teacher's part in the loss, see `from_teacher`", KINDS) = "hard"
   weight: Annotated[float, Option("share of that part; of consistent it is 1", 0, 1)] = 0.5
-  temperature: Annotated[float, Option("divisor of both logits, not of hard", TINY)] = 1.0
+  temperature: Annotated[float, Option("divisor of both logits, not of hard", TINY, 100)] = 1.0
 
 
 class Distillation(ImageClassification):

@@ -34,11 +34,15 @@ def nearest(train: jax.Array, queries: jax.Array, k: int) -> tuple[jax.Array, ja
 
   The nearest come first, of equals the earlier row.
   """
-  length = lambda x: jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-  similarities = jnp.matmul(
-    queries / length(queries), (train / length(train)).T, precision="highest"
-  )
+  similarities = jnp.matmul(_directions(queries), _directions(train).T, precision="highest")
   return jax.lax.top_k(similarities, k)
+
+
+def _directions(x: jax.Array) -> jax.Array:
+  """Rows [n, d] by their lengths, in any unit; a row of zeros stays one."""
+  largest = jnp.max(jnp.abs(x), axis=1, keepdims=True)
+  x = x / jnp.where(largest > 0, largest, 1)
+  return x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1)
 
 
 def knn(
@@ -48,8 +52,11 @@ def knn(
 
   A neighbour votes for its label with exp(similarity / temperature), as in DINO after Wu et al.,
   2018, https://arxiv.org/abs/1805.01978; of equal sums the lower class wins. All neighbours vote
-  if there are fewer than wanted.
+  if there are fewer than wanted. A UserError for features that are not finite.
   """
+  for name, x in (("training features", train), ("queries", queries)):
+    if not np.isfinite(x).all():
+      raise UserError(f"k-NN: the {name} are not all finite; allowed: finite numbers")
   k, classes = min(how.neighbours, len(train)), classes or int(labels.max()) + 1
   train, found = jnp.asarray(train), []
   for start in range(0, len(queries), _CHUNK):

@@ -4,6 +4,7 @@ The statistics belong to the grid of the training functions. Another grid takes 
 interpolation, so that a model carries over.
 """
 
+import logging
 from typing import Mapping
 
 import jax
@@ -20,6 +21,8 @@ Kind = one_of(
 # The least deviation at a point, as a share of the overall one: about the published code's 1e-5 for
 # Darcy's pressures. It keeps their boundary finite, where all are 0.
 _LEAST = 1e-3
+_FAR = 1e4
+_LOG = logging.getLogger(__name__)
 
 # {"mean": float32 [*grid], "std": likewise}; of a "global" one the axes have length 1.
 Statistics = Mapping[str, jax.Array]
@@ -35,6 +38,14 @@ def fit(functions: np.ndarray, kind: str) -> Statistics:
     mean = np.mean(functions, axis=0, dtype=np.float64)
     std = np.maximum(np.std(functions, axis=0, dtype=np.float64), _LEAST * whole)
   return {"mean": np.float32(mean), "std": np.float32(std)}
+
+
+def tell_units(outputs: np.ndarray, kind: str) -> None:
+  """Warns of outputs that the first answers of a model, of about 1, are far from."""
+  largest = max(outputs.max(), -outputs.min())
+  if kind == "none" and not 1 / _FAR < largest < _FAR:
+    how = "normalise='global' or 'pointwise' brings them to a deviation of 1"
+    _LOG.warning("The largest output of train is %.3g, far from 1; %s", largest, how)
 
 
 def normalised(functions: jax.Array, statistics: Statistics | None, periodic: bool) -> jax.Array:

@@ -78,7 +78,9 @@ class OperatorLearning(BaseTask):
 
   @functools.cached_property
   def _splits(self) -> Mapping[str, Dataset]:
-    return functions.load(self._data)
+    found = functions.load(self._data)
+    normaliser.tell_units(found["train"].arrays()["outputs"], self._config.normalise)
+    return found
 
   @functools.cached_property
   def _grids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -76,6 +76,8 @@ def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, .
   where = f"data.train_split={data.train_split!r}: column {data.label!r}"
   if len(classes) < 2:
     raise UserError(f"{where} has only the label {classes[0]!r}; allowed: two or more")
+  if twice := _equal(classes):
+    raise UserError(f"{where} writes one number as {twice[0]} and as {twice[1]}; allowed: one way")
   if scores := _fractions(classes):
     why = "whole numbers or words, for values are not learned"
     raise UserError(f"{where} has numbers such as {scores[0]}; allowed: {why}")
@@ -83,6 +85,15 @@ def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, .
     number = f"{len(labels):,} labels in {len(labels):,} rows"
     raise UserError(f"{where} has {number}, all different; allowed: classes of several rows")
   return classes
+
+
+def _equal(classes: Sequence[str]) -> list[str]:
+  """The first two labels that are one number, in their order, if all are numbers."""
+  try:
+    pairs = zip(classes, classes[1:])
+    return next(([a, b] for a, b in pairs if float(a) == float(b)), [])
+  except ValueError:
+    return []
 
 
 def _fractions(classes: Sequence[str]) -> list[str]:

@@ -31,6 +31,16 @@ def test_knn_is_that_of_brute_force(how, monkeypatch):
     assert answer == np.argmax(votes)
 
 
+def test_neighbours_are_the_same_in_any_unit_and_features_are_finite():
+  (train, labels), (queries, _) = clouds(150), clouds(41, seed=1)
+  plain = probes.knn(train, labels, queries, Knn(5))
+  for unit in np.float32([1e-30, 1e-13, 1e25]):
+    np.testing.assert_array_equal(probes.knn(unit * train, labels, unit * queries, Knn(5)), plain)
+  queries[3, 0] = np.nan
+  with pytest.raises(UserError, match="k-NN: the queries are not all finite"):
+    probes.knn(train, labels, queries)
+
+
 def test_a_small_temperature_does_not_overflow_and_votes_as_the_nearest():
   (train, labels), (queries, _) = clouds(60), clouds(20, seed=1)
   found = probes.knn(train, labels, queries, Knn(10, 1e-3))

@@ -33,6 +33,20 @@ def test_relative_h1_of_sines_is_the_ratio_of_their_slopes_in_any_unit(unit):
   np.testing.assert_allclose(found, [expected], rtol=1e-5)
 
 
+@pytest.mark.parametrize("mean, height", [(300, 5), (101_325, 100), (1, 1e-2)])
+def test_relative_h1_is_the_same_on_any_grid_for_functions_far_from_zero(mean, height):
+  """Float32 rounds the slopes of cells to 2e-8 of the mean."""
+  for points in (64, 512, 2048):
+    wave = height * np.sin(2 * np.pi * np.arange(points) / points)[None]
+    targets, errors = jnp.float32(mean + wave), jnp.float32(0.1 * wave)
+    np.testing.assert_allclose(losses.relative_h1(errors, targets, True), [0.1], rtol=0.04)
+  found = [
+    float(losses.relative_h1(jnp.float32(wave), jnp.ones_like(wave), True)[0])
+    for wave in (0.01 * np.sin(2 * np.pi * np.arange(n) / n)[None] for n in (64, 8192))
+  ]
+  assert found[0] == pytest.approx(found[1], rel=0.01)  # slopes of constants are 0
+
+
 def test_slopes_of_a_plane_are_constant_at_inner_points():
   x, y = np.meshgrid(np.linspace(0, 1, 5), np.linspace(0, 1, 9), indexing="ij")
   found = losses.slopes(jnp.asarray(3 * x - 2 * y)[None], periodic=False)
@@ -120,3 +134,12 @@ def test_a_small_deviation_counts_as_a_thousandth_of_the_whole():
   whole = given.std()
   np.testing.assert_allclose(std, np.maximum(given.std(0), 1e-3 * whole), rtol=1e-5)
   assert std[0] == np.float32(1e-3 * whole) and std[2] > std[1]
+
+
+@pytest.mark.parametrize("unit, told", [(1, False), (1e-20, True), (3e5, True)])
+def test_outputs_in_far_units_are_told_unless_they_are_normalised(unit, told, caplog):
+  outputs = np.float32(unit * functions(0, 3, 8))
+  normaliser.tell_units(outputs, "global")
+  assert not caplog.text
+  normaliser.tell_units(outputs, "none")
+  assert ("far from 1; normalise='global'" in caplog.text) == told

@@ -225,6 +225,9 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   refused(
     "column 'label' has numbers such as 0.25; allowed", **here | {"data.train_split": "scored.tsv"}
   )
+  both = [f"{label}\tthe film was good" for label in ("0", "1", "1.0", "0.0") * 8]
+  (tmp_path / "both.tsv").write_text("\n".join(["label\tsentence", *both]) + "\n")
+  refused("writes one number as 0 and as 0.0; allowed", **here | {"data.train_split": "both.tsv"})
   numbered = [f"{i}\tthe film was good" for i in range(30)]
   (tmp_path / "numbered.tsv").write_text("\n".join(["label\tsentence", *numbered]) + "\n")
   refused("has 30 labels in 30 rows, all different", **here | {"data.train_split": "numbered.tsv"})
