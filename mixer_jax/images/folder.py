@@ -62,7 +62,7 @@ class Folder:
     if not names:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
     if known != ("",) and (loose := _images(listed(place))):
-      _LOG.warning("%s: %d images beside its class folders are not read", place, len(loose))
+      _LOG.warning("%s: images beside its class folders are not read: %d", place, len(loose))
     if others:
       endings = ", ".join(f"{n:,} of {ending or 'no ending'}" for ending, n in others.most_common())
       _LOG.warning("%s: files are left out, %s; %s", place, endings, _ENDINGS)

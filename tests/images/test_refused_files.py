@@ -224,7 +224,7 @@ def test_folders_that_are_not_read_are_told(root, caplog):
     image.unlink()
   assert len(load(config(root)).test.labels) == 2
   inner, empty, loose = caplog.messages
-  assert loose == f"{root / 'test'}: 1 images beside its class folders are not read"
+  assert loose == f"{root / 'test'}: images beside its class folders are not read: 1"
   assert inner.startswith(f"{root / 'train' / 'cat' / 'images'}: not read")
   assert empty.startswith(f"{root / 'test' / 'dog'}: no images in this class folder")
 
