@@ -111,11 +111,13 @@ def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _lines(path: str) -> list[str]:
-  """The lines of a file, or of the standard input, that are not blank, without blanks around."""
+  """The lines of a file, or of the standard input, that are not blank, ended as on any system."""
   with told(f"--inputs={path}", OSError, UnicodeError):
     text = sys.stdin.read() if path == "-" else user_path(path).read_text(encoding="utf-8")
   # Not splitlines: it also splits at form feeds and at Unicode's separators.
-  return [line.strip(" \t\r") for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
+  return [
+    line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n") if line.strip()
+  ]
 
 
 def main(argv: list[str]) -> None:
