@@ -38,7 +38,10 @@ BatchNorm = functools.partial(nn.BatchNorm, momentum=0.9, epsilon=1e-5)
 
 
 def normalised(x: jax.Array, train: bool, **fields: Any) -> jax.Array:
-  """Batch normalisation; a UserError where training has one value a channel, whose deviation is 0."""
+  """Batch normalisation of [batch, height, width, channels], by their own statistics in training.
+
+  A UserError where training has one value a channel, whose deviation is 0.
+  """
   if train and math.prod(x.shape[:-1]) < 2:
     allowed = "2 or more, by larger images, or a larger batch_size / accum_steps"
     raise UserError(
