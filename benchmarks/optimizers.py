@@ -24,7 +24,8 @@ from mixer_jax.runtime.imports import without
 from mixer_jax.study import plan
 
 PERIODS = dict(factor_period=10, inverse_period=100)
-_PERIODS = {"kfac": PERIODS, "kfac_adam": dict(factor_period=10, basis_period=100)}
+_IN_BASIS = dict(factor_period=10, basis_period=100)
+_PERIODS = {"kfac": PERIODS, "kfac_adam": _IN_BASIS, "kfac_muon": _IN_BASIS}
 _PLAIN = {"plain": (1, 1.0)}  # the kinds of an optimizer that renews nothing
 _THEIRS = "kfac_jax.Optimizer"
 _THEIR_STEPS = 5  # the inverse period of `kfac_jax.Optimizer`

@@ -41,6 +41,7 @@ OPTIMIZERS = {
   "K-FAC": _KFAC,
   "EK-FAC": dict(eigenvalues="batch", **_KFAC),
   "Adam in\nK-FAC's basis": dict(name="kfac_adam", **_PERIODS),
+  "Muon in\nK-FAC's metric": dict(name="kfac_muon", **_PERIODS),
 }
 _RATE = 1e-3
 

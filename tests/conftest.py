@@ -93,6 +93,7 @@ OPTIMIZERS = {
   "adam": dict(learning_rate=1e-2, eps=1e-2),
   "kfac": dict(learning_rate=0.05, factor_period=2, inverse_period=4, factor_decay=0.5),
   "kfac_adam": dict(learning_rate=1e-2, eps=1e-2, factor_period=2, basis_period=4),
+  "kfac_muon": dict(learning_rate=2e-2, factor_period=2, basis_period=4),
   "soap": dict(learning_rate=2e-2, eps=1e-2, basis_period=4),
   "shampoo": dict(learning_rate=1e-2, eps=1e-2, basis_period=4, corrected=True),
 }

@@ -32,6 +32,7 @@ _COST = {
   "kfac": 1.55,
   "ekfac": 1.58,
   "kfac_adam": 1.1,
+  "kfac_muon": 1.5,
   "sgd_kfac": 1.65,
 }
 # The side of the 512 hidden channels has no basis: at equal time that is better for Adam in K-FAC's
@@ -41,6 +42,7 @@ _ONE_SIDED = dict(max_factor=257, full_factors="^stem/", basis_period=50)
 _SETTINGS = {
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
   "kfac_adam": dict(b2=0.99, factor_fraction=0.25, **_ONE_SIDED),
+  "kfac_muon": dict(newton_schulz=3, factor_fraction=0.25, **_ONE_SIDED),
   "shampoo": dict(corrected=True, factor_period=5, **_ONE_SIDED),
   "soap": dict(factor_period=5, **_ONE_SIDED),
 }
@@ -60,13 +62,14 @@ _SEARCH = {
   "kfac": _KFAC,
   "ekfac": _KFAC,
   "kfac_adam": _IN_BASIS,
+  "kfac_muon": _IN_BASIS,
   "sgd_kfac": {f"magnitude.{k}": v for k, v in _SGD.items()} | {"direction.damping": (1e-3, 1e-1)},
 }
 _TRIALS = 12
 
 
 def _optimizer(name):
-  """One of the ten, or Shampoo without its correction but with Adam's lengths ("adam_shampoo")."""
+  """One of the eleven, or Shampoo without its correction but with Adam's lengths ("adam_shampoo")."""
   if name == "sgd_kfac":
     return config_lib.grafted(_optimizer("sgd"), _optimizer("kfac"))
   if name == "adam_shampoo":

@@ -20,18 +20,17 @@ from mixer_jax.optim.factors import every_nth, kfac_blocks, kfac_factors
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import ScaleByKfacState, kfac, scale_by_kfac
+from mixer_jax.optim.kfac_basis import (
+  kfac_adam,
+  kfac_muon,
+  scale_by_kfac_adam,
+  scale_by_kfac_muon,
+)
 from mixer_jax.optim.layer_calls import stacked_axes
 from mixer_jax.optim.likelihoods import Likelihood
 from mixer_jax.optim.per_example import per_example_grads
 from mixer_jax.optim.relayout import Layout, relayout
-from mixer_jax.optim.soap import (
-  kfac_adam,
-  scale_by_kfac_adam,
-  scale_by_shampoo,
-  scale_by_soap,
-  shampoo,
-  soap,
-)
+from mixer_jax.optim.soap import scale_by_shampoo, scale_by_soap, shampoo, soap
 
 OPTIMIZERS = {
   "sgd": sgd,
@@ -44,9 +43,10 @@ OPTIMIZERS = {
   "soap": soap,
   "kfac": kfac,
   "kfac_adam": kfac_adam,
+  "kfac_muon": kfac_muon,
 }
 # Optimizers that treat a tensor as a whole; all others work element by element.
-_BY_TENSOR = ("lamb", "muon", "shampoo", "soap", "kfac", "kfac_adam", "graft")
+_BY_TENSOR = ("lamb", "muon", "shampoo", "soap", "kfac", "kfac_adam", "kfac_muon", "graft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +238,7 @@ def kfac_side(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict | 
   """The K-FAC part of an optimizer's config; None if there is none."""
   if config.name == "graft":
     return kfac_side(config.magnitude) or kfac_side(config.direction)
-  return config if config.name in ("kfac", "kfac_adam") else None
+  return config if config.name in ("kfac", "kfac_adam", "kfac_muon") else None
 
 
 def kernels(path: str) -> bool:

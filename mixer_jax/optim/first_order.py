@@ -23,6 +23,11 @@ Decay = Annotated[float, Option("weight decay", 0)]
 B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
 B2 = Annotated[float, Option("decay of the second moments", 0, 0.9999999)]
 Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
+Rms = Annotated[float, Option("root mean square of an update of a kernel", TINY)]
+AdamPaths = Annotated[
+  str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
+]
+ADAM_PATHS = r"(^|/)(head|embedding)(/|$)"
 
 
 def _with_l2(
@@ -114,6 +119,14 @@ def adagrad(
   return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **options)
 
 
+def adam_pattern(adam_paths: str) -> re.Pattern:
+  """Of `adam_paths`, where "" matches nothing; a ValueError if it is no regular expression."""
+  try:
+    return re.compile(r"(?!)" if adam_paths == "" else adam_paths)
+  except (re.error, TypeError) as e:
+    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
+
+
 _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
 
 
@@ -123,13 +136,11 @@ def muon(
   *,
   momentum: Momentum = 0.95,
   nesterov: Annotated[bool, Option("Nesterov's momentum")] = True,
-  rms: Annotated[float, Option("root mean square of an update of a kernel", TINY)] = 0.2,
+  rms: Rms = 0.2,
   b1: B1 = 0.9,
   b2: B2 = 0.999,
   eps: Eps = 1e-8,
-  adam_paths: Annotated[
-    str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
-  ] = r"(^|/)(head|embedding)(/|$)",
+  adam_paths: AdamPaths = ADAM_PATHS,
   dimension_numbers: Any = None,
   stacked: Mapping[str, int] | None = None,
   weight_decay: Decay = 1e-2,
@@ -151,7 +162,7 @@ def muon(
     nesterov: whether the momentum is Nesterov's, that of Adam, too: it is NAdam then.
     rms: root mean square of an update of a kernel, at a rate of 1.
     b1: of Adam, as are b2 and eps; of NAdam with `nesterov`.
-    adam_paths: a regular expression of kernels that take Adam.
+    adam_paths: a regular expression of kernels that take Adam; "": none.
     dimension_numbers: a function from parameters to a tree of
       `optax.contrib.MuonDimensionNumbers`, or None for Adam, instead of these rules and `adam_paths`.
     stacked: how many leading axes of a parameter, by path, count layers; each layer is a matrix.
@@ -162,10 +173,7 @@ def muon(
     ValueError: an option out of range; or, of the parameters, `stacked` names none, or no kernel is
       left for Muon.
   """
-  try:
-    by_adam = re.compile(adam_paths)
-  except (re.error, TypeError) as e:
-    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
+  by_adam = adam_pattern(adam_paths)
 
   def matrix(path, x):
     *layers, name = path_name(path).split("/")

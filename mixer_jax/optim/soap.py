@@ -1,15 +1,11 @@
-"""SOAP, Adam in K-FAC's eigenbasis, and Shampoo: optimizers in the eigenbasis of factors.
+"""SOAP and Shampoo: optimizers in the eigenbasis of factors V V^T, V^T V of the gradient.
 
-  SOAP       factors V V^T, V^T V of the gradient; Adam in their basis (Vyas et al., 2024,
-             https://arxiv.org/abs/2409.11321, Algorithm 3)
-  kfac_adam  K-FAC's factors; Adam in their basis
-  Shampoo    factors of the gradient; L^-p V R^-p with p = 1/4 (Gupta et al., 2018,
-             https://arxiv.org/abs/1802.09568), or each element divided by the root of its second
-             moment in the basis (Eschenhagen et al., 2025, https://arxiv.org/abs/2506.03595),
-             which takes the place of grafting
+  SOAP     Adam in their basis (Vyas et al., 2024, https://arxiv.org/abs/2409.11321, Algorithm 3)
+  Shampoo  L^-p V R^-p with p = 1/4 (Gupta et al., 2018, https://arxiv.org/abs/1802.09568), or each
+           element divided by the root of its second moment in the basis (Eschenhagen et al., 2025,
+           https://arxiv.org/abs/2506.03595), which takes the place of grafting
 
-All are transforms like `scale_by_kfac`; parameters without a basis (biases, norms) take Adam,
-under Shampoo Adam without momentum.
+Parameters without a basis (biases, norms) take Adam, under Shampoo Adam without momentum.
 """
 
 from typing import Annotated, Any, Callable, Mapping
@@ -18,10 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import axes, curvature_options, first_order
-from mixer_jax.optim.block_trees import check_names, whole_tree
-from mixer_jax.optim.eigenbasis import Source, gradient_source, in_basis
-from mixer_jax.optim.factors import curvature_of, some_of
+from mixer_jax.optim import curvature_options, first_order
+from mixer_jax.optim.eigenbasis import gradient_source, in_basis
 from mixer_jax.options import Option
 
 # Shampoo renews its bases where the squares of a gradient have grown by more since they were made: by
@@ -89,104 +83,6 @@ def _from_second(
     return jax.tree.map(lambda u: jnp.where(first, jnp.zeros_like(u), u), updates), state
 
   return optax.GradientTransformationExtraArgs(tx.init, update_fn)
-
-
-@curvature_options.checked(in_basis)
-def scale_by_kfac_adam(
-  predict: Callable[[Any, Any], Any],
-  params: Any,
-  batch: Any,
-  *,
-  b1: first_order.B1 = 0.9,
-  b2: first_order.B2 = 0.95,
-  eps: first_order.Eps = 1e-8,
-  factor_decay: curvature_options.FactorDecay = 0.8,
-  factor_period: curvature_options.FactorPeriod = 10,
-  basis_period: curvature_options.BasisPeriod = 20,
-  likelihood: Any = "categorical",
-  estimation: curvature_options.Estimation = "sampled",
-  plain: Annotated[str, Option("regular expression of parameter paths without a basis")] = "",
-  max_factor: curvature_options.MaxFactor = None,
-  full_factors: curvature_options.FullFactors = "",
-  factor_fraction: curvature_options.FactorFraction = None,
-  axis_name: Any = None,
-  part: Callable[[Any, int], Any] | None = None,
-  **options: Any,
-) -> optax.GradientTransformationExtraArgs:
-  """Adam in the eigenbasis of K-FAC's factors.
-
-  The update takes `batch`, `rng` and `model_params` as that of `scale_by_kfac`.
-
-  Args:
-    predict: see `scale_by_kfac`, as are all arguments that are named neither here nor by `in_basis`.
-    params: the parameters, or their shapes.
-    batch: an example batch, or its shapes.
-    b1: decay of the first moments.
-    b2: decay of the second moments.
-    eps: added to the root of the second moments.
-    basis_period: updates between renewals of the basis.
-    plain: paths of parameters without a basis, which take Adam as norms and biases alone do.
-    options: keywords of `in_basis`.
-
-  Returns:
-    A transform with an `InBasisState`.
-
-  Raises:
-    ValueError: see `scale_by_kfac`.
-  """
-  curvature_options.check_fraction(factor_fraction)
-  curvature = curvature_of(
-    predict,
-    params,
-    batch,
-    likelihood=likelihood,
-    estimation=estimation,
-    token_averaging="expand",  # it does not act on eigenvectors
-    plain=plain,
-    max_factor=max_factor,
-    full_factors=full_factors,
-    axis_name=axis_name,
-  )
-  rule = optax.scale_by_adam(b1, b2, eps)
-  some = lambda batch: some_of(batch, factor_fraction, part)
-  return in_basis(
-    rule,
-    rule,
-    _curvature_source(curvature, axis_name, some),
-    factor_decay=factor_decay,
-    factor_period=factor_period,
-    basis_period=basis_period,
-    **options,
-  )
-
-
-@curvature_options.checked(scale_by_kfac_adam)
-def kfac_adam(
-  learning_rate: Any,
-  predict: Callable[[Any, Any], Any],
-  params: Any,
-  batch: Any,
-  *,
-  weight_decay: first_order.Decay = 1e-4,
-  decay_mask: Any = None,
-  **options: Any,
-) -> optax.GradientTransformationExtraArgs:
-  """Adam in K-FAC's eigenbasis with decoupled weight decay; see `scale_by_kfac_adam`."""
-  rule = scale_by_kfac_adam(predict, params, batch, **options)
-  return first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
-
-
-def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]) -> Source:
-  kronecker = [block for block in curvature.blocks if block.kind == "kronecker"]
-
-  def estimate(blocks, gradients, params, batch, rng):
-    del blocks, gradients
-    whole, some = whole_tree(params, curvature.names), part(batch)
-    axes.check(axis_name)
-    return axes.automatic(curvature.estimate, (whole, some))(whole, some, rng)
-
-  check = lambda params: check_names(params, curvature.names)
-  return Source(lambda leaves: kronecker, estimate, False, check)
 
 
 @curvature_options.checked(in_basis)

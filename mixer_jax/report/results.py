@@ -21,6 +21,7 @@ _NAMES = {
   "soap": "SOAP",
   "kfac": "K-FAC",
   "kfac_adam": "Adam in K-FAC's basis",
+  "kfac_muon": "Muon in K-FAC's metric",
 }
 
 

@@ -52,7 +52,7 @@ def test_predicted_ratio_by_hand():
 def test_every_optimizer_is_measured(tiny_run):
   names = [*optim.OPTIMIZERS, "kfac_jax.Optimizer"]
   costs = optimizers.measure(tiny_run, rounds=1, names=names)
-  kinds = {"kfac": 3, "kfac_adam": 3, "soap": 2, "shampoo": 2}
+  kinds = {"kfac": 3, "kfac_adam": 3, "kfac_muon": 3, "soap": 2, "shampoo": 2}
   assert len(costs) == len(names) + sum(kinds.values())
   assert costs["sgd"].ratio == 1.0
   plain, factors, inverses = (costs[f"kfac {k}"].seconds for k in ("plain", "factors", "inverses"))

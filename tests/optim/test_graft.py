@@ -24,6 +24,7 @@ OPTIMIZERS = {
   "soap": optim.soap(1e-2),
   "shampoo": optim.shampoo(1e-2),
   "kfac_adam": optim.kfac_adam(1e-2, small_net.predict, PARAMS, BATCH),
+  "kfac_muon": optim.kfac_muon(1e-2, small_net.predict, PARAMS, BATCH),
   "kfac": optim.kfac(0.01, small_net.predict, PARAMS, BATCH, factor_period=1, inverse_period=1),
 }
 

@@ -117,6 +117,7 @@ def mean_gradient(params, batch):
 MANUAL = {
   "kfac": EXACT,
   "kfac_adam": dict(estimation="exact", eps=1e-3),  # Adam's first step has signs of roundings
+  "kfac_muon": dict(estimation="exact", eps=1e-3),
   "kfac ekfac of batches": dict(EXACT, eigenvalues="batch"),
   "kfac ekfac of examples": dict(EXACT, eigenvalues="examples"),
 }
@@ -209,7 +210,7 @@ def test_options_out_of_range_are_refused_when_made(option, told):
 def test_a_learning_rate_is_a_number_or_a_schedule(rate):
   params, batch = problem()
   makers = (optim.sgd, optim.adamw, optim.muon, optim.soap, optim.shampoo)
-  of_a_model = (optim.kfac, optim.kfac_adam)
+  of_a_model = (optim.kfac, optim.kfac_adam, optim.kfac_muon)
   for make in (*makers, *(functools.partial(f, predict=predict) for f in of_a_model)):
     given = {} if make in makers else dict(params=params, batch=batch)
     with pytest.raises(ValueError, match=f"learning_rate is {rate!r}; allowed: a number of 0 or"):
@@ -222,6 +223,7 @@ def test_parameters_of_another_model_are_named():
   for tx in (
     optim.kfac(0.1, predict, params, batch),
     optim.kfac_adam(0.1, predict, params, batch),
+    optim.kfac_muon(0.1, predict, params, batch),
   ):
     with pytest.raises(ValueError, match="the parameters have params/one/bias, which the model"):
       tx.init({"params": params})

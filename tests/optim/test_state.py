@@ -23,6 +23,7 @@ MAKES = {
   "kfac_adam_one_side": functools.partial(
     optim.kfac_adam, 1e-2, predict, PARAMS, BATCH, max_factor=4, **IN_BASIS
   ),
+  "kfac_muon": functools.partial(optim.kfac_muon, 1e-2, predict, PARAMS, BATCH, **IN_BASIS),
   "soap": functools.partial(optim.soap, 1e-2, basis_period=4),
   "shampoo": functools.partial(optim.shampoo, 1e-2, basis_period=4),
   "muon": functools.partial(optim.OPTIMIZERS["muon"], 1e-2),

@@ -20,7 +20,7 @@ SIZES = {
   "from_scratch": 2 * 2 * 3,
   "small": 2 * 7 * 3,
   "tuned": 3 * 8 + 3 * 3,
-  "frontier": 2 * 2 * 11 * 12 + 3 * 2 * 2 * 11 * 3,
+  "frontier": 2 * 2 * 12 * 12 + 3 * 2 * 2 * 12 * 3,
   "autoencoder": 4 * 8 + 4 * 3,
   "quickstart": 4 * 8 + 4 * 10,
   "costs": 2 * 10,

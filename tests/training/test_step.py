@@ -138,6 +138,7 @@ _FAMILY = {
   "ekfac": ("kfac", {"eigenvalues": "batch", "token_averaging": "expand"}),
   "ekfac of examples": ("kfac", {"eigenvalues": "examples", "inverse_period": 4}),
   "kfac_adam": ("kfac_adam", {}),
+  "kfac_muon": ("kfac_muon", {}),
 }
 # SOAP and Shampoo are left out: the basis of a single gradient is arbitrary where that has no rank,
 # so another order of a sum, even of the parts of a batch, gives other steps.

@@ -21,7 +21,7 @@ from tests.conftest import optimizer_of, waves
 
 SLOW = [
   pytest.param(name, marks=pytest.mark.slow)
-  for name in ("kfac", "graft", "kfac_adam", "soap", "shampoo")
+  for name in ("kfac", "graft", "kfac_adam", "kfac_muon", "soap", "shampoo")
 ]
 
 

@@ -1,0 +1,87 @@
+"""Orthogonal steps in the metric of Kronecker factors, for matrices in the factors' eigenbasis."""
+
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.optim.algebra import Eigen
+from mixer_jax.options import TINY, Option
+
+Ridge = Annotated[float, Option("added to the eigenvalues of a factor, whose mean is 1", TINY)]
+NewtonSchulz = Annotated[int, Option("steps of the iteration to the polar factor", 1, 100)]
+
+# Coefficients of Muon's quintic iteration (Jordan, 2024, https://kellerjordan.github.io/posts/muon).
+_LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
+_TINY = 1e-20
+
+
+class MomentumState(NamedTuple):
+  """State of `orthogonal`: the momentum of each matrix, in the basis."""
+
+  mu: Any
+
+
+def orthogonal(
+  momentum: float, nesterov: bool, ridge: float, rms: float, newton_schulz: int
+) -> optax.GradientTransformationExtraArgs:
+  """A transform of `in_basis`; see `scale_by_kfac_muon`."""
+
+  def step(matrix, sides):
+    left, right = (_inverse_root(side, ridge) for side in sides)
+    whitened = left[..., :, None] * matrix * right[..., None, :]
+    found = left[..., :, None] * polar(whitened, newton_schulz) * right[..., None, :]
+    square = jnp.mean(jnp.square(found), axis=(-2, -1), keepdims=True)
+    return found * (rms / jnp.sqrt(jnp.maximum(square, _TINY)))
+
+  def update_fn(updates, state, params=None, *, basis, **extra):
+    del params, extra
+    moved = lambda mu, x: momentum * mu + x
+    mu = jax.tree.map(moved, state.mu, updates)
+    ahead = jax.tree.map(moved, mu, updates) if nesterov else mu
+    return {name: step(x, basis[name]) for name, x in ahead.items()}, MomentumState(mu)
+
+  init_fn = lambda params: MomentumState(jax.tree.map(jnp.zeros_like, params))
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _inverse_root(side: Eigen, ridge: float) -> jax.Array:
+  """(s / mean(s) + ridge)^(-1/2) of the eigenvalues s [..., d]; ones if all are 0."""
+  mean = side.values.mean(axis=-1, keepdims=True)
+  relative = side.values / jnp.where(mean > 0, mean, 1.0)
+  return jnp.where(mean > 0, relative + ridge, 1.0) ** -0.5
+
+
+def polar(x: jax.Array, steps: int) -> jax.Array:
+  """Approximates X (X^T X)^(-1/2) of X [..., n, m], singular values between 0.7 and 1.2.
+
+  Small singular values need more steps: those below 1e-3 of the Frobenius norm are not there after 5.
+  With n at most half of m, or the reverse, the iteration runs on X X^T [n, n] alone, which
+  takes up to half the operations: X p(X X^T) has the same polynomial p.
+  """
+  if x.shape[-2] > x.shape[-1]:
+    return _transposed(polar(_transposed(x), steps))
+  norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
+  x = x / jnp.maximum(norm, _TINY)
+  if 2 * x.shape[-2] > x.shape[-1]:
+    return jax.lax.fori_loop(0, steps, lambda _, x: _polynomial(x @ _transposed(x)) @ x, x)
+  gram = x @ _transposed(x)
+  factor = _polynomial(gram)
+
+  def step(_, state):
+    gram, factor, total = state
+    gram = factor @ gram @ factor
+    factor = _polynomial(gram)
+    return gram, factor, factor @ total
+
+  return jax.lax.fori_loop(1, steps, step, (gram, factor, factor))[2] @ x
+
+
+def _polynomial(gram: jax.Array) -> jax.Array:
+  eye = jnp.eye(gram.shape[-1], dtype=gram.dtype)
+  return _LINEAR * eye + _CUBIC * gram + _QUINTIC * (gram @ gram)
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+  return jnp.swapaxes(x, -2, -1)
