@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 from absl import logging
 from flax import serialization
@@ -34,8 +34,8 @@ class Checkpoints:
 
   Each holds the variables, the rest of the train state, and the training seconds since the last
   evaluation. Saving copies the arrays, and writes while training goes on. A directory gets its name
-  last, when all is written, with the SHA-256 sums of its files. The `keep` latest stay, and the
-  best. Unless `read_only`, damaged checkpoints are moved to `workdir/damaged`, if there is a sound
+  last, when all is written, with the SHA-256 sums of its files. The `keep` latest in turn stay, the
+  newest, and the best. Unless `read_only`, damaged checkpoints are moved to `workdir/damaged`, if there is a sound
   one to go on from. A UserError if all checkpoints are damaged, or, if `read_only`, there are none.
   """
 
@@ -47,7 +47,7 @@ class Checkpoints:
     elif not self.path.is_dir():
       raise UserError(f"{workdir} holds no checkpoints (looked for {self.path})")
     policies = ocp.checkpoint_managers
-    kept = [policies.LatestN(keep), policies.BestN(get_metric_fn=_rank, n=1)]
+    kept = [_LatestInTurn(keep), policies.BestN(get_metric_fn=_rank, n=1)]
     options = ocp.CheckpointManagerOptions(
       read_only=read_only,
       create=not read_only,
@@ -167,8 +167,8 @@ class Checkpoints:
 
     One that is older is not among them, though kept as the best. A UserError if there are fewer.
     """
-    steps = sorted(self._manager.all_steps())[-keep:]
-    steps = [step for step in steps if self._noted(step).get("in_turn", True)]
+    steps = sorted(self._manager.all_steps())
+    steps = [step for step in steps if self._noted(step).get("in_turn", True)][-keep:]
     if not number.isdecimal() or not 0 < int(number) <= len(steps):
       most = f"mean:{len(steps)} in {self.path}; keep_checkpoints says how many a run keeps"
       raise UserError(f"checkpoint is 'mean:{number}'; allowed: mean:1 to {most}")
@@ -238,6 +238,20 @@ class Checkpoints:
     except Exception as e:  # Orbax and TensorStore raise nearly anything of damaged files
       logging.debug("restoring failed", exc_info=True)
       raise self._refused(step, f"cannot be restored: {reason(e)}") from e
+
+
+class _LatestInTurn:
+  """A policy of Orbax that keeps the latest checkpoints in turn, so many, and the newest of all."""
+
+  def __init__(self, number: int):
+    self._number = number
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    del context
+    noted = [info.metrics or {} for info in checkpoints]
+    in_turn = [i for i, metrics in enumerate(noted) if metrics.get("in_turn", True)]
+    kept = {*in_turn[-self._number :], len(checkpoints) - 1}
+    return [i in kept for i in range(len(checkpoints))]
 
 
 def _rank(metrics: dict[str, float]) -> tuple[bool, float, int]:
