@@ -26,12 +26,13 @@ def evaluate(
 
   They are of one split, or of all but the training set; for the rest see `restore`.
   """
-  run, variables, step = restore(path, which, data_dir, overrides, **data)
+  restored = restore(path, which, data_dir, overrides, **data)
+  run = restored.run
   if split and split not in run.datasets:
     raise UserError(f"--split is {split!r}; allowed: {', '.join(run.datasets)}")
   scorers = evaluators(run, [split] if split else ())
-  print(f"{path} step {step} (epoch {run.clock.epoch(step):g})")
-  return {name: scorer(variables) for name, scorer in scorers.items()}
+  print(f"{path} {restored.place}")
+  return {name: scorer(restored.variables) for name, scorer in scorers.items()}
 
 
 def main(_: list[str]) -> None:

@@ -50,17 +50,18 @@ def probe(
   Raises:
     UserError: no such run, checkpoint or split, or a task without features or labels.
   """
-  run, variables, step = restore(path, which, data_dir)
+  restored = restore(path, which, data_dir)
+  run, variables = restored.run, restored.variables
   if split not in run.datasets or split == "train":
     tested = ", ".join(name for name in run.datasets if name != "train")
     raise UserError(
       f"--split is {split!r}; allowed: {tested}, for the classifiers learn from train"
     )
   if untrained:
-    variables, step = _fresh(run), 0
+    variables = _fresh(run)
   features, labels = _labelled(run, variables, "train", how.images)
   queries, wanted = _labelled(run, variables, split)
-  state = "untrained" if untrained else f"step {step} (epoch {run.clock.epoch(step):g})"
+  state = "untrained" if untrained else restored.place
   print(
     f"{path} {state}: {len(labels):,} training images, {features.shape[1]} features", flush=True
   )

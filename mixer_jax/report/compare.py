@@ -1,6 +1,7 @@
 """Several runs in one picture: a metric over training time, steps, epochs or another metric."""
 
 import glob
+import hashlib
 import itertools
 import json
 import logging
@@ -140,7 +141,9 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
       raise UserError(f"--runs has {given!r}; no run with metrics is there")
     for directory in found:
       config = directory_lib.load_config(directory)
-      groups.setdefault((label, "" if label else _same(config)), []).append((directory, config))
+      groups.setdefault((label, "" if label else _same(directory, config)), []).append(
+        (directory, config)
+      )
   names = [label or optimizer_name(found[0][1].optimizer) for (label, _), found in groups.items()]
   folders = [found[0][0] for found in groups.values()]
   longer = [f"{name}, {folder.name}" for name, folder in zip(names, folders)]
@@ -168,18 +171,20 @@ def _globbed(pattern: str) -> list[str]:
 def _failed(run: pathlib.Path) -> bool:
   """Whether a study has recorded that a run failed."""
   path = run / record.OUTCOME
-  return path.exists() and bool(directory_lib.read_json(path).get("reason"))
+  return path.exists() and bool(record.outcome(path)["reason"])
 
 
-def _same(config: Any) -> str:
-  """All of a config that decides on results, but for the seed."""
+def _same(directory: pathlib.Path, config: Any) -> str:
+  """All of a run's config that decides on results, but for the seed; of its files the content."""
   free = {name for name in config_lib.free_fields(config) if not name.startswith(_MEASURING)}
   flat = traverse_util.flatten_dict(json.loads(config.to_json()), sep=".")
+  for field, copy in directory_lib.kept_files(directory).items():
+    flat[field] = hashlib.sha256(copy.read_bytes()).hexdigest()
   return repr({name: value for name, value in flat.items() if name not in free | {"seed"}})
 
 
 def _metric(config: Any, key: str) -> Metric:
-  name = key.rpartition("/")[2]
+  name = key.rpartition("/")[2].removeprefix("best_")
   known = {metric.name: metric for metric in tasks.find(config.task).metrics}
   return known.get(name, Metric(name, higher_is_better=False))
 
@@ -187,7 +192,7 @@ def _metric(config: Any, key: str) -> Metric:
 def _line(
   label: str, directories: Sequence[pathlib.Path], key: str, over: str, flag: str = "--metric"
 ) -> Line:
-  xs, ys, lengths = [], [], {}
+  curves = []
   for directory in directories:
     rows = metrics_file.read(directory)
     seconds = itertools.accumulate(row["seconds"] for row in rows)
@@ -195,12 +200,14 @@ def _line(
     if not points:
       there = ", ".join(name for name in rows[-1] if "/" in name)
       raise UserError(f"{flag} is {key!r}; {directory} has {there}")
-    xs.append([t if over == "seconds" else row[over] for t, row in points])
-    ys.append([row[key] for _, row in points])
-    lengths[len(points)] = directory
-  if len(lengths) > 1:
-    shortest = min(lengths)
-    _LOG.warning("%s ends after %d rows, as %s does", label, shortest, lengths[shortest])
+    place = lambda t, row: t if over == "seconds" else row[over]
+    curves.append({row["step"]: (place(t, row), row[key]) for t, row in points})
+  shared = [step for step in curves[0] if all(step in curve for curve in curves)]
+  if not shared:
+    raise UserError(f"the runs of {label} were evaluated at no step that all of them share")
+  if (most := max(map(len, curves))) > len(shared):
+    _LOG.warning("%s: of up to %d rows, the %d at steps of all runs", label, most, len(shared))
+  xs, ys = ([[curve[step][i] for step in shared] for curve in curves] for i in (0, 1))
   return Line(label, band(xs)[0], *band(ys))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import errno
+import filecmp
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ from mixer_jax.paths import user_path
 
 CONFIG, STUDY = "config.json", "study.json"  # of a run, of a study
 _FILES = "files"  # copies of files that fields of the config name
+_COMPLETED = "completed.json"  # the fields that the task has filled in at the first start
 # Of a start that ended before its config was written, and of whoever started it.
 _NOT_FOREIGN = ("lock", "checkpoints", "lost+found")
 _LOGS = (".log", ".out", ".err", ".txt")
@@ -78,7 +80,7 @@ def writing(workdir: pathlib.Path) -> Iterator[None]:
 
 def unwritten(path: Any, reason: str) -> str:
   """The line about a write that failed."""
-  rest = "mend it, and the same --config with the same --workdir goes on"
+  rest = "mend it, and the same command goes on"
   return f"{path} cannot be written: {reason}. All that was saved before is kept: {rest}"
 
 
@@ -113,9 +115,43 @@ def store_config(workdir: pathlib.Path, config: ml_collections.ConfigDict, start
     old, new = (
       traverse_util.flatten_dict(c, keep_empty_nodes=True, sep=".") for c in (read_json(path), new)
     )
-    copied = {place.name for place in (workdir / _FILES).glob("*")}  # see `with_files`
+    copied = kept_files(workdir).keys()
     new = traverse_util.unflatten_dict(new | {k: old[k] for k in copied & old.keys()}, sep=".")
   write_json(path, new)
+
+
+def open_fields(config: ml_collections.ConfigDict) -> set[str]:
+  """The fields of a config that are None."""
+  flat = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  return {name for name, value in flat.items() if value is None}
+
+
+def store_completed(workdir: pathlib.Path, fields: set[str]) -> None:
+  """Keeps the names of the fields that the task has filled in, which `resumed` takes over."""
+  write_json(workdir / _COMPLETED, sorted(fields))
+
+
+def resumed(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """The config with the fields that it leaves open and the task had filled in at the first start.
+
+  Of a run of an older version, which has not kept their names, these are all that are open now.
+  """
+  path = workdir / _COMPLETED
+  return _taken_over(config, stored, read_json(path) if path.exists() else None)
+
+
+def _taken_over(config, stored, fields, group=""):
+  config = config.copy_and_resolve_references()
+  for name, value in stored.items():
+    group_of = ml_collections.ConfigDict
+    if isinstance(value, group_of) and isinstance(own := config.get(name), group_of):
+      if name != "optimizer" and own.get("name") == value.get("name"):
+        config[name] = _taken_over(own, value, fields, f"{group}{name}.")
+    elif name in config and config[name] is None and (fields is None or group + name in fields):
+      config[name] = value
+  return config
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], free: frozenset[str]) -> list[str]:
@@ -152,10 +188,24 @@ def with_files(
   A config of another task may lack such a field; `check_config` tells what differs.
   """
   known = traverse_util.flatten_dict(config.to_dict(), sep=".")
-  fields = (p for p in (workdir / _FILES).glob("*") if p.is_dir() and any(p.iterdir()))
-  copies = {field.name: str(min(field.iterdir())) for field in fields if field.name in known}
+  copies = {field: str(copy) for field, copy in kept_files(workdir).items() if field in known}
   config.update_from_flattened_dict(copies)
   return config
+
+
+def kept_files(workdir: pathlib.Path) -> dict[str, pathlib.Path]:
+  """The run's own copies of files, by the fields that name the originals."""
+  files = sorted((workdir / _FILES).glob("*/[!.]*"), reverse=True)
+  return {path.parent.name: path for path in files}
+
+
+def check_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
+  """A UserError for a file, by its field, that is there and not that of the run's copy."""
+  for field, copy in kept_files(workdir).items():
+    source = user_path(files.get(field) or str(copy))
+    with told(f"{field} is {files.get(field)!r}, which cannot be read", OSError):
+      if source.is_file() and not filecmp.cmp(source, copy, shallow=False):
+        raise UserError(f"{field} is {files[field]!r}; allowed: a file like the run's copy, {copy}")
 
 
 def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
@@ -180,5 +230,8 @@ def read_json(path: pathlib.Path) -> Any:
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes a JSON file, which is there whole or as it was before."""
   temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-  temporary.write_text(json.dumps(value, indent=1) + "\n")
-  temporary.replace(path)
+  try:
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.replace(path)
+  finally:
+    temporary.unlink(missing_ok=True)

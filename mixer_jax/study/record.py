@@ -6,6 +6,7 @@ RUN/         a run of `mixer_jax.main`, with its log.txt and outcome.json
 
 import collections
 import dataclasses
+import filecmp
 import functools
 import json
 import math
@@ -19,6 +20,7 @@ import ml_collections
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
 from mixer_jax.errors import UserError
+from mixer_jax.paths import user_path
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study.plan import Cell, Published, Run, Study
@@ -115,14 +117,13 @@ class Record:
     if not (path / OUTCOME).exists():
       kind = "running" if lock.held(path) else "interrupted" if path.exists() else "waiting"
       return State(kind, progress)
-    what = "the outcome of a run; delete it to run it again"
-    outcome = _read(path / OUTCOME, dict(reason=str, step=int), what)
-    step, ended = rows[-1]["step"] if rows else 0, outcome["step"]
-    if not outcome["reason"] and step != ended:
+    ending = outcome(path / OUTCOME)
+    step, ended = rows[-1]["step"] if rows else 0, ending["step"]
+    if not ending["reason"] and step != ended:
       raise UserError(
         f"{path / metrics_file.FILE} ends at step {step}; the run was done at step {ended}"
       )
-    return State("failed" if outcome["reason"] else "done", progress, outcome["reason"])
+    return State("failed" if ending["reason"] else "done", progress, ending["reason"])
 
   def finish(self, run: Run, reason: str = "", diverged: bool = True) -> None:
     """Records that a run is done or, with a reason, that it failed.
@@ -131,8 +132,8 @@ class Record:
     otherwise, as without memory or data, has to be run again before its cell is decided.
     """
     rows = metrics_file.read(self.path(run))
-    outcome = {"reason": reason, "step": rows[-1]["step"] if rows else 0, "diverged": diverged}
-    directory_lib.write_json(self.path(run) / OUTCOME, outcome)
+    ending = {"reason": reason, "step": rows[-1]["step"] if rows else 0, "diverged": diverged}
+    directory_lib.write_json(self.path(run) / OUTCOME, ending)
 
   def forget(self, run: Run) -> bool:
     """Forgets that a run failed, so that it is tried again; False: runs depend on its tuning."""
@@ -213,6 +214,12 @@ def load(directory: pathlib.Path) -> Record:
   return _read(directory / PLAN, Record, "the plan of a study", directory=directory)
 
 
+def outcome(path: pathlib.Path) -> dict[str, Any]:
+  """The reason of a run's failure, "" if it is done, and its last step; a UserError if spoiled."""
+  what = "the outcome of a run; delete it to run it again"
+  return _read(path, dict(reason=str, step=int), what)
+
+
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
   return traverse_util.flatten_dict(config, sep=".")
 
@@ -265,5 +272,15 @@ def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
   whole = lambda config: json.loads(config_lib.restored(config).to_json()) if config else {}
   for name in before.keys() & after.keys():
     free = config_lib.free_fields(config_lib.restored(after[name]))
+    free -= _changed_files(before[name], after[name])
     changes.update(directory_lib.differences(whole(before[name]), after[name], free))
   return moved + [f"{what} in {n} of {len(after)} runs" for what, n in sorted(changes.items())]
+
+
+def _changed_files(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+  """Fields of two configs that name different files, of which a run keeps copies."""
+  old, new = (tasks.find(c["task"]).files(config_lib.restored(c)) for c in (before, after))
+  found = (
+    (field, user_path(old[field]), user_path(new[field])) for field in old.keys() & new.keys()
+  )
+  return {f for f, a, b in found if a.is_file() and b.is_file() and not filecmp.cmp(a, b, False)}

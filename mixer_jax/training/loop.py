@@ -49,13 +49,19 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   experiment.check_accelerator(config)  # before weights are downloaded
   stored = directory_lib.stored_config(path)
   if stored:
-    config = directory_lib.with_files(directory_lib.existing(path), _resumed(config, stored))
+    where = directory_lib.existing(path)
+    directory_lib.check_files(where, tasks.find(config.task).files(config))
+    config = directory_lib.with_files(where, directory_lib.resumed(where, config, stored))
   else:
+    left_open = directory_lib.open_fields(config)
     config = tasks.find(config.task).complete(config)
   run = experiment.build(config)
   variables = None if stored else run.task.initial(run.variable_shapes, restore.stored)
   run.optimizer()  # an unusable one is refused before the directory exists
   with _claimed(run, path) as (directory, saved):
+    if not stored:
+      filled_in = left_open - directory_lib.open_fields(config)
+      processes.lead(lambda: directory_lib.store_completed(directory, filled_in))
     state, seconds = _start(run, saved, variables)
     if not ended(run, int(state.step), metrics_file.read(directory)):
       processes.lead(lambda: saved.check_room(state))
@@ -235,18 +241,6 @@ def _hold(directory: pathlib.Path) -> int:
   if (descriptor := lock.hold(directory)) is None:
     raise UserError(f"workdir {directory} is in use: another process trains in it")
   return descriptor
-
-
-def _resumed(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
-  """The config with the fields that it leaves open and that `Task.complete` has fixed."""
-  config = config.copy_and_resolve_references()
-  for name, value in stored.items():
-    if isinstance(value, ConfigDict) and isinstance(own := config.get(name), ConfigDict):
-      if name != "optimizer" and own.get("name") == value.get("name"):
-        config[name] = _resumed(own, value)
-    elif name in config and config[name] is None:
-      config[name] = value
-  return config
 
 
 def _start(run: Experiment, saved: Checkpoints, variables: Any) -> tuple[TrainState, float]:

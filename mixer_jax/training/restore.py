@@ -26,6 +26,12 @@ class Restored(NamedTuple):
   variables: dict[str, Any]
   step: int
 
+  @property
+  def place(self) -> str:
+    """The step, and the epoch unless the training set that is here has none."""
+    epochs = self.run.order.steps_per_epoch
+    return f"step {self.step}" + (f" (epoch {self.run.clock.epoch(self.step):g})" if epochs else "")
+
 
 def restore(
   path: str,
@@ -50,6 +56,7 @@ def restore(
   if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
     mesh.update(data=-1, model=1)
   change(config, overrides, dir=data_dir, **data)
+  directory_lib.check_files(directory, tasks.find(config.task).files(config))
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
   # The least batch that the devices share: the training set here may be smaller than a run's batch.

@@ -140,7 +140,13 @@ def test_the_readme_lists_optimizers_with_their_options():
   }
   assert told.pop("graft") == {"magnitude", "direction", "scope", "eps"}
   family = {n for names in told for n in re.findall(r"\w+", names) if not told[names]}
-  assert family == {"kfac", "kfac_adam", "kfac_muon", "soap", "shampoo"}  # they have a page of their own
+  assert family == {
+    "kfac",
+    "kfac_adam",
+    "kfac_muon",
+    "soap",
+    "shampoo",
+  }  # they have a page of their own
   told = {name: named for name, named in told.items() if named}
   own = {name: set(options.of(f)) for name, f in optim.OPTIMIZERS.items() if name not in family}
   assert told == own

@@ -9,6 +9,7 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.report import compare, figures
+from mixer_jax.rundir import metrics_file
 from tests.study.grid import errors
 
 
@@ -132,7 +133,46 @@ def test_failed_runs_are_left_out_and_short_ones_told(runs, drawn, tmp_path, cap
   assert said[0] == "Adam: 1.5 after 12 s" and "adam-2 failed, and is left out" in caplog.text
   (tmp_path / "adam-2/outcome.json").unlink()
   compare.compare(runs, "train/error", "seconds", tmp_path / "a.png")
-  assert f"Adam ends after 1 rows, as {tmp_path}/adam-2 does" in caplog.text
+  assert "Adam: of up to 4 rows, the 1 at steps of all runs" in caplog.text
+
+
+def test_runs_are_averaged_at_steps_that_all_share(drawn, tmp_path):
+  for name, every in (("a", 1), ("b", 2)):
+    write_run(tmp_path / name, "adam", [0.1 * i * every for i in range(1, 5)], 1.0)
+    rows = metrics_file.read(tmp_path / name)
+    lines = [json.dumps(row | {"step": (i + 1) * every}) for i, row in enumerate(rows)]
+    (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+  both = [f"X={tmp_path}/a", f"X={tmp_path}/b"]
+  said = compare.compare(both, "train/error", "step", tmp_path / "a.png")
+  assert said == ["X: 0.4 after 4 steps"]
+  lines = [
+    json.dumps(row | {"step": row["step"] + 100}) for row in metrics_file.read(tmp_path / "b")
+  ]
+  (tmp_path / "b/metrics.jsonl").write_text("\n".join(lines) + "\n")
+  with pytest.raises(UserError, match="runs of X were evaluated at no step that all of them share"):
+    compare.compare(both, "train/error", "step", tmp_path / "a.png")
+
+
+def test_files_of_runs_count_by_their_content(drawn, tmp_path):
+  for i, words in enumerate(("one", "one", "two")):
+    write_run(tmp_path / f"r{i}", "adam", (4.0, 2.0), 1.0, seed=i)
+    copy = tmp_path / f"r{i}/files/data.dir/vocab.txt"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(words)
+    (copy.parent / ".DS_Store").touch()
+  said = compare.compare([f"{tmp_path}/r*"], "train/error", "step", tmp_path / "a.png")
+  assert len(said) == 2  # two seeds of one vocabulary, and a run of another
+
+
+def test_the_best_so_far_is_judged_as_its_metric():
+  config = config_lib.default("image_classification", "mixer_small")
+  assert compare._metric(config, "test/best_top1").higher_is_better
+
+
+def test_a_spoiled_outcome_is_told(runs, tmp_path):
+  (tmp_path / "adam-1/outcome.json").write_text("[]")
+  with pytest.raises(UserError, match="outcome.json is not the outcome of a run; delete it"):
+    compare.compare(runs, "train/error", "step", tmp_path / "a.png")
 
 
 def test_other_axes_and_labels(runs, drawn, tmp_path):

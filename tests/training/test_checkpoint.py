@@ -13,6 +13,7 @@ import pytest
 
 from mixer_jax import evaluate, experiment, export, predict
 from mixer_jax.errors import UserError
+from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training import checkpoint, loop, restore
@@ -274,11 +275,13 @@ def test_a_training_set_smaller_than_the_batch_is_restored(tmp_path):
   stored = json.loads((tmp_path / "config.json").read_text())
   stored["data"]["examples"], stored["batch_size"] = 64, 128
   (tmp_path / "config.json").write_text(json.dumps(stored))
-  assert restore.restore(str(tmp_path)).step == 2
+  restored = restore.restore(str(tmp_path))
+  assert (restored.step, restored.place) == (2, "step 2")
+  assert evaluate.evaluate(str(tmp_path)).keys() == {"test"}
 
 
 def test_names_of_checkpoints(tmp_path):
-  """The best is one that was evaluated; a mean is of checkpoints in turn, without an older best."""
+  """The best is one that was evaluated; one out of turn takes no place among the latest three."""
   state = init_state(experiment.build(waves("adam")))
   saved = Checkpoints(tmp_path, keep=3)
   for step, score in ((2, None), (4, None)):
@@ -291,21 +294,35 @@ def test_names_of_checkpoints(tmp_path):
   saved.close()
   found = Checkpoints(tmp_path, read_only=True)
   assert found.find("best") == 6 and found.find("latest") == 12
-  assert found.latest_steps("2", keep=3) == [8, 12]
-  with pytest.raises(UserError, match="mean:3'; allowed: mean:1 to mean:2"):
-    found.latest_steps("3", keep=3)
+  assert found.latest_steps("3", keep=3) == [6, 8, 12]
+  assert found.latest_steps("2", keep=2) == [8, 12]  # without an older best
+  with pytest.raises(UserError, match="mean:4'; allowed: mean:1 to mean:3"):
+    found.latest_steps("4", keep=3)
+  assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["12", "6", "8"]
 
 
-def test_a_resumed_run_takes_over_the_fields_of_its_own_model_and_of_no_optimizer():
+def test_a_resumed_run_takes_over_the_fields_of_its_own_model_and_of_no_optimizer(tmp_path):
   """Those that files have fixed; an option of the optimizer that is left open is its default."""
   stored = waves("adam")
   stored.optimizer.b1, stored.model.width = 0.5, 7
   given = waves("adam")
   given.optimizer.b1 = given.model.width = None
-  resumed = loop._resumed(given, stored)
+  resumed = directory_lib.resumed(tmp_path, given, stored)
   assert (resumed.optimizer.b1, resumed.model.width) == (None, 7)
+  directory_lib.store_completed(tmp_path, {"model.depth"})  # the width was the user's
+  assert directory_lib.resumed(tmp_path, given, stored).model.width is None
+  directory_lib.store_completed(tmp_path, {"model.width"})
+  assert directory_lib.resumed(tmp_path, given, stored).model.width == 7
   stored.model.name = "another"
-  assert loop._resumed(given, stored).model.width is None
+  assert directory_lib.resumed(tmp_path, given, stored).model.width is None
+
+
+def test_a_field_that_is_left_open_later_is_told(tiny_config, tmp_path):
+  tiny_config.num_epochs, tiny_config.model.dropout_rate = 1, 0.5
+  loop.train(tiny_config, str(tmp_path))
+  tiny_config.model.dropout_rate = None
+  with pytest.raises(UserError, match="model.dropout_rate was 0.5, is None"):
+    loop.train(tiny_config, str(tmp_path))
 
 
 @pytest.mark.parametrize("save_best", [True, False])

@@ -50,7 +50,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_later(config, tmp_pa
   assert child.wait() == 2
   line = child.error
   assert f"a checkpoint in {path}/checkpoints cannot be written: File too large" in line
-  assert "the same --config with the same --workdir goes on" in line
+  assert "the same command goes on" in line
   assert children.latest(path) == 8
   resumed = children.trained(config, path)
   assert "resumed from step 8" in resumed.out

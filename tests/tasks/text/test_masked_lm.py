@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import jax
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, tasks
+from mixer_jax import experiment, study, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory, metrics_file
+from mixer_jax.study import record
 from mixer_jax.tasks.text import pictures
 from mixer_jax.training import restore
 from mixer_jax.training.evaluator import Evaluator
@@ -114,11 +116,21 @@ def test_a_vocabulary_that_is_gone_is_not_missed(config, folder, tmp_path):
   shutil.copy(folder / "vocab.txt", own)
   config.data.vocabulary, config.num_epochs = str(own), 1
   children.trained(config, tmp_path / "run")
+  other = tmp_path / "other.txt"
+  head, rest = (words := own.read_text().splitlines())[:5], words[5:]
+  other.write_text("\n".join(head + rest[::-1]) + "\n")
+  wrong = f"data.vocabulary is '{other}'; allowed: a file like the run's copy"
+  with pytest.raises(UserError, match=re.escape(wrong)):
+    restore.restore(str(tmp_path / "run"), overrides=[f"data.vocabulary={other}"])
+  restore.restore(str(tmp_path / "run"), overrides=[f"data.vocabulary={own}"])
+  config.data.vocabulary = str(other)
+  refused = children.Child(config, tmp_path / "run")
+  assert refused.wait() == 2 and wrong in refused.error
   own.unlink()
   stored, variables = restore.stored(str(tmp_path / "run"))
   assert stored.data.vocabulary == str(tmp_path / "run/files/data.vocabulary/own")
   config.num_epochs = 2
-  config.data.vocabulary = str(folder / "vocab.txt")
+  config.data.vocabulary = str(own)
   refused = children.Child(config, tmp_path / "run")
   assert refused.wait() == 2 and "num_epochs was 1, is 2" in refused.error
 
@@ -147,6 +159,24 @@ def test_the_last_of_two_starts_decides_on_a_kept_file(tmp_path):
   config = config_lib.default("masked_lm", "gmlp_text_small")
   kept = directory.with_files(tmp_path, config).data.vocabulary
   assert pathlib.Path(kept).read_text() == "new"
+  directory.check_files(tmp_path, {"data.vocabulary": str(tmp_path / "b.txt")})
+  directory.check_files(tmp_path, {"data.vocabulary": str(tmp_path / "gone.txt")})
+  with pytest.raises(UserError, match="data.vocabulary is '.*a.txt'; allowed: a file like the run"):
+    directory.check_files(tmp_path, {"data.vocabulary": str(tmp_path / "a.txt")})
+
+
+def test_a_begun_study_keeps_its_vocabulary(tmp_path):
+  for name, text in (("a.txt", "old"), ("b.txt", "new"), ("c.txt", "old")):
+    (tmp_path / name).write_text(text)
+  config = lambda model: config_lib.default("masked_lm", model)
+  axes = {"model": ("gmlp_text_small", "amlp_text_small")}
+  grid = study.Study("words", config, axes, lines=("model",))
+  set_to = lambda name: [f"data.vocabulary={tmp_path / name}"]
+  opened = record.open_study(tmp_path, grid, "f.py", set_to("a.txt"))
+  opened.path(opened.runs[0]).mkdir()
+  record.open_study(tmp_path, grid, "f.py", set_to("c.txt"))
+  with pytest.raises(UserError, match="data.vocabulary was .*c.txt', is .*b.txt' in 6 of 6 runs"):
+    record.open_study(tmp_path, grid, "f.py", set_to("b.txt"))
 
 
 @pytest.mark.thorough
