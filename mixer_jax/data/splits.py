@@ -5,7 +5,9 @@ class gives every slice all classes. Image folders are stored in such an order, 
 own (a slice is the one that TFDS gives), and files of arrays are shuffled when sliced.
 """
 
+import itertools
 import logging
+import math
 import re
 from typing import Callable, Mapping, Sequence
 
@@ -83,6 +85,39 @@ def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
       _LOG.warning("The test set %s (%s) %s: it is no test", name, specs[name], where)
 
 
+def surely_share(spec: str, other: str) -> bool:
+  """Whether two split strings share examples, whatever the sizes of their base splits.
+
+  Slices of one base are compared if their bounds are all counts, or all percents, from one end.
+  Strings that are no splits, of another kind of task, share all if they are the same.
+  """
+  if spec == other:
+    return True
+  try:
+    pairs = itertools.product(_parse(spec, "split"), _parse(other, "split"))
+  except UserError:
+    return False
+  return any(map(_surely_overlap, *zip(*pairs)))
+
+
+def _surely_overlap(one: re.Match, two: re.Match) -> bool:
+  some = range(1)
+  if not _overlap(one["base"], some, [(two["base"], some)]):
+    return False
+  starts, stops = ([part[name] for part in (one, two)] for name in ("start", "stop"))
+  bounds = [text for text in starts + stops if text]
+  if one["base"] != two["base"] or not all(map(any, zip(starts, stops))):
+    return True  # one is a whole split, or a folder around the other
+  if len({(text.endswith("%"), text.startswith("-")) for text in bounds}) > 1:
+    return False
+  first = max(_number(text) if text else -math.inf for text in starts)
+  return first < min(_number(text) if text else math.inf for text in stops)
+
+
+def _number(text: str) -> int:
+  return int(text.rstrip("%"))
+
+
 def _overlap(base: str, rows: range, parts: Parts) -> bool:
   """Whether any of the parts has some of the rows, or one base is a folder around the other."""
   shares = lambda other: max(rows.start, other.start) < min(rows.stop, other.stop)
@@ -100,7 +135,7 @@ def _parse(spec: str, field: str) -> list[re.Match]:
 
 def _bound(text: str, n: int, spec: str, field: str) -> int:
   """Converts "10", "-10", "25%" or "-25%" to an index in 0..n, as TFDS does."""
-  number = int(text.rstrip("%"))
+  number = _number(text)
   if abs(number) > (100 if text.endswith("%") else n):
     raise UserError(f"{field}={spec!r}: {text} lies outside the split's {n} examples")
   if text.endswith("%"):

@@ -10,6 +10,7 @@ from their last checkpoint, failed runs are left alone unless `--retry_failed` i
 """
 
 import collections
+import pathlib
 import signal
 import sys
 import time
@@ -40,6 +41,13 @@ def main(_: list[str]) -> None:
       print(f"{run.name}  waiting, nothing was begun")
     return
   where = directory.create(options.workdir, record.PLAN)
+  with directory.writing(where):
+    sys.exit(_go_on(where, study, file))
+
+
+def _go_on(where: pathlib.Path, study: plan.Study, file: str) -> int:
+  """Runs the chosen runs of the study in a directory, or lists them; the exit code."""
+  options = flags.FLAGS
   opened = record.open_study(where, study, file, options.set)
   planned = {run.name: run for run in opened.runs}
   chosen = [planned[run.name] for run in study.select(options.run)]
@@ -47,11 +55,11 @@ def main(_: list[str]) -> None:
     for run in chosen:
       waits = f" for {tries}" if (tries := _tries(opened, run)) else ""
       print(f"{run.name}  {opened.state(run)}{waits}")
-    return
+    return 0
   for run in chosen if options.retry_failed else ():
     if opened.state(run).kind == "failed" and not opened.forget(run):
       print(f"{run.name}  stays failed: runs have begun with the settings that its cell chose")
-  sys.exit(_told(opened, chosen, _run(opened, chosen)))
+  return _told(opened, chosen, _run(opened, chosen))
 
 
 def _run(opened: record.Record, chosen: Sequence[plan.Run]) -> runner.Runner:

@@ -14,6 +14,7 @@ from scipy.stats import qmc
 
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
+from mixer_jax.data import splits
 from mixer_jax.errors import UserError, told
 from mixer_jax.paths import user_path
 
@@ -178,6 +179,8 @@ class Study:
       scope, colon, field = left.rpartition(":")
       if not equals or not field or (colon and not scope):
         raise UserError(f"--set is {assignment!r}; allowed: field=value or VALUE:field=value")
+      if field == "seed":
+        raise UserError(f"--set gives the seed; each run has its own, of {self.seeds}")
       if field in decided:
         raise UserError(f"--set gives {field}, which the study's tuning decides on")
       if not (concerned := [run for run in runs if not colon or scope in run.cell]):
@@ -200,10 +203,11 @@ def _check_held_out(runs: Sequence[Run]) -> None:
   finals = {run.tuned: run for run in runs if not run.tunes}
   for run in (r for r in runs if r.tunes and r.cell in finals):
     own, final = (r.config.get("data", {}) for r in (run, finals[run.cell]))
-    split, kept = own.get("test_split"), final.get("test_split")
-    if split is not None and split == kept and not own.get("validation_split"):
-      why = "which hold_out keeps; allowed: another data.test_split, or a validation_split"
-      raise UserError(f"run {run.name} would be compared on the test set {split!r}, {why}")
+    field = "validation_split" if own.get("validation_split") else "test_split"
+    split, kept = own.get(field), final.get("test_split")
+    if split is not None and kept is not None and splits.surely_share(split, kept):
+      why = f"which shares examples with the test set {kept!r}; allowed: a part of the training set"
+      raise UserError(f"run {run.name} would be compared on data.{field}={split!r}, {why}")
 
 
 def between(low: float, high: float, part: float) -> float:

@@ -8,8 +8,11 @@ NAMED = 24  # most classes whose names stand in a figure
 
 
 def plain(text: str) -> str:
-  """A name as it is: two "$" would make mathematics of what is between them."""
-  return text.replace("$", r"\$")
+  """A name as it is: two "$" would make mathematics of what is between them.
+
+  Bytes of a file's name that are no UTF-8 become "?".
+  """
+  return text.encode(errors="replace").decode().replace("$", r"\$")
 
 
 def panels(

@@ -116,6 +116,28 @@ def test_percent_bounds_by_hand():
     assert len(base.take(rows)[1]) == expected
 
 
+@pytest.mark.parametrize(
+  "one, two, shared",
+  [
+    ("test", "test", True),
+    ("test[:50%]", "test", True),
+    ("test[:]", "test", True),
+    ("train[90%:]", "test", False),
+    ("test[:50%]", "test[50%:]", False),
+    ("test[:50%]", "test[40%:]", True),
+    ("all.mat[924:1024]", "all.mat[-100:]", False),  # it depends on the size
+    ("x[10:20]", "x[20:]", False),
+    ("x[10:21]", "x[20:]", True),
+    ("a/b", "a", True),
+    ("train+test[:10%]", "test", True),
+    ("no * split", "no * split", True),
+    ("no * split", "test", False),
+  ],
+)
+def test_splits_that_surely_share_examples(one, two, shared):
+  assert splits.surely_share(one, two) == splits.surely_share(two, one) == shared
+
+
 def _break(root, what):
   image = root / "train" / "cat" / "3.png"
   if what == "zero":

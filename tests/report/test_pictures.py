@@ -2,12 +2,14 @@
 
 import types
 
+import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.report import __main__ as command
 from mixer_jax.report import figures
+from mixer_jax.tasks import panels
 from mixer_jax.training.restore import Restored
 from tests.study.grid import Errors
 
@@ -69,3 +71,11 @@ def test_augmented_images_of_a_config_are_drawn_without_a_run(
   monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
   with pytest.raises(UserError, match="either --workdir=DIR of a run or --config=FILE"):
     command._augment([])
+
+
+def test_names_that_are_no_utf_8_are_drawn(tmp_path):
+  """A folder of an old archive, as Python reads its name."""
+  name = b"caf\xe9 $x$".decode(errors="surrogateescape")
+  figure = panels.confusion(np.eye(2), [name, "b"])
+  figure.savefig(tmp_path / "a.png")
+  assert panels.plain(name) == r"caf? \$x\$"

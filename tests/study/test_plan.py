@@ -176,6 +176,15 @@ def test_tuning_may_not_come_later_nor_see_the_test_set(tmp_path):
   with pytest.raises(UserError, match="run m1-sgd-seed0 is tuned by other runs"):
     record.open_study(tmp_path, Study(**GRID, tuning=tuning), "f.py", [])
   seen = Tuning(tuning.candidates, hold_out={})
-  told = "tune-m1-sgd-0 would be compared on the test set 'test', which hold_out keeps; allowed: an"
-  with pytest.raises(UserError, match=told):
-    Study(**GRID, tuning=seen).planned([])
+  for hold_out in ({}, {"data.test_split": "test[:]"}, {"data.validation_split": "test[:50%]"}):
+    seen = Tuning(tuning.candidates, hold_out=hold_out)
+    told = (
+      "tune-m1-sgd-0 would be compared on data.*_split='test.*shares examples with the test set"
+    )
+    with pytest.raises(UserError, match=told):
+      Study(**GRID, tuning=seen).planned([])
+
+
+def test_seeds_are_those_of_the_study():
+  with pytest.raises(UserError, match="--set gives the seed; each run has its own, of"):
+    Study(**GRID).planned(["seed=7"])
