@@ -24,10 +24,7 @@ B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
 B2 = Annotated[float, Option("decay of the second moments", 0, 0.9999999)]
 Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
 Rms = Annotated[float, Option("root mean square of an update of a kernel", TINY)]
-AdamPaths = Annotated[
-  str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
-]
-ADAM_PATHS = r"(^|/)(head|embedding)(/|$)"
+NOT_BY_MUON = r"(^|/)(head|embedding)(/|$)"  # they take Adam, as is usual
 
 
 def _with_l2(
@@ -119,14 +116,6 @@ def adagrad(
   return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **options)
 
 
-def adam_pattern(adam_paths: str) -> re.Pattern:
-  """Of `adam_paths`, where "" matches nothing; a ValueError if it is no regular expression."""
-  try:
-    return re.compile(r"(?!)" if adam_paths == "" else adam_paths)
-  except (re.error, TypeError) as e:
-    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
-
-
 _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
 
 
@@ -140,7 +129,9 @@ def muon(
   b1: B1 = 0.9,
   b2: B2 = 0.999,
   eps: Eps = 1e-8,
-  adam_paths: AdamPaths = ADAM_PATHS,
+  adam_paths: Annotated[
+    str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
+  ] = NOT_BY_MUON,
   dimension_numbers: Any = None,
   stacked: Mapping[str, int] | None = None,
   weight_decay: Decay = 1e-2,
@@ -162,7 +153,7 @@ def muon(
     nesterov: whether the momentum is Nesterov's, that of Adam, too: it is NAdam then.
     rms: root mean square of an update of a kernel, at a rate of 1.
     b1: of Adam, as are b2 and eps; of NAdam with `nesterov`.
-    adam_paths: a regular expression of kernels that take Adam; "": none.
+    adam_paths: a regular expression of kernels that take Adam.
     dimension_numbers: a function from parameters to a tree of
       `optax.contrib.MuonDimensionNumbers`, or None for Adam, instead of these rules and `adam_paths`.
     stacked: how many leading axes of a parameter, by path, count layers; each layer is a matrix.
@@ -173,7 +164,10 @@ def muon(
     ValueError: an option out of range; or, of the parameters, `stacked` names none, or no kernel is
       left for Muon.
   """
-  by_adam = adam_pattern(adam_paths)
+  try:
+    by_adam = re.compile(adam_paths)
+  except (re.error, TypeError) as e:
+    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
 
   def matrix(path, x):
     *layers, name = path_name(path).split("/")

@@ -4,6 +4,7 @@ Both are transforms like `scale_by_kfac`, of whose blocks they take those with K
 kernel and bias of a layer are one matrix [d_in + 1, d_out]. All other parameters take Adam.
 """
 
+import re
 from typing import Annotated, Any, Callable
 
 import optax
@@ -14,6 +15,8 @@ from mixer_jax.optim.eigenbasis import Source, in_basis
 from mixer_jax.optim.factors import curvature_of, some_of
 from mixer_jax.options import Option
 
+_Plain = Annotated[str, Option("regular expression of parameter paths without a basis")]
+
 
 @curvature_options.checked(in_basis)
 def _in_kfac_basis(
@@ -22,6 +25,7 @@ def _in_kfac_basis(
   predict: Callable[[Any, Any], Any],
   params: Any,
   batch: Any,
+  plain: str,
   *,
   factor_decay: curvature_options.FactorDecay = 0.8,
   factor_period: curvature_options.FactorPeriod = 10,
@@ -33,7 +37,6 @@ def _in_kfac_basis(
   factor_fraction: curvature_options.FactorFraction = None,
   axis_name: Any = None,
   part: Callable[[Any, int], Any] | None = None,
-  plain: Any = "",
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """A rule for matrices in K-FAC's eigenbasis, and one for the parameters without a basis."""
@@ -84,7 +87,7 @@ def scale_by_kfac_adam(
   b1: first_order.B1 = 0.9,
   b2: first_order.B2 = 0.95,
   eps: first_order.Eps = 1e-8,
-  plain: Annotated[str, Option("regular expression of parameter paths without a basis")] = "",
+  plain: _Plain = "",
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in the eigenbasis of K-FAC's factors.
@@ -108,7 +111,7 @@ def scale_by_kfac_adam(
     ValueError: see `scale_by_kfac`.
   """
   rule = optax.scale_by_adam(b1, b2, eps)
-  return _in_kfac_basis(rule, rule, predict, params, batch, plain=plain, **options)
+  return _in_kfac_basis(rule, rule, predict, params, batch, plain, **options)
 
 
 @curvature_options.checked(scale_by_kfac_adam)
@@ -141,7 +144,7 @@ def scale_by_kfac_muon(
   b1: first_order.B1 = 0.9,
   b2: first_order.B2 = 0.999,
   eps: first_order.Eps = 1e-8,
-  adam_paths: first_order.AdamPaths = first_order.ADAM_PATHS,
+  plain: _Plain = first_order.NOT_BY_MUON,
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Muon in K-FAC's metric: its steps are orthogonal where K-FAC's curvature is the identity.
@@ -166,8 +169,8 @@ def scale_by_kfac_muon(
     rms: root mean square of the update of a kernel with its bias, at a rate of 1.
     newton_schulz: steps of the iteration to the polar factor.
     b1: of Adam for the parameters without a basis, as are b2 and eps.
-    adam_paths: a regular expression of parameters that take Adam, too, a layer's kernel and bias
-      alike: as for `muon`, the head and embeddings; "": none.
+    plain: paths of parameters without a basis, as for `scale_by_kfac_adam`; by default those of a
+      head and of embeddings, if there are any.
 
   Returns:
     A transform with an `InBasisState`.
@@ -177,9 +180,9 @@ def scale_by_kfac_muon(
   """
   rule = metric.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
   others = optax.scale_by_adam(b1, b2, eps, nesterov=nesterov)
-  found = any(map(first_order.adam_pattern(adam_paths).search, by_path(params)))
-  plain = adam_paths if found else ""
-  return _in_kfac_basis(rule, others, predict, params, batch, plain=plain, **options)
+  if plain == first_order.NOT_BY_MUON and not any(re.search(plain, p) for p in by_path(params)):
+    plain = ""
+  return _in_kfac_basis(rule, others, predict, params, batch, plain, **options)
 
 
 @curvature_options.checked(scale_by_kfac_muon)

@@ -248,10 +248,10 @@ def test_head_and_embeddings_take_adam():
   for name in ("head", "Embed_0"):
     jax.tree.map(np.testing.assert_array_equal, found[name], wanted[name])
   assert not np.allclose(found["hidden"]["kernel"], wanted["hidden"]["kernel"], rtol=0.1)
-  all_of_them = first(optim.scale_by_kfac_muon(apply, params, x, adam_paths=""))[1]
+  all_of_them = first(optim.scale_by_kfac_muon(apply, params, x, plain=""))[1]
   assert set(all_of_them) == {"hidden", "head", "Embed_0"}
-  with pytest.raises(ValueError, match=r"adam_paths is '\(', no regular expression"):
-    optim.kfac_muon(0.1, apply, params, x, adam_paths="(")
+  with pytest.raises(ValueError, match=r"plain is '\^hed', which matches no parameter"):
+    optim.kfac_muon(0.1, apply, params, x, plain="^hed")
 
 
 def test_a_factor_of_zeros_counts_as_the_identity():
