@@ -32,7 +32,7 @@ _COST = {
   "kfac": 1.55,
   "ekfac": 1.58,
   "kfac_adam": 1.1,
-  "kfac_muon": 1.5,
+  "kfac_muon": 1.45,
   "sgd_kfac": 1.65,
 }
 # The side of the 512 hidden channels has no basis: at equal time that is better for Adam in K-FAC's
