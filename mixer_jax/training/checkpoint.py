@@ -35,8 +35,9 @@ class Checkpoints:
   Each holds the variables, the rest of the train state, and the training seconds since the last
   evaluation. Saving copies the arrays, and writes while training goes on. A directory gets its name
   last, when all is written, with the SHA-256 sums of its files. The `keep` latest in turn stay, the
-  newest, and the best. Unless `read_only`, damaged checkpoints are moved to `workdir/damaged`, if there is a sound
-  one to go on from. A UserError if all checkpoints are damaged, or, if `read_only`, there are none.
+  newest, and the best. Unless `read_only`, damaged checkpoints are moved to `workdir/damaged`, if
+  there is a sound one to go on from. A UserError if all checkpoints are damaged, or, if
+  `read_only`, there are none.
   """
 
   def __init__(self, workdir: pathlib.Path, read_only: bool = False, keep: int = 2):
