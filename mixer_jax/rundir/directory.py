@@ -199,13 +199,14 @@ def kept_files(workdir: pathlib.Path) -> dict[str, pathlib.Path]:
   return {path.parent.name: path for path in files}
 
 
-def check_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
-  """A UserError for a file, by its field, that is there and not that of the run's copy."""
+def check_files(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> None:
+  """A UserError for a file that a field names, that is there and unlike the run's copy."""
+  given = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field, copy in kept_files(workdir).items():
-    source = user_path(files.get(field) or str(copy))
-    with told(f"{field} is {files.get(field)!r}, which cannot be read", OSError):
+    source = user_path(given.get(field) or str(copy))
+    with told(f"{field} is {given.get(field)!r}, which cannot be read", OSError):
       if source.is_file() and not filecmp.cmp(source, copy, shallow=False):
-        raise UserError(f"{field} is {files[field]!r}; allowed: a file like the run's copy, {copy}")
+        raise UserError(f"{field} is {given[field]!r}; allowed: a file like the run's copy, {copy}")
 
 
 def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:

@@ -50,7 +50,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   stored = directory_lib.stored_config(path)
   if stored:
     where = directory_lib.existing(path)
-    directory_lib.check_files(where, tasks.find(config.task).files(config))
+    directory_lib.check_files(where, config)
     config = directory_lib.with_files(where, directory_lib.resumed(where, config, stored))
   else:
     left_open = directory_lib.open_fields(config)

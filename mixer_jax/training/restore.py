@@ -56,7 +56,7 @@ def restore(
   if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
     mesh.update(data=-1, model=1)
   change(config, overrides, dir=data_dir, **data)
-  directory_lib.check_files(directory, tasks.find(config.task).files(config))
+  directory_lib.check_files(directory, config)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
   # The least batch that the devices share: the training set here may be smaller than a run's batch.

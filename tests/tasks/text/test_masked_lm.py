@@ -159,10 +159,12 @@ def test_the_last_of_two_starts_decides_on_a_kept_file(tmp_path):
   config = config_lib.default("masked_lm", "gmlp_text_small")
   kept = directory.with_files(tmp_path, config).data.vocabulary
   assert pathlib.Path(kept).read_text() == "new"
-  directory.check_files(tmp_path, {"data.vocabulary": str(tmp_path / "b.txt")})
-  directory.check_files(tmp_path, {"data.vocabulary": str(tmp_path / "gone.txt")})
+  for name in ("b.txt", "gone.txt"):
+    config.data.vocabulary = str(tmp_path / name)
+    directory.check_files(tmp_path, config)
+  config.data.vocabulary = str(tmp_path / "a.txt")
   with pytest.raises(UserError, match="data.vocabulary is '.*a.txt'; allowed: a file like the run"):
-    directory.check_files(tmp_path, {"data.vocabulary": str(tmp_path / "a.txt")})
+    directory.check_files(tmp_path, config)
 
 
 def test_a_begun_study_keeps_its_vocabulary(tmp_path):
