@@ -9,7 +9,7 @@ from typing import Annotated, Any, Callable
 
 import optax
 
-from mixer_jax.optim import axes, curvature_options, first_order, metric
+from mixer_jax.optim import axes, curvature_options, first_order, polar
 from mixer_jax.optim.block_trees import by_path, check_names, whole_tree
 from mixer_jax.optim.eigenbasis import Source, in_basis
 from mixer_jax.optim.factors import curvature_of, some_of
@@ -138,9 +138,9 @@ def scale_by_kfac_muon(
   *,
   momentum: first_order.Momentum = 0.9,
   nesterov: Annotated[bool, Option("Nesterov's momentum")] = True,
-  ridge: metric.Ridge = 1.0,
+  ridge: polar.Ridge = 1.0,
   rms: first_order.Rms = 0.2,
-  newton_schulz: metric.NewtonSchulz = 5,
+  newton_schulz: polar.NewtonSchulz = 5,
   b1: first_order.B1 = 0.9,
   b2: first_order.B2 = 0.999,
   eps: first_order.Eps = 1e-8,
@@ -178,7 +178,7 @@ def scale_by_kfac_muon(
   Raises:
     ValueError: see `scale_by_kfac`.
   """
-  rule = metric.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
+  rule = polar.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
   others = optax.scale_by_adam(b1, b2, eps, nesterov=nesterov)
   if plain == first_order.NOT_BY_MUON and not any(re.search(plain, p) for p in by_path(params)):
     plain = ""

@@ -144,9 +144,9 @@ def resumed(
 
 def _taken_over(config, stored, fields, group=""):
   config = config.copy_and_resolve_references()
+  is_group = lambda value: isinstance(value, ml_collections.ConfigDict)
   for name, value in stored.items():
-    group_of = ml_collections.ConfigDict
-    if isinstance(value, group_of) and isinstance(own := config.get(name), group_of):
+    if is_group(value) and is_group(own := config.get(name)):
       if name != "optimizer" and own.get("name") == value.get("name"):
         config[name] = _taken_over(own, value, fields, f"{group}{name}.")
     elif name in config and config[name] is None and (fields is None or group + name in fields):

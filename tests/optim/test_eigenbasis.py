@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mixer_jax import optim
-from mixer_jax.optim import algebra, eigenbasis, metric
+from mixer_jax.optim import algebra, eigenbasis, polar
 from mixer_jax.optim.curvature_blocks import Kronecker
 from tests.optim import small_net
 
@@ -218,12 +218,12 @@ def test_in_a_metric_that_is_the_identity_it_is_muon():
 def test_the_polar_factor(shape, steps):
   """Both iterations, on matrices and on their Gram matrices, are the polynomial of the values."""
   x = np.random.default_rng(0).normal(size=shape)
-  found = metric.polar(jnp.asarray(x, jnp.float32), steps)
+  found = polar.polar(jnp.asarray(x, jnp.float32), steps)
   wanted = [quintic(part, steps) for part in x.reshape(-1, *shape[-2:])]
   np.testing.assert_allclose(found.reshape(-1, *shape[-2:]), wanted, atol=2e-5)
-  values = np.linalg.svd(metric.polar(jnp.asarray(x, jnp.float32), 5), compute_uv=False)
+  values = np.linalg.svd(polar.polar(jnp.asarray(x, jnp.float32), 5), compute_uv=False)
   assert 0.6 < values.min() and values.max() < 1.25
-  assert not np.any(metric.polar(jnp.zeros(shape), steps))
+  assert not np.any(polar.polar(jnp.zeros(shape), steps))
 
 
 def test_head_and_embeddings_take_adam():

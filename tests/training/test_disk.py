@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import resource
 import shutil
 import subprocess
@@ -147,3 +148,14 @@ def test_room_is_looked_for_before_training(tmp_path, monkeypatch):
   with pytest.raises(UserError, match="has 0.9 MB free; a checkpoint takes 1.0 MB"):
     saved.check_room(state)
   saved.close()
+
+
+@pytest.mark.thorough
+def test_a_study_on_a_full_disk_is_told(tmp_path):
+  study = "python -m mixer_jax.study --study=configs/studies/quickstart.py --max_minutes=0"
+  line = f"ulimit -f 1; exec {study} --workdir={tmp_path / 'study'}"
+  root = pathlib.Path(__file__).parents[2]
+  done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=root)
+  assert done.returncode == 2 and "Traceback" not in done.stderr
+  assert "cannot be written: File too large. All that was saved before is kept" in done.stderr
+  assert not list((tmp_path / "study").glob("*.tmp")) + list((tmp_path / "study").glob(".*.tmp"))

@@ -26,7 +26,7 @@ class MomentumState(NamedTuple):
 def orthogonal(
   momentum: float, nesterov: bool, ridge: float, rms: float, newton_schulz: int
 ) -> optax.GradientTransformationExtraArgs:
-  """A transform of `in_basis`; see `scale_by_kfac_muon`."""
+  """A transform of matrices [..., d_in, d_out] in a basis; see `scale_by_kfac_muon`."""
 
   def step(matrix, sides):
     left, right = (_inverse_root(side, ridge) for side in sides)
