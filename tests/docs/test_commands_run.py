@@ -93,7 +93,7 @@ def test_the_start_leaves_a_run(shell):
   """The README's first command trains, and says so."""
   start = next(b for b in blocks("README.md") if "quickstart" in b.text)
   result = shell(start.text)
-  assert result.returncode == 0 and "last test top1" in result.stdout, result.stderr[-2000:]
+  assert result.returncode == 0 and "at the end; best test top1" in result.stdout, result.stderr[-2000:]
 
 
 def test_the_commands_on_a_run_leave_what_the_page_says(shell):
