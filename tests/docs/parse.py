@@ -43,8 +43,9 @@ def _parse(module: str, arguments: list[str]) -> None:
   if "study" in flags.FLAGS and flags.FLAGS.study:
     study = _study(flags.FLAGS.study, tuple(flags.FLAGS.set))
     assert not flags.FLAGS.run or study.select(flags.FLAGS.run)
-  for name in (flags.FLAGS.models if "models" in flags.FLAGS else None) or ():
-    models.fields(name)
+  if words[:1] != ["operator_peers"]:  # its models are kinds of attention
+    for name in (flags.FLAGS.models if "models" in flags.FLAGS else None) or ():
+      models.fields(name)
 
 
 def _check_config(config) -> None:
@@ -57,9 +58,17 @@ def _check_config(config) -> None:
   optim.build(config.optimizer, multiplier, _one_layer())
 
 
+class _Stem(nn.Module):
+  """A layer by the name that options of commands match."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(2, name="stem")(x)
+
+
 @functools.cache  # many commands have the same
 def _one_layer() -> optim.Problem:
-  layer, x = nn.Dense(2), jnp.zeros((2, 3))
+  layer, x = _Stem(), jnp.zeros((2, 3))
   params = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
   predict = lambda params, x: layer.apply({"params": params}, x)
   return optim.Problem(predict, params, x, "categorical")
