@@ -50,8 +50,10 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   stored = directory_lib.stored_config(path)
   if stored:
     where = directory_lib.existing(path)
+    config = directory_lib.resumed(where, config, stored)
+    directory_lib.check_config(where, config)  # before its data, which the run's files may not fit
     directory_lib.check_files(where, config)
-    config = directory_lib.with_files(where, directory_lib.resumed(where, config, stored))
+    config = directory_lib.with_files(where, config)
   else:
     left_open = directory_lib.open_fields(config)
     config = tasks.find(config.task).complete(config)

@@ -73,6 +73,9 @@ def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences
   config.optimizer.learning_rate = 0.5
   with pytest.raises(UserError, match=r"optimizer.learning_rate was 0.1, is 0.5\."):
     loop.train(config, str(tmp_path))
+  config.batch_size = config.data.examples + 1  # which no run can use
+  with pytest.raises(UserError, match="batch_size was 32, is 257; optimizer.learning_rate was"):
+    loop.train(config, str(tmp_path))
 
   row = json.loads(before.splitlines()[-1])
   found = evaluate.evaluate(str(tmp_path), overrides=["eval_batch_size=7"])
