@@ -23,6 +23,7 @@ _SETTINGS = {
     eigenvalues="batch", token_averaging="expand", factor_period=10, inverse_period=50, **_FAMILY
   ),
   "kfac_adam": _FAMILY,
+  "kfac_muon": dict(newton_schulz=3, **_FAMILY),
 }
 # Lowest and highest values; logarithms are drawn uniformly.
 _DECAY = {"weight_decay": (1e-3, 1.0)}
@@ -32,6 +33,7 @@ _SEARCH = {
   "muon": _RATES,
   "ekfac": {"learning_rate": (1e-3, 1e-1), "damping": (1e-4, 1e-1)},
   "kfac_adam": _RATES,
+  "kfac_muon": _RATES,
 }
 
 
