@@ -99,6 +99,7 @@ def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, 
     stack.enter_context(contextlib.closing(saved))
     started = saved.latest() is not None
     if started:
+      # Again: another process may have begun the run since `train` looked.
       lead(lambda: directory_lib.check_config(directory, config))
       train = run.datasets["train"]
       lead(lambda: provenance.check_data(directory, len(train), sample(train)))
