@@ -47,10 +47,13 @@ def orthogonal(
 
 
 def _inverse_root(side: Eigen, ridge: float) -> jax.Array:
-  """(s / mean(s) + ridge)^(-1/2) of the eigenvalues s [..., d]; ones if all are 0."""
+  """(s / mean(s) + ridge)^(-1/2) of the eigenvalues s [..., d], by its value at the mean of s.
+
+  Ones if all are 0. Steps do not depend on the unit, and with it a large ridge leaves them in float32.
+  """
   mean = side.values.mean(axis=-1, keepdims=True)
   relative = side.values / jnp.where(mean > 0, mean, 1.0)
-  return jnp.where(mean > 0, relative + ridge, 1.0) ** -0.5
+  return jnp.where(mean > 0, (relative + ridge) / (1.0 + ridge), 1.0) ** -0.5
 
 
 def polar(x: jax.Array, steps: int) -> jax.Array:
