@@ -173,7 +173,7 @@ def matching(option: str, given: str | Sequence[str], names: Sequence[str]) -> t
   return patterns
 
 
-def check_mask(mask: Any) -> None:
+def _check_mask(mask: Any) -> None:
   """Raises a ValueError for a mask of decay that is a text, such as a pattern."""
   if isinstance(mask, str):
     allowed = "None, a tree of bools like the parameters, or a function from parameters to it"
@@ -210,6 +210,7 @@ def checked(*inner: Callable) -> Callable:
       given = signature.bind_partial(*args, **keywords).arguments
       if "learning_rate" in given and signature.parameters["learning_rate"].default is REQUIRED:
         _check_rate(given["learning_rate"])
+      _check_mask(given.get("decay_mask"))
       if not isinstance(mesh := given.get("mesh"), jax.sharding.Mesh | None):
         raise ValueError(f"mesh is {mesh!r}; allowed: a jax.sharding.Mesh, or None")
       if mesh is not None and given.get("axis_name") is not None:

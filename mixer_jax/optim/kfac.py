@@ -286,7 +286,6 @@ def kfac(
   Raises:
     ValueError: as of `scale_by_kfac`, or options that do not go together.
   """
-  curvature_options.check_mask(decay_mask)
   if decay_from is None:
     decay_from = 20 * factor_period
   decay = lambda count: weight_decay * (count >= decay_from)

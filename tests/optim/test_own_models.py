@@ -195,7 +195,6 @@ def test_mistakes_of_update_are_one_line():
     (dict(factor_fraction=2.0), "factor_fraction is 2.0; allowed: 1e-06 to 1"),
     (dict(factor_fraction=0.7), "factor_fraction is 0.7; allowed: 1/n, such as 1, 0.5, 0.33"),
     (dict(damping="0.1"), "damping is '0.1'; allowed: a finite number"),
-    (dict(decay_mask="kernel"), "decay_mask is 'kernel'; allowed: None, a tree of bools"),
     (dict(momentum=None), "momentum is None; allowed: a finite number"),
     (dict(identity_start=None), "identity_start is None; allowed: True or False"),
     (dict(mesh="x"), "mesh is 'x'; allowed: a jax.sharding.Mesh, or None"),
@@ -206,14 +205,25 @@ def test_options_out_of_range_are_refused_when_made(option, told):
     optim.kfac(0.1, predict, *problem(), **option)
 
 
-@pytest.mark.parametrize("rate", [None, "0.1", -0.1, float("nan")])
-def test_a_learning_rate_is_a_number_or_a_schedule(rate):
+_RATE = "learning_rate is {}; allowed: a number of 0 or"
+_MASK = "decay_mask is 'kernel'; allowed: None, a tree of bools"
+
+
+@pytest.mark.parametrize(
+  "rate, options, told",
+  [
+    *((rate, {}, _RATE.format(repr(rate))) for rate in (None, "0.1", -0.1, float("nan"))),
+    (0.1, dict(decay_mask="kernel"), _MASK),
+  ],
+)
+def test_a_wrong_rate_or_mask_is_refused_by_every_optimizer(rate, options, told):
   params, batch = problem()
-  makers = (optim.sgd, optim.adamw, optim.muon, optim.soap, optim.shampoo)
+  makers = (optim.sgd, optim.adam, optim.adamw, optim.lamb, optim.adagrad, optim.muon)
+  makers = (*makers, optim.soap, optim.shampoo)
   of_a_model = (optim.kfac, optim.kfac_adam, optim.kfac_muon)
   for make in (*makers, *(functools.partial(f, predict=predict) for f in of_a_model)):
-    given = {} if make in makers else dict(params=params, batch=batch)
-    with pytest.raises(ValueError, match=f"learning_rate is {rate!r}; allowed: a number of 0 or"):
+    given = options if make in makers else dict(params=params, batch=batch, **options)
+    with pytest.raises(ValueError, match=told):
       make(rate, **given)
 
 
