@@ -145,7 +145,7 @@ class Curvature:
     if leaking := self._leaking(shapes, covered):
       raise ValueError(
         f"the parameters {', '.join(leaking)} are also used outside of their layers, which K-FAC"
-        " cannot see; list them in `plain` to train them with the plain gradient"
+        " cannot see; list them in `plain` to train them without curvature"
       )
     listed = lambda name: any(re.search(p, name) for p in patterns)
     views = {}
@@ -170,7 +170,7 @@ class Curvature:
       why = f" ({', '.join(sorted(reasons))})" if reasons else ""
       raise ValueError(
         f"no K-FAC block covers the parameters {', '.join(unknown)}{why}: list them in `plain` to"
-        " train them with the plain gradient, or let their layer say by its attribute"
+        " train them without curvature, or let their layer say by its attribute"
         f" `curvature` how it uses them ({', '.join(layer_views.DECLARED)})"
       )
     for name in free:

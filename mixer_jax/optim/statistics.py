@@ -163,7 +163,7 @@ def layers_of(
     if any(call.changed for call in own):
       raise ValueError(
         f"the model changes {', '.join(full)} before their layer takes them, which K-FAC cannot see;"
-        " list them in `plain` to train them with the plain gradient"
+        " list them in `plain` to train them without curvature"
       )
     first = own[0]
     uncut = any(re.search(p, name) for p in full_factors for name in full)
