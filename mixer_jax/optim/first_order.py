@@ -25,6 +25,9 @@ B2 = Annotated[float, Option("decay of the second moments", 0, 0.9999999)]
 Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
 Rms = Annotated[float, Option("root mean square of an update of a kernel", TINY)]
 NOT_BY_MUON = r"(^|/)(head|embedding)(/|$)"  # they take Adam, as is usual
+AdamPaths = Annotated[
+  str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
+]
 
 
 def _with_l2(
@@ -119,6 +122,14 @@ def adagrad(
 _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
 
 
+def compiled(adam_paths: str) -> re.Pattern:
+  """The regular expression `adam_paths`; a ValueError if it is none."""
+  try:
+    return re.compile(adam_paths)
+  except (re.error, TypeError) as e:
+    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
+
+
 @curvature_options.checked()
 def muon(
   learning_rate: Any,
@@ -129,9 +140,7 @@ def muon(
   b1: B1 = 0.9,
   b2: B2 = 0.999,
   eps: Eps = 1e-8,
-  adam_paths: Annotated[
-    str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
-  ] = NOT_BY_MUON,
+  adam_paths: AdamPaths = NOT_BY_MUON,
   dimension_numbers: Any = None,
   stacked: Mapping[str, int] | None = None,
   weight_decay: Decay = 1e-2,
@@ -164,10 +173,7 @@ def muon(
     ValueError: an option out of range; or, of the parameters, `stacked` names none, or no kernel is
       left for Muon.
   """
-  try:
-    by_adam = re.compile(adam_paths)
-  except (re.error, TypeError) as e:
-    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
+  by_adam = compiled(adam_paths)
 
   def matrix(path, x):
     *layers, name = path_name(path).split("/")

@@ -4,7 +4,6 @@ Both are transforms like `scale_by_kfac`, of whose blocks they take those with K
 kernel and bias of a layer are one matrix [d_in + 1, d_out]. All other parameters take Adam.
 """
 
-import re
 from typing import Annotated, Any, Callable
 
 import optax
@@ -144,7 +143,8 @@ def scale_by_kfac_muon(
   b1: first_order.B1 = 0.9,
   b2: first_order.B2 = 0.999,
   eps: first_order.Eps = 1e-8,
-  plain: _Plain = first_order.NOT_BY_MUON,
+  adam_paths: first_order.AdamPaths = first_order.NOT_BY_MUON,
+  plain: _Plain = "",
   **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Muon in K-FAC's metric: its steps are orthogonal where K-FAC's curvature is the identity.
@@ -169,8 +169,9 @@ def scale_by_kfac_muon(
     rms: root mean square of the update of a kernel with its bias, at a rate of 1.
     newton_schulz: steps of the iteration to the polar factor.
     b1: of Adam for the parameters without a basis, as are b2 and eps.
-    plain: paths of parameters without a basis, as for `scale_by_kfac_adam`; by default those of a
-      head and of embeddings, if there are any.
+    adam_paths: a regular expression of parameters that take Adam, as those of `plain` do; by default
+      of paths with a part `head` or `embedding`. A head of another name takes Muon's steps.
+    plain: see `scale_by_kfac_adam`.
 
   Returns:
     A transform with an `InBasisState`.
@@ -180,9 +181,11 @@ def scale_by_kfac_muon(
   """
   rule = polar.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
   others = optax.scale_by_adam(b1, b2, eps, nesterov=nesterov)
-  if plain == first_order.NOT_BY_MUON and not any(re.search(plain, p) for p in by_path(params)):
-    plain = ""
-  return _in_kfac_basis(rule, others, predict, params, batch, plain, **options)
+  listed = (plain,) if isinstance(plain, str) else tuple(plain)
+  if any(map(first_order.compiled(adam_paths).search, by_path(params))):
+    listed = (*listed, adam_paths)
+  listed = tuple(filter(None, listed))
+  return _in_kfac_basis(rule, others, predict, params, batch, listed, **options)
 
 
 @curvature_options.checked(scale_by_kfac_muon)

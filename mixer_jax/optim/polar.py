@@ -9,12 +9,15 @@ import optax
 from mixer_jax.optim.algebra import Eigen
 from mixer_jax.options import TINY, Option
 
-Ridge = Annotated[float, Option("added to the eigenvalues of a factor, whose mean is 1", TINY)]
+# Eigenvalues of mean 1 are known to float32's 1e-7 of the largest: a smaller ridge says nothing.
+Ridge = Annotated[float, Option("added to the eigenvalues of a factor, whose mean is 1", 1e-7)]
 NewtonSchulz = Annotated[int, Option("steps of the iteration to the polar factor", 1, 100)]
 
 # Coefficients of Muon's quintic iteration (Jordan, 2024, https://kellerjordan.github.io/posts/muon).
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 _TINY = 1e-20
+# Added to the norm of the momentum, as optax's Muon does: where gradients vanish the steps do, too.
+_EPS = 1e-8
 
 
 class MomentumState(NamedTuple):
@@ -30,10 +33,12 @@ def orthogonal(
 
   def step(matrix, sides):
     left, right = (_inverse_root(side, ridge) for side in sides)
-    whitened = left[..., :, None] * matrix * right[..., None, :]
+    unit, size = _normalised(matrix)
+    whitened = left[..., :, None] * unit * right[..., None, :]
     found = left[..., :, None] * polar(whitened, newton_schulz) * right[..., None, :]
     square = jnp.mean(jnp.square(found), axis=(-2, -1), keepdims=True)
-    return found * (rms / jnp.sqrt(jnp.maximum(square, _TINY)))
+    share = size / (size + _EPS)
+    return found * (share * rms / jnp.sqrt(jnp.maximum(square, _TINY)))
 
   def update_fn(updates, state, params=None, *, basis, **extra):
     del params, extra
@@ -65,8 +70,7 @@ def polar(x: jax.Array, steps: int) -> jax.Array:
   """
   if x.shape[-2] > x.shape[-1]:
     return _transposed(polar(_transposed(x), steps))
-  norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
-  x = x / jnp.maximum(norm, _TINY)
+  x, _ = _normalised(x)
   if 2 * x.shape[-2] > x.shape[-1]:
     return jax.lax.fori_loop(0, steps, lambda _, x: _polynomial(x @ _transposed(x)) @ x, x)
   gram = x @ _transposed(x)
@@ -79,6 +83,14 @@ def polar(x: jax.Array, steps: int) -> jax.Array:
     return gram, factor, factor @ total
 
   return jax.lax.fori_loop(1, steps, step, (gram, factor, factor))[2] @ x
+
+
+def _normalised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """X [..., n, m] by its Frobenius norm, and the norm [..., 1, 1]; squares of any X are finite."""
+  largest = jnp.maximum(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True), TINY)
+  x = x / largest
+  norm = jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True)), 1.0)
+  return x / norm, jnp.where(largest > TINY, norm * largest, 0.0)
 
 
 def _polynomial(gram: jax.Array) -> jax.Array:

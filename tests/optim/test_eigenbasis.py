@@ -225,6 +225,10 @@ def test_the_polar_factor(shape, steps):
   values = np.linalg.svd(polar.polar(jnp.asarray(x, jnp.float32), 5), compute_uv=False)
   assert 0.6 < values.min() and values.max() < 1.25
   assert not np.any(polar.polar(jnp.zeros(shape), steps))
+  for scale in (1e-30, 1e-20, 1e-19, 1e20):  # squares of these leave float32
+    np.testing.assert_allclose(
+      polar.polar(jnp.asarray(x * scale, jnp.float32), steps), found, atol=2e-5
+    )
 
 
 def test_head_and_embeddings_take_adam():
@@ -249,10 +253,36 @@ def test_head_and_embeddings_take_adam():
   for name in ("head", "Embed_0"):
     jax.tree.map(np.testing.assert_array_equal, found[name], wanted[name])
   assert not np.allclose(found["hidden"]["kernel"], wanted["hidden"]["kernel"], rtol=0.1)
-  all_of_them = first(optim.scale_by_kfac_muon(apply, params, x, plain=""))[1]
-  assert set(all_of_them) == {"hidden", "head", "Embed_0"}
+  make = functools.partial(optim.scale_by_kfac_muon, apply, params, x)
+  assert set(first(make(adam_paths="^nothing"))[1]) == {"hidden", "head", "Embed_0"}
+  assert set(first(make(plain="^head/"))[1]) == {"hidden"}
+  assert set(first(make(plain="^hidden/", adam_paths="^head"))[1]) == {"Embed_0"}
   with pytest.raises(ValueError, match=r"plain is '\^hed', which matches no parameter"):
-    optim.kfac_muon(0.1, apply, params, x, plain="^hed")
+    make(plain="^hed")
+  with pytest.raises(ValueError, match=r"adam_paths is '\(', no regular expression"):
+    make(adam_paths="(")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_steps_end_where_gradients_do(scale):
+  """As those of Muon: momentum decays until float32 has no digits for it."""
+  params, batch, grads = sequence()[0]
+  options = dict(momentum=0.9, nesterov=False, weight_decay=0.0)
+  ours = optim.kfac_muon(1.0, predict, params, batch, estimation="empirical", **options)
+  muon = optax.with_extra_args_support(optim.muon(1.0, **options))
+  lengths = {}
+  for name, tx in (("ours", ours), ("muon", muon)):
+
+    def step(state, t, tx=tx):
+      given = jax.tree.map(lambda g: scale * g * (t < 5), grads)
+      updates, state = tx.update(given, state, params, batch=batch, rng=jax.random.key(0))
+      return state, optax.global_norm({k: v["kernel"] for k, v in updates.items()})
+
+    lengths[name] = jax.lax.scan(step, tx.init(params), jnp.arange(1200))[1]
+  assert np.isfinite(lengths["ours"]).all()
+  np.testing.assert_allclose(lengths["ours"][50], lengths["ours"][4], rtol=1e-3)
+  for length in lengths.values():
+    assert length[300] < 1e-2 * length[4] and length[-1] < 1e-12
 
 
 def test_a_factor_of_zeros_counts_as_the_identity():
