@@ -153,7 +153,7 @@ def test_manual_axes(how, name, weighted):
     specs = dict(in_specs=(P(), P(), P("data")), out_specs=P(), check_vma=how == "checked")
     return jax.jit(jax.shard_map(step, mesh=mesh, **specs))(params, tx.init(params), batch)
 
-  close(update("data"), expected, rtol=1e-4, atol=1e-5)
+  close(update("data"), expected, rtol=1e-3, atol=1e-5)  # EK-FAC: 5e-4 on an AMD EPYC
   with pytest.raises(ValueError, match="inside shard_map or pmap over data; name the axes"):
     update(None)
 
