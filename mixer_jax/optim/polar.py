@@ -52,7 +52,7 @@ def orthogonal(
 
 
 def _inverse_root(side: Eigen, ridge: float) -> jax.Array:
-  """(s / mean(s) + ridge)^(-1/2) of the eigenvalues s [..., d], by its value at the mean of s.
+  """(s / mean(s) + ridge)^(-1/2) of the eigenvalues s [..., d], over its value at their mean.
 
   Ones if all are 0. Steps do not depend on the unit, and with it a large ridge leaves them in float32.
   """
