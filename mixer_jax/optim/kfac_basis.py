@@ -66,6 +66,11 @@ def _in_kfac_basis(
 
 def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]) -> Source:
   kronecker = [block for block in curvature.blocks if block.kind == "kronecker"]
+  if curvature.names and not kronecker:
+    raise ValueError(
+      f"no parameter is left for K-FAC's basis; the parameters are {', '.join(curvature.names)}: name"
+      " fewer of them as plain or adam_paths, or take adamw"
+    )
 
   def estimate(blocks, gradients, params, batch, rng):
     del blocks, gradients
@@ -107,7 +112,7 @@ def scale_by_kfac_adam(
     A transform with an `InBasisState`.
 
   Raises:
-    ValueError: see `scale_by_kfac`.
+    ValueError: see `scale_by_kfac`; or no parameter is left for the basis.
   """
   rule = optax.scale_by_adam(b1, b2, eps)
   return _in_kfac_basis(rule, rule, predict, params, batch, plain, **options)
@@ -177,7 +182,7 @@ def scale_by_kfac_muon(
     A transform with an `InBasisState`.
 
   Raises:
-    ValueError: see `scale_by_kfac`.
+    ValueError: see `scale_by_kfac_adam`.
   """
   rule = polar.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
   others = optax.scale_by_adam(b1, b2, eps, nesterov=nesterov)

@@ -261,6 +261,13 @@ def test_head_and_embeddings_take_adam():
     make(plain="^hed")
   with pytest.raises(ValueError, match=r"adam_paths is '\(', no regular expression"):
     make(adam_paths="(")
+  nothing = (
+    "no parameter is left for K-FAC's basis; the parameters are Embed_0/embedding, head/bias"
+  )
+  with pytest.raises(ValueError, match=nothing):
+    make(plain="^hidden/")
+  with pytest.raises(ValueError, match=nothing):
+    optim.scale_by_kfac_adam(apply, params, x, plain=".")
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
