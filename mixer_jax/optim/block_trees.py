@@ -77,7 +77,8 @@ def check_stacked(params: Any, stacked: Mapping[str, int]) -> None:
   with_hidden = jax.tree_util.tree_leaves_with_path(params, is_leaf=hides)
   hidden = [path_name(path) for path, x in with_hidden if hides(x)]
   for path, count in stacked.items():
-    if path in leaves and not 0 <= count <= max(jnp.ndim(leaves[path]) - 2, 0):
+    axes_of_matrix = 2 if path.split("/")[-1] == "kernel" else 0  # biases and scales have none
+    if path in leaves and not 0 <= count <= max(jnp.ndim(leaves[path]) - axes_of_matrix, 0):
       raise ValueError(
         f"stacked is {count!r} for {path}, of shape {jnp.shape(leaves[path])}; allowed: axes before"
         " those of its matrix"

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.optim import layer_views, row_sums
-from mixer_jax.optim.layer_calls import Path, intercepted, with_companions
+from mixer_jax.optim.companions import Path, with_companions
+from mixer_jax.optim.layer_calls import intercepted
 
 
 def sums(

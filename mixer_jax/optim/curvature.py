@@ -195,10 +195,9 @@ class Curvature:
     batch = 1 if layer.shared else self._examples
     sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
     diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
-    size = lambda c: math.prod(c.rows) * (self._examples if c.place == places.MAPPED else 1)
-    rows = sum(map(size, layer.calls)) // batch
+    rows = sum(math.prod(c.rows) * c.runs for c in layer.calls) // batch
     rest = diagonal, layer.stacked, layer.call.view.axes
-    return Block(name, "kronecker", layer.names, full, sizes, rows, *rest)
+    return Block(name, "kronecker", layer.names, full, sizes, max(rows, 1), *rest)
 
   def estimate(self, params: Params, batch: Batch, rng: Any = None) -> dict[str, Any]:
     """Fresh factors of one batch of any size (traceable); `rng` decides the sampled targets.

@@ -4,6 +4,7 @@ Both are transforms like `scale_by_kfac`, of whose blocks they take those with K
 kernel and bias of a layer are one matrix [d_in + 1, d_out]. All other parameters take Adam.
 """
 
+import re
 from typing import Annotated, Any, Callable
 
 import optax
@@ -174,8 +175,9 @@ def scale_by_kfac_muon(
     rms: root mean square of the update of a kernel with its bias, at a rate of 1.
     newton_schulz: steps of the iteration to the polar factor.
     b1: of Adam for the parameters without a basis, as are b2 and eps.
-    adam_paths: a regular expression of parameters that take Adam, as those of `plain` do; by default
-      of paths with a part `head` or `embedding`. A head of another name takes Muon's steps.
+    adam_paths: a regular expression of parameters that take Adam with their layers, as those of
+      `plain` do; by default of paths with a part `head` or `embedding`. A head of another name takes
+      Muon's steps.
     plain: see `scale_by_kfac_adam`.
 
   Returns:
@@ -187,9 +189,9 @@ def scale_by_kfac_muon(
   rule = polar.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
   others = optax.scale_by_adam(b1, b2, eps, nesterov=nesterov)
   listed = (plain,) if isinstance(plain, str) else tuple(plain)
-  if any(map(first_order.compiled(adam_paths).search, by_path(params))):
-    listed = (*listed, adam_paths)
-  listed = tuple(filter(None, listed))
+  found = filter(first_order.compiled(adam_paths).search, by_path(params))
+  layers = sorted({path[: path.rfind("/") + 1] for path in found})
+  listed = (*filter(None, listed), *(f"^{re.escape(layer)}[^/]+$" for layer in layers))
   return _in_kfac_basis(rule, others, predict, params, batch, listed, **options)
 
 

@@ -12,13 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.optim import layer_views
+from mixer_jax.optim import layer_views, programs
+from mixer_jax.optim.companions import COMPANION, Path, largest, nodes, with_companions
 from mixer_jax.optim.curvature_blocks import path_name
 
-# The name of the arrays beside a layer's parameters by which it is known, see `capture`.
-COMPANION = "_curvature"
-_SERIAL = itertools.count()
-Path = tuple[Any, ...]
+_SERIAL = itertools.count(1)
 # Equations whose result has the numbers of their first operand, or a part of them, in their order.
 _IDENTITIES = frozenset(
   "convert_element_type stop_gradient reduce_precision copy copy_p device_put sharding_constraint reshard mesh_cast"
@@ -36,6 +34,7 @@ class Call(NamedTuple):
     shapes: of its own parameters inside, by name.
     rows: leading shape of its rows, of a normalisation with their channels; () of a layer without.
     mapped: whether `jax.vmap` has taken the batch axis off its rows.
+    runs: how often it runs, with every copy that `jax.vmap` makes of its rows.
     kind: "use", or "head" for an embedding's transposed use.
     changed: whether the model takes a function of its parameters, as `nn.WeightNorm` does.
     place: see `places`.
@@ -47,6 +46,7 @@ class Call(NamedTuple):
   shapes: dict[str, tuple[int, ...]]
   rows: tuple[int, ...]
   mapped: bool
+  runs: int
   kind: str
   changed: bool
   place: str = ""
@@ -61,33 +61,23 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     ValueError: parameters that are scanned over another axis than the first, or a model that
       does not take companions beside its parameters.
   """
-  nodes = {path: own for path, own in _nodes(params) if path not in skipped}
-  paths, serial = list(nodes), next(_SERIAL)
-  # A companion's shape survives every transformation and says which node it belongs to. The
-  # serial number keeps `jit` from answering with a trace that it has in its cache. NumPy's
-  # arrays, since JAX would compile a program for each of these shapes.
-  markers = {
-    path: np.zeros((*_largest(own).shape, i, serial, 0), np.float32)
-    for i, (path, own) in enumerate(nodes.items())
-  }
-  found, mapped = [], set()
+  held = {path: own for path, own in nodes(params) if path not in skipped}
+  paths, serial, markers = _markers(held)
+  found, companions, mapped = [], [], set()
 
   def note(view, module, companion, args, y):
-    *inside, i, of, _ = companion.shape
+    i, of = companion.shape[-3:-1]
     if of != serial:
       return y
     path, own = paths[i], layer_views.own_params(module)
     shapes = {name: x.shape for name, x in own.items() if name != COMPANION}
     read = {getattr(view, role, None) for role in ("kernel", "bias", "scale")}
     where = "/".join(map(str, path))
-    if held := sorted((read & shapes.keys()) - nodes[path].keys()):
+    if missing := sorted((read & shapes.keys()) - held[path].keys()):
       raise layer_views.LayerError(
-        f"{where}/{held[0]} is not among the parameters; list {where} in `plain`, or add it to them"
+        f"{where}/{missing[0]} is not among the parameters; list {where} in `plain`, or add it to them"
       )
-    if tuple(inside) != _largest(own).shape:
-      raise layer_views.LayerError(f"{where} is scanned over another axis than the first")
-    whole = _largest(nodes[path]).shape
-    stacked = whole[: len(whole) - len(inside)]
+    stacked = _stacked(path, held[path], own)
     rows = ()
     if isinstance(view, layer_views.Dense):
       rows = jax.eval_shape(view.inputs, args[0]).shape[: None if view.ids else -1]
@@ -96,13 +86,15 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     kind = "head" if getattr(view, "transposed", False) else "use"
     changed = any(_is_changed(own[name]) for name in shapes)
     number = len(found)
-    found.append(Call(path, view, stacked, shapes, rows, False, kind, changed))
-    _at_a_map_of_rows(args[0], companion, lambda: mapped.add(number))
+    found.append(Call(path, view, stacked, shapes, rows, False, 0, kind, changed))
+    companions.append(i)
+    _mark(args[0], companion, serial, number, lambda: mapped.add(number))
     return y
 
   try:
     with intercepted(note):
-      jax.eval_shape(lambda p, b: predict(with_companions(p, markers), b), params, batch)
+      marked = lambda p, b: predict(with_companions(p, markers), b)
+      program = jax.make_jaxpr(marked)(params, batch).jaxpr
   except layer_views.LayerError:
     raise
   except Exception as e:  # of whatever kind: it comes from the user's function
@@ -112,7 +104,30 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
       f" fails ({type(e).__name__}: {reason}); it must give the tree to apply as it is, but for"
       " layers that are listed in `plain`"
     ) from e
-  return [call._replace(mapped=i in mapped) for i, call in enumerate(found)]
+  runs = programs.runs(program, serial, companions)
+  return [c._replace(mapped=i in mapped, runs=runs.get(i, 0)) for i, c in enumerate(found)]
+
+
+def _markers(held: Mapping[Path, Any]) -> tuple[list[Path], int, dict[Path, np.ndarray]]:
+  """The paths of layers, a number of this trace, and companions for it.
+
+  A companion's shape survives every transformation and says which layer it belongs to. The number
+  keeps `jit` from answering with a trace that it has in its cache. They are NumPy's arrays, since
+  JAX would compile a program for each of these shapes.
+  """
+  serial = next(_SERIAL)
+  shapes = {path: (*largest(own).shape, i, serial, 0) for i, (path, own) in enumerate(held.items())}
+  return list(held), serial, {path: np.zeros(s, np.float32) for path, s in shapes.items()}
+
+
+def _stacked(path: Path, whole: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[int, ...]:
+  """The leading axes of a layer's parameters that it does not see inside; from its companion."""
+  shape, inside = largest(whole).shape, own[COMPANION].shape[:-3]
+  stacked = shape[: len(shape) - len(inside)]
+  if inside != largest(own).shape or stacked + inside != shape:
+    where = "/".join(map(str, path))
+    raise layer_views.LayerError(f"{where} is scanned over another axis than the first")
+  return stacked
 
 
 def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
@@ -121,24 +136,45 @@ def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
   Parameters without such axes are left out. Of a model that cannot be traced so all are, and a
   warning says it.
   """
+  held, found = dict(nodes(params)), {}
+  paths, serial, markers = _markers(held)
+
+  def interceptor(next_call, args, kwargs, context):
+    module = context.module
+    if module.scope is not None and not module.is_initializing():
+      own = layer_views.own_params(module)
+      if COMPANION in own and own[COMPANION].shape[-2] == serial:
+        path = paths[own[COMPANION].shape[-3]]
+        found[path] = len(_stacked(path, held[path], own))
+    return next_call(*args, **kwargs)
+
   try:
-    found = [call for call in calls(predict, params, batch) if call.stacked]
-  except ValueError as e:
-    logging.getLogger(__name__).warning("stacks of layers are taken for single matrices: %s", e)
+    with nn.intercept_methods(interceptor):
+      jax.eval_shape(lambda p, b: predict(with_companions(p, markers), b), params, batch)
+  except Exception as e:  # of whatever kind: it comes from the user's function
+    reason = " ".join(str(e).split())
+    logging.getLogger(__name__).warning(
+      "stacks of layers are taken for single matrices: %s: %s", type(e).__name__, reason
+    )
     return {}
-  return {"/".join(map(str, (*c.path, name))): len(c.stacked) for c in found for name in c.shapes}
+  return {
+    "/".join(map(str, (*path, name))): count
+    for path, count in found.items()
+    for name in held[path]
+    if count
+  }
 
 
 def paths_of(params: Any, wanted: Callable[[str], bool]) -> list[Path]:
   """The layers whose own parameters all are `wanted`, by their paths."""
   name = lambda path, own: "/".join(map(str, (*path, own)))
-  return [path for path, own in _nodes(params) if all(wanted(name(path, x)) for x in own)]
+  return [path for path, own in nodes(params) if all(wanted(name(path, x)) for x in own)]
 
 
 def _is_changed(x: Any) -> bool:
   """Whether a parameter inside a layer is computed from others, as far as JAX tells it.
 
-  Changes before a `jax.jit` are not seen inside of it.
+  Changes before a `jax.jit`, `nn.remat` or `nn.scan` are not seen inside of it.
   """
   while (equation := getattr(x, "parent", None)) is not None:
     i = next(i for i, out in enumerate(equation.outvars) if out is x.val)
@@ -165,24 +201,28 @@ def _source(equation: Any, i: int) -> int | None:
   return program.invars.index(x) if x in program.invars else None
 
 
-def _at_a_map_of_rows(x: jax.Array, companion: jax.Array, react: Callable[[], None]) -> None:
-  """Calls `react()` whenever `jax.vmap` maps x but not the layer's parameters, now or later.
+def _mark(
+  x: jax.Array, companion: jax.Array, serial: int, number: int, react: Callable[[], None]
+) -> None:
+  """Tags a call for `programs.runs`, and calls `react()` whenever `jax.vmap` maps x alone.
 
-  Later, since a `jax.jit`, `nn.remat` or `nn.scan` around the layer is traced before the map of it.
-  The members of `nn.vmap` have parameters of their own, whose companions are mapped with x.
+  That is x, but not the layer's parameters, now or later: a `jax.jit`, `nn.remat` or `nn.scan`
+  around the layer is traced before the map of it. The members of `nn.vmap` have parameters of their
+  own, whose companions are mapped with x.
   """
 
   @jax.custom_batching.custom_vmap
-  def probe(x, companion):
+  def probe(x, companion, tag):
     return x
 
   @probe.def_vmap
-  def _(axis_size, in_batched, x, companion):
+  def _(axis_size, in_batched, x, companion, tag):
     if in_batched[0] and not in_batched[1]:
       react()
-    return probe(x, companion), in_batched[0]
+      tag = programs.tag(serial, number, tag.shape[2] * axis_size)
+    return probe(x, companion, tag), in_batched[0]
 
-  probe(jax.lax.stop_gradient(x), companion)
+  probe(jax.lax.stop_gradient(x), companion, programs.tag(serial, number))
 
 
 @contextlib.contextmanager
@@ -220,49 +260,12 @@ def intercepted(react: Callable) -> Iterator[None]:
     yield
 
 
-def _nodes(tree: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
-  """The dictionaries of a tree that hold arrays, with these arrays."""
-  children = _children(tree)
-  arrays = {k: x for k, x in children.items() if hasattr(x, "shape")}
-  if arrays and isinstance(tree, Mapping):
-    yield path, arrays
-  for key, child in children.items():
-    yield from _nodes(child, (*path, key))
-
-
-def _children(tree: Any) -> dict[Any, Any]:
-  if isinstance(tree, Mapping):
-    return dict(tree)
-  if hasattr(tree, "_fields"):  # a NamedTuple
-    return tree._asdict()
-  return dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}
-
-
-def with_companions(tree: Any, companions: Mapping[Path, Any], path: Path = ()) -> Any:
-  """The tree with companions beside the parameters of their paths."""
-  if not (children := _children(tree)):
-    return tree
-  new = {key: with_companions(child, companions, (*path, key)) for key, child in children.items()}
-  if not isinstance(tree, Mapping):
-    values = list(new.values())
-    return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
-  if path in companions:
-    new[COMPANION] = companions[path]
-  return type(tree)(new)
-
-
-def _largest(own: Mapping[str, Any]) -> Any:
-  """The array of most axes; equal ones by name."""
-  arrays = {name: x for name, x in own.items() if name != COMPANION and hasattr(x, "shape")}
-  return arrays[max(sorted(arrays), key=lambda name: len(arrays[name].shape))]
-
-
 def depends(
   predict: Callable, params: Any, batch: Any, chosen: Callable[[str], bool], held: set[Path]
 ) -> bool:
   """Whether outputs depend on parameters of the `chosen` names but through the layers `held`."""
-  nodes = dict(_nodes(params))
-  markers = {path: np.zeros((*_largest(nodes[path]).shape, 0), np.float32) for path in held}
+  own = dict(nodes(params))
+  markers = {path: np.zeros((*largest(own[path]).shape, 0), np.float32) for path in held}
   found = []
 
   @jax.custom_jvp

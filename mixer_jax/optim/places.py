@@ -1,10 +1,10 @@
 """Where the rows of a layer hold the examples of the batch: found by tracing two sizes of batch."""
 
-from typing import Any, Callable, Collection, Iterator
+from typing import Any, Callable, Collection
 
 import jax
 
-from mixer_jax.optim import layer_calls, layer_views
+from mixer_jax.optim import layer_calls, layer_views, programs
 
 FIRST = "first"  # an example an index of the leading axis
 FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
@@ -54,18 +54,7 @@ def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_cal
 
 def _loops(predict, params, batch) -> list[int]:
   """The lengths of all loops of the program: those over examples change with their number."""
-  return list(_lengths(jax.make_jaxpr(predict)(params, batch).jaxpr))
-
-
-def _lengths(jaxpr: Any) -> Iterator[int]:
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == "scan":
-      yield equation.params["length"]
-    for value in equation.params.values():
-      for inner in value if isinstance(value, tuple | list) else (value,):
-        inner = getattr(inner, "jaxpr", inner)  # of a closed one
-        if hasattr(inner, "eqns"):
-          yield from _lengths(inner)
+  return list(programs.loops(jax.make_jaxpr(predict)(params, batch).jaxpr))
 
 
 def _place(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import capture, layer_calls, layer_views, places
+from mixer_jax.optim import capture, companions, layer_calls, layer_views, places
 from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
 
 # Sums, and companions that are no sums, which do not depend on the labels.
@@ -139,9 +139,9 @@ def layers_of(
   norms: str,
   max_factor: int,
   full_factors: Sequence[str],
-) -> dict[layer_calls.Path, Layer]:
+) -> dict[companions.Path, Layer]:
   """The layers that get a Kronecker product or a diagonal, by path."""
-  by_path: dict[layer_calls.Path, list[layer_calls.Call]] = {}
+  by_path: dict[companions.Path, list[layer_calls.Call]] = {}
   for call in calls:
     by_path.setdefault(call.path, []).append(call)
   found = {}

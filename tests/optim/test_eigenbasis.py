@@ -256,6 +256,7 @@ def test_head_and_embeddings_take_adam():
   make = functools.partial(optim.scale_by_kfac_muon, apply, params, x)
   assert set(first(make(adam_paths="^nothing"))[1]) == {"hidden", "head", "Embed_0"}
   assert set(first(make(plain="^head/"))[1]) == {"hidden"}
+  assert set(first(make(adam_paths="head/kernel"))[1]) == {"hidden", "Embed_0"}  # and its bias
   assert set(first(make(plain="^hidden/", adam_paths="^head"))[1]) == {"Embed_0"}
   with pytest.raises(ValueError, match=r"plain is '\^hed', which matches no parameter"):
     make(plain="^hed")

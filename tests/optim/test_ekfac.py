@@ -133,6 +133,22 @@ def test_squares_of_the_batch_s_gradient_have_the_mean_of_the_fisher_matrix(weig
   np.testing.assert_allclose(scale * squares, fisher, rtol=1e-5)
 
 
+def test_a_batch_of_padding_changes_no_second_moment_of_examples():
+  net = nn.Dense(3)
+  x = jnp.cos(jnp.arange(40.0)).reshape(8, 5)
+  params = net.init(jax.random.key(0), x)["params"]
+  predict = lambda p, b: (net.apply({"params": p}, b[0]), None, b[1])
+  options = dict(eigenvalues="examples", factor_period=1, inverse_period=4)
+  tx = optim.scale_by_kfac(predict, params, (x, jnp.ones(8)), **options)
+  state, moments = tx.init(params), []
+  for i, weight in enumerate([1.0, 1.0, 0.0]):
+    batch = x, jnp.full(8, weight)
+    updates, state = tx.update(params, state, params, batch=batch, rng=jax.random.key(i))
+    moments.append(jax.tree.leaves(state.second_moments)[0])
+  assert moments[0].any() and not np.allclose(moments[0], moments[1])
+  np.testing.assert_array_equal(moments[2], moments[1])
+
+
 def test_rows_without_the_examples_in_front_are_refused():
   class TimeFirst(nn.Module):
     @nn.compact

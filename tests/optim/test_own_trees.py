@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from flax import nnx
+from flax import nnx, struct
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,27 @@ def test_parameters_in_a_named_tuple_have_the_blocks_of_a_dictionary():
   tx = optim.kfac(0.1, predict, params, batch, **options)
   expected, _ = jax.jit(tx.update)(params, tx.init(params), params, batch=batch)
   close(updates, Pair(**expected))
+
+
+def test_parameters_may_be_a_dataclass():
+  @struct.dataclass
+  class Params:
+    net: dict
+    scale: jax.Array
+    name: str = struct.field(pytree_node=False, default="")
+
+  net = nn.Dense(3)
+  x = jnp.cos(jnp.arange(20.0)).reshape(5, 4)
+  inner = net.init(jax.random.key(0), x)["params"]
+  params = Params({"layer": inner}, jnp.ones(()), "mine")
+  predict = lambda p, x: net.apply({"params": p.net["layer"]}, x) * p.scale
+  tx = optim.scale_by_kfac(predict, params, x, plain="scale", estimation="exact")
+  updates, _ = tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(1))
+  alone = lambda p, x: net.apply({"params": p}, x)
+  tx = optim.scale_by_kfac(alone, inner, x, estimation="exact")
+  wanted, _ = tx.update(inner, tx.init(inner), inner, batch=x, rng=jax.random.key(1))
+  assert isinstance(updates, Params) and updates.name == "mine"
+  jax.tree.map(np.testing.assert_array_equal, updates.net["layer"], wanted)
 
 
 def test_targets_of_several_outputs_are_a_mapping_like_them():

@@ -1,0 +1,61 @@
+"""Loops, and runs of layers, in a program that JAX has traced (a jaxpr)."""
+
+import collections
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+
+
+def inside(equation: Any) -> Iterator[Any]:
+  """The programs that an equation runs: a loop's body, the branches of a condition."""
+  for value in equation.params.values():
+    for inner in value if isinstance(value, tuple | list) else (value,):
+      inner = getattr(inner, "jaxpr", inner)  # of a closed one
+      if hasattr(inner, "eqns"):
+        yield inner
+
+
+def loops(program: Any) -> Iterator[int]:
+  """The lengths of all loops."""
+  for equation in program.eqns:
+    if equation.primitive.name == "scan":
+      yield equation.params["length"]
+    for inner in inside(equation):
+      yield from loops(inner)
+
+
+def tag(serial: int, number: int, copies: int = 1) -> np.ndarray:
+  """An operand by which `runs` knows a call, and how many copies of its rows `jax.vmap` makes."""
+  return np.zeros((serial, number, copies, 0, 0), np.float32)
+
+
+def runs(program: Any, serial: int, companions: Sequence[int]) -> dict[int, int]:
+  """How often each tagged call runs, by number; of a stack of layers, each of its layers.
+
+  A layer is traced more or less often than it runs: JAX traces the body of a loop, or of a program
+  that it has in its cache, once, and some bodies twice.
+
+  Args:
+    program: with companions of the shape [..., index, serial, 0] beside the parameters of layers.
+    serial: of this trace, see `layer_calls.calls`.
+    companions: the index of the companion of each call.
+  """
+  total = collections.Counter()
+  for equation in program.eqns:
+    shapes = [getattr(x.aval, "shape", ()) for x in equation.invars]
+    name, params = equation.primitive.name, equation.params
+    tags = [s for s in shapes if len(s) == 5 and s[0] == serial and s[3:] == (0, 0)]
+    if tags and name.startswith("custom_vmap"):
+      total[tags[0][1]] += tags[0][2]
+      continue
+    own = collections.Counter()
+    for inner in inside(equation):
+      found = collections.Counter(runs(inner, serial, companions))
+      own = own | found if name == "cond" else own + found  # the largest of branches
+    if name == "scan":  # over a stack of layers, or several times over one
+      sliced = shapes[params["num_consts"] + params["num_carry"] :]
+      stacks = {s[-3] for s in sliced if s[-2:] == (serial, 0)}
+      length = params["length"]
+      own = {n: c if companions[n] in stacks else c * length for n, c in own.items()}
+    total.update(own)
+  return dict(total)
