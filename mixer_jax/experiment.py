@@ -152,12 +152,17 @@ def check_accelerator(config: ml_collections.ConfigDict) -> None:
     raise UserError("require_accelerator is True, but JAX finds only a CPU")
 
 
-def build(config: ml_collections.ConfigDict) -> Experiment:
-  """Loads the data and builds the task of a config; a UserError if either is not usable."""
+def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = None) -> Experiment:
+  """Loads the data and builds the task of a config; a UserError if either is not usable.
+
+  `notes` are those of a finished run's record, which the task recalls; the data may be others.
+  """
   config_lib.check(config)
   check_accelerator(config)
   mesh = mesh_lib.make_mesh(config)
-  task = freeze.frozen(tasks.find(config.task)(config), config.freeze)
+  task = tasks.find(config.task)(config)
+  task.recall(notes or {})
+  task = freeze.frozen(task, config.freeze)
   datasets = dict(task.datasets())
   if missing := {"train", "test"} - datasets.keys():
     raise UserError(f"task {config.task} gives no split {sorted(missing)[0]!r}")

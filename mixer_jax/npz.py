@@ -84,5 +84,8 @@ def members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     raise ValueError("members of the archive overlap")
   total = sum(member.file_size for member in by_name.values())
   if total > max(_ALWAYS_ALLOWED, _MAX_TOTAL_RATIO * size):
-    raise ValueError(f"{size} bytes would unpack to {total}")
+    raise ValueError(
+      f"{size} bytes would unpack to {total}, over {_MAX_TOTAL_RATIO} times as many; save it without"
+      " compression (np.savez)"
+    )
   return by_name

@@ -82,6 +82,14 @@ def class_names(directory: pathlib.Path) -> tuple[str, ...]:
   )
 
 
+def notes(directory: pathlib.Path) -> dict[str, Any]:
+  """Facts about a run's data, as its latest session recorded them; see `Task.notes`."""
+  match read(directory):
+    case [*_, {"data": dict(found)}]:
+      return found
+  return {}
+
+
 def check_data(
   directory: pathlib.Path, examples: int, sample: Mapping[str, Sequence[float]] | None = None
 ) -> None:

@@ -137,7 +137,10 @@ class BaseTask:
     return {}
 
   def recall(self, notes: Mapping[str, Any]) -> None:
-    """Takes the `notes` of a finished run's record, so that answers need no data."""
+    """Takes the `notes` of a finished run's record, before anything else.
+
+    Answers then need no data, and other data do not change the model.
+    """
 
   def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
     """`predict` with each layer apart, and its parameters' `optim.Layout` (None: as trained)."""

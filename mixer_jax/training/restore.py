@@ -61,12 +61,10 @@ def restore(
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
   # The least batch that the devices share: the training set here may be smaller than a run's batch.
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
-  run = experiment.build(config)
+  run = experiment.build(config, provenance.notes(directory))
   provenance.check_classes(directory, run.task.class_names)
   config.batch_size = batch_size
-  run = dataclasses.replace(
-    run
-  )  # the order and clock of the old one are those of the smaller batch
+  run = dataclasses.replace(run)  # the old one has the order and clock of the smaller batch
   averaged = averages(run.variable_shapes) if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
   step, variables = _variables(saved, which, config.keep_checkpoints, where, expected)
@@ -141,7 +139,5 @@ def without_data(
   names = provenance.class_names(directory)
   if names and not isinstance(getattr(type(task), "class_names", None), property):
     task.class_names = names
-  for session in provenance.read(directory)[-1:]:
-    if isinstance(session["data"], dict):
-      task.recall(session["data"])
+  task.recall(provenance.notes(directory))
   return task, variables

@@ -28,6 +28,7 @@ _NOISE = (
   " each grid"
 )
 _AT_ONCE = 64  # functions, of which cells are averaged
+_MOST_LOST = 1e-2  # by rounding to float32, as a share of the deviation
 # Fields that sets made from a seed read, and those of files.
 _SIZES = ("points", "train_functions", "test_functions")
 _OF_FILES = ("dir", "axes")
@@ -226,10 +227,21 @@ def _taken(
         check_step(fine.grid, fine.periodic, wide, "data.output_step", step)
         pair = pair[0], averaged(fine.inputs, wide, fine.periodic)
     for name, array in zip(("inputs", "outputs"), pair):
-      taken[name].append(np.asarray(array, np.float32))
+      taken[name].append(_in_float32(array, f"{name} of {base}"))
     ids = zlib.crc32(base.encode()) + np.arange(rows.start, rows.stop)
     taken["id"].append(ids.astype(np.uint32))
   return {name: np.concatenate(arrays) for name, arrays in taken.items()}
+
+
+def _in_float32(functions: np.ndarray, where: str) -> np.ndarray:
+  """The functions; a warning if most of their variation is lost, as of 1e5 with waves of 1e-3."""
+  rounded = np.asarray(functions, np.float32)
+  some = np.asarray(functions[:_AT_ONCE], np.float64)
+  deviation, lost = some.std(), np.abs(some - rounded[:_AT_ONCE]).max()
+  if lost > _MOST_LOST * deviation > 1e-12 * np.abs(some).max():  # one and the same number has none
+    rounds = f"float32 rounds by up to {lost:.1g}, and they have a deviation of {deviation:.1g}"
+    _LOG.warning("%s: %s; subtract their mean in the file", where, rounds)
+  return rounded
 
 
 def averaged(functions: np.ndarray, step: int, periodic: bool) -> np.ndarray:

@@ -28,8 +28,13 @@ _LOG = logging.getLogger(__name__)
 Statistics = Mapping[str, jax.Array]
 
 
-def fit(functions: np.ndarray, kind: str) -> Statistics:
-  """The statistics of functions [n, *grid] in float64, of all points if `kind` is "global"."""
+def fit(
+  functions: np.ndarray, kind: str, grid: tuple[int, ...] | None = None, periodic: bool = False
+) -> Statistics:
+  """The statistics of functions [n, *own grid], of all points if `kind` is "global".
+
+  They are taken in float64, and then brought to another grid, if it is given.
+  """
   whole = np.std(functions, dtype=np.float64) or 1.0  # of one and the same number, 1
   if kind == "global":
     shape = (1,) * (functions.ndim - 1)
@@ -37,7 +42,9 @@ def fit(functions: np.ndarray, kind: str) -> Statistics:
   else:
     mean = np.mean(functions, axis=0, dtype=np.float64)
     std = np.maximum(np.std(functions, axis=0, dtype=np.float64), _LEAST * whole)
-  return {"mean": np.float32(mean), "std": np.float32(std)}
+  with jax.ensure_compile_time_eval():
+    on_grid = lambda x: np.asarray(at(np.float32(x), grid or functions.shape[1:], periodic))
+    return {"mean": on_grid(mean), "std": on_grid(std)}
 
 
 def tell_units(outputs: np.ndarray, kind: str) -> None:

@@ -123,9 +123,10 @@ class OperatorLearning(BaseTask):
 
   def _check_boundary(self, collections: Variables) -> None:
     """Raises a UserError if the model holds outputs at a boundary where those of train vary."""
-    if not self.model.dirichlet:
-      return
     wanted = self._splits["train"].arrays()["outputs"]
+    recalled = wanted.shape[1:] != self._grids[1]  # a finished run, on data of another grid
+    if recalled or not self.model.dirichlet:
+      return
     statistics = collections.get("normaliser", {}).get("outputs")
     off = np.abs(wanted - (0 if statistics is None else statistics["mean"]))
     off[(slice(None), *[slice(1, -1)] * (wanted.ndim - 1))] = 0
@@ -139,8 +140,9 @@ class OperatorLearning(BaseTask):
   @functools.cached_property
   def _statistics(self) -> Mapping[str, normaliser.Statistics]:
     arrays = self._splits["train"].arrays()
-    fit = functools.partial(normaliser.fit, kind=self._config.normalise)
-    return {name: fit(arrays[name]) for name in ("inputs", "outputs")}
+    fit = functools.partial(normaliser.fit, kind=self._config.normalise, periodic=self._periodic)
+    sides = zip(("inputs", "outputs"), self._grids)
+    return {name: fit(arrays[name], grid=grid) for name, grid in sides}
 
   def _positions(self, grid: tuple[int, ...]) -> jax.Array:
     """Coordinates in [0, 1] of the points of a grid, [*grid, axes]."""

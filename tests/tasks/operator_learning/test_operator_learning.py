@@ -385,6 +385,21 @@ def test_a_test_set_that_is_trained_on_is_told(config, caplog):
   assert "test set test (train.npz[50:]) shares examples of 'train.npz'" in caplog.text
 
 
+@pytest.mark.parametrize("offset, told", [(101325.0, True), (300.0, False)])
+def test_functions_that_float32_cannot_hold_are_told(config, tmp_path, caplog, offset, told):
+  u = offset + 1e-2 * np.float64(waves(0, 16, 64)[0])
+  for name in ("train", "test"):
+    np.savez(tmp_path / f"{name}.npz", a=u, u=np.full_like(u, 0.1))
+  config.data.dir = str(tmp_path)
+  experiment.build(config)
+  found = [text for text in caplog.messages if "subtract their mean" in text]
+  assert [text[:40] for text in found] == (
+    ["inputs of train.npz: float32 rounds by u", "inputs of test.npz: float32 rounds by up"]
+    if told
+    else []
+  )
+
+
 def test_the_test_grid_is_no_further_one(config, caplog):
   config.data.extra_test_steps = "2,1"
   with caplog.at_level("INFO", logger="mixer_jax"):
@@ -536,6 +551,23 @@ def test_columns_of_attention_are_functions_on_its_grid(config, tmp_path, name, 
   assert len(drawn["attention"].axes) == 2 * 3 * (1 if scan else 2)
 
 
+@pytest.mark.parametrize("kind", ["none", "pointwise", "global"])
+def test_a_finished_run_on_data_of_another_grid_keeps_its_operator(config, kind):
+  """FNO's padding is in points of the training grid: another grid would be another function."""
+  config.normalise, config.model.padding = kind, 5
+  config.data.update(axes="bounded", step=3, extra_test_steps="1")
+  run = experiment.build(config)
+  variables = jax.jit(run.task.init)(jax.random.key(0))
+  config.data.update(step=1, extra_test_steps="")
+  other = experiment.build(config, json.loads(json.dumps(run.task.notes())))
+  shapes = lambda tree: jax.tree.map(jnp.shape, tree)
+  assert shapes(other.variable_shapes) == shapes(variables)
+  found, wanted = Evaluator(other, "test")(variables), Evaluator(run, "test_64")(variables)
+  assert found.keys() == wanted.keys()
+  for name, value in wanted.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+
+
 @pytest.mark.thorough
 def test_a_run_through_the_commands(config, folder, tmp_path):
   """Trained with K-FAC's eigenbasis, evaluated on two grids, asked for a function, drawn."""
@@ -547,6 +579,9 @@ def test_a_run_through_the_commands(config, folder, tmp_path):
   found = restore.restore(str(tmp_path / "run"))
   last = metrics_file.read(tmp_path / "run")[-1]
   assert last["test/relative_l2"] < 0.5 and last["test_64/relative_l2"] < 0.5
+  finer = restore.restore(str(tmp_path / "run"), step=1, extra_test_steps="")
+  again = Evaluator(finer.run, "test")(finer.variables)["relative_l2"]
+  np.testing.assert_allclose(again, last["test_64/relative_l2"], rtol=1e-5)
   a, u = waves(1, 21, 64)
   np.savez(tmp_path / "mine.npz", a=a[:2, ::2])
   asked = children.command(
