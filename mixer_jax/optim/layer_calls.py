@@ -140,8 +140,8 @@ def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
   paths, serial, markers = _markers(held)
 
   def interceptor(next_call, args, kwargs, context):
-    module = context.module
-    if module.scope is not None and not module.is_initializing():
+    module, setup = context.module, context.method_name == "setup"
+    if not setup and module.scope is not None and not module.is_initializing():
       own = layer_views.own_params(module)
       if COMPANION in own and own[COMPANION].shape[-2] == serial:
         path = paths[own[COMPANION].shape[-3]]
