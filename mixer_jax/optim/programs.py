@@ -42,8 +42,7 @@ def runs(program: Any, serial: int, companions: Sequence[int]) -> dict[int, int]
   """
   total = collections.Counter()
   for equation in program.eqns:
-    shapes = [getattr(x.aval, "shape", ()) for x in equation.invars]
-    name, params = equation.primitive.name, equation.params
+    shapes, name = _shapes(equation.invars), equation.primitive.name
     tags = [s for s in shapes if len(s) == 5 and s[0] == serial and s[3:] == (0, 0)]
     if tags and name.startswith("custom_vmap"):
       total[tags[0][1]] += tags[0][2]
@@ -52,10 +51,14 @@ def runs(program: Any, serial: int, companions: Sequence[int]) -> dict[int, int]
     for inner in inside(equation):
       found = collections.Counter(runs(inner, serial, companions))
       own = own | found if name == "cond" else own + found  # the largest of branches
-    if name == "scan":  # over a stack of layers, or several times over one
-      sliced = shapes[params["num_consts"] + params["num_carry"] :]
-      stacks = {s[-3] for s in sliced if s[-2:] == (serial, 0)}
-      length = params["length"]
-      own = {n: c if companions[n] in stacks else c * length for n, c in own.items()}
+    if name == "scan":  # over a stack of layers, whose companions lose an axis, or over one layer
+      body, length = next(inside(equation)), equation.params["length"]
+      axes = lambda shapes: {s[-3]: len(s) for s in shapes if s[-2:] == (serial, 0)}
+      stacked = axes(shapes).items() - axes(_shapes(body.invars)).items()
+      own = {n: c if companions[n] in dict(stacked) else c * length for n, c in own.items()}
     total.update(own)
   return dict(total)
+
+
+def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+  return [getattr(x.aval, "shape", ()) for x in variables]
