@@ -161,7 +161,8 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
   check_accelerator(config)
   mesh = mesh_lib.make_mesh(config)
   task = tasks.find(config.task)(config)
-  task.recall(notes or {})
+  if notes:
+    task.recall(notes)
   task = freeze.frozen(task, config.freeze)
   datasets = dict(task.datasets())
   if missing := {"train", "test"} - datasets.keys():

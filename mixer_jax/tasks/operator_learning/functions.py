@@ -28,7 +28,7 @@ _NOISE = (
   " each grid"
 )
 _AT_ONCE = 64  # functions, of which cells are averaged
-_MOST_LOST = 1e-2  # by rounding to float32, as a share of the deviation
+_MOST_LOST = 1e-2  # that rounding to float32 may change, as a share of the deviation
 # Fields that sets made from a seed read, and those of files.
 _SIZES = ("points", "train_functions", "test_functions")
 _OF_FILES = ("dir", "axes")
@@ -234,7 +234,7 @@ def _taken(
 
 
 def _in_float32(functions: np.ndarray, where: str) -> np.ndarray:
-  """The functions; a warning if most of their variation is lost, as of 1e5 with waves of 1e-3."""
+  """The functions; a warning if rounding changes them by over a hundredth of their deviation."""
   rounded = np.asarray(functions, np.float32)
   some = np.asarray(functions[:_AT_ONCE], np.float64)
   deviation, lost = some.std(), np.abs(some - rounded[:_AT_ONCE]).max()
