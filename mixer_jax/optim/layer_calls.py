@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixer_jax.errors import reason
 from mixer_jax.optim import layer_views, programs
 from mixer_jax.optim.companions import COMPANION, Path, largest, nodes, with_companions
 from mixer_jax.optim.curvature_blocks import path_name
@@ -98,10 +99,9 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
   except layer_views.LayerError:
     raise
   except Exception as e:  # of whatever kind: it comes from the user's function
-    reason = " ".join(str(e).split())  # in one line; JAX's have several
     raise ValueError(
       "K-FAC hands predict a tree of parameters with arrays of its own beside them, and predict"
-      f" fails ({type(e).__name__}: {reason}); it must give the tree to apply as it is, but for"
+      f" fails ({type(e).__name__}: {reason(e)}); it must give the tree to apply as it is, but for"
       " layers that are listed in `plain`"
     ) from e
   runs = programs.runs(program, serial, companions)
@@ -152,10 +152,8 @@ def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
     with nn.intercept_methods(interceptor):
       jax.eval_shape(lambda p, b: predict(with_companions(p, markers), b), params, batch)
   except Exception as e:  # of whatever kind: it comes from the user's function
-    reason = " ".join(str(e).split())
-    logging.getLogger(__name__).warning(
-      "stacks of layers are taken for single matrices: %s: %s", type(e).__name__, reason
-    )
+    told = f"{type(e).__name__}: {reason(e)}"
+    logging.getLogger(__name__).warning("stacks of layers are taken for single matrices: %s", told)
     return {}
   return {
     "/".join(map(str, (*path, name))): count
