@@ -122,12 +122,15 @@ def adagrad(
 _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
 
 
-def compiled(adam_paths: str) -> re.Pattern:
-  """The regular expression `adam_paths`; a ValueError if it is none."""
-  try:
-    return re.compile(adam_paths)
-  except (re.error, TypeError) as e:
-    raise ValueError(f"adam_paths is {adam_paths!r}, no regular expression: {e}") from e
+def takes_adam(name: str, adam_paths: str) -> bool:
+  """Whether `adam_paths`, a regular expression, matches a parameter; "" matches none."""
+  return bool(adam_paths and re.search(adam_paths, name))
+
+
+def check_adam_paths(adam_paths: str, params: Any) -> None:
+  """Raises a ValueError for one's own that match no parameter; the usual ones may, without a head."""
+  if adam_paths != NOT_BY_MUON and (names := tuple(by_path(params))):
+    curvature_options.matching("adam_paths", adam_paths, names)
 
 
 @curvature_options.checked()
@@ -162,7 +165,7 @@ def muon(
     nesterov: whether the momentum is Nesterov's, that of Adam, too: it is NAdam then.
     rms: root mean square of an update of a kernel, at a rate of 1.
     b1: of Adam, as are b2 and eps; of NAdam with `nesterov`.
-    adam_paths: a regular expression of kernels that take Adam.
+    adam_paths: a regular expression of kernels that take Adam; "" for none.
     dimension_numbers: a function from parameters to a tree of
       `optax.contrib.MuonDimensionNumbers`, or None for Adam, instead of these rules and `adam_paths`.
     stacked: how many leading axes of a parameter, by path, count layers; each layer is a matrix.
@@ -170,16 +173,15 @@ def muon(
     decay_mask: as in `optax.add_decayed_weights`.
 
   Raises:
-    ValueError: an option out of range; or, of the parameters, `stacked` names none, or no kernel is
-      left for Muon.
+    ValueError: an option out of range; or, of the parameters, `stacked` or one's own `adam_paths`
+      names none, or no kernel is left for Muon.
   """
-  by_adam = compiled(adam_paths)
 
   def matrix(path, x):
     *layers, name = path_name(path).split("/")
     first = (stacked or {}).get(path_name(path), 0)
     axes = range(first, x.ndim)
-    if name != "kernel" or len(axes) < 2 or by_adam.search(path_name(path)):
+    if name != "kernel" or len(axes) < 2 or takes_adam(path_name(path), adam_paths):
       return None
     inputs = 1 if len(axes) == 3 and layers[-1:] and layers[-1] in _ATTENDING else len(axes) - 1
     return optax.contrib.MuonDimensionNumbers(tuple(axes[:inputs]), tuple(axes[inputs:]))
@@ -205,4 +207,11 @@ def muon(
     consistent_rms=rms,
   )
   decay = optax.add_decayed_weights(weight_decay, decay_mask)
-  return optax.chain(rule, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))
+  chain = optax.chain(rule, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))
+
+  def init_fn(params):
+    # Here, for `numbers` sees parts of the parameters as well.
+    check_adam_paths(adam_paths, params)
+    return chain.init(params)
+
+  return Transform(init_fn, chain.update)

@@ -176,8 +176,8 @@ def scale_by_kfac_muon(
     newton_schulz: steps of the iteration to the polar factor.
     b1: of Adam for the parameters without a basis, as are b2 and eps.
     adam_paths: a regular expression of parameters that take Adam with their layers, as those of
-      `plain` do; by default of paths with a part `head` or `embedding`. A head of another name takes
-      Muon's steps.
+      `plain` do, "" for none; by default of paths with a part `head` or `embedding`. A head of
+      another name takes Muon's steps.
     plain: see `scale_by_kfac_adam`.
 
   Returns:
@@ -189,7 +189,8 @@ def scale_by_kfac_muon(
   rule = polar.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
   others = optax.scale_by_adam(b1, b2, eps, nesterov=nesterov)
   listed = (plain,) if isinstance(plain, str) else tuple(plain)
-  found = filter(first_order.compiled(adam_paths).search, by_path(params))
+  first_order.check_adam_paths(adam_paths, params)
+  found = (path for path in by_path(params) if first_order.takes_adam(path, adam_paths))
   layers = sorted({path[: path.rfind("/") + 1] for path in found})
   listed = (*filter(None, listed), *(f"^{re.escape(layer)}[^/]+$" for layer in layers))
   return _in_kfac_basis(rule, others, predict, params, batch, listed, **options)

@@ -1,6 +1,7 @@
 """Optimizers in an eigenbasis against NumPy in float64, over 25 steps of changing gradients."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -254,14 +255,15 @@ def test_head_and_embeddings_take_adam():
     jax.tree.map(np.testing.assert_array_equal, found[name], wanted[name])
   assert not np.allclose(found["hidden"]["kernel"], wanted["hidden"]["kernel"], rtol=0.1)
   make = functools.partial(optim.scale_by_kfac_muon, apply, params, x)
-  assert set(first(make(adam_paths="^nothing"))[1]) == {"hidden", "head", "Embed_0"}
+  assert set(first(make(adam_paths=""))[1]) == {"hidden", "head", "Embed_0"}
   assert set(first(make(plain="^head/"))[1]) == {"hidden"}
   assert set(first(make(adam_paths="head/kernel"))[1]) == {"hidden", "Embed_0"}  # and its bias
   assert set(first(make(plain="^hidden/", adam_paths="^head"))[1]) == {"Embed_0"}
   with pytest.raises(ValueError, match=r"plain is '\^hed', which matches no parameter"):
     make(plain="^hed")
-  with pytest.raises(ValueError, match=r"adam_paths is '\(', no regular expression"):
-    make(adam_paths="(")
+  for wrong, why in (("(", "no regular expression"), ("^hed", "which matches no parameter")):
+    with pytest.raises(ValueError, match=re.escape(f"adam_paths is {wrong!r}, {why}")):
+      make(adam_paths=wrong)
   nothing = (
     "no parameter is left for K-FAC's basis; the parameters are Embed_0/embedding, head/bias"
   )

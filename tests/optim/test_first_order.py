@@ -1,5 +1,7 @@
 """First-order chains against their equations in NumPy, as PyTorch has them."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -150,8 +152,29 @@ def test_muon_takes_dimension_numbers():
   for i in range(3):
     alone = update(first_order.muon(1.0), {"kernel": grads["kernel"][i]})
     np.testing.assert_allclose(found[i], alone, rtol=1e-4, atol=1e-5)
-  with pytest.raises(ValueError, match="adam_paths is '[(]', no regular expression"):
-    first_order.muon(1.0, adam_paths="(")
+
+
+def test_adam_paths_of_muon():
+  params = {name: {"kernel": jnp.ones((3, 4))} for name in ("hidden", "head")}
+  grads = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size)).reshape(p.shape), params)
+
+  def by_adam(**options):
+    tx = first_order.muon(1.0, nesterov=False, weight_decay=0.0, **options)
+    steps = tx.update(grads, tx.init(params), params)[0]
+    # Adam's first step is the gradient's sign.
+    return {name for name, x in steps.items() if np.allclose(jnp.abs(x["kernel"]), 1.0, atol=1e-5)}
+
+  assert by_adam() == {"head"}
+  assert by_adam(adam_paths="^hidden/") == {"hidden"}
+  assert by_adam(adam_paths="") == set()
+  for wrong, why in (
+    ("(", "no regular expression"),
+    ("^hed", "which matches no parameter; they are head/kernel, hidden/kernel"),
+  ):
+    with pytest.raises(ValueError, match=re.escape(f"adam_paths is {wrong!r}, {why}")):
+      by_adam(adam_paths=wrong)
+  with pytest.raises(ValueError, match="no kernel is left for Muon"):
+    by_adam(adam_paths="h")
 
 
 def test_muon():
