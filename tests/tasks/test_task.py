@@ -1,5 +1,7 @@
 """The contract of a task and its registry."""
 
+import types
+
 import jax
 import ml_collections
 import numpy as np
@@ -27,6 +29,16 @@ def test_other_names_are_refused(name):
   with pytest.raises(UserError) as caught:
     tasks.find(name)
   assert str(caught.value).startswith(f"task is {name!r}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_no_attribute_of_a_task_hides_a_method_of_another_kind(name):
+  kinds = {}
+  for base in reversed(tasks.find(name).__mro__):
+    for attribute, value in vars(base).items():
+      called = isinstance(value, types.FunctionType | staticmethod | classmethod)
+      if not attribute.startswith("__"):
+        assert kinds.setdefault(attribute, called) == called, f"{base.__name__}.{attribute}"
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ class Distillation(ImageClassification):
     if id(split) not in self._teacher_top1:
       size, found = self._config.eval_batch_size, []
       for batch in batches.each_batch(split, batches.spaced(split), size):
-        found.append((self._answers(variables["teacher"], batch["image"]), batch["label"]))
+        found.append((self._teacher_classes(variables["teacher"], batch["image"]), batch["label"]))
       answers, labels = (np.concatenate(x)[: len(split)] for x in zip(*found))
       if labels.ndim == 1:
         hits = answers == labels
@@ -157,14 +157,14 @@ class Distillation(ImageClassification):
     return {"teacher_top1": self._teacher_top1[id(split)]}
 
   @functools.cached_property
-  def _answers(self) -> Callable[[Any, np.ndarray], jax.Array]:
+  def _teacher_classes(self) -> Callable[[Any, np.ndarray], jax.Array]:
     """From the teacher's variables and stored images to its classes."""
 
-    def answers(teacher, images):
+    def classes(teacher, images):
       images = augment.plain_input(images, self._augmentation)
       return jnp.argmax(self.taught({"teacher": teacher}, images), axis=1)
 
-    return jax.jit(answers)
+    return jax.jit(classes)
 
 
 def from_teacher(kind: str, logits: jax.Array, taught: jax.Array, temperature: float) -> jax.Array:

@@ -7,6 +7,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 import pytest
 
 from mixer_jax import config as config_lib
@@ -283,3 +284,14 @@ def test_evaluation_does_without_the_teacher(config):
   mask = np.ones(len(batch["label"]), bool)
   alone = {"params": variables["params"]}
   assert "loss" in jax.eval_shape(run.task.evaluate, alone, batch, mask)
+
+
+def test_image_files_are_answered_by_the_student(config, tmp_path):
+  run, variables, _ = started(config)
+  batch = jax.tree.map(lambda x: x[:3], run.task.datasets()["test"].arrays())
+  files = [str(tmp_path / f"{i}.png") for i in range(3)]
+  for file, image in zip(files, batch["image"]):
+    Image.fromarray(image).save(file)
+  found = [x["probability"] for x in run.task.answer(variables, files)]
+  logits, *_ = run.task.predict(variables, run.task.prepare(None, batch, train=False))
+  np.testing.assert_allclose(found, softmax(np.float64(logits)).max(1), rtol=1e-4)
