@@ -3,7 +3,7 @@
   DIR/SPLIT/IMAGE          DIR/SPLITannot/MASK.png          as CamVid in the SegNet tutorial
   DIR/images/SPLIT/IMAGE   DIR/annotations/SPLIT/MASK.png   as ADE20K
 
-A mask is a PNG of 8 bits, grey or with a palette, whose pixels are ids of classes.
+A mask is a PNG of at most 8 bits, grey or with a palette, whose pixels are ids of classes.
 """
 
 from concurrent import futures
@@ -24,7 +24,7 @@ from mixer_jax.errors import UserError, reason
 from mixer_jax.images import decode, folder
 
 _LOG = logging.getLogger(__name__)
-_FORMAT = 1  # raise it when decoding changes, so that old cache entries are not read
+_FORMAT = 2  # raise it when decoding changes, so that old cache entries are not read
 _LAYOUTS = "SPLIT and SPLITannot, or images/SPLIT and annotations/SPLIT"
 _ENDINGS = {"image": folder.EXTENSIONS, "mask": (".png",)}
 _BAR = dict(desc="Decoding pairs (once)", unit=" pairs", unit_scale=True)
@@ -148,6 +148,9 @@ def _by_stem(place: pathlib.Path, what: str) -> dict[str, pathlib.Path]:
   return found
 
 
+_BIT_DEPTH = 24  # the byte of a PNG: 8 of signature, 8 of IHDR's head, 4 each of width and height
+
+
 def decode_mask(data: bytes, where: str) -> np.ndarray:
   """The ids of a mask, uint8 [height, width]; of a palette the ids, not the colours.
 
@@ -157,12 +160,15 @@ def decode_mask(data: bytes, where: str) -> np.ndarray:
     with Image.open(io.BytesIO(data), formats=("PNG",)) as mask:
       if mask.width * mask.height > Image.MAX_IMAGE_PIXELS:
         raise Image.DecompressionBombError(f"more than {Image.MAX_IMAGE_PIXELS:,} pixels")
-      mode, ids = mask.mode, np.asarray(mask)
+      mode, ids = mask.mode, np.asarray(mask.convert("L") if mask.mode == "1" else mask)
   except Exception as error:  # Pillow raises whatever it trips over
     raise UserError(f"{where}: broken mask: {reason(error)}") from error
-  if mode not in ("L", "P"):
-    raise UserError(f"{where}: a mask of mode {mode}; allowed: 8 bits, grey (L) or a palette (P)")
-  return ids
+  if mode not in ("1", "L", "P"):
+    raise UserError(
+      f"{where}: a mask of mode {mode}; allowed: at most 8 bits, grey (1, L) or a palette (P)"
+    )
+  # Pillow stretches grey of fewer bits to 0 to 255, and names it "L", too.
+  return ids if mode == "P" else ids // (255 // (2 ** data[_BIT_DEPTH] - 1))
 
 
 def fitting(shape: tuple[int, ...], canvas: tuple[int, ...]) -> tuple[int, int]:

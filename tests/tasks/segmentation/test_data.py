@@ -1,5 +1,8 @@
 """Pairs of files as arrays, and what is refused."""
 
+import struct
+import zlib
+
 import numpy as np
 from PIL import ExifTags, Image
 import pytest
@@ -174,7 +177,10 @@ def test_masks_of_0_and_255_are_no_two_classes(tmp_path, fields, message):
 @pytest.mark.parametrize(
   "change, message",
   [
-    (rgb, "trainannot/a1.png: a mask of mode RGB; allowed: 8 bits, grey .L. or a palette .P."),
+    (
+      rgb,
+      "trainannot/a1.png: a mask of mode RGB; allowed: at most 8 bits, grey .1, L. or a palette .P.",
+    ),
     (deep, "trainannot/a1.png: a mask of mode I;16; allowed"),
     (large, "trainannot/a1.png has 20x24 pixels .* but its image 24x20 pixels"),
     (unknown, "testannot/a0.png: has pixels of id 7; allowed: 0 to 2 for 3 classes, and .*void, 3"),
@@ -225,3 +231,19 @@ def test_a_mask_file_keeps_its_ids(tmp_path):
     file.save(tmp_path / f"{name}.png")
     found = pairs.decode_mask((tmp_path / f"{name}.png").read_bytes(), name)
     np.testing.assert_array_equal(found, ids)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", [0, 3])
+def test_a_mask_of_fewer_bits_keeps_its_ids(bits, kind):
+  """Grey (0) and palette (3), written by the PNG specification: Pillow writes no grey of 2 or 4 bits."""
+  chunk = lambda name, x: (
+    struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x))
+  )
+  ids = np.arange(2**bits, dtype=np.uint8).repeat(3)  # a row may end within a byte
+  row = np.packbits(np.unpackbits(ids[:, None], axis=1)[:, 8 - bits :])
+  header = struct.pack(">IIBBBBB", len(ids), 1, bits, kind, 0, 0, 0)
+  palette = chunk(b"PLTE", bytes(range(255, -1, -1)) * 3) if kind == 3 else b""
+  body = chunk(b"IDAT", zlib.compress(b"\0" + row.tobytes())) + chunk(b"IEND", b"")
+  file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + palette + body
+  np.testing.assert_array_equal(pairs.decode_mask(file, "mask"), ids[None])
