@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.models import blocks, resmlp
@@ -44,9 +45,10 @@ class TokenAffine(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [batch, tokens, channels] to the same shape."""
+    own = lambda name, start, shape: self.param(name, start, shape, jnp.float32).astype(self.dtype)
     if self.use_scale:
-      x = x * self.param("scale", nn.initializers.ones, x.shape[-1:]).astype(self.dtype)
-    return x + self.param("bias", nn.initializers.zeros, x.shape[1:]).astype(self.dtype)
+      x = x * own("scale", nn.initializers.ones, x.shape[-1:])
+    return x + own("bias", nn.initializers.zeros, x.shape[1:])
 
 
 class _Absorbed:

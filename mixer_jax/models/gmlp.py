@@ -64,8 +64,8 @@ class ToeplitzDense(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [..., n] to [..., n]."""
     n = x.shape[-1]
-    diagonals = self.param("diagonals", self.kernel_init, (2 * n - 1,))
-    bias = self.param("bias", self.bias_init, (n,))
+    diagonals = self.param("diagonals", self.kernel_init, (2 * n - 1,), jnp.float32)
+    bias = self.param("bias", self.bias_init, (n,), jnp.float32)
     index = jnp.arange(n)
     matrix = diagonals.astype(self.dtype)[index[:, None] - index + n - 1]
     return x.astype(self.dtype) @ matrix.T + bias.astype(self.dtype)

@@ -139,8 +139,8 @@ class Affine(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [..., channels] to the same shape; starts as the identity."""
-    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-    bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+    bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
     return x.astype(self.dtype) * scale.astype(self.dtype) + bias.astype(self.dtype)
 
 
@@ -154,7 +154,7 @@ class LayerScale(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [..., channels] to the same shape."""
-    scale = self.param("scale", nn.initializers.constant(self.init), (x.shape[-1],))
+    scale = self.param("scale", nn.initializers.constant(self.init), (x.shape[-1],), jnp.float32)
     return x.astype(self.dtype) * scale.astype(self.dtype)
 
 

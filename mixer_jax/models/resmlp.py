@@ -148,7 +148,7 @@ class ClassToken(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """The class token [batch, 1, channels] for tokens [batch, tokens, channels]."""
-    embedding = self.param("embedding", _LINEAR_INIT, x.shape[-1:])
+    embedding = self.param("embedding", _LINEAR_INIT, x.shape[-1:], jnp.float32)
     return jnp.broadcast_to(embedding.astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
 
 

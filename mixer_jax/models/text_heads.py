@@ -25,7 +25,7 @@ class Bias(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [..., n] to the same shape; starts as the identity."""
-    return x + self.param("bias", nn.initializers.zeros, x.shape[-1:])
+    return x + self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
 
 
 class MaskedLm(nn.Module):

@@ -28,8 +28,10 @@ class TokenDense(nn.Module):
   curvature: ClassVar[str] = "dense"
 
   def setup(self):
-    self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.size, self.size))
-    self.bias = self.param("bias", nn.initializers.zeros, (self.size,))
+    self.kernel = self.param(
+      "kernel", nn.initializers.lecun_normal(), (self.size, self.size), jnp.float32
+    )
+    self.bias = self.param("bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [batch, any, tokens] to the same shape."""

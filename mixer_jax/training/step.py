@@ -88,8 +88,8 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
   # Part i takes every parts-th example, so all devices share each part.
   split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
   own = {k: variables[k] for k in run.variable_shapes if k != "params"}
-  zeros = jax.tree.map(jnp.zeros_like, params) if gradient else jnp.zeros(())
-  start = zeros, jnp.zeros(()), own
+  zero = jnp.zeros((), jnp.float32)
+  start = jax.tree.map(jnp.zeros_like, params) if gradient else zero, zero, own
   keys = jax.random.split(key, parts)
   (sums, weight, changed), each = jax.lax.scan(add_part, start, (split, keys))
   of_parts = (jax.tree.map(lambda x, i=i: x[i], each) for i in range(parts))

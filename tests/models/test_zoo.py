@@ -42,6 +42,25 @@ def test_every_variant_builds_for_its_own_images(name):
   assert found["head/kernel"] == (fields["hidden_dim"], 10)
 
 
+@pytest.mark.parametrize(
+  "name, fields",
+  [
+    ("mixer_small", {}),
+    ("resmlp_s12", dict(pooling="class_mlp")),
+    ("resmlp_s12", dict(normalization="layer_norm")),
+    ("amlp_small", {}),
+    ("tmlp_small", {}),
+    ("resnet_20", {}),
+  ],
+)
+def test_parameters_are_float32_where_jax_has_64_bits(name, fields):
+  small = SMALL if name in PATCHES else dict(stages=(1,), width=8)
+  model = models.build(name, 10, **small, **fields)
+  with jax.enable_x64(True):
+    found = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3), jnp.float32))
+  assert {str(x.dtype) for x in jax.tree.leaves(found)} == {"float32"}
+
+
 def test_images_of_32_pixels_are_for_the_small_patches():
   small = {name for name in PATCHES if models.image_size(name) == 32}
   assert small == {name for name in PATCHES if models.fields(name)["patch_size"] == 4}

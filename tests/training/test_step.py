@@ -72,6 +72,17 @@ def test_accumulation_weighs_parts_by_their_weights():
   assert metrics == pytest.approx([error, error], rel=1e-5)
 
 
+def test_accumulation_keeps_the_types_of_the_state_where_jax_has_64_bits():
+  config = waves("adam", accum_steps=4)
+  batch = {name: np.ones((32, 8), np.float32) for name in ("x", "y", "mask")}
+  with jax.enable_x64(True):
+    run = experiment.build(config)
+    start = jax.eval_shape(lambda: init_state(run))
+    state, _ = jax.eval_shape(lambda s: update(run, s, batch), start)
+  types = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
+  assert types((state.params, state.opt_state)) == types((start.params, start.opt_state))
+
+
 @pytest.mark.slow
 def test_accumulation_of_images_equals_one_batch(tiny_config):
   tiny_config.optimizer, tiny_config.model.num_blocks = optimizer_of("sgd"), 1
