@@ -230,7 +230,9 @@ def save(
   path = user_path(path)
   if path.suffix != ".npz":
     raise UserError(f"{path}: weights are saved as .npz")
-  fields = {name: getattr(model, name) for name in UNSEEN if hasattr(model, name)}
+  fields = {
+    name: kind(getattr(model, name)) for name, kind in UNSEEN.items() if hasattr(model, name)
+  }
   notes = {"fields": fields, "normalization": normalization}
   arrays = traverse_util.flatten_dict(models.unrolled(params), sep="/")
   with told(f"{path}: cannot be written", OSError):
