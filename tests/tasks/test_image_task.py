@@ -130,10 +130,12 @@ def test_binary_losses_of_test_sets_take_hard_labels(config, variables):
 def test_ties_go_to_the_lower_class_and_nan_is_no_hit():
   from mixer_jax.tasks.image_classification.task import _hits
 
-  logits = jnp.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [jnp.nan] * 3, [0.0, 2.0, 1.0]])
-  top1, top5 = _hits(logits, jnp.array([0, 1, 0, 2]))
-  assert top1.tolist() == [True, False, False, False]
-  assert top5.tolist() == [True, True, False, True]
+  logits = jnp.array(
+    [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [jnp.nan] * 3, [0.0, 2.0, 1.0], [jnp.nan, 1, 0]]
+  )
+  top1, top5 = _hits(logits, jnp.array([0, 1, 0, 2, 1]))
+  assert top1.tolist() == [True, False, False, False, False]
+  assert top5.tolist() == [True, True, False, True, False]
 
 
 def test_answers_name_classes_of_images_and_other_files_are_refused(task, variables, tmp_path):

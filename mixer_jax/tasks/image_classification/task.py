@@ -265,5 +265,5 @@ def _hits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
   # Rank by strictly greater logits, ties by the lower class first, as argmax.
   earlier = jnp.arange(logits.shape[1])[None, :] < labels[:, None]
   rank = jnp.sum((logits > own) | ((logits == own) & earlier), axis=1)
-  finite = jnp.isfinite(own[:, 0])
+  finite = jnp.isfinite(own[:, 0]) & ~jnp.isnan(logits).any(axis=1)
   return (rank < 1) & finite, (rank < 5) & finite
