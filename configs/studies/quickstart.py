@@ -17,7 +17,9 @@ _CONFIG = pathlib.Path(__file__).parent.parent / "quickstart.py"
 # Lowest and highest values; logarithms are drawn uniformly.
 _RATES = {
   "kfac_adam": (1e-3, 1e-1),
+  "kfac_muon": (1e-3, 1e-1),
   "kfac": (2e-3, 0.2),
+  "muon": (1e-3, 1e-1),
   "sgd": (1e-2, 1.0),
   "adam": (1e-4, 1e-2),
 }

@@ -22,7 +22,7 @@ SIZES = {
   "tuned": 3 * 8 + 3 * 3,
   "frontier": 2 * 2 * 12 * 12 + 3 * 2 * 2 * 12 * 3,
   "autoencoder": 4 * 8 + 4 * 3,
-  "quickstart": 4 * 8 + 4 * 10,
+  "quickstart": 6 * 8 + 6 * 10,
   "costs": 2 * 10,
   "gates": 4 * 3,
   "sst2": 7 * 3,
