@@ -43,7 +43,7 @@ _ONE_SIDED = dict(max_factor=257, full_factors="^stem/", basis_period=50)
 _SETTINGS = {
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
   "kfac_adam": dict(b2=0.99, factor_fraction=0.25, **_ONE_SIDED),
-  "kfac_muon": dict(newton_schulz=3, factor_fraction=0.25, **_ONE_SIDED),
+  "kfac_muon": dict(factor_fraction=0.25, **_ONE_SIDED),
   "shampoo": dict(corrected=True, factor_period=5, **_ONE_SIDED),
   "soap": dict(factor_period=5, **_ONE_SIDED),
 }

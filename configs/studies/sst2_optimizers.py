@@ -23,7 +23,7 @@ _SETTINGS = {
     eigenvalues="batch", token_averaging="expand", factor_period=10, inverse_period=50, **_FAMILY
   ),
   "kfac_adam": _FAMILY,
-  "kfac_muon": dict(newton_schulz=3, **_FAMILY),
+  "kfac_muon": _FAMILY,
 }
 # Lowest and highest values; logarithms are drawn uniformly.
 _DECAY = {"weight_decay": (1e-3, 1.0)}
