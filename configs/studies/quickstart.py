@@ -16,8 +16,8 @@ from mixer_jax import study
 _CONFIG = pathlib.Path(__file__).parent.parent / "quickstart.py"
 # Lowest and highest values; logarithms are drawn uniformly.
 _RATES = {
-  "kfac_adam": (1e-3, 1e-1),
   "kfac_muon": (1e-3, 1e-1),
+  "kfac_adam": (1e-3, 1e-1),
   "kfac": (2e-3, 0.2),
   "muon": (1e-3, 1e-1),
   "sgd": (1e-2, 1.0),

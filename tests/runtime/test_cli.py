@@ -19,7 +19,7 @@ OWN = "--config=docs/own_task.py"
     ([], "--config is missing"),
     (["--config=configs/none.py"], "--config cannot be used: no such file: configs/none.py"),
     (["--config=configs/kfac_cifar100.py:b8"], "'b8'; allowed: s4, b4, s16, b16"),
-    ([f"{QUICKSTART}:lion"], "'lion'; allowed: kfac_adam, kfac, sgd, adam"),
+    ([f"{QUICKSTART}:lion"], "'lion'; allowed: kfac_muon, kfac_adam, kfac, muon, sgd, adam"),
     (
       [QUICKSTART, "--config.optimiser.damping=1"],
       "error: optimiser is no field of the config; did you mean optimizer?",
