@@ -214,4 +214,4 @@ def muon(
     check_adam_paths(adam_paths, params)
     return chain.init(params)
 
-  return Transform(init_fn, chain.update)
+  return chain._replace(init=init_fn)

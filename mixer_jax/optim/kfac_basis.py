@@ -163,8 +163,7 @@ def scale_by_kfac_muon(
   with polar(X) = X (X^T X)^(-1/2). Zhang et al. (2026, https://arxiv.org/abs/2603.09697) take factors
   of the gradient; A and G are K-FAC's here, of mean eigenvalue 1, `ridge` added. M is the momentum, and
   U is scaled to the root mean square `rms`. A factor of zeros, as behind a head that starts at
-  zero, counts as the identity. With a large `ridge` (1e6) and `newton_schulz=5` this
-  is Muon.
+  zero, counts as the identity. With a large `ridge` (1e6) and `newton_schulz=5` this is Muon.
 
   The update takes `batch`, `rng` and `model_params` as that of `scale_by_kfac`.
 
