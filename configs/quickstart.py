@@ -15,7 +15,7 @@ OPTIMIZERS = {
   "kfac_muon": dict(learning_rate=0.02, weight_decay=3.9e-3, max_factor=257, full_factors="^stem/"),
   "kfac_adam": dict(learning_rate=0.016, weight_decay=1.3e-5),
   "kfac": dict(learning_rate=0.039, damping=0.012, weight_decay=3.9e-3),
-  "muon": dict(learning_rate=0.02, weight_decay=3.9e-3),
+  "muon": dict(learning_rate=9.6e-3, weight_decay=2.8e-3),
   "sgd": dict(learning_rate=0.045, weight_decay=1.5e-3),
   "adam": dict(learning_rate=3.8e-3, weight_decay=1.9e-4),
 }
