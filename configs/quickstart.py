@@ -1,4 +1,4 @@
-"""A small Mixer learns 5,000 real CIFAR-10 images in two to five minutes on a CPU.
+"""A small Mixer learns 5,000 real CIFAR-10 images in one to five minutes on a CPU.
 
   python -m mixer_jax.main --config=configs/quickstart.py[:kfac_muon|kfac_adam|kfac|muon|sgd|adam]
 

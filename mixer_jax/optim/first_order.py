@@ -26,7 +26,8 @@ Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
 Rms = Annotated[float, Option("root mean square of an update of a kernel", TINY)]
 NOT_BY_MUON = r"(^|/)(head|embedding)(/|$)"  # they take Adam, as is usual
 AdamPaths = Annotated[
-  str, Option("regular expression of kernels that take Adam, beside all that is no kernel")
+  str,
+  Option('regular expression of kernels that take Adam, beside all that is no kernel; "": none'),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from mixer_jax import models, options
 from mixer_jax.errors import UserError
+from mixer_jax.models import absorb, text_heads, translation_blocks
 
 SMALL = dict(patch_size=4, hidden_dim=8, num_blocks=1)
 
@@ -58,6 +59,15 @@ def test_parameters_are_float32_where_jax_has_64_bits(name, fields):
   model = models.build(name, 10, **small, **fields)
   with jax.enable_x64(True):
     found = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3), jnp.float32))
+  assert {str(x.dtype) for x in jax.tree.leaves(found)} == {"float32"}
+
+
+@pytest.mark.parametrize(
+  "layer", [absorb.TokenAffine(), text_heads.Bias(), translation_blocks.TokenDense(4)]
+)
+def test_layers_outside_the_zoo_have_float32_parameters_there_too(layer):
+  with jax.enable_x64(True):
+    found = jax.eval_shape(layer.init, jax.random.key(0), jnp.zeros((1, 3, 4), jnp.float32))
   assert {str(x.dtype) for x in jax.tree.leaves(found)} == {"float32"}
 
 

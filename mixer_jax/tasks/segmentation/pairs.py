@@ -25,6 +25,7 @@ from mixer_jax.images import decode, folder
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 2  # raise it when decoding changes, so that old cache entries are not read
+_BIT_DEPTH = 24  # the byte of a PNG: 8 of signature, 8 of IHDR's head, 4 each of width and height
 _LAYOUTS = "SPLIT and SPLITannot, or images/SPLIT and annotations/SPLIT"
 _ENDINGS = {"image": folder.EXTENSIONS, "mask": (".png",)}
 _BAR = dict(desc="Decoding pairs (once)", unit=" pairs", unit_scale=True)
@@ -146,9 +147,6 @@ def _by_stem(place: pathlib.Path, what: str) -> dict[str, pathlib.Path]:
       f"{place}: no {what}s in it; they end in {', '.join(_ENDINGS[what])}, and lie in {_LAYOUTS}"
     )
   return found
-
-
-_BIT_DEPTH = 24  # the byte of a PNG: 8 of signature, 8 of IHDR's head, 4 each of width and height
 
 
 def decode_mask(data: bytes, where: str) -> np.ndarray:
