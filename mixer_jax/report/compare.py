@@ -77,7 +77,8 @@ def compare(
   figure, ((axis,),) = figures.panels(1, 1, (7, 4))
   for i, line in enumerate(lines):
     mean, low, high = (metric.scale * y for y in line[2:])
-    axis.plot(line.x, mean, color=f"C{i}", label=line.label)
+    marker = "." if len(line.x) == 1 else ""
+    axis.plot(line.x, mean, marker=marker, color=f"C{i}", label=line.label)
     axis.fill_between(line.x, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
   split, _, _ = key.rpartition("/")
   axis.set(xlabel=OVER[over], ylabel=f"{split} {metric.label}".strip())
@@ -141,9 +142,9 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
       raise UserError(f"--runs has {given!r}; no run with metrics is there")
     for directory in found:
       config = directory_lib.load_config(directory)
-      groups.setdefault((label, "" if label else _same(directory, config)), []).append(
-        (directory, config)
-      )
+      group = groups.setdefault((label, "" if label else _same(directory, config)), [])
+      if not any(directory.samefile(other) for other, _ in group):  # two patterns may find it
+        group.append((directory, config))
   names = [label or optimizer_name(found[0][1].optimizer) for (label, _), found in groups.items()]
   folders = [found[0][0] for found in groups.values()]
   longer = [f"{name}, {folder.name}" for name, folder in zip(names, folders)]

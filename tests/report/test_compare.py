@@ -58,6 +58,18 @@ def test_seeds_are_a_line_over_their_mean_time(runs, drawn, tmp_path):
   assert np.asarray(Image.open(tmp_path / "a.png")).std() > 0
 
 
+def test_a_run_that_two_patterns_find_counts_once(runs, tmp_path):
+  twice = [*runs, f"{tmp_path}/adam-0", f"{tmp_path}/../{tmp_path.name}/adam-0"]
+  said = compare.compare(twice, "train/error", "seconds", tmp_path / "a.png")
+  assert said[0] == "Adam: 1.5 after 12 s"
+
+
+def test_a_line_of_one_evaluation_is_a_point(drawn, tmp_path):
+  write_run(tmp_path / "short", "adam", (4.0,), 1.0)
+  compare.compare([f"{tmp_path}/short"], "train/error", "step", tmp_path / "a.png")
+  assert drawn[0].lines[0].get_marker() == "."
+
+
 def test_runs_of_other_tasks_and_examples_are_told(runs, caplog, tmp_path):
   compare.compare(runs, "train/error", "step", tmp_path / "a.png")
   assert "differ" not in caplog.text
