@@ -41,7 +41,7 @@ _LESS = (
 _UNKNOWN = re.compile(r"""'(\w+)'(?:\s+Did you mean "(\w+)" .*)?$""", re.DOTALL)
 _NO_FUNCTION = "module 'config_config' has no attribute 'get_config'"
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
-_NONE = re.compile(r"--config\.([\w.]+)=None")  # ml_collections reads numbers alone
+_FIELD = re.compile(r"--config\.([\w.]+)(?:=(.*))?", re.DOTALL)
 _MISSING = re.compile(r"\[Errno 2\] No such file or directory: '(.*)'")
 flags.disclaim_key_flags()  # they are the command's own in --help
 
@@ -115,10 +115,13 @@ def run_commands(
 def _parse_flags(argv: list[str]) -> list[str]:
   """Flags; any error of a config or an override becomes one line."""
   try:
-    cleared = [arg for arg in argv if _NONE.fullmatch(arg) and "config" in flags.FLAGS]
-    arguments = flags.FLAGS([arg for arg in argv if arg not in cleared])
-    for arg in cleared if cleared and flags.FLAGS.config is not None else ():
-      options.clear(flags.FLAGS.config, _NONE.fullmatch(arg)[1])
+    given = [_FIELD.fullmatch(arg) if "config" in flags.FLAGS else None for arg in argv]
+    # ml_collections takes no None for a number. The last value of a field holds, None or another.
+    cleared = [bool(field and field[2] == "None") for field in given]
+    last = {field[1]: none for field, none in zip(given, cleared) if field}
+    arguments = flags.FLAGS([arg for arg, none in zip(argv, cleared) if not none])
+    for field in (name for name, none in last.items() if none and flags.FLAGS.config is not None):
+      options.clear(flags.FLAGS.config, field)
     devices.listen()
     if not flags.FLAGS["verbosity"].present:  # Orbax logs pages of checkpoints and of errors
       logging.set_verbosity(logging.FATAL)

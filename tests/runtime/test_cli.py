@@ -38,7 +38,11 @@ OWN = "--config=docs/own_task.py"
     ([QUICKSTART, "--config.data.name=folder", "--config.data.dir=/nowhere"], "/nowhere"),
     ([OWN, "--workdir=/proc/none"], "/proc/none cannot be written"),
     ([OWN, "extra"], "unknown argument 'extra'"),
-    ([OWN, "--config.data.points=7"], "data.points is 7; allowed: 8 to 10000"),
+    (
+      [OWN, "--config.data.points=None", "--config.data.points=7"],  # the last one holds
+      "data.points is 7; allowed: 8 to 10000",
+    ),
+    ([OWN, "--config.data.points=7", "--config.data.points=None"], "data.points is None"),
     (["--config=BROKEN"], "invalid syntax (broken.py"),
     (["--config=EMPTY"], "--config cannot be used"),
     (["--config=FAILS"], "fails.py, line 4: KeyError: 'b'"),
@@ -49,7 +53,7 @@ OWN = "--config=docs/own_task.py"
     ),
   ],
 )
-@pytest.mark.first(6)
+@pytest.mark.first(7)
 def test_main_names_mistakes(args, message, tmp_path):
   broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
   broken.write_text("def get_config(:\n")
