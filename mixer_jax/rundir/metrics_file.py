@@ -59,9 +59,10 @@ class Writer:
     self._file = path.open("a")
     board = directory / "tensorboard"
     board.mkdir(exist_ok=True)
+    resumed = any(board.iterdir())
     # SummaryWriter has a thread, which dies of a full disk while everyone waits for it.
     self._board = EventsWriter(str(board / "events"), f".{os.getpid()}.{step}")
-    if step:
+    if resumed:
       start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # later events are void
       self._event(step + 1, session_log=start)
 

@@ -1,8 +1,10 @@
 """The rows of a run: what a restart keeps of them, and what makes them unreadable."""
 
 import json
+import os
 
 import pytest
+from tensorboardX.proto import event_pb2
 
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import metrics_file
@@ -23,6 +25,34 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path):
   assert [r["train/loss"] for r in metrics_file.read(tmp_path)] == [1.0, 1.0, 0.5]
   assert metrics_file.read(tmp_path)[-1]["validation/top1"] == 0.25
   assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def shown(board, tag):
+  """Steps and values as TensorBoard shows them: a START voids earlier events from its step on."""
+  events = []
+  for path in sorted(board.iterdir()):
+    content, position = path.read_bytes(), 0
+    while position < len(content):  # a record: its length, 4 bytes, the event, 4 bytes
+      end = position + 12 + int.from_bytes(content[position : position + 8], "little")
+      event = event_pb2.Event.FromString(content[position + 12 : end])
+      if event.session_log.status == event_pb2.SessionLog.START:
+        events = [e for e in events if e.step < event.step]
+      events.append(event)
+      position = end + 4
+  values = ((e.step, v) for e in events for v in e.summary.value)
+  return [(step, v.simple_value) for step, v in values if v.tag == tag]
+
+
+@pytest.mark.parametrize("step, kept", [(0, []), (10, [(10, 3.0)])])
+def test_the_board_voids_the_steps_after_the_last_checkpoint(step, kept, tmp_path, monkeypatch):
+  """Also if a start left no checkpoint at all."""
+  for process, (start, epochs) in enumerate(((0, (1, 2, 3)), (step, (2,)))):
+    monkeypatch.setattr(os, "getpid", lambda process=process: process)  # in the file's name
+    writer = metrics_file.Writer(tmp_path, start)
+    for epoch in epochs:
+      writer.write(row(epoch, **{"train/loss": 3.0 - process}))
+    writer.close()
+  assert shown(tmp_path / "tensorboard", "train/loss") == [*kept, (20, 2.0)]
 
 
 @pytest.mark.parametrize(
