@@ -211,8 +211,8 @@ def _check_held_out(runs: Sequence[Run]) -> None:
 
 
 def between(low: float, high: float, part: float) -> float:
-  """The number at a part of the way from low to high in logarithms, to two digits."""
-  return float(f"{low * (high / low) ** part:.2g}")
+  """The number at a part of the way from low to high in logarithms, to two digits if both allow."""
+  return min(max(float(f"{low * (high / low) ** part:.2g}"), low), high)
 
 
 def halton(ranges: Mapping[str, tuple[float, float]], number: int) -> list[dict[str, float]]:

@@ -158,6 +158,10 @@ def test_numbers_between_by_logarithms_to_two_digits(part, value):
   assert between(1e-3, 0.1, part) == value
 
 
+def test_a_number_between_stays_in_its_range():
+  assert between(0.9, 0.999, 0.97) == 0.999 and between(0.0123, 1.0, 0.0) == 0.0123
+
+
 def test_a_halton_sequence_has_one_point_in_each_equal_part_of_a_range():
   """Of eight in base 2, and of nine in base 3: the axes' bases are the first primes."""
   ranges = {"optimizer.learning_rate": (1e-3, 10.0), "optimizer.damping": (1e-6, 1e-2)}
