@@ -71,11 +71,15 @@ class CellResult(NamedTuple):
 
     It is of the "last" evaluation, or the "best" `at` the split that picks it.
     """
+    return [self.metric.scale * value for value in self.recorded(at, split)]
+
+  def recorded(self, at: str, split: str = "test") -> list[float]:
+    """The numbers of `values` as metrics.jsonl has them."""
     key, found = f"{split}/{self.metric.name}", []
     for r in self.done:
       step = r.rows[-1]["step" if at == "last" else f"{self.selection}/best_step"]
       found += [row[key] for row in r.rows if row["step"] == step and key in row]
-    return [self.metric.scale * value for value in found]
+    return found
 
   def reached(self) -> list[dict[str, Any]]:
     """The row at which a finished run reached the target, for each run that did."""
@@ -115,8 +119,8 @@ def _target(opened: Record, c: CellResult, results: Sequence[CellResult]) -> flo
     return c.target
   place = opened.axes.index("optimizer")
   peer = (*c.cell[:place], opened.target_of, *c.cell[place + 1 :])
-  [values] = [other.values("last", c.selection) for other in results if other.cell == peer]
-  return statistics.fmean(values) / c.metric.scale if values else 0.0
+  [values] = [other.recorded("last", c.selection) for other in results if other.cell == peer]
+  return statistics.fmean(values) if values else 0.0
 
 
 def _read(opened: Record, run: Run) -> Result:

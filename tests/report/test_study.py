@@ -341,6 +341,17 @@ def test_an_optimizer_may_be_the_target_of_the_others(tmp_path):
   assert (sgd["epochs to it"], adam["epochs to it"]) == ("4.0 (1 of 2)", "2.0 (1 of 2)")
 
 
+def test_the_run_that_sets_the_target_reaches_it(tmp_path):
+  """A percentage that is scaled and divided again differs in its last bit: 0.007 is such a one."""
+  study = Study(
+    title="t", config=config, axes={"model": ("m1",), "optimizer": ("sgd",)}, target_of="sgd"
+  )
+  opened = record.open_study(tmp_path, dataclasses.replace(study, seeds=(0,)), "study.py", [])
+  write_run(opened, "m1-sgd-seed0", (0.001, 0.002, 0.003, 0.007))
+  [cell] = results.gather(opened)
+  assert [row["step"] for row in cell.reached()] == [cell.results[0].rows[-1]["step"]]
+
+
 def test_tuning_shows_every_trial(tmp_path):
   settings = [{"optimizer.learning_rate": rate} for rate in (0.1, 0.2)]
   study = Study(
