@@ -1,7 +1,9 @@
-"""Paths as users write them."""
+"""Paths as users write them, and what was read from them."""
 
+import functools
 import os
 import pathlib
+from typing import Any, Callable
 
 
 def user_path(path: str | os.PathLike) -> pathlib.Path:
@@ -10,3 +12,30 @@ def user_path(path: str | os.PathLike) -> pathlib.Path:
   `os.path` looks it up: of "~name" without such a user `Path.expanduser` makes a RuntimeError.
   """
   return pathlib.Path(os.path.expanduser(path))
+
+
+def remembered(read: Callable[..., Any], number: int = 1) -> Callable[..., Any]:
+  """A function of arguments, the last of them a path, that keeps its latest results.
+
+  It reads again once the file has another size or time. `forget` empties it.
+  """
+
+  @functools.lru_cache(number)
+  def kept(state, *args):
+    return read(*args)
+
+  @functools.wraps(read)
+  def call(*args):
+    return kept(_state(args[-1]), *args)
+
+  call.forget = kept.cache_clear
+  return call
+
+
+def _state(path: str | os.PathLike) -> tuple[int, ...] | None:
+  """Size, time and inode of a file; None of an address, a name or a missing file."""
+  try:
+    found = os.stat(user_path(path))
+  except OSError:
+    return None
+  return found.st_size, found.st_mtime_ns, found.st_ino

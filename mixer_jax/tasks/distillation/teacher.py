@@ -1,6 +1,5 @@
 """Teachers: runs of image classification, or public weights."""
 
-import functools
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import flax.linen as nn
@@ -11,13 +10,14 @@ import numpy as np
 from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
 from mixer_jax.images.image_data import ImageData
+from mixer_jax.paths import remembered
 from mixer_jax.pretrained import catalog
 from mixer_jax.tasks.image_classification.task import ImageClassification
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.task import ReadRun, Variables, find
 
 # Describing a teacher and reading it are two calls: the file is read once.
-_weights = functools.lru_cache(maxsize=1)(pretrained.read)
+_weights = remembered(pretrained.read)
 
 
 class Teacher(NamedTuple):
@@ -90,7 +90,7 @@ def read(
     number = found["params"]["head"]["bias"].size
   else:
     weights, found = _weights(path), None
-    _weights.cache_clear()  # they may take gigabytes
+    _weights.forget()  # they may take gigabytes
     number = weights.num_classes
   if number != len(class_names):
     raise UserError(f"{path}: the teacher has {number} classes, the data {len(class_names)}")

@@ -5,7 +5,6 @@ A run is one of any task with a `backbone` whose config has `model`, one of `mod
 """
 
 import dataclasses
-import functools
 import json
 import os
 from typing import Annotated, Any, Mapping, NamedTuple, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from mixer_jax import models, options, pretrained
 from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option, one_of
-from mixer_jax.paths import user_path
+from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import RESIZES, Normalization, Weights, fit
 from mixer_jax.tasks import task as task_lib
 
@@ -44,7 +43,7 @@ class Start:
 
 
 # Completing a config and starting from the weights are two calls: a file is read once.
-_file = functools.lru_cache(maxsize=1)(pretrained.read)
+_file = remembered(pretrained.read)
 
 
 def is_run(path: str) -> bool:
@@ -113,7 +112,7 @@ def read(path: str, read_run: task_lib.ReadRun) -> Weights:
   """The weights of a file, or of a run's latest checkpoint: the averaged ones if there are any."""
   weights = describe(path)
   if not is_run(path):
-    _file.cache_clear()  # they may take gigabytes
+    _file.forget()  # they may take gigabytes
     return weights
   config, variables = read_run(path)
   params = task_lib.find(config.task)(config).backbone(variables)

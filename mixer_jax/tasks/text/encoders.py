@@ -12,7 +12,7 @@ import ml_collections
 from mixer_jax import models, options
 from mixer_jax.errors import UserError, told
 from mixer_jax.options import Option
-from mixer_jax.paths import user_path
+from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import bert, fit
 from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.task import Batch, Prediction, ReadRun, Variables
@@ -24,7 +24,7 @@ _LAYOUT = ("scan_blocks", "remat", "dtype")  # no properties of weights
 
 
 # Describing an encoder and starting from it are two calls: the file is read once.
-_bert = functools.lru_cache(maxsize=1)(bert.load_bert)
+_bert = remembered(bert.load_bert)
 
 
 class Described(NamedTuple):

@@ -15,7 +15,7 @@ from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
-from mixer_jax.paths import user_path
+from mixer_jax.paths import remembered, user_path
 from mixer_jax.text import sample, sequences
 from mixer_jax.text.vocabulary import Vocabulary
 
@@ -110,7 +110,7 @@ def check_list(inputs: Sequence[str]) -> None:
     raise UserError(f"the inputs are the text {inputs!r}; allowed: a list of sentences")
 
 
-@functools.lru_cache(maxsize=2)
+@functools.partial(remembered, number=2)
 def vocabulary(kind: type, path: str) -> Any:
   """The vocabulary in a file, of the class `kind`; a UserError if it is none."""
   return kind.read(path)
