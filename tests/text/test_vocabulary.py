@@ -149,6 +149,26 @@ def test_the_command_refuses_what_it_would_read_or_cannot_write(tmp_path):
   command._check_out(str(tmp_path / "vocab.txt"), [text])
 
 
+def test_a_text_of_many_characters_has_entries_for_nearly_all_of_it(caplog):
+  """Each of 3,000 Chinese characters is a word of its own, drawn by Zipf's law."""
+  rng, characters = np.random.default_rng(0), [chr(0x4E00 + i) for i in range(3000)]
+  shares = 1 / (np.arange(3000) + 10)
+  texts = ["".join(rng.choice(characters, 200, p=shares / shares.sum())) for _ in range(500)]
+  unknown = lambda v: np.mean(np.concatenate(v.encode(texts)) == v.unk)
+  whole = Vocabulary.train(texts, 8000)
+  assert 2500 < whole.size and unknown(whole) < 6e-4 and not caplog.messages
+  half = Vocabulary.train(texts, 2000)
+  assert (
+    half.size <= 2000 and f"{100 * unknown(half):.1f}% of the text, are left out" in caplog.text
+  )
+
+
+def test_a_text_of_few_characters_has_an_entry_for_each():
+  """Also for a letter that is seen once in a million."""
+  vocabulary = Vocabulary.train(["ab " * 300_000 + "z"], 20)
+  assert {"a", "##a", "z", "##z"} <= set(vocabulary.words)
+
+
 def test_too_small_a_size_is_refused(sentences):
   assert "too small; the text's letters take" in _error(Vocabulary.train, sentences, 20)
   assert "has no letters" in _error(Vocabulary.train, ["", " "], 20)
