@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import pathlib
 from typing import Any, Iterator, Protocol, Sequence
 
@@ -144,7 +145,7 @@ def files(path: str) -> list[pathlib.Path]:
 
 def _listed(root: pathlib.Path) -> list[pathlib.Path]:
   """The text files of a folder and of its folders, without hidden ones, in order."""
-  found = (path for path in root.rglob("*") if path.name.lower().endswith(tables.ENDINGS))
+  found = (path for path in _inside(root) if path.name.lower().endswith(tables.ENDINGS))
   with told(f"{root}: cannot be read", OSError):
     inside = [(path.relative_to(root).parts, path) for path in found if path.is_file()]
   shown = sorted(each for each in inside if not any(part.startswith(".") for part in each[0]))
@@ -152,3 +153,14 @@ def _listed(root: pathlib.Path) -> list[pathlib.Path]:
     kinds = ", ".join(tables.KINDS)
     raise UserError(f"{root}: no text files in this folder; they end in {kinds}, .gz or .xz")
   return [path for _, path in shown]
+
+
+def _inside(root: pathlib.Path) -> Iterator[pathlib.Path]:
+  """All that a folder and its folders hold, links followed, each real folder once."""
+  seen = set()
+  for folder, folders, names in os.walk(root, followlinks=True):
+    if (real := os.path.realpath(folder)) in seen:
+      folders.clear()  # a link in a circle
+      continue
+    seen.add(real)
+    yield from (pathlib.Path(folder, name) for name in names)

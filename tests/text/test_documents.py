@@ -67,6 +67,15 @@ def test_a_folder_equals_one_file(tmp_path):
   assert list(documents(str(root))) == list(documents(str(tmp_path / "one.txt"))) == texts
 
 
+def test_links_to_folders_are_followed_and_circles_end(tmp_path):
+  for name in ("texts", "elsewhere"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "a.txt").write_text(name)
+  (tmp_path / "texts" / "linked").symlink_to(tmp_path / "elsewhere")
+  (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "texts")
+  assert list(documents(str(tmp_path / "texts"))) == ["texts", "elsewhere"]
+
+
 def test_a_changed_file_changes_the_fingerprint(tmp_path):
   path = tmp_path / "a.txt"
   path.write_text("one")
