@@ -14,6 +14,7 @@ from mixer_jax.text import tables
 from mixer_jax.text.documents import check_text, decoded
 from mixer_jax.text.sequences import id_dtype
 from mixer_jax.text.subwords import Subwords
+from mixer_jax.text.vocabulary import clean
 
 _TABLES = tuple(e for e in tables.ENDINGS if not e.startswith(".txt"))
 _PACKED = ("", ".gz", ".xz")
@@ -80,7 +81,7 @@ def pairs(
   else:
     where = str(user_path(path).absolute())
     rows = (_read_table if _is_table(where) else _read_files)(where, own)
-  stripped = [(a.strip(), b.strip()) for a, b in rows]
+  stripped = [(clean(a).strip(), clean(b).strip()) for a, b in rows]
   kept = [pair for pair in stripped if all(pair)]
   if not kept:
     raise UserError(f"{where}: has no pair of sentences")

@@ -56,6 +56,16 @@ def test_pairs_with_an_empty_line_are_left_out_and_counted(tmp_path):
   assert found.told() == "2 of 4 pairs have an empty line and are left out"
 
 
+def test_a_lone_surrogate_is_replaced(tmp_path):
+  """JSON that was cut within an emoji has one."""
+  table = tmp_path / "p.jsonl"
+  table.write_text('{"en": "a \\ud83d b", "de": "ein Haus"}\n')
+  found = pairs(str(table), "en", "de")
+  assert found.sources == ["a ? b"] and encode(
+    found, Subwords.train(["a ? b ein Haus"] * 9, 300), 64
+  )
+
+
 def test_tfds_by_name(tmp_path):
   class Translated(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Pairs as in WMT."""
