@@ -68,7 +68,7 @@ class Folder:
       _LOG.warning("%s: files are left out, %s; %s", place, endings, _ENDINGS)
     order = splits.shuffled_order(len(names))
     identity = ("folder", str(self._root), base, known)
-    return Files(place, identity, np.array(names)[order], np.array(labels, np.int32)[order])
+    return Files(place, base, identity, np.array(names)[order], np.array(labels, np.int32)[order])
 
   def _classes(self, base: str) -> list[str]:
     path = self._root / base
@@ -97,7 +97,8 @@ def test_files(path: str, flat: bool) -> "Files":
   if not (names := _images(listed(place))):
     raise UserError(f"{place}: no images in it; {_ENDINGS}")
   found = np.array([os.fsencode(name) for name in names])
-  return Files(place, ("flat", str(place), ("",)), found, np.zeros(len(names), np.int32))
+  identity = ("flat", str(place), ("",))
+  return Files(place, place.name, identity, found, np.zeros(len(names), np.int32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Files:
   """Image files as `decode.Records`."""
 
   root: pathlib.Path
+  base: str  # `root` below the directory of the set
   identity: tuple  # the last of it are the names of the classes
   names: np.ndarray  # paths below `root`, as bytes: texts take more memory in every worker
   labels: np.ndarray
@@ -114,8 +116,8 @@ class Files:
 
   @property
   def paths(self) -> np.ndarray:
-    """The files below the folder of `root`, bytes [n]."""
-    return np.char.add(os.fsencode(f"{self.root.name}/"), self.names)
+    """The files below the directory of the set, bytes [n]."""
+    return np.char.add(os.fsencode(f"{self.base}/"), self.names)
 
   def where(self, i: int) -> str:
     return os.path.join(self.root, os.fsdecode(self.names[i]))

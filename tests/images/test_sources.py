@@ -69,6 +69,18 @@ def test_slices_partition_a_class_sorted_folder_and_keep_all_classes(tmp_path, r
   np.testing.assert_array_equal(summed, np.concatenate([both[:2], both[-3:]]))
 
 
+def test_paths_of_nested_splits_are_below_the_directory_of_the_set(tmp_path, root):
+  for year in ("2023", "2024"):
+    (tmp_path / "years" / year).mkdir(parents=True)
+    for split in ("train", "test"):
+      (tmp_path / "years" / year / split).symlink_to(root / split)
+  splits = dict(train_split="2023/train", test_split="2023/test[:2]+2024/test[:2]")
+  found = load(_config(tmp_path, dir=str(tmp_path / "years"), **splits))
+  paths = found.splits["test"].paths
+  assert all((tmp_path / "years" / path.decode()).is_file() for path in paths)
+  assert len(set(paths.tolist())) == 4
+
+
 @pytest.mark.parametrize("fields", [{}, {"stream": "always"}])
 def test_paths_are_those_of_the_images_also_of_slices_and_further_sets(tmp_path, root, fields):
   spec, further = "train[2:9]+test[:3]", f"again={root / 'test'}"
