@@ -12,6 +12,8 @@ import threading
 from typing import Any, Callable, Iterator, Mapping, Sequence
 import urllib.parse
 
+import numpy as np
+
 from mixer_jax.data import cache, tfrecord
 from mixer_jax.errors import UserError, reason, told
 from mixer_jax.paths import user_path
@@ -43,6 +45,12 @@ def find(
     except tfds.core.DatasetNotFoundError:
       builder = _prepare(tfds, name, root, check, others)
     return pathlib.Path(builder.data_dir), check(builder.info.features)
+
+
+def check_image(where: str, image: Any) -> None:
+  """Raises a UserError for a feature of images of floats, whose files hold the bytes of floats."""
+  if np.issubdtype(getattr(image, "np_dtype", np.uint8), np.floating):
+    raise UserError(f"{where}: feature image holds {image.np_dtype}; allowed: uint8 or uint16")
 
 
 class Examples:

@@ -112,6 +112,7 @@ def _class_names(name: str, features: Any) -> tuple[str, ...]:
     found = ", ".join(f"{k}: {type(v).__name__}" for k, v in features.items()) or "none"
     needed = "needs the features image: Image and label: ClassLabel"
     raise UserError(f"data.name={name}: {needed}, but has {found}")
+  tfds_source.check_image(f"data.name={name}", image)
   if not label.names:
     raise UserError(f"data.name={name}: has no names of classes (label.labels.txt)")
   return tuple(label.names)

@@ -63,16 +63,16 @@ def open_set(
 def numbers(where: str, names: Sequence[str], known: Sequence[str]) -> np.ndarray:
   """The number of the training class of each class of a test set, int32.
 
-  Classes have the same names in both; or those of the test set, and they alone, are the numbers of
-  the training classes, from 0, as the folders of ImageNet-V2. Then a line says so. A UserError names
-  a class that is neither.
+  Classes have the same names in both; or, if one has not, those of the test set, and they alone, are
+  the numbers of the training classes, from 0, as the folders of ImageNet-V2. Then a line says so. A
+  UserError names a class that is neither.
   """
   places = {name: i for i, name in enumerate(known)}
   digits = lambda names: all(re.fullmatch(r"\d{1,9}", name) for name in names)
-  if digits(names) and not digits(known) and all(int(name) < len(known) for name in names):
-    _LOG.info("%s: its %d classes are taken by their numbers", where, len(names))
-    return np.array([int(name) for name in names], np.int32)
   if unknown := [name for name in names if name not in places]:
+    if digits(names) and not digits(known) and all(int(name) < len(known) for name in names):
+      _LOG.info("%s: its %d classes are taken by their numbers", where, len(names))
+      return np.array([int(name) for name in names], np.int32)
     why = f"{len(unknown)} of its {len(names)} classes are not among the {len(known)} of the"
     how = f"they match by name, or all by number, below {len(known)}"
     raise UserError(f"{where}: {why} training data, e.g. {unknown[0]!r}; {how}")
@@ -172,30 +172,33 @@ def _of_tfds(
       raise UserError(f"{where}: {needed}, but has {', '.join(named) or 'none'}")
     if sets and "file_name" not in named:
       raise UserError(f"{where}: has no feature file_name, by which labels of a file are found")
-    return feature, numbers(where, label.names, known)
+    tfds_source.check_image(where, named["image"])
+    several = label is not named[feature]  # a sequence of labels
+    return feature, several, numbers(where, label.names, known)
 
-  directory, (feature, of) = tfds_source.find(name, data_dir, check)
+  directory, (feature, several, of) = tfds_source.find(name, data_dir, check)
   own = (name, directory, split or "test", ("image",))
-  several = bool(sets) or feature == _SET_FEATURE
-  return _TfdsRecords(*own).labelled(feature, of, sets, len(known)), several
+  records = _TfdsRecords(*own).labelled(feature, several, of, sets, len(known))
+  return records, bool(sets) or several
 
 
 class _TfdsRecords(tfds_source.Examples):
   """Encoded images whose labels are read with them."""
 
   def labelled(
-    self, feature: str, of: np.ndarray, sets: _Sets | None, classes: int
+    self, feature: str, several: bool, of: np.ndarray, sets: _Sets | None, classes: int
   ) -> "_TfdsRecords":
-    self._feature, self._of, self._sets, self._classes = feature, of, sets, classes
+    self._feature, self._several, self._of = feature, several, of
+    self._sets, self._classes = sets, classes
     return self
 
   def read(self, i: int) -> tuple[bytes, Any]:
     example = super().read(i)
     if self._sets:
       return example["image"], self._sets.one(os.fsdecode(example["file_name"]), i)
-    if self._feature == _SET_FEATURE:
+    if self._several:
       found = np.zeros(self._classes, bool)
-      found[self._of[np.asarray(example[_SET_FEATURE], int)]] = True
+      found[self._of[np.asarray(example[self._feature], int)]] = True
       return example["image"], found
     label = int(example["label"])
     return example["image"], _taken(self.where(i), np.array([label]), self._of)[0]

@@ -125,6 +125,32 @@ def test_a_training_set_of_numbers_is_matched_by_name(tmp_path):
   assert names == [str(x[0, 0, 0]) for x in arrays["image"]]
 
 
+def test_numbers_that_are_names_of_the_training_match_by_name():
+  """One class that is no number does not make them places."""
+  known = ("1", "2", "3", "unknown")
+  assert test_sets.numbers("x", ["1", "2", "3"], known).tolist() == [0, 1, 2]
+  assert test_sets.numbers("x", ["0", "2"], known).tolist() == [0, 2]
+
+
+def test_tfds_sets_of_several_labels_and_of_floats(monkeypatch):
+  import tensorflow_datasets as tfds
+
+  several = tfds.features.Sequence(tfds.features.ClassLabel(names=["b", "a"]))
+  features = {"image": tfds.features.Image(), "label": several}
+  monkeypatch.setattr(tfds_source, "find", lambda name, root, check, *_: (root, check(features)))
+  monkeypatch.setattr(tfds_source.Examples, "_open", lambda self: None)
+  example = {"image": b"", "label": [1, 0]}
+  monkeypatch.setattr(tfds_source.Examples, "read", lambda self, i: example)
+  records, sets = test_sets.open_set("x", "tfds:several", "", ("a", "b", "c"), "")
+  assert sets and records.read(0)[1].tolist() == [True, True, False]
+  features["image"] = tfds.features.Image(shape=(8, 8, 1), dtype=np.float32)
+  with pytest.raises(UserError, match="feature image holds .*float32.*; allowed: uint8 or uint16"):
+    test_sets.open_set("x", "tfds:several", "", ("a", "b", "c"), "")
+  features["label"] = several.feature
+  with pytest.raises(UserError, match="feature image holds"):
+    sources._class_names("x", tfds.features.FeaturesDict(features))
+
+
 @pytest.mark.thorough
 def test_tfds_sets_by_names_by_real_labels_and_by_the_number_of_the_file(tmp_path, monkeypatch):
   import tensorflow_datasets as tfds
