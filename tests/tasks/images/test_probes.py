@@ -89,6 +89,13 @@ def test_held_out_rows_pick_the_decay_and_all_rows_are_fitted():
   np.testing.assert_array_equal(again.weights, chosen.weights)
 
 
+def test_a_constant_feature_of_many_rows_is_not_magnified():
+  """A sum in float32 of 50,000 times 0.1 is off by more than a real deviation may be."""
+  features = np.stack([np.full(50_000, 0.1), np.arange(50_000) % 7], axis=1).astype(np.float32)
+  fitted = probes.fit(features, np.arange(50_000) % 2, 2, 1.0)
+  assert fitted.scale[0] == 1 and abs(fitted.scale[1] - 2) < 1e-3
+
+
 def test_a_constant_feature_is_no_trouble():
   features, labels = clouds(50)
   features[:, 1] = 3.0
