@@ -223,7 +223,8 @@ def save(
 
   Args:
     path: ends in `.npz`; a file there is replaced whole, or not at all.
-    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by one, as all others.
+    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by
+      one, as all others.
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
   """
