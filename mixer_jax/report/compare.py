@@ -77,8 +77,7 @@ def compare(
   figure, ((axis,),) = figures.panels(1, 1, (7, 4))
   for i, line in enumerate(lines):
     mean, low, high = (metric.scale * y for y in line[2:])
-    marker = "." if len(line.x) == 1 else ""
-    axis.plot(line.x, mean, marker=marker, color=f"C{i}", label=line.label)
+    axis.plot(line.x, mean, marker=figures.marker(line.x), color=f"C{i}", label=line.label)
     axis.fill_between(line.x, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
   split, _, _ = key.rpartition("/")
   axis.set(xlabel=OVER[over], ylabel=f"{split} {metric.label}".strip())

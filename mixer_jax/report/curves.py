@@ -24,12 +24,12 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
   lines = math.ceil(len(curves) / columns)
   figure, axes = figures.panels(lines, columns, (4.3 * columns, 3.8 * lines))
   unit = "step" if config.num_steps else "epoch"
-  x, marker = [row[unit] for row in rows], "." if len(rows) < 30 else ""
+  x = [row[unit] for row in rows]
   for axis, (name, keys) in zip(axes.flat, curves.items()):
     metric = metrics.get(name, Metric(name, False))
     for key in keys:
       y = [metric.scale * row.get(key, math.nan) for row in rows]
-      axis.plot(x, y, marker=marker, label=key)
+      axis.plot(x, y, marker=figures.marker(x), label=key)
     axis.set(title=name, xlabel=unit, ylabel=metric.label)
     if name in metrics and not metric.higher_is_better:
       figures.fit_scale(axis)

@@ -2,14 +2,19 @@
 
 import pathlib
 import textwrap
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
 from mixer_jax.errors import told
 from mixer_jax.tasks.panels import panels as panels
 
-_WIDE = 30
+_WIDE, _MANY = 30, 30
+
+
+def marker(points: Sequence) -> str:
+  """The mark at each point of a line, which alone shows a single one; "" of many points."""
+  return "." if len(points) < _MANY else ""
 
 
 def fit_scale(axis: Any) -> None:

@@ -59,7 +59,7 @@ def _draw(axis: Any, results: Sequence[Result], over: str, key: str, factor: flo
     return
   x, _, _ = band([[row[over] for row in rows] for rows in runs])
   mean, low, high = band([[factor * row[key] for row in rows] for rows in runs])
-  axis.plot(x, mean, marker="." if len(x) < 30 else "", **style)
+  axis.plot(x, mean, marker=figures.marker(x), **style)
   axis.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
   axis.grid(alpha=0.3)
   axis.xaxis.get_major_locator().set_params(integer=over not in _LABELS)
