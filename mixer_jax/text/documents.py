@@ -156,11 +156,15 @@ def _listed(root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _inside(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """All that a folder and its folders hold, links followed, each real folder once."""
+  """The files of a folder and of its folders but for hidden ones, links followed.
+
+  A folder that several links lead to is read once, by the first of them in order.
+  """
   seen = set()
   for folder, folders, names in os.walk(root, followlinks=True):
     if (real := os.path.realpath(folder)) in seen:
-      folders.clear()  # a link in a circle
+      folders.clear()  # a circle would not end
       continue
     seen.add(real)
+    folders[:] = sorted(name for name in folders if not name.startswith("."))
     yield from (pathlib.Path(folder, name) for name in names)

@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from mixer_jax.errors import UserError
 from mixer_jax.text import sample
-from mixer_jax.text.documents import documents
+from mixer_jax.text.documents import documents, files
 from mixer_jax.text.rows import rows
 
 TEXTS = ["a film .", 'it is "good"', "crème brûlée", "x\u2028y"]
@@ -74,6 +74,15 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path):
   (tmp_path / "texts" / "linked").symlink_to(tmp_path / "elsewhere")
   (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "texts")
   assert list(documents(str(tmp_path / "texts"))) == ["texts", "elsewhere"]
+
+
+def test_a_link_to_a_hidden_folder_is_read_and_one_of_two_links(tmp_path):
+  """A mounted volume may keep its files in a hidden folder that a link leads to."""
+  (tmp_path / ".data").mkdir()
+  (tmp_path / ".data" / "a.txt").write_text("text")
+  for name in ("b", "a"):
+    (tmp_path / name).symlink_to(tmp_path / ".data")
+  assert files(str(tmp_path)) == [tmp_path / "a" / "a.txt"]
 
 
 def test_a_changed_file_changes_the_fingerprint(tmp_path):
