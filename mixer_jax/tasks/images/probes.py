@@ -120,6 +120,7 @@ def fit(
   """The fit for one decay, from `start` (weights and bias; None: zeros)."""
   mean, deviation = features.mean(0, np.float64), features.std(0, np.float64)
   scale = np.where(deviation > 1e-6 * np.abs(mean) + 1e-12, deviation, 1.0)
+  mean, scale = mean.astype(features.dtype), scale.astype(features.dtype)  # so is their difference
   x, y = jnp.asarray((features - mean) / scale, jnp.float32), jnp.asarray(labels)
   shape = (features.shape[1] + 1, classes)
 
