@@ -15,8 +15,9 @@ from mixer_jax.paths import user_path
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _PIECE = 100_000  # characters; an Encoding takes 100 bytes and more for each token
-_ALPHABET = 1000  # characters of a trained vocabulary, more if they
-_COVERED, _ROOM = 0.9995, 0.75  # are less than this share of a text, up to this part of the entries
+# A trained vocabulary has entries for 1,000 characters, or for as many as make up this share of the
+# text, up to this part of all entries.
+_ALPHABET, _COVERED, _ROOM = 1000, 0.9995, 0.75
 _LOG = logging.getLogger(__name__)
 _VARIABLE = "TOKENIZERS_PARALLELISM"
 _ALLOWED = os.environ.get(_VARIABLE, "true")
