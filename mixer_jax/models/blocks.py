@@ -8,7 +8,7 @@ axis over the blocks: the program then holds one block and a loop, and does not 
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, Mapping
 
 import flax.linen as nn
 import jax
@@ -101,11 +101,11 @@ def stacked(tree: Any) -> Any:
 
 def _where(pattern: re.Pattern, change: Any, tree: Any) -> Any:
   """Changes the dictionaries of a tree that have such a key."""
-  found = lambda x: isinstance(x, dict) and any(pattern.fullmatch(str(key)) for key in x)
+  found = lambda x: isinstance(x, Mapping) and any(pattern.fullmatch(str(key)) for key in x)
   return jax.tree.map(lambda x: change(x) if found(x) else x, tree, is_leaf=found)
 
 
-def _unroll(params: dict[str, Any]) -> dict[str, Any]:
+def _unroll(params: Mapping[str, Any]) -> dict[str, Any]:
   result = {}
   for key, value in params.items():
     if match := _ALL.fullmatch(key):
@@ -116,7 +116,7 @@ def _unroll(params: dict[str, Any]) -> dict[str, Any]:
   return result
 
 
-def _stack(params: dict[str, Any]) -> dict[str, Any]:
+def _stack(params: Mapping[str, Any]) -> dict[str, Any]:
   result = {key: value for key, value in params.items() if not _ONE.fullmatch(key)}
   names = [match[1] for key in params if (match := _ONE.fullmatch(key))]
   for name in set(names):

@@ -1,5 +1,6 @@
 """Saved files have the layout of Google's, and come back unchanged."""
 
+from flax.core import freeze, unfreeze
 import jax
 import numpy as np
 import pytest
@@ -72,3 +73,11 @@ def test_wrong_paths(tmp_path):
     pretrained.save(tmp_path / "w.pth", {})
   with pytest.raises(UserError, match="w.npz: cannot be written: No such file or directory"):
     pretrained.save(tmp_path / "absent" / "w.npz", {"a": np.ones(1)})
+
+
+def test_frozen_trees_of_scanned_blocks_are_trees(tmp_path):
+  model = FAMILIES["mixer"](scan_blocks=True)
+  params = random_params(model)
+  pretrained.save(tmp_path / "w.npz", freeze(params), model)
+  found = pretrained.read(str(tmp_path / "w.npz")).fit(freeze(shapes(model)))
+  jax.tree.map(np.testing.assert_array_equal, unfreeze(found), params)
