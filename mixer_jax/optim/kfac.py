@@ -218,7 +218,7 @@ def scale_by_kfac(
     gradients, directions = trees.by_path(updates), {}
     scales = curvature.moment_scales(whole, batch) if eigenvalues == "batch" else {}
     for block in curvature.blocks:
-      if block.name in moments:
+      if block.kind == "kronecker" and block.name in moments:  # not its layer's plain parameters
         pair, scale = inverses[block.name], scales.get(block.name)
         found, moments[block.name] = ekfac.precondition(
           block, gradients, pair, moments[block.name], scale, moment_decay, lam, precondition_dtype

@@ -230,3 +230,25 @@ def test_both_conventions_give_convolutions_one_product():
     )
   for published, expand in zip(*found):
     np.testing.assert_allclose(published, expand, rtol=1e-5)
+
+
+@pytest.mark.parametrize("eigenvalues", ["batch", "examples"])
+def test_a_layer_may_have_a_plain_parameter_beside_its_block(eigenvalues):
+  class Gain(nn.Dense):
+    @nn.compact
+    def __call__(self, x):
+      return super().__call__(x) * self.param("gain", nn.initializers.ones, (self.features,))
+
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return Gain(2, name="layer")(x)
+
+  x = jnp.cos(jnp.arange(12.0)).reshape(4, 3)
+  params = jax.jit(Net().init)(jax.random.key(0), x)["params"]
+  predict = lambda params, x: Net().apply({"params": params}, x)
+  options = dict(plain="gain", eigenvalues=eigenvalues, identity_start=False)
+  tx = optim.scale_by_kfac(predict, params, x, **options)
+  updates, _ = tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
+  np.testing.assert_array_equal(updates["layer"]["gain"], params["layer"]["gain"])
+  assert not np.allclose(updates["layer"]["kernel"], params["layer"]["kernel"])
