@@ -64,6 +64,8 @@ def _place(
     return MAPPED if call.mapped or looped else NOWHERE
   if len(rows_of_twice) != len(call.rows) or rows_of_twice[0] != 2 * call.rows[0]:
     return ELSEWHERE
+  if call.rows[0] % examples:  # of a part of the batch
+    return ELSEWHERE
   return FIRST if call.rows[0] == examples else FLAT
 
 

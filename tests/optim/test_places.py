@@ -233,3 +233,25 @@ def test_a_diagonal_of_a_normalisation_seen_in_two_ways_is_refused():
   both = lambda p, x: turned("first")(p, x) + turned("mapped")(p, x)
   with pytest.raises(ValueError, match="needs the examples first in the input of norm"):
     optim.kfac_blocks(both, params, x, norms="diagonal")
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5)], ids=["no multiple", "a multiple"])
+def test_a_layer_of_a_part_of_the_batch(shape):
+  """Half of six examples: 3 rows, or 12 of tokens."""
+
+  class Half(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      half = len(x) // 2
+      return nn.Dense(3, name="head")(x.at[:half].add(nn.Dense(5, name="half")(x[:half])))
+
+  x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+  predict, params = apply(Half()), jax.jit(Half().init)(jax.random.key(0), x)["params"]
+  factors = lambda predict: optim.kfac_factors(predict, params, x, None, estimation="exact")["half"]
+  rows = np.concatenate([x[:3].reshape(-1, 5), np.ones((x[:3].size // 5, 1))], axis=1)
+  for weights in (None, np.float32([1, 1, 1, 0, 0, 0])):
+    answer = lambda p, x, w=weights: predict(p, x) if w is None else (predict(p, x), None, w)
+    np.testing.assert_allclose(factors(answer).inputs, rows.T @ rows / len(rows), rtol=1e-5)
+  tx = optim.scale_by_kfac(predict, params, x, eigenvalues="examples")
+  with pytest.raises(ValueError, match="needs the examples first in the rows of half; allowed"):
+    tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
