@@ -42,6 +42,10 @@ class Predictor:
         "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights),"
         " maybe with tokens; an apply with `mutable` returns its collections too: leave them out"
       )
+    if complex_ones := [x.dtype for x in jax.tree.leaves(answer[0]) if jnp.iscomplexobj(x)]:
+      raise ValueError(
+        f"outputs are {complex_ones[0]}; allowed: real numbers, such as the real and imaginary parts"
+      )
     return Answer(*answer)
 
   def outputs(self, params: Params, batch: Batch) -> Any:
@@ -54,7 +58,7 @@ class Predictor:
     if weights is None:
       return None, None
     outputs = jax.tree.leaves(jax.eval_shape(self.outputs, params, batch))[0]
-    weights = self.weights_like(weights, outputs)
+    weights = self.weights_like(weights, outputs).astype(jnp.float32)
     rows = max(outputs.ndim - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)

@@ -112,3 +112,32 @@ def test_ekfac_rounds_operands_as_asked():
     )(grads)
   )
   assert program.count("preferred_element_type=float32") and program.count(":bf16[") >= 4 * 2 * 2
+
+
+@pytest.mark.parametrize("dtype", [bool, np.float16, np.float64])
+def test_weights_of_any_type_are_summed_in_float32(dtype):
+  """The sum of 90,000 ones is none of float16."""
+  x = np.random.default_rng(0).normal(size=(300, 300, 2)).astype(np.float32)
+  params = {"kernel": jnp.ones((2, 3)).at[0, 0].set(2.0)}
+
+  def factors(dtype):
+    weights = jnp.ones((300, 300), dtype)
+    y = lambda p, x: (nn.Dense(3, use_bias=False).apply({"params": p}, x), None, weights)
+    return optim.kfac_factors(y, params, x, None, estimation="exact")["kernel"]
+
+  with jax.enable_x64(dtype == np.float64):
+    found = factors(dtype)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, factors(np.float32))
+
+
+@pytest.mark.parametrize(
+  "options", [dict(eigenvalues="batch"), dict(quadratic_model=True)], ids=str
+)
+@pytest.mark.thorough
+def test_weights_of_64_bits(options):
+  params, batch = small_net.problem(8)
+  predict = lambda p, b: (*small_net.predict(p, b)[:2], jnp.ones(8))
+  with jax.enable_x64(True):
+    tx = optim.kfac(1e-3, predict, params, batch, **options)
+    updates, _ = tx.update(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+  assert all(np.isfinite(u).all() for u in jax.tree.leaves(updates))
