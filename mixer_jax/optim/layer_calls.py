@@ -38,6 +38,7 @@ class Call(NamedTuple):
     runs: how often it runs, with every copy that `jax.vmap` makes of its rows.
     kind: "use", or "head" for an embedding's transposed use.
     changed: whether the model takes a function of its parameters, as `nn.WeightNorm` does.
+    differentiated: whether predict itself takes a derivative through it.
     place: see `places`.
   """
 
@@ -50,6 +51,7 @@ class Call(NamedTuple):
   runs: int
   kind: str
   changed: bool
+  differentiated: bool = False
   place: str = ""
 
 
@@ -64,7 +66,7 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
   """
   held = {path: own for path, own in nodes(params) if path not in skipped}
   paths, serial, markers = _markers(held)
-  found, companions, mapped = [], [], set()
+  found, companions, mapped, differentiated = [], [], set(), set()
 
   def note(view, module, companion, args, y):
     i, of = companion.shape[-3:-1]
@@ -85,12 +87,13 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     elif isinstance(view, layer_views.ScaleAndShift):
       rows = args[0].shape
     kind = "head" if getattr(view, "transposed", False) else "use"
-    changed = any(_is_changed(own[name]) for name in shapes)
+    overridden = type(module).param is not nn.Module.param
+    changed = overridden or any(_is_changed(own[name]) for name in shapes)
     number = len(found)
     found.append(Call(path, view, stacked, shapes, rows, False, 0, kind, changed))
     companions.append(i)
     _mark(args[0], companion, serial, number, lambda: mapped.add(number))
-    return y
+    return _watched(y, lambda: differentiated.add(number))
 
   try:
     with intercepted(note):
@@ -105,7 +108,8 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
       " layers that are listed in `plain`"
     ) from e
   runs = programs.runs(program, serial, companions)
-  return [c._replace(mapped=i in mapped, runs=runs.get(i, 0)) for i, c in enumerate(found)]
+  seen = lambda i: dict(mapped=i in mapped, differentiated=i in differentiated)
+  return [c._replace(runs=runs.get(i, 0), **seen(i)) for i, c in enumerate(found)]
 
 
 def _markers(held: Mapping[Path, Any]) -> tuple[list[Path], int, dict[Path, np.ndarray]]:
@@ -223,6 +227,22 @@ def _mark(
   probe(jax.lax.stop_gradient(x), companion, programs.tag(serial, number))
 
 
+def _watched(y: jax.Array, react: Callable[[], None]) -> jax.Array:
+  """The same array, which calls `react()` when the traced function takes a derivative of it."""
+
+  @jax.custom_jvp
+  def probe(y):
+    return y
+
+  @functools.partial(probe.defjvp, symbolic_zeros=True)
+  def _(primals, tangents):
+    if not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero):
+      react()
+    return primals[0], tangents[0]
+
+  return probe(y)
+
+
 @contextlib.contextmanager
 def intercepted(react: Callable) -> Iterator[None]:
   """Calls `react(view, module, companion, args, y)` at layers that have a companion.
@@ -266,15 +286,6 @@ def depends(
   markers = {path: np.zeros((*largest(own[path]).shape, 0), np.float32) for path in held}
   found = []
 
-  @jax.custom_jvp
-  def probe(y):
-    return y
-
-  @functools.partial(probe.defjvp, symbolic_zeros=True)
-  def _(primals, tangents):
-    found.append(not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero))
-    return primals[0], jnp.zeros_like(primals[0])
-
   leaves, structure = jax.tree_util.tree_flatten_with_path(params)
   names = [path_name(path) for path, _ in leaves]
   arrays = [x for _, x in leaves]
@@ -286,14 +297,14 @@ def depends(
       arrays[i] = x
     with intercepted(_hold):
       y = predict(with_companions(structure.unflatten(arrays), markers), batch)
-    return jax.tree.map(probe, y)
+    return jax.tree.map(lambda y: _watched(y, lambda: found.append(True)), y)
 
   def derivative(arrays, batch):
     some = [arrays[i] for i in picked]
     return jax.jvp(lambda s: outputs(s, arrays, batch), (some,), (some,))
 
   jax.eval_shape(derivative, arrays, batch)
-  return any(found)
+  return bool(found)
 
 
 def _hold(view: layer_views.View, module: nn.Module, companion: Any, args: tuple, y: Any) -> Any:

@@ -83,6 +83,8 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
       )
     return DECLARED[declared](module, args[0]) if context.method_name == "__call__" else None
   known = _LAYERS.get(method)
+  if known and jnp.iscomplexobj(args[0]):  # its gradients are no products of its rows
+    return Plain("" if known is _norm else f"an nn.{type(module).__name__} of complex numbers")
   return known(module, *args, **kwargs) if known else None
 
 

@@ -165,6 +165,17 @@ def layers_of(
         f"the model changes {', '.join(full)} before their layer takes them, which K-FAC cannot see;"
         " list them in `plain` to train them without curvature"
       )
+    if any(call.differentiated for call in own):
+      raise ValueError(
+        f"predict itself takes a derivative through the layer of {', '.join(full)}, which K-FAC cannot"
+        " see; allowed: derivatives taken before, as a part of the batch, or these listed in `plain`"
+      )
+    dense = [call.view for call in own if isinstance(call.view, layer_views.Dense)]
+    if len({(view.axes, view.inputs_rank) for view in dense}) > 1:
+      raise ValueError(
+        f"the model multiplies over one and over other axes of {full[0]}; list {', '.join(full)} in"
+        " `plain` to train them without curvature"
+      )
     first = own[0]
     uncut = any(re.search(p, name) for p in full_factors for name in full)
     sums = _sums_of(view, first.shapes, math.inf if uncut else max_factor)

@@ -1,0 +1,144 @@
+"""Models of which K-FAC would see a part, or nothing: each is refused by name, or seen in full."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import optim
+
+_KEY = jax.random.key(0)
+
+
+class Field(nn.Module):
+  """A scalar of each point."""
+
+  first: type[nn.Module] = nn.Dense
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(1, name="two")(jnp.tanh(self.first(5, name="one")(x)))
+
+
+class Force(nn.Module):
+  """A layer on top of the derivative of a scalar."""
+
+  @nn.compact
+  def __call__(self, x):
+    field = Field(name="field")
+    return nn.Dense(2, name="top")(jnp.tanh(jax.grad(lambda x: field(x).sum())(x)))
+
+
+_POINTS = np.cos(np.arange(16, dtype=np.float32)).reshape(8, 2)
+
+
+def made(module, x=_POINTS):
+  """A predict and its parameters."""
+  params = jax.jit(module.init)(_KEY, x)["params"]
+  return lambda params, x: module.apply({"params": params}, x), params
+
+
+def factors(predict, params, x=_POINTS, **options):
+  return optim.kfac_factors(predict, params, x, _KEY, likelihood="normal", **options)
+
+
+field, _params = made(Field())
+_DERIVATIVES = {
+  "grad": lambda p, x: jax.grad(lambda x: field(p, x).sum())(x),
+  "of each": lambda p, x: jax.vmap(jax.grad(lambda x: field(p, x)[0]))(x),
+  "jit": lambda p, x: jax.jit(_DERIVATIVES["grad"])(p, x),
+  "remat": lambda p, x: jax.grad(lambda x: jax.checkpoint(field)(p, x).sum())(x),
+  "hessian": lambda p, x: jax.vmap(jax.hessian(lambda x: field(p, x)[0]))(x).reshape(len(x), -1),
+  "jvp": lambda p, x: jax.jvp(lambda x: field(p, x), (x,), (jnp.ones_like(x),))[1],
+  "beside": lambda p, x: jnp.concatenate([field(p, x), _DERIVATIVES["grad"](p, x)], axis=-1),
+}
+
+
+@pytest.mark.parametrize("predict", _DERIVATIVES.values(), ids=_DERIVATIVES)
+def test_a_predict_that_differentiates_its_layers_is_refused(predict):
+  with pytest.raises(ValueError, match="a derivative through the layer of one/kernel, one/bias"):
+    factors(predict, _params)
+  assert not factors(predict, _params, plain=".*")
+
+
+def test_layers_beside_a_derivative_keep_their_blocks():
+  predict, params = made(Force())
+  with pytest.raises(ValueError, match="a derivative through the layer of field/one/kernel"):
+    factors(predict, params)
+  [found] = factors(predict, params, plain="^field/").values()
+  inputs = jnp.tanh(_DERIVATIVES["grad"](params["field"], _POINTS))
+  rows = np.concatenate([inputs, np.ones((8, 1))], axis=1)
+  np.testing.assert_allclose(found.inputs, rows.T @ rows / 8, rtol=1e-5)
+
+
+def test_a_derivative_that_is_taken_before_is_a_batch():
+  slopes = _DERIVATIVES["grad"](_params, _POINTS)
+  predict = lambda p, batch: (field(p, batch[0]), batch[1])
+  assert factors(predict, _params, (_POINTS, slopes[:, :1])).keys() == {"one", "two"}
+
+
+class Standardised(nn.Dense):
+  """A layer that changes its kernel by its own `param`."""
+
+  def param(self, name, *args, **kwargs):
+    x = super().param(name, *args, **kwargs)
+    return (x - x.mean(axis=0)) / x.std(axis=0) if name == "kernel" else x
+
+
+def test_a_layer_that_changes_its_own_parameters_is_refused():
+  predict, params = made(Field(Standardised))
+  with pytest.raises(ValueError, match="the model changes one/kernel, one/bias before"):
+    factors(predict, params)
+  assert factors(predict, params, plain="^one/").keys() == {"two"}
+  predict, params = made(Field(nn.remat(nn.Dense)))
+  assert factors(predict, params).keys() == {"one", "two"}
+
+
+class Spectral(nn.Module):
+  """A real layer, and maybe a normalisation, of Fourier coefficients."""
+
+  layer: nn.Module
+
+  @nn.compact
+  def __call__(self, x):
+    y = self.layer(jnp.fft.rfft(x, axis=1))
+    return nn.Dense(3, name="head")(jnp.fft.irfft(y, axis=1).mean(axis=1))
+
+
+@pytest.mark.parametrize(
+  "layer, refused",
+  [(nn.Dense(4), "layer/kernel.* .an nn.Dense of complex numbers"), (nn.LayerNorm(), "")],
+)
+def test_layers_of_complex_numbers_have_no_block(layer, refused):
+  x = np.sin(np.arange(48, dtype=np.float32)).reshape(2, 6, 4)
+  predict, params = made(Spectral(layer), x)
+  if refused:
+    with pytest.raises(ValueError, match=refused):
+      factors(predict, params, x)
+  else:
+    assert factors(predict, params, x, norms="diagonal").keys() == {"head"}
+  assert factors(predict, params, x, plain="^layer/").keys() == {"head"}
+
+
+def test_complex_outputs_are_refused():
+  predict = lambda p, x: jnp.fft.rfft(field(p, x), axis=0)
+  with pytest.raises(ValueError, match="outputs are complex64; allowed: real numbers"):
+    factors(predict, _params)
+
+
+class TiedEinsum(nn.Module):
+  """One kernel for both directions."""
+
+  @nn.compact
+  def __call__(self, x):
+    layer = nn.Einsum((4, 4), None, use_bias=False, name="tied")
+    return layer(jnp.tanh(layer(x, "bi,io->bo")), "bo,io->bi")
+
+
+def test_a_kernel_used_in_both_directions_is_refused():
+  x = np.ones((5, 4), np.float32)
+  predict, params = made(TiedEinsum(), x)
+  with pytest.raises(ValueError, match="over one and over other axes of tied/kernel; list"):
+    factors(predict, params, x)
+  assert not factors(predict, params, x, plain="^tied/")
