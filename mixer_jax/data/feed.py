@@ -63,6 +63,7 @@ class Feed:
     self._sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
     self._rows = local_rows(sharding, len(ids(0)))
     self._resident = self._stream = None
+    self._ahead: list[futures.Future] = []
     self._arrays = dataset.arrays()
     if self._arrays is None:
       self.reorder(ids)
@@ -94,7 +95,7 @@ class Feed:
       yield from ((self._resident, self._window_ids(*entry)) for entry in plan)
       return
     with futures.ThreadPoolExecutor(1) as pool:
-      ahead = []
+      self._ahead = ahead = []
       for entry in plan:
         ahead.append(pool.submit(self._prepare, *entry))
         if len(ahead) > 1:
@@ -103,7 +104,10 @@ class Feed:
         yield None, last.result()
 
   def close(self) -> None:
-    """Ends worker processes; they start again with the next window."""
+    """Ends worker processes, after a read under way; they start again with the next window."""
+    for read in self._ahead:
+      read.cancel()
+    futures.wait(self._ahead)  # Grain would leave its thread to wait for them for ever
     if self._stream:
       self._stream.close()
 

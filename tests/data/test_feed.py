@@ -2,6 +2,8 @@
 
 import dataclasses
 import pickle
+import threading
+import time
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -103,6 +105,35 @@ def test_windows_after_a_new_order_have_other_examples():
   opened.reorder(lambda step: np.full(4, step + 1))
   [(_, rows)] = opened.windows([(3, 2)])
   np.testing.assert_array_equal(rows, [[4] * 4, [5] * 4])
+
+
+@pytest.mark.parametrize("end", ["close", "reorder"])
+def test_a_stream_is_not_ended_under_a_read(end, monkeypatch):
+  """Grain would leave the reading thread, and with it the run, to wait for ever."""
+  reading, ended_under = threading.Event(), []
+
+  class SlowStream:
+    def __init__(self, *args):
+      del args
+
+    def take(self, step, count):
+      reading.set()
+      time.sleep(0.3 * (step > 0))
+      reading.clear()
+      return np.zeros((count, 4))
+
+    def close(self):
+      ended_under.append(reading.is_set())
+
+  monkeypatch.setattr(feed.stream, "Stream", SlowStream)
+  opened = feed.Feed(Squares(), lambda step: np.arange(4), batched(1))
+  windows = opened.windows((step, 1) for step in range(9))
+  next(windows)
+  assert reading.wait(10)
+  opened.close() if end == "close" else opened.reorder(lambda step: np.arange(4))
+  assert ended_under == [False]
+  windows.close()
+  assert len(list(opened.windows([(0, 1), (1, 1)]))) == 2
 
 
 @dataclasses.dataclass(frozen=True)
