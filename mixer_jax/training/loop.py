@@ -45,12 +45,13 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
       checkpoint was written. A second signal of a kind ends the process at once.
   """
   devices.print_line()
-  config_lib.check(config)
-  experiment.check_accelerator(config)  # before weights are downloaded
   stored = directory_lib.stored_config(path)
-  if stored:
+  if stored:  # the start filled in fields, maybe from a run that is gone
     where = directory_lib.existing(path)
     config = directory_lib.resumed(where, config, stored)
+  config_lib.check(config)
+  experiment.check_accelerator(config)  # before weights are downloaded
+  if stored:
     directory_lib.check_config(where, config)  # before its data, which the run's files may not fit
     directory_lib.check_files(where, config)
     config = directory_lib.with_files(where, config)

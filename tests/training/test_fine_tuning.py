@@ -1,5 +1,7 @@
 """Runs that start from weights: what they take over, and what they do not need."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -102,6 +104,18 @@ def test_a_larger_grid_takes_an_explicit_choice(config, weights, tmp_path):
   directory = loop.train(config, str(tmp_path / "blocks"))
   assert directory_lib.load_config(directory).model.tokens_mlp_dim == 4 * 8
   loop.train(config, str(tmp_path / "blocks"))  # resumed with the fields that were filled in
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_without_the_run_that_it_started_from(tiny_config, tmp_path):
+  """Its patches, which the first run fixed and the model's own do not divide, are known by then."""
+  tiny_config.num_epochs, tiny_config.model.patch_size = 1, 2
+  tiny_config.data.update(resize=6, image_size=6)
+  donor = loop.train(tiny_config, str(tmp_path / "donor"))
+  tiny_config.pretrained, tiny_config.model.patch_size = str(donor), None
+  directory = loop.train(tiny_config, str(tmp_path / "run"))
+  shutil.rmtree(donor)
+  assert loop.train(tiny_config, str(directory)) == directory
 
 
 @pytest.mark.thorough
