@@ -1,7 +1,7 @@
 """Images as rows of pixels, from the same sources as those of image classification."""
 
 import dataclasses
-from typing import Annotated, Mapping
+from typing import Annotated, Mapping, NamedTuple
 
 import numpy as np
 
@@ -44,11 +44,21 @@ class PixelData:
     return ImageData(**{name: getattr(self, name) for name in shared}, stream="never")
 
 
-def load(data: PixelData) -> Mapping[str, Arrays]:
-  """The splits of a set, an example being {"image": float32 [pixels]}; or a UserError."""
+class Loaded(NamedTuple):
+  """Splits of {"image": float32 [pixels]}, and the side of the images before they were resized."""
+
+  splits: Mapping[str, Arrays]
+  side: int
+
+
+def load(data: PixelData) -> Loaded:
+  """The splits of a set; or a UserError."""
   found = sources.load(data.source, labelled=False).splits
-  arrays = {name: split.arrays()["image"] for name, split in found.items()}
-  return {name: Arrays({"image": rows(images, data)}) for name, images in arrays.items()}
+  read = lambda split: Arrays(
+    {"image": rows(split.arrays()["image"], data)}, paths=getattr(split, "paths", None)
+  )
+  side = found["train"].spec["image"].shape[0]
+  return Loaded({name: read(split) for name, split in found.items()}, side)
 
 
 def rows(images: np.ndarray, data: PixelData) -> np.ndarray:

@@ -59,16 +59,28 @@ class Autoencoding(BaseTask):
     VARIANTS[config.model.name](**options.given(config.model))
 
   def datasets(self) -> Mapping[str, Dataset]:
-    return self._splits
+    return self._loaded.splits
 
   @functools.cached_property
-  def _splits(self) -> Mapping[str, Dataset]:
+  def _loaded(self) -> pixels.Loaded:
     return pixels.load(self._data)
+
+  @functools.cached_property
+  def _stored(self) -> int:
+    """The side of the set's images before they are resized."""
+    return self._loaded.side
+
+  def notes(self) -> Mapping[str, Any]:
+    return {"stored": self._stored}
+
+  def recall(self, notes: Mapping[str, Any]) -> None:
+    if "stored" in notes:
+      self._stored = notes["stored"]
 
   @functools.cached_property
   def _mean(self) -> np.ndarray:
     """The mean of the training images, [pixels]."""
-    return self._splits["train"].arrays()["image"].mean(0)
+    return self._loaded.splits["train"].arrays()["image"].mean(0)
 
   def init(self, key: jax.Array) -> Variables:
     return self.model.init(key, jnp.zeros((1, int(np.prod(self._data.shape)))))
@@ -105,9 +117,8 @@ class Autoencoding(BaseTask):
     return outputs if self.likelihood == "normal" else jax.nn.sigmoid(outputs)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The code and the squared error of image files, cut to squares."""
-    side = self._data.image_size
-    fit = functools.partial(crops.centre, shorter=side, side=side)
+    """The code and the squared error of image files, cut to squares as the set's images are."""
+    fit = functools.partial(crops.centre, shorter=self._stored, side=self._stored)
     read = lambda path: decode.decode_image(folder.read_file(path), str(path), fit)
     for begin in range(0, len(inputs), self._eval_batch_size):
       paths = inputs[begin : begin + self._eval_batch_size]

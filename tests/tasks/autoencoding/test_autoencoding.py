@@ -1,6 +1,7 @@
 """The task of autoencoders against NumPy, and through the commands."""
 
 import json
+import os
 import pathlib
 
 import jax
@@ -183,6 +184,26 @@ def test_images_before_a_broken_one_are_answered(task, variables, tmp_path):
   assert not list(task.answer(variables, []))
 
 
+@pytest.mark.parametrize("stored", [0, 10])
+def test_a_file_is_answered_as_in_its_split(config, variables, stored, tmp_path):
+  """Files of 30x24 pixels, stored as squares of 10, and of 12x12, stored as they are."""
+  shape, rng = ((24, 30) if stored else (12, 12), np.random.default_rng(0))
+  for split in ("train", "test"):
+    for i in range(4):
+      folder = tmp_path / "set" / split / f"class{i % 2}"
+      folder.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+  config.data.update(name="folder", dir=str(tmp_path / "set"), stored_size=stored)
+  config.data.cache_dir = str(tmp_path / "cache")
+  task, again = (tasks.find("autoencoding")(config) for _ in range(2))
+  split = task.datasets()["test"]
+  again.recall(json.loads(json.dumps(task.notes())))
+  files = [tmp_path / "set" / os.fsdecode(path) for path in split.paths]
+  answers = list(again.answer(variables, list(map(str, files))))
+  codes = task.representations(variables, {"image": split.arrays()["image"]})["codes"]
+  np.testing.assert_allclose([a["code"] for a in answers], codes, rtol=1e-4, atol=1e-6)
+
+
 def test_images_have_to_be_squares(tmp_path):
   fields = {f"{split}_{kind}": x for split in ("train", "test") for kind, x in (
     ("images", np.zeros((4, 6, 8, 3), np.uint8)), ("labels", np.arange(4) % 2))}  # fmt: skip
@@ -241,7 +262,7 @@ def test_it_is_evaluated_and_predicted_and_drawn(run, images, tmp_path):
   ended = children.command(path / "log", "predict", workdir, f"{path}/a.png")
   assert ended.code == 0, ended.err
   answer = json.loads(ended.out.splitlines()[-1])
-  np.testing.assert_allclose(answer["code"], found["codes"][0], atol=0.05)  # of a rounded image
-  assert answer["error"] == pytest.approx(squares[0], rel=0.05)
+  np.testing.assert_allclose(answer["code"], found["codes"][0], rtol=1e-4)
+  assert answer["error"] == pytest.approx(squares[0], rel=1e-4)
   ended = children.command(path / "log", "report.__main__", "pictures", workdir)
   assert ended.code == 0 and ended.out.endswith("pictures/reconstructions.png\n"), ended.err
