@@ -17,6 +17,7 @@ import pytest
 import mixer_jax
 from mixer_jax import config as config_lib
 from mixer_jax import models, optim, options, pretrained, tasks
+from mixer_jax.rundir import directory as directory_lib
 from tests.docs.commands import PAGES, ROOT, snippets
 
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]*)(?:#(?P<heading>[\w-]+))?\)")
@@ -199,6 +200,27 @@ def test_the_readme_s_snippet_runs():
   exec("updates, state" + step, names)
   for name, update in names["updates"].items():
     np.testing.assert_allclose(np.linalg.norm(update), 0.1 * np.sqrt(grads[name].size), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "name, fields", [("mixer_small", dict(scan_blocks=True, num_blocks=2)), ("resnet_20", {})]
+)
+@pytest.mark.first(1)
+def test_the_snippet_about_exported_weights_runs(name, fields, tmp_path, monkeypatch):
+  (snippet,) = (s for s in snippets("docs/running.md") if "pretrained.read" in s)
+  images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+  model = models.build(name, 3, **fields)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  rng = np.random.default_rng(1)
+  variables = jax.tree.map(lambda x: rng.uniform(0.1, 0.2, x.shape).astype(np.float32), shapes)
+  pretrained.save(tmp_path / "weights.npz", pretrained.beside(variables), model)
+  config = {"model": {"name": name, "dtype": None, **fields}}
+  (tmp_path / "runs/first").mkdir(parents=True)
+  directory_lib.write_json(tmp_path / "runs/first/config.json", config)
+  monkeypatch.chdir(tmp_path)
+  names = {"images": images}
+  exec(snippet, names)
+  np.testing.assert_allclose(names["logits"], model.apply(variables, images), rtol=1e-5)
 
 
 @pytest.mark.thorough
