@@ -80,7 +80,7 @@ def test_images_are_resized_as_pillow_does(task, images):
 
 def test_colours_are_kept_and_sizes_may_stay(images):
   data = pixels.PixelData("npz", str(images[0]), image_size=12, grey=False)
-  found = pixels.load(data)["test"].arrays()["image"]
+  found = pixels.load(data).splits["test"].arrays()["image"]
   np.testing.assert_allclose(found.reshape(9, 12, 12, 3), images[1]["test_images"] / 255, atol=1e-6)
 
 
