@@ -79,7 +79,7 @@ def _run(opened: record.Record, chosen: Sequence[plan.Run]) -> runner.Runner:
 
 
 def _told(opened: record.Record, chosen: Sequence[plan.Run], runs: runner.Runner) -> int:
-  """Prints the states of the chosen runs; the exit code, 1 if one failed or waits for others."""
+  """Prints the states of the chosen runs; the exit code: 1 if one failed or, in time, is not done."""
   states = {run.name: opened.state(run) for run in chosen}
   counts = collections.Counter(state.kind for state in states.values())
   if runs.out_of_time and counts.total() > counts["done"]:
@@ -96,7 +96,8 @@ def _told(opened: record.Record, chosen: Sequence[plan.Run], runs: runner.Runner
     print(
       f"{number} of them wait for {tries}, which --run leaves out, another process runs or failed"
     )
-  return 1 if counts["failed"] or any(waiting.values()) else 0
+  unfinished = counts.total() > counts["done"] and not runs.out_of_time
+  return 1 if counts["failed"] or unfinished else 0
 
 
 def _tries(opened: record.Record, run: plan.Run) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Mapping, Sequence
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study import plan
 from mixer_jax.study.plan import Run
-from mixer_jax.study.record import Record
+from mixer_jax.study.record import Record, selection
 
 LOG = "log.txt"
 _POLL_SECONDS = 0.2
@@ -144,9 +144,10 @@ class Runner:
       await asyncio.sleep(_POLL_SECONDS)
       code, rows = process.poll(), metrics_file.read(path)
       for row in rows[seen:]:
+        split = selection(row, metric.name) if run.tunes else "test"
         on = "held-out" if run.tunes else "test"
         said = f"{record.progress(run, row)}  {on} {metric.name}"
-        value = metric.shown(row[f"test/{metric.name}"])
+        value = metric.shown(row[f"{split}/{metric.name}"])
         print(f"{run.name}: {said} {value}  {row['seconds']:.1f} s", flush=True)
       seen = len(rows)
       if self.out_of_time:

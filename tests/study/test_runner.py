@@ -194,6 +194,16 @@ def test_a_run_that_somebody_stops_has_not_failed(tmp_path, end):
   assert opened.state(opened.runs[0]).kind == "interrupted"
 
 
+def test_the_exit_code_tells_whether_all_is_done(tmp_path):
+  opened = open_tiny(tmp_path)
+  runs = Fakes(opened, code={"m1-sgd-seed0": "sys.exit(143)"})
+  runs.run(opened.runs[:2])
+  assert command._told(opened, opened.runs[1:2], runs) == 0
+  assert command._told(opened, opened.runs[:2], runs) == 1
+  late = Fakes(opened, deadline=time.monotonic() - 1)
+  assert command._told(opened, opened.runs[:2], late) == 0
+
+
 def test_a_run_is_trained_by_one_process_only(tmp_path, capsys):
   opened = open_tiny(tmp_path)
   path = opened.path(opened.runs[0])
@@ -336,6 +346,18 @@ def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
   assert "tune-sgd-1: step 30 of 30  held-out error 0.02  1.0 s\n" in capsys.readouterr().out
 
 
+def test_tries_compared_on_a_validation_split_show_that_one(tmp_path, capsys):
+  rates = {name: [{"optimizer.learning_rate": 0.1}] for name in ("sgd", "adam")}
+  opened = record.open_study(tmp_path, Study(**GRID | dict(tuning=Tuning(rates))), "f.py", [])
+  name = opened.primary.name
+  row = {"step": 10, "epoch": 1, "seconds": 1.0, "test/loss": 1.0, f"test/{name}": 0.9}
+  row |= {f"validation/{name}": 0.25, f"validation/best_{name}": 0.25, "validation/loss": 1.0}
+  row = json.dumps(row) + "\n"
+  write = f"(path / 'metrics.jsonl').write_text({row!r}); sys.exit(0)"
+  Fakes(opened, code={opened.runs[0].name: write}).run(opened.runs[:1])
+  assert f"held-out {name} 25.00%" in capsys.readouterr().out
+
+
 def test_a_file_without_its_function_is_told(tmp_path):
   file = tmp_path / "file.py"
   file.write_text("study = None\n")
@@ -381,5 +403,5 @@ def test_the_command_hands_its_minutes_and_retries_on(retry, tmp_path, monkeypat
   ((parallel, seconds),) = seen
   assert parallel == 2 and 110 < seconds <= 120
   assert kinds(opened)["m1-sgd-seed0"] == ("interrupted" if retry else "failed")
-  assert ended.value.code == (0 if retry else 1)
+  assert ended.value.code == 1
   assert ("m1-sgd-seed0  failed: no memory" in capsys.readouterr().out) == (not retry)
