@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.optim import algebra
-from mixer_jax.optim.curvature_blocks import Kronecker
+from mixer_jax.optim.curvature_blocks import Diagonals, Kronecker
 from mixer_jax.optim.curvature_options import MAX_FACTOR
 from mixer_jax.runtime.imports import without
 
@@ -75,7 +75,8 @@ def averaged(
     fresh: the estimate.
     renewals: how many there were before.
     decay: weight of the old average.
-    identity_start: False: the old average of no estimates has no weight.
+    identity_start: False: the old average of no estimates has no weight, that of a layer which saw
+      only padding so far included.
   """
   # The weight of the newest of n + 1 estimates is (1 - decay) / (1 - decay^(n + 1)). Of the first
   # it must be 1 exactly, which the quotient is not: some of the identity would stay.
@@ -83,8 +84,23 @@ def averaged(
   quotient = jnp.expm1(log) / jnp.expm1((renewals + 1) * log)
   unbiased = jnp.where(renewals == 0, 1.0, quotient)
   weight = jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
-  mix = lambda old, new: (1.0 - weight) * old + weight * new
-  return {name: jax.tree.map(mix, average, fresh[name]) for name, average in old.items()}
+
+  def one(old, new):
+    own = weight
+    if isinstance(old, Kronecker):
+      own = jnp.where(jnp.logical_or(identity_start, ~_is_identity(old.inputs)), weight, 1.0)
+    spread = lambda x: jnp.expand_dims(own, range(own.ndim, x.ndim))
+    mix = lambda old, new: (1.0 - spread(old)) * old + spread(old) * new
+    return jax.tree.map(mix, old, new)
+
+  return {name: one(average, fresh[name]) for name, average in old.items()}
+
+
+def _is_identity(factor: jax.Array | Diagonals) -> jax.Array:
+  """Whether a factor, each of a stack, has had no estimate; [...]."""
+  if isinstance(factor, Diagonals):
+    return (factor.values == 1).all(axis=-1)
+  return (factor == jnp.eye(factor.shape[-1])).all(axis=(-2, -1))
 
 
 def keep_unseen(old: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:

@@ -296,6 +296,23 @@ def test_without_identity_the_average_is_of_the_estimates_alone():
       np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("max_factor", [8192, 2], ids=["whole", "diagonal"])
+def test_without_identity_padding_at_first_leaves_none(max_factor):
+  net = nn.Dense(3)
+  x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32) / 10
+  params = jax.jit(net.init)(jax.random.key(0), x)["params"]
+  weighted = lambda params, batch: (net.apply({"params": params}, batch[0]), None, batch[1])
+  options = dict(factor_period=1, inverse_period=4, identity_start=False, max_factor=max_factor)
+  tx = optim.scale_by_kfac(weighted, params, (x, np.ones(8)), estimation="exact", **options)
+  update = jax.jit(lambda state, weight: tx.update(params, state, params, batch=(x, weight))[1])
+  seen = update(tx.init(params), np.ones(8))
+  state = tx.init(params)
+  for weight in (0.0, 0.0, 1.0):
+    state = update(state, np.full(8, weight))
+  close(state.factors, seen.factors, rtol=0, atol=0)
+  close(update(state, np.ones(8)).factors, seen.factors)
+
+
 def test_parameters_used_outside_their_layer_are_named():
   class Tied(nn.Module):
     @nn.compact
