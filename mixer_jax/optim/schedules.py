@@ -27,7 +27,8 @@ class Multiplier:
   """A warm-up and a form; raises a UserError for epochs that do not rise.
 
   "rsqrt" falls as the inverse square root of the update count, from 1 at the end of the warm-up
-  (Vaswani et al., 2017, Equation 3).
+  (Vaswani et al., 2017, Equation 3). Cosine and linear reach `end` after the last update, onecycle
+  in it.
   """
 
   name: Annotated[str, Option("form of the schedule", choices=_FORMS)] = "constant"
@@ -35,7 +36,7 @@ class Multiplier:
   warmup_steps: Annotated[
     int, Option("length of the warm-up in steps; 0: warmup_epochs", 0, COUNT)
   ] = 0
-  end: Annotated[float, Option("last multiplier of cosine, linear and onecycle", 0, 1)] = 0.0
+  end: Annotated[float, Option("multiplier to which cosine, linear and onecycle fall", 0, 1)] = 0.0
   rise: Annotated[float, Option("onecycle: share of the run before the peak", 1e-6, 0.999)] = 0.3
   start: Annotated[float, Option("onecycle: first multiplier", 0, 1)] = 1e-4
   epochs: Annotated[
