@@ -13,7 +13,7 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 
 # The best of eight settings each on the sample, by configs/studies/autoencoder.py. Adam's is the
-# second: one of three seeds failed with the first, 6e-3.
+# second: with the first, 6e-3, one of three seeds ended at a loss of 1.33, the others at 1.10.
 OPTIMIZERS = {
   "kfac": dict(
     learning_rate=0.014,

@@ -1,7 +1,8 @@
 """The deep autoencoder of the bundled images: a training loss over seconds, equally tuned.
 
   python -m mixer_jax.study --study=configs/studies/autoencoder.py --workdir=DIR
-  python -m mixer_jax.report compare --runs='DIR/sgd-*,DIR/adam-*,DIR/kfac-*' --log
+  python -m mixer_jax.report compare --log \
+      --runs='DIR/sgd-seed*,DIR/adam-seed*,DIR/kfac-seed*,DIR/kfac_adam-seed*'
 
 Each optimizer trains for numbers of epochs that took about fifteen seconds on two busy cores when
 they were chosen (7 to 9 in docs/results.md), in K-FAC's basis no more time than Adam, and has eight tries. The one with the lowest loss of the

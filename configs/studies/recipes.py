@@ -8,18 +8,21 @@ All recipes have 50 epochs on the images of the bundled sample; the teacher and 
 Other directories: --set=hard:distillation.teacher=RUN, --set=soft:..., --set=dino:pretrained=RUN.
 """
 
-from configs import distill_cifar, resmlp_cifar
+import pathlib
+
 from mixer_jax import study
 
+_CONFIGS = pathlib.Path(__file__).parent.parent
 PUBLISHED = {"old_fashioned": 69.2, "deit": 76.6, "hard": 77.8, "dino": 76.5}
 
 
 def config(recipe):
-  if recipe in distill_cifar.KINDS:
-    config = distill_cifar.get_config(recipe)
+  if recipe in ("hard", "soft"):
+    config = study.read_config(_CONFIGS / "distill_cifar.py", recipe)
     config.distillation.teacher = "runs/teacher"
   else:
-    config = resmlp_cifar.get_config("deit" if recipe == "dino" else recipe)
+    labels = "deit" if recipe == "dino" else recipe
+    config = study.read_config(_CONFIGS / "resmlp_cifar.py", labels)
     config.pretrained = "runs/dino" if recipe == "dino" else ""
   return config
 
