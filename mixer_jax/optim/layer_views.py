@@ -81,10 +81,13 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
       raise LayerError(
         f"{type(module).__name__}.curvature is {declared!r}; allowed: {', '.join(DECLARED)}"
       )
-    return DECLARED[declared](module, args[0]) if context.method_name == "__call__" else None
-  known = _LAYERS.get(method)
+    known = DECLARED[declared] if context.method_name == "__call__" else None
+    args, kwargs = args[:1], {}
+  else:
+    known = _LAYERS.get(method)
   if known and jnp.iscomplexobj(args[0]):  # its gradients are no products of its rows
-    return Plain("" if known is _norm else f"an nn.{type(module).__name__} of complex numbers")
+    gradient = known in (_norm, _scale_and_shift, DECLARED["gradient"])
+    return Plain("" if gradient else f"a {type(module).__name__} of complex numbers")
   return known(module, *args, **kwargs) if known else None
 
 

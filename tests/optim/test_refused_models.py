@@ -95,6 +95,16 @@ def test_a_layer_that_changes_its_own_parameters_is_refused():
   assert factors(predict, params).keys() == {"one", "two"}
 
 
+class Declared(nn.Module):
+  """A dense layer of one's own."""
+
+  curvature = "dense"
+
+  @nn.compact
+  def __call__(self, x):
+    return x @ self.param("kernel", nn.initializers.normal(1.0), (4, 4))
+
+
 class Spectral(nn.Module):
   """A real layer, and maybe a normalisation, of Fourier coefficients."""
 
@@ -108,7 +118,11 @@ class Spectral(nn.Module):
 
 @pytest.mark.parametrize(
   "layer, refused",
-  [(nn.Dense(4), "layer/kernel.* .an nn.Dense of complex numbers"), (nn.LayerNorm(), "")],
+  [
+    (nn.Dense(4), "layer/kernel.* .a Dense of complex numbers"),
+    (Declared(), "layer/kernel.* .a Declared of complex numbers"),
+    (nn.LayerNorm(), ""),
+  ],
 )
 def test_layers_of_complex_numbers_have_no_block(layer, refused):
   x = np.sin(np.arange(48, dtype=np.float32)).reshape(2, 6, 4)
