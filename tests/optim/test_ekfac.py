@@ -13,7 +13,17 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.optim import algebra, block_trees
 from mixer_jax.optim.factors import curvature_of
-from tests.optim.test_eigenbasis import predict, sequence
+from tests.optim.two_layers import (
+  EXAMPLES,
+  SIZES,
+  assert_steps,
+  averages,
+  matrix,
+  predict,
+  rows,
+  sequence,
+  updates_of,
+)
 
 
 class Block(nn.Module):
@@ -252,3 +262,69 @@ def test_a_layer_may_have_a_plain_parameter_beside_its_block(eigenvalues):
   updates, _ = tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
   np.testing.assert_array_equal(updates["layer"]["gain"], params["layer"]["gain"])
   assert not np.allclose(updates["layer"]["kernel"], params["layer"]["kernel"])
+
+
+@pytest.mark.parametrize("eigenvalues", ["batch", "examples"])
+@pytest.mark.first(1)
+def test_ekfac(eigenvalues):
+  params, batch, _ = sequence()[0]
+  options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, inverse_period=6)
+  options |= dict(eigenvalues=eigenvalues, moment_decay=0.6, damping=0.1)
+  tx = optim.scale_by_kfac(predict, params, batch, **options)
+  wanted, state = [], {name: {} for name in SIZES}
+  for t, factors in averages(0.7, 3):
+    wanted.append({})
+    for name, factor in factors.items():
+      own, (a, d) = state[name], rows(*sequence()[t][:2])[name]
+      tokens = a.shape[1]
+      if t % 6 == 0:
+        (la, qa), (lg, qg) = map(np.linalg.eigh, factor)
+        own["basis"], own["moments"], own["estimates"] = (qa, qg), np.outer(la, lg), []
+      qa, qg = own["basis"]
+      if t % 3 == 0 and eigenvalues == "examples":
+        each = np.einsum("nti,nto->nio", a @ qa, d @ qg)  # a gradient of every example
+        own["estimates"].append(tokens * (each**2).mean(axis=0))
+        weights = 0.6 ** np.arange(len(own["estimates"]))[::-1]
+        own["moments"] = np.average(own["estimates"], axis=0, weights=weights)
+      v = qa.T @ matrix(sequence()[t][2][name]) @ qg
+      if eigenvalues == "batch":
+        own["moments"] = 0.6 * own["moments"] + 0.4 * EXAMPLES * tokens * v**2
+      wanted[-1][name] = qa @ (v / (own["moments"] + 0.1)) @ qg.T
+  assert_steps(updates_of(tx)[0], wanted)
+
+
+def test_ekfac_is_kfac_where_the_second_moments_of_a_batch_have_no_weight():
+  params, batch, _ = sequence()[0]
+  options = dict(damping=0.1, factor_decay=0.7, factor_period=3, inverse_period=6)
+  kfac = updates_of(optim.scale_by_kfac(predict, params, batch, **options))[0]
+  options |= dict(eigenvalues="batch", moment_decay=1.0)
+  found = updates_of(optim.scale_by_kfac(predict, params, batch, **options))[0]
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, kfac)
+
+
+def test_ekfac_is_kfac_where_the_second_moments_are_the_products_of_eigenvalues():
+  """Of all pairs of four inputs and three output gradients E[aa' (x) gg'] is E[aa'] (x) E[gg']."""
+  rng = np.random.default_rng(0)
+  inputs, output_gradients = rng.normal(size=(4, 3)), rng.normal(size=(3, 2))
+  x = np.repeat(inputs, 3, axis=0).astype(np.float32)
+  layer = nn.Dense(2, name="layer")
+  params = {"kernel": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), "bias": jnp.ones(2)}
+  outputs = layer.apply({"params": params}, x)
+  batch = {"x": x, "y": outputs - np.tile(output_gradients, (4, 1))}
+  of_one = lambda params, batch: (layer.apply({"params": params}, batch["x"]), batch["y"])
+  options = dict(likelihood="normal", estimation="empirical", damping=1e-3, identity_start=False)
+  options |= dict(factor_period=2, inverse_period=4)
+  steps = {}
+  for eigenvalues in ("factors", "examples"):
+    tx = optim.scale_by_kfac(of_one, params, batch, eigenvalues=eigenvalues, **options)
+    state, steps[eigenvalues] = tx.init(params), []
+    update = jax.jit(tx.update)
+    for t in range(6):
+      gradient = jax.tree.map(
+        lambda p, t=t: jnp.cos(t + jnp.arange(p.size)).reshape(p.shape), params
+      )
+      step, state = update(gradient, state, params, batch=batch)
+      steps[eigenvalues].append(step)
+  same = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
+  jax.tree.map(same, steps["examples"], steps["factors"])
+  assert np.abs(steps["factors"][0]["kernel"]).max() > 0.1

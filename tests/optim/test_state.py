@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mixer_jax import optim
-from tests.optim.test_eigenbasis import predict, sequence
+from tests.optim.two_layers import predict, sequence
 
 PARAMS, BATCH, _ = sequence()[0]
 KFAC = functools.partial(optim.kfac, 1e-2, predict, PARAMS, BATCH, factor_period=2)

@@ -1,0 +1,186 @@
+"""Muon in K-FAC's metric against NumPy in float64, over 25 steps of changing gradients."""
+
+import functools
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import optim
+from mixer_jax.optim import polar
+from tests.optim.two_layers import (
+  SIZES,
+  assert_steps,
+  averages,
+  empirical_factors,
+  matrix,
+  predict,
+  sequence,
+  updates_of,
+)
+
+
+def quintic(x, steps):
+  """Muon's polynomial of the singular values, in float64."""
+  u, s, vt = np.linalg.svd(x, full_matrices=False)
+  s = s / np.linalg.norm(s)
+  for _ in range(steps):
+    s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+  return u * s @ vt
+
+
+def root_of(factor, ridge, power):
+  values, vectors = np.linalg.eigh(factor / np.trace(factor) * len(factor))
+  return vectors * (values + ridge) ** power @ vectors.T
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_in_the_metric_of_kfac(nesterov):
+  options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, basis_period=6)
+  options |= dict(momentum=0.8, nesterov=nesterov, ridge=0.1, rms=0.5, newton_schulz=4)
+  tx = optim.scale_by_kfac_muon(predict, *sequence()[0][:2], **options)
+  wanted, mean, roots = [], {name: 0.0 for name in SIZES}, {}
+  for t, factors in averages(0.7, 3):
+    wanted.append({})
+    for name, factor in factors.items():
+      v = matrix(sequence()[t][2][name])
+      mean[name] = 0.8 * mean[name] + v  # outside of the basis
+      if t % 6 == 0:
+        past = 0.7 ** (t // 3 + 1)  # the share of the identity, which has no part in ours
+        roots[name] = [root_of(f - past * np.eye(len(f)), 0.1, -0.5) for f in factor]
+      left, right = roots[name]
+      step = left @ quintic(left @ (0.8 * mean[name] + v if nesterov else mean[name]) @ right, 4)
+      wanted[-1][name] = (step := step @ right) * 0.5 / np.sqrt(np.mean(step**2))
+  assert_steps(updates_of(tx)[0], wanted)
+
+
+@pytest.mark.parametrize("ridge", [1e6, 1e30])
+def test_in_a_metric_that_is_the_identity_it_is_muon(ridge):
+  """Two kernels without biases: such a ridge leaves nothing of the factors."""
+
+  class Kernels(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      dense = functools.partial(nn.Dense, use_bias=False)
+      return dense(3, name="two")(nn.tanh(dense(9, name="one")(x)))
+
+  x = jax.random.normal(jax.random.key(0), (8, 4))
+  params = Kernels().init(jax.random.key(1), x)["params"]
+  apply = lambda params, batch: Kernels().apply({"params": params}, batch)
+  options = dict(nesterov=False, weight_decay=0.0)  # optax corrects Nesterov's for its start
+  muon = optax.with_extra_args_support(optim.muon(0.1, momentum=0.9, **options))
+  ours = optim.kfac_muon(0.1, apply, params, x, ridge=ridge, newton_schulz=5, **options)
+  states = [tx.init(params) for tx in (muon, ours)]
+  for t in range(5):
+    grads = jax.tree.map(
+      lambda p, t=t: jnp.cos(t + 3.0 * jnp.arange(p.size)).reshape(p.shape), params
+    )
+    (wanted, states[0]), (found, states[1]) = (
+      tx.update(grads, state, params, batch=x, rng=jax.random.key(t))
+      for tx, state in zip((muon, ours), states)
+    )
+    # Muon's size is that of an orthogonal matrix; ours is scaled to the root mean square.
+    unit = lambda u: u / jnp.sqrt(jnp.mean(u**2))
+    same = lambda a, b: np.testing.assert_allclose(unit(a), unit(b), rtol=1e-3, atol=1e-3)
+    jax.tree.map(same, found, wanted)
+    for update in jax.tree.leaves(found):
+      np.testing.assert_allclose(np.sqrt(np.mean(update**2)), 0.1 * 0.2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4, 9), (9, 4), (2, 3, 12, 3)], ids=str)
+@pytest.mark.parametrize("steps", [1, 5])
+def test_the_polar_factor(shape, steps):
+  """Both iterations, on matrices and on their Gram matrices, are the polynomial of the values."""
+  x = np.random.default_rng(0).normal(size=shape)
+  found = polar.polar(jnp.asarray(x, jnp.float32), steps)
+  wanted = [quintic(part, steps) for part in x.reshape(-1, *shape[-2:])]
+  np.testing.assert_allclose(found.reshape(-1, *shape[-2:]), wanted, atol=2e-5)
+  values = np.linalg.svd(polar.polar(jnp.asarray(x, jnp.float32), 5), compute_uv=False)
+  assert 0.6 < values.min() and values.max() < 1.25
+  assert not np.any(polar.polar(jnp.zeros(shape), steps))
+  for scale in (1e-30, 1e-20, 1e-19, 1e20):  # squares of these leave float32
+    np.testing.assert_allclose(
+      polar.polar(jnp.asarray(x * scale, jnp.float32), steps), found, atol=2e-5
+    )
+
+
+def test_head_and_embeddings_take_adam():
+  class Words(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(3, name="head")(nn.tanh(nn.Dense(6, name="hidden")(nn.Embed(7, 5)(x))))
+
+  x = jnp.arange(8) % 7
+  params = Words().init(jax.random.key(0), x)["params"]
+  apply = lambda params, batch: Words().apply({"params": params}, batch)
+  grads = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size)).reshape(p.shape), params)
+
+  def first(tx):
+    state = tx.init(params)
+    return tx.update(grads, state, params, batch=x, rng=jax.random.key(0))[0], state.basis
+
+  found, basis = first(optim.scale_by_kfac_muon(apply, params, x, nesterov=False))
+  assert set(basis) == {"hidden"}
+  adam = optax.scale_by_adam()
+  wanted = adam.update(grads, adam.init(params))[0]
+  for name in ("head", "Embed_0"):
+    jax.tree.map(np.testing.assert_array_equal, found[name], wanted[name])
+  assert not np.allclose(found["hidden"]["kernel"], wanted["hidden"]["kernel"], rtol=0.1)
+  make = functools.partial(optim.scale_by_kfac_muon, apply, params, x)
+  assert set(first(make(adam_paths=""))[1]) == {"hidden", "head", "Embed_0"}
+  assert set(first(make(plain="^head/"))[1]) == {"hidden"}
+  assert set(first(make(adam_paths="head/kernel"))[1]) == {"hidden", "Embed_0"}  # and its bias
+  assert set(first(make(plain="^hidden/", adam_paths="^head"))[1]) == {"Embed_0"}
+  with pytest.raises(ValueError, match=r"plain is '\^hed', which matches no parameter"):
+    make(plain="^hed")
+  for wrong, why in (("(", "no regular expression"), ("^hed", "which matches no parameter")):
+    with pytest.raises(ValueError, match=re.escape(f"adam_paths is {wrong!r}, {why}")):
+      make(adam_paths=wrong)
+  nothing = (
+    "no parameter is left for K-FAC's basis; the parameters are Embed_0/embedding, head/bias"
+  )
+  with pytest.raises(ValueError, match=nothing):
+    make(plain="^hidden/")
+  with pytest.raises(ValueError, match=nothing):
+    optim.scale_by_kfac_adam(apply, params, x, plain=".")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_steps_end_where_gradients_do(scale):
+  """As those of Muon: momentum decays until float32 has no digits for it."""
+  params, batch, grads = sequence()[0]
+  options = dict(momentum=0.9, nesterov=False, weight_decay=0.0)
+  ours = optim.kfac_muon(1.0, predict, params, batch, estimation="empirical", **options)
+  muon = optax.with_extra_args_support(optim.muon(1.0, **options))
+  lengths = {}
+  for name, tx in (("ours", ours), ("muon", muon)):
+
+    def step(state, t, tx=tx):
+      given = jax.tree.map(lambda g: scale * g * (t < 5), grads)
+      updates, state = tx.update(given, state, params, batch=batch, rng=jax.random.key(0))
+      return state, optax.global_norm({k: v["kernel"] for k, v in updates.items()})
+
+    lengths[name] = jax.lax.scan(step, tx.init(params), jnp.arange(1200))[1]
+  assert np.isfinite(lengths["ours"]).all()
+  np.testing.assert_allclose(lengths["ours"][50], lengths["ours"][4], rtol=1e-3)
+  for length in lengths.values():
+    assert length[300] < 1e-2 * length[4] and length[-1] < 1e-12
+
+
+def test_a_factor_of_zeros_counts_as_the_identity():
+  """Behind a head of zeros no gradient arrives: the first step is that of the inputs' metric."""
+  params, batch, grads = sequence()[0]
+  params = params | {"two": jax.tree.map(np.zeros_like, params["two"])}
+  options = dict(estimation="empirical", ridge=0.1)
+  tx = optim.scale_by_kfac_muon(predict, params, batch, **options)
+  found, state = tx.update(grads, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+  assert not state.basis["one"][1].values.any()
+  a, _ = empirical_factors(params, batch)["one"]
+  left = root_of(a, 0.1, -0.5)
+  step = left @ quintic(left @ matrix(grads["one"]), 3)
+  step *= 0.2 / np.sqrt(np.mean(step**2))
+  np.testing.assert_allclose(matrix(found["one"]), step, rtol=1e-3, atol=1e-4)
