@@ -2,16 +2,14 @@
 
   python -m mixer_jax.main --config=configs/adam_cifar100.py[:s4|b4|s16|b16|b16_pt]
 
-Batch 64, 100 epochs, learning rate 1e-3, a tenth of it from epoch 40, a hundredth from epoch 80.
-`b16_pt` starts from public weights, --config.pretrained=FILE.
+`adam_cifar10.py` on the other data.
 """
 
-from mixer_jax import config as config_lib
+import pathlib
+
+from mixer_jax import study
 
 
 def get_config(model="b4"):
-  config = config_lib.study("cifar100", model)
-  config.optimizer = config_lib.optimizer(
-    "adam", learning_rate=1e-3, weight_decay=1e-4, decay="all"
-  )
-  return config
+  path = pathlib.Path(__file__).with_name("adam_cifar10.py")
+  return study.read_config(path, model, "cifar100")

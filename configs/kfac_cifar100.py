@@ -2,31 +2,14 @@
 
   python -m mixer_jax.main --config=configs/kfac_cifar100.py[:s4|b4|s16|b16|b16_pt]
 
-Batch 64, 100 epochs, learning rate 1e-3, a tenth of it from epoch 40, a hundredth from epoch 80.
-`b16_pt` starts from public weights, --config.pretrained=FILE.
+`kfac_cifar10.py` on the other data.
 """
 
-from mixer_jax import config as config_lib
+import pathlib
+
+from mixer_jax import study
 
 
 def get_config(model="b4"):
-  config = config_lib.study("cifar100", model)
-  config.optimizer = config_lib.optimizer(
-    "kfac",
-    learning_rate=1e-3,
-    momentum=0.9,
-    weight_decay=1e-4,
-    decay="all",
-    damping=1e-3,
-    damping_type="exact",
-    norm_constraint=1e-2,
-    factor_decay=0.95,
-    factor_period=10,
-    inverse_period=100,
-    estimation="sampled",
-    token_averaging="published",
-    norms="gradient",
-    identity_start=True,
-    decay_from=200,  # weight decay from 20 factor periods on
-  )
-  return config
+  path = pathlib.Path(__file__).with_name("kfac_cifar10.py")
+  return study.read_config(path, model, "cifar100")

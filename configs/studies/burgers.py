@@ -22,7 +22,7 @@ _HOLD_OUT = {
   "data.step": 64,
   "num_epochs": 20,
 }
-# Those of configs/burgers.py beside the rate, and for K-FAC the periods of its frontier.
+# Those of configs/burgers.py beside the rate, and for K-FAC the periods of frontier.py.
 _SETTINGS = {
   "adam": dict(clip_norm=0.999),
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
@@ -50,18 +50,13 @@ def _settings(optimizer):
   return config_lib.optimizer(name, 1e-3, weight_decay=0.0, **_SETTINGS[optimizer])
 
 
-def _candidates(optimizer):
-  ranges = {f"optimizer.{name}": of for name, of in _SEARCH[optimizer].items()}
-  return study.halton(ranges, _TRIALS)
-
-
 def get_study():
   return study.Study(
     title="Burgers' equation on 512 points",
     config=config,
     axes={"operator": ("galerkin", "fno"), "optimizer": tuple(_SEARCH)},
     lines=("operator", "optimizer"),
-    tuning=study.Tuning({name: _candidates(name) for name in _SEARCH}, hold_out=_HOLD_OUT),
+    tuning=study.Tuning(study.halton(_SEARCH, _TRIALS), hold_out=_HOLD_OUT),
     target_of="adam",
     notes=[
       "Relative L2 error over 100 test functions, the mean; lower is better. Each optimizer had six"

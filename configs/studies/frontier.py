@@ -38,7 +38,7 @@ _COST = {
 }
 # The side of the 512 hidden channels has no basis: at equal time that is better for Adam in K-FAC's
 # basis and SOAP by two points, and no better for K-FAC. The side of the patches' pixels, one layer
-# with 768 in mini16, always has: five points there (docs/study_results.md).
+# with 768 in mini16, always has: nearly six points there (docs/study_results.md).
 _ONE_SIDED = dict(max_factor=257, full_factors="^stem/", basis_period=50)
 _SETTINGS = {
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
@@ -93,11 +93,6 @@ def config(budget, data, model, optimizer):
   return config
 
 
-def _candidates(optimizer):
-  ranges = {f"optimizer.{name}": of for name, of in _SEARCH[optimizer].items()}
-  return study.halton(ranges, _TRIALS)
-
-
 def get_study():
   return study.Study(
     title="The frontier: accuracy at equal time, twelve tries each",
@@ -108,7 +103,7 @@ def get_study():
       "model": ("mini8", "mini16"),
       "optimizer": tuple(_SEARCH),
     },
-    tuning=study.Tuning({name: _candidates(name) for name in _SEARCH}, shared=("budget",)),
+    tuning=study.Tuning(study.halton(_SEARCH, _TRIALS), shared=("budget",)),
     target_of="adamw",
     notes=[
       "Each optimizer had twelve tries from a Halton sequence, in the shortest budget. Steps of an"

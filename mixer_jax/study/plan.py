@@ -62,7 +62,8 @@ class Run:
 
   def __post_init__(self):
     try:
-      config_lib.restored(self.config) if self.config else None
+      if self.config:
+        config_lib.restored(self.config)
     except UserError as e:
       raise UserError(f"run {self.name}: {e}") from e
 
@@ -211,22 +212,29 @@ def _check_held_out(runs: Sequence[Run]) -> None:
 
 
 def between(low: float, high: float, part: float) -> float:
-  """The number at a part of the way from low to high in logarithms, to two digits if both allow."""
+  """The number at a part of the way from low to high in logarithms, rounded to two digits within both."""
   return min(max(float(f"{low * (high / low) ** part:.2g}"), low), high)
 
 
-def halton(ranges: Mapping[str, tuple[float, float]], number: int) -> list[dict[str, float]]:
-  """Settings from a Halton sequence, the same at every call, uniform in logarithms.
+def halton(
+  search: Mapping[str, Mapping[str, tuple[float, float]]], number: int
+) -> dict[str, list[dict[str, float]]]:
+  """Settings of each optimizer from a Halton sequence, uniform in logarithms, equal at every call.
 
   Args:
-    ranges: the lowest and the highest value of each config field.
-    number: of settings, each a value to each field.
+    search: to each optimizer the lowest and the highest value of its config fields, as in
+      {"adam": {"learning_rate": (1e-4, 1e-2)}}.
+    number: of settings, each a value to each field, as `Tuning` takes them.
   """
-  points = qmc.Halton(len(ranges), seed=0).random(number)
-  return [
-    {field: between(*of, part) for (field, of), part in zip(ranges.items(), point)}
-    for point in points
-  ]
+  tries = {}
+  for optimizer, ranges in search.items():
+    points = qmc.Halton(len(ranges), seed=0).random(number)
+    fields = {f"optimizer.{field}": ends for field, ends in ranges.items()}
+    tries[optimizer] = [
+      {field: between(*ends, part) for (field, ends), part in zip(fields.items(), point)}
+      for point in points
+    ]
+  return tries
 
 
 def settings(fields: Mapping[str, Any]) -> list[str]:

@@ -164,10 +164,11 @@ def test_a_number_between_stays_in_its_range():
 
 def test_a_halton_sequence_has_one_point_in_each_equal_part_of_a_range():
   """Of eight in base 2, and of nine in base 3: the axes' bases are the first primes."""
-  ranges = {"optimizer.learning_rate": (1e-3, 10.0), "optimizer.damping": (1e-6, 1e-2)}
-  tries = halton(ranges, 9)
-  assert tries == halton(ranges, 9) and tries[:4] == halton(ranges, 4)
-  parts = lambda field, low: [np.log10(x[field] / low) / 4 for x in tries]
+  ranges = {"learning_rate": (1e-3, 10.0), "damping": (1e-6, 1e-2)}
+  tries = halton({"kfac": ranges, "sgd": ranges}, 9)
+  assert tries["kfac"] == tries["sgd"]
+  assert tries["kfac"][:4] == halton({"kfac": ranges}, 4)["kfac"]
+  parts = lambda field, low: [np.log10(x[f"optimizer.{field}"] / low) / 4 for x in tries["kfac"]]
   rates, dampings = (parts(field, low) for field, (low, _) in ranges.items())
   assert sorted(int(8 * part) for part in rates[:8]) == list(range(8))
   assert sorted(int(9 * part) for part in dampings) == list(range(9))
