@@ -260,7 +260,7 @@ def deit(config: ConfigDict) -> None:
 
 
 def small_deit(config: ConfigDict) -> None:
-  """Sets the parts of `deit` at a strength for some ten epochs of small images.
+  """Sets the parts of `deit` at a strength for 50 to 100 epochs of small images.
 
   DeiT's own strength is for 300 epochs of ImageNet. AdamW, as in DeiT itself, takes the place of
   LAMB, whose rate is for large batches (docs/recipes.md). Areas and shares are drawn for each

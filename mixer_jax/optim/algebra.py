@@ -10,7 +10,8 @@ from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
 from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
 
-# Eigenvalues below this part of the largest are rounding errors of a rank-deficient factor.
+# Of a factor without full rank, rounding leaves negative and vanishing eigenvalues: this part of the
+# largest is the least. Rounding errors reach 1e-7 of it; some of them stay.
 _EIGENVALUE_FLOOR = 1e-10
 # A shift below this part of the trace is lost in rounding, and float32's Cholesky may fail.
 _LEAST_SHIFT = 1e-6

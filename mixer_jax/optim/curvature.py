@@ -19,9 +19,9 @@ The loss is taken to be a mean over rows of outputs: over examples for outputs [
 examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mean.
 """
 
+import functools
 import itertools
 import math
-import re
 from typing import Any, Callable, Sequence
 
 from flax.core import meta
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, statistics
 from mixer_jax.optim.block_trees import by_path
 from mixer_jax.optim.curvature_blocks import Block
-from mixer_jax.optim.curvature_options import MAX_FACTOR, check_choice, matching
+from mixer_jax.optim.curvature_options import MAX_FACTOR, check_choice, matches, matching
 from mixer_jax.optim.predictor import Predictor, opened, root_weights, sums_of_weights
 
 Params = Batch = Any
@@ -107,7 +107,7 @@ class Curvature:
     try:
       return places.placed(self._outputs, *shapes, self._examples)
     except ValueError:
-      listed = lambda name: any(re.search(p, name) for p in patterns)
+      listed = functools.partial(matches, patterns)
       if not (skipped := layer_calls.paths_of(shapes[0], listed)):
         raise
       return places.placed(self._outputs, *shapes, self._examples, skipped)
@@ -147,7 +147,7 @@ class Curvature:
         f"the parameters {', '.join(leaking)} are also used outside of their layers, which K-FAC"
         " cannot see; list them in `plain` to train them without curvature"
       )
-    listed = lambda name: any(re.search(p, name) for p in patterns)
+    listed = functools.partial(matches, patterns)
     views = {}
     for call in calls:
       for name in call.shapes:

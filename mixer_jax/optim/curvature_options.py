@@ -163,14 +163,19 @@ def matching(option: str, given: str | Sequence[str], names: Sequence[str]) -> t
   patterns = ((given,) if given else ()) if isinstance(given, str) else tuple(given)
   for pattern in patterns:
     try:
-      matches = any(re.search(pattern, name) for name in names)
+      found = any(re.search(pattern, name) for name in names)
     except (re.error, TypeError) as e:
       raise ValueError(f"{option} is {pattern!r}, no regular expression: {e}") from e
-    if not matches:
+    if not found:
       raise ValueError(
         f"{option} is {pattern!r}, which matches no parameter; they are {', '.join(names)}"
       )
   return patterns
+
+
+def matches(patterns: Sequence[str], name: str) -> bool:
+  """Whether one of the regular expressions is found in a parameter's path."""
+  return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _check_mask(mask: Any) -> None:

@@ -6,7 +6,6 @@ the basis of V V^T and V^T V is SOAP (Vyas et al., 2024, https://arxiv.org/abs/2
 """
 
 import math
-import re
 from typing import Any, Callable, Mapping, NamedTuple
 
 import jax
@@ -253,7 +252,7 @@ def gradient_source(
   def blocks(leaves):
     apart = {path: (stacked or {}).get(path, 0) for path in leaves}
     patterns = curvature_options.matching("full_factors", full_factors, tuple(leaves))
-    full = lambda path: any(re.search(p, path) for p in patterns)
+    full = lambda path: curvature_options.matches(patterns, path)
     return [
       _tensor(path, tuple(x.shape), apart[path], math.inf if full(path) else most)
       for path, x in leaves.items()
@@ -276,11 +275,9 @@ def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: float) 
 
 
 def _moments(block: Block, v: jax.Array) -> Kronecker:
-  transposed = jnp.swapaxes(v, -2, -1)
-  sides = []
-  for rows, columns, diagonal in (
-    (v, transposed, block.diagonal[0]),
-    (transposed, v, block.diagonal[1]),
-  ):
-    sides.append(Diagonals(jnp.sum(jnp.square(rows), axis=-1)) if diagonal else rows @ columns)
-  return Kronecker(*sides)
+  """V V^T and V^T V, of a side without a basis the diagonal."""
+
+  def side(x, diagonal):
+    return Diagonals(jnp.sum(x**2, axis=-1)) if diagonal else x @ jnp.swapaxes(x, -2, -1)
+
+  return Kronecker(*map(side, (v, jnp.swapaxes(v, -2, -1)), block.diagonal))

@@ -179,7 +179,7 @@ def _curvature_module():
   except (ImportError, AttributeError) as e:
     raise ImportError(
       f"K-FAC needs a kfac-jax that works with JAX {jax.__version__} ({_kfac_version()} is"
-      f" installed; 0.0.8 works with jax >= 0.8.3, < 0.11): {e}"
+      f" installed; 0.0.8 works with jax >= 0.8.3, < 0.13): {e}"
     ) from e
   return curvature
 

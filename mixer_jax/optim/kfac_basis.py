@@ -65,7 +65,7 @@ def _in_kfac_basis(
   )
 
 
-def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]) -> Source:
+def _curvature_source(curvature: Any, axis_name: Any, reduced: Callable[[Any], Any]) -> Source:
   kronecker = [block for block in curvature.blocks if block.kind == "kronecker"]
   if curvature.names and not kronecker:
     raise ValueError(
@@ -75,7 +75,7 @@ def _curvature_source(curvature: Any, axis_name: Any, part: Callable[[Any], Any]
 
   def estimate(blocks, gradients, params, batch, rng):
     del blocks, gradients
-    whole, some = whole_tree(params, curvature.names), part(batch)
+    whole, some = whole_tree(params, curvature.names), reduced(batch)
     axes.check(axis_name)
     return axes.automatic(curvature.estimate, (whole, some))(whole, some, rng)
 

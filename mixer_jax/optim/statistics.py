@@ -1,7 +1,6 @@
 """From the sums that a backward pass collects to the factors of each layer."""
 
 import math
-import re
 from typing import Any, NamedTuple, Sequence
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 
 from mixer_jax.optim import capture, companions, layer_calls, layer_views, places
 from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
+from mixer_jax.optim.curvature_options import matches
 
 # Sums, and companions that are no sums, which do not depend on the labels.
 _OF_INPUTS = frozenset({"rows", "weights", "examples", "mapped", "basis"})
@@ -89,7 +89,7 @@ class Layer(NamedTuple):
       rows = jnp.maximum(own["rows"], 1.0)
       tokens = rows / jnp.maximum(examples, 1.0)
       scale = self.scale(tokens[..., None, None]) if published else 1.0
-      total = total + own["squares"] * scale  # a mean: gradients are scaled so, see `estimate`
+      total = total + own["squares"] * scale  # a mean: `root_weights` scale the gradients
     return total
 
   def factors(self, sums: Any, examples: jax.Array, published: bool) -> Kronecker | Diagonal:
@@ -151,7 +151,7 @@ def layers_of(
       continue
     names = _parameters(view, own[0].shapes)
     full = tuple("/".join(map(str, (*path, name))) for name in names)
-    listed = [name for name in full if any(re.search(p, name) for p in plain)]
+    listed = [name for name in full if matches(plain, name)]
     unseen = isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"
     if not names or unseen or len(listed) == len(full):
       continue
@@ -177,7 +177,7 @@ def layers_of(
         " `plain` to train them without curvature"
       )
     first = own[0]
-    uncut = any(re.search(p, name) for p in full_factors for name in full)
+    uncut = any(matches(full_factors, name) for name in full)
     sums = _sums_of(view, first.shapes, math.inf if uncut else max_factor)
     layer = Layer(tuple(own), full, sums, first.stacked)
     if isinstance(view, layer_views.ScaleAndShift):

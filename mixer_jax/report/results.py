@@ -15,6 +15,7 @@ _NAMES = {
   "sgd": "SGD",
   "adam": "Adam",
   "adamw": "AdamW",
+  "adagrad": "Adagrad",
   "lamb": "LAMB",
   "muon": "Muon",
   "shampoo": "Shampoo",

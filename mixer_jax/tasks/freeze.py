@@ -55,6 +55,8 @@ class _Frozen:
 
   def __getattr__(self, name: str) -> Any:
     """The task's own; a method whose first argument is `variables` gets them joined."""
+    if name.startswith("_"):  # as copy and pickle ask before there is a task
+      raise AttributeError(name)
     found = getattr(self._task, name)
     if not callable(found) or [*inspect.signature(found).parameters][:1] != ["variables"]:
       return found

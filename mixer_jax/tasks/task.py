@@ -204,6 +204,11 @@ def seed_keys(seed: Any) -> tuple[jax.Array, jax.Array]:
   return first, steps
 
 
+def first_variables(init: Callable[[jax.Array], Variables], seed: Any) -> Variables:
+  """The variables that a run of this seed starts from, on the host."""
+  return jax.device_get(jax.jit(init)(seed_keys(seed)[0]))
+
+
 def likeliest(row: np.ndarray, names: Sequence[str], most: int = 5) -> dict[str, Any]:
   """An answer's likeliest class of probabilities [classes], and the `most` likeliest with theirs."""
   top = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:most]}

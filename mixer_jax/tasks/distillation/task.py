@@ -22,7 +22,7 @@ from mixer_jax.tasks.distillation import teacher as teacher_lib
 from mixer_jax.tasks.image_classification.task import ImageClassification
 from mixer_jax.tasks.images import batches
 from mixer_jax.tasks.metrics import Metric, WeightedSum
-from mixer_jax.tasks.task import Aux, Batch, ReadRun, Variables, seed_keys
+from mixer_jax.tasks.task import Aux, Batch, ReadRun, Variables, first_variables
 
 KINDS = ("hard", "soft", "consistent")
 
@@ -122,7 +122,7 @@ class Distillation(ImageClassification):
     read = teacher_lib.read(path, shapes["teacher"], self.class_names, read_run)
     student = super().initial(shapes, read_run)
     if student is None:
-      student = jax.device_get(jax.jit(super().init)(seed_keys(self._config.seed)[0]))
+      student = first_variables(super().init, self._config.seed)
     return {**student, "teacher": read}
 
   def taught(self, variables: Variables, images: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.options import Option
 from mixer_jax.tasks.masked_lm import corpus, masking
 from mixer_jax.tasks.metrics import ExpMean, Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, seed_keys
+from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, first_variables
 from mixer_jax.tasks.text import encoders, pictures, text_data
 from mixer_jax.tasks.text.text_task import TextTask
 
@@ -70,7 +70,7 @@ class MaskedLm(TextTask):
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     if not self._config.pretrained:
       return None
-    fresh = jax.device_get(self.init(seed_keys(self._config.seed)[0]))
+    fresh = first_variables(self.init, self._config.seed)
     path, length = self._config.pretrained, self._data.max_length
     given = encoders.read(path, read_run)
     params = encoders.started(fresh["params"], given, encoders.shorter(path, length), path)

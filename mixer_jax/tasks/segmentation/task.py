@@ -23,7 +23,15 @@ from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Confusion, Hits, MeanIou, Metric, Sums, WeightedSum
 from mixer_jax.tasks.segmentation import augment, data, pairs, pictures, windows
 from mixer_jax.tasks.segmentation.data import SegmentationData
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, ReadRun, Variables, seed_keys
+from mixer_jax.tasks.task import (
+  Aux,
+  BaseTask,
+  Batch,
+  Prediction,
+  ReadRun,
+  Variables,
+  first_variables,
+)
 
 _PICTURED = 256  # images of a split that the confusion is counted of
 _AUGMENTED, _DRAWS = 6, 7  # examples of a picture of augmentation, and draws of each
@@ -107,7 +115,7 @@ class Segmentation(BaseTask):
     if not self._config.pretrained:
       return None
     backbone = start.params(self._config, shapes["params"]["backbone"], read_run)
-    fresh = jax.device_get(jax.jit(self.init)(seed_keys(self._config.seed)[0]))
+    fresh = first_variables(self.init, self._config.seed)
     return {"params": {**fresh["params"], "backbone": backbone}}
 
   def backbone(self, variables: Variables) -> Any:

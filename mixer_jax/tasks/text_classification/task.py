@@ -24,8 +24,8 @@ from mixer_jax.tasks.task import (
   Prediction,
   ReadRun,
   Variables,
+  first_variables,
   likeliest,
-  seed_keys,
 )
 from mixer_jax.tasks.text import encoders, pictures, text_data
 from mixer_jax.tasks.text.text_task import TextTask
@@ -157,7 +157,7 @@ class TextClassification(TextTask):
     config, length = self._config, self._data.max_length
     if not (path := config.pretrained or config.frozen_from):
       return None
-    fresh = jax.device_get(self.init(seed_keys(config.seed)[0]))
+    fresh = first_variables(self.init, config.seed)
     given = (encoders.read(path, read_run), encoders.shorter(path, length), path)
     if config.pretrained:
       return {**fresh, "params": encoders.started(fresh["params"], *given)}
