@@ -14,6 +14,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, reason
 from mixer_jax.options import Group, shown
@@ -207,6 +208,14 @@ def seed_keys(seed: Any) -> tuple[jax.Array, jax.Array]:
 def first_variables(init: Callable[[jax.Array], Variables], seed: Any) -> Variables:
   """The variables that a run of this seed starts from, on the host."""
   return jax.device_get(jax.jit(init)(seed_keys(seed)[0]))
+
+
+def in_batches(function: Callable[[Any], jax.Array], examples: Any, batch_size: int) -> np.ndarray:
+  """The results of `function`, [n, ...], of examples [n, ...] in batches of one size."""
+  number = len(jax.tree.leaves(examples)[0])
+  ids, _ = order.test_indices(number, min(batch_size, number))
+  found = [jax.device_get(function(jax.tree.map(lambda x: x[row], examples))) for row in ids]
+  return np.concatenate(found)[:number]
 
 
 def likeliest(row: np.ndarray, names: Sequence[str], most: int = 5) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 
 from mixer_jax import models, options, pretrained
-from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, told
 from mixer_jax.images import augment, mixing, sources
@@ -25,7 +24,7 @@ from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import batches, start
 from mixer_jax.tasks.images.image_task import ImageTask
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, likeliest
+from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, in_batches, likeliest
 
 LOSSES = ("softmax", "binary")
 _COLLECTIONS = ("params", "batch_stats")  # of the model
@@ -199,10 +198,8 @@ class ImageClassification(ImageTask):
 
     Each row is a distribution, unless the loss is binary: then each class has its own.
     """
-    size = min(self._config.eval_batch_size, len(images))
-    ids, _ = order.test_indices(len(images), size)
-    rows = [self._probabilities(variables, images[row]) for row in ids]
-    return np.concatenate(rows)[: len(images)]
+    found = functools.partial(self._probabilities, variables)
+    return in_batches(found, images, self._config.eval_batch_size)
 
   @functools.cached_property
   def _probabilities(self) -> Callable[[Variables, np.ndarray], jax.Array]:

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from mixer_jax import models, options
-from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import told
 from mixer_jax.images import augment as images_lib
@@ -31,6 +30,7 @@ from mixer_jax.tasks.task import (
   ReadRun,
   Variables,
   first_variables,
+  in_batches,
 )
 
 _PICTURED = 256  # images of a split that the confusion is counted of
@@ -195,10 +195,8 @@ class Segmentation(BaseTask):
 
   def classes(self, variables: Variables, images: np.ndarray) -> np.ndarray:
     """The most probable classes, uint8 [n, height, width], of images uint8 [n, height, width, 3]."""
-    size = min(self._config.eval_batch_size, len(images))
-    ids, _ = order.test_indices(len(images), size)
-    found = [jax.device_get(self._classes(variables, images[row])) for row in ids]
-    return np.concatenate(found)[: len(images)]
+    found = functools.partial(self._classes, variables)
+    return in_batches(found, images, self._config.eval_batch_size)
 
   @functools.cached_property
   def _classes(self) -> Callable[[Variables, np.ndarray], jax.Array]:

@@ -12,7 +12,6 @@ import ml_collections
 import numpy as np
 
 from mixer_jax import models, options
-from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.models import text_heads
@@ -25,6 +24,7 @@ from mixer_jax.tasks.task import (
   ReadRun,
   Variables,
   first_variables,
+  in_batches,
   likeliest,
 )
 from mixer_jax.tasks.text import encoders, pictures, text_data
@@ -216,11 +216,8 @@ class TextClassification(TextTask):
       yield {"text": sentence} | likeliest(row, self.class_names)
 
   def _probabilities(self, variables: Variables, tokens: Mapping[str, np.ndarray]) -> np.ndarray:
-    number = len(tokens["ids"])
-    ids, _ = order.test_indices(number, min(self._config.eval_batch_size, number))
-    examples = lambda row: {name: array[row] for name, array in tokens.items()}
-    found = [np.asarray(self._softmax(variables, examples(row))) for row in ids]
-    return np.concatenate(found)[:number]
+    found = functools.partial(self._softmax, variables)
+    return in_batches(found, tokens, self._config.eval_batch_size)
 
   @functools.cached_property
   def _softmax(self) -> Callable[[Variables, Any], jax.Array]:
