@@ -142,9 +142,7 @@ def main(argv: list[str]) -> None:
       _write_answers(answers, out)
       return
     for answer in answers:
-      line = json.dumps(answer, ensure_ascii=False)
-      whole = line.isascii() or line.encode(errors="ignore").decode() == line
-      print(line if whole else json.dumps(answer), flush=True)  # a file's name may be no text
+      print(_line(answer, sys.stdout.encoding or "utf-8"), flush=True)
     return
   run, variables, _ = restore(*chosen)
   if options.split not in run.datasets:
@@ -153,6 +151,13 @@ def main(argv: list[str]) -> None:
     _write_texts(run.task.texts(variables, run.datasets[options.split]), out)
     return
   _save(out, arrays(run, variables, options.split))
+
+
+def _line(answer: Mapping[str, Any], encoding: str) -> str:
+  """An answer as JSON; in ASCII if a file's name is no text, or the terminal lacks its letters."""
+  line = json.dumps(answer, ensure_ascii=False)
+  readable = line.encode(encoding, errors="ignore").decode(encoding) == line
+  return line if readable else json.dumps(answer)
 
 
 if __name__ == "__main__":

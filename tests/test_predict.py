@@ -1,4 +1,6 @@
-"""Answers to inputs as arrays in a file."""
+"""Answers to inputs: lines, and arrays in a file."""
+
+import json
 
 import numpy as np
 import pytest
@@ -35,6 +37,14 @@ def test_numbers_and_texts_of_answers_become_arrays(tmp_path):
 def test_answers_that_are_no_arrays_are_told(answers, out, message, tmp_path):
   with pytest.raises(UserError, match=message):
     predict._write_answers(answers, str(tmp_path / out))
+
+
+def test_an_answer_is_readable_on_any_terminal():
+  answer = {"class": "蓝色", "path": "caf\udce9.png"}
+  assert predict._line(answer, "latin-1") == json.dumps(answer)
+  assert predict._line(answer, "utf-8") == json.dumps(answer)  # a name that is no text
+  assert predict._line({"class": "蓝色"}, "utf-8") == '{"class": "蓝色"}'
+  assert predict._line({"class": "café"}, "latin-1") == '{"class": "café"}'
 
 
 def test_answers_before_a_refused_input_are_written(tmp_path):

@@ -1,5 +1,7 @@
 """Arrays in an .npz file: train_images, train_labels, test_images, test_labels."""
 
+import logging
+
 import numpy as np
 
 from mixer_jax import npz
@@ -11,7 +13,8 @@ _ALLOWED = (
   "an .npz needs SPLIT_images uint8 [n, height, width, 3] and integer SPLIT_labels [n],"
   " e.g. train_images"
 )
-_NAMED = 10  # arrays of the file, in a message
+_LOG = logging.getLogger(__name__)
+_NAMED = 10  # arrays or labels of the file, in a message
 _MOST_CLASSES = 2**20
 
 
@@ -31,7 +34,12 @@ class ArraysFile:
     if "class_names" in self._file.names:
       self.class_names = self._names(self._array("class_names").ravel())
     else:
-      self.class_names = tuple(map(str, range(self.read(base).labels.max() + 1)))
+      labels = self.read(base).labels
+      self.class_names = tuple(map(str, range(labels.max() + 1)))
+      if absent := sorted({*range(labels.max() + 1)} - {*labels.tolist()}):
+        some = ", ".join(map(str, absent[:_NAMED]))
+        what = f"of {len(self.class_names)} classes, {len(absent)} without an image"
+        _LOG.warning("%s: %s_labels are %s: %s", path, base, what, some)
 
   def read(self, base: str) -> base_split.Base:
     """The examples of a base split, in the file's order."""

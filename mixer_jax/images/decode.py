@@ -166,11 +166,17 @@ class Encoded:
     return {"image": image, "label": label if self.label_sets else np.int32(label)}
 
 
-def check_size(what: str, shape: tuple[int, ...], other: str, its_shape: tuple[int, ...]) -> None:
+def check_size(
+  what: str,
+  shape: tuple[int, ...],
+  other: str,
+  its_shape: tuple[int, ...],
+  remedy: str = "set data.stored_size to a side in pixels",
+) -> None:
   """Raises a UserError if an image [height, width, 3] has another size than another one."""
   if shape != its_shape:
     sizes = f"{_in_words(shape)}, but {other} has {_in_words(its_shape)}"
-    raise UserError(f"{what} has {sizes}; set data.stored_size to a side in pixels")
+    raise UserError(f"{what} has {sizes}; {remedy}")
 
 
 def check_labels(what: str, low: int, high: int, num_classes: int) -> None:

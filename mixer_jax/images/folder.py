@@ -49,7 +49,7 @@ class Folder:
         why = f"is not among the {len(known)} class folders of {train}"
         raise UserError(f"{place / name}: class {name!r} {why}")
       inside, inner = (listed(place / name, folders) for folders in (False, True))
-      images = _images(inside)
+      images = _images(name for name in inside if name not in inner)
       others.update(pathlib.Path(x).suffix for x in {*inside} - {*images} - {*inner})
       if not images and base == self._train_base:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")

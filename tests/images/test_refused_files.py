@@ -218,14 +218,14 @@ def test_hidden_files_and_links_to_folders_are_no_trouble(root, tmp_path):
 def test_folders_that_are_not_read_are_told(root, caplog):
   load(config(root))
   assert not caplog.text
-  (root / "train" / "cat" / "images").mkdir()
+  (root / "train" / "cat" / "images.png").mkdir()  # the ending of an image
   shutil.copy(root / "train" / "cat" / "0.png", root / "test" / "a.png")
   for image in (root / "test" / "dog").iterdir():
     image.unlink()
   assert len(load(config(root)).test.labels) == 2
   inner, empty, loose = caplog.messages
   assert loose == f"{root / 'test'}: images beside its class folders are not read: 1"
-  assert inner.startswith(f"{root / 'train' / 'cat' / 'images'}: not read")
+  assert inner.startswith(f"{root / 'train' / 'cat' / 'images.png'}: not read")
   assert empty.startswith(f"{root / 'test' / 'dog'}: no images in this class folder")
 
 

@@ -369,6 +369,21 @@ def test_npz(tmp_path):
   assert load(config).class_names == ("a", "ä", "c")
 
 
+def test_an_npz_whose_labels_leave_a_class_out_is_told(tmp_path, caplog):
+  config, _ = _npz(tmp_path)
+  load(config)
+  assert not caplog.text
+  config, _ = _npz(tmp_path, train_labels=1 + np.arange(10) % 3)
+  assert load(config).class_names == ("0", "1", "2", "3")
+  assert caplog.text.count("train_labels are of 4 classes, 1 without an image: 0") == 1
+
+
+def test_an_npz_of_two_sizes_is_refused(tmp_path):
+  config, _ = _npz(tmp_path, test_images=np.zeros((4, 6, 5, 3), np.uint8))
+  with pytest.raises(UserError, match="test has 5x6 pixels .*5x4 pixels .*; allowed: one size"):
+    load(config)
+
+
 def test_an_npz_without_arrays_named_train(tmp_path):
   config, arrays = _npz(tmp_path)
   np.savez(

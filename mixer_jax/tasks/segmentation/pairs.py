@@ -16,7 +16,7 @@ import pathlib
 import warnings
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 import tqdm
 
 from mixer_jax.data import cache, splits
@@ -160,7 +160,8 @@ def decode_mask(data: bytes, where: str) -> np.ndarray:
         raise Image.DecompressionBombError(f"more than {Image.MAX_IMAGE_PIXELS:,} pixels")
       mode, ids = mask.mode, np.asarray(mask.convert("L") if mask.mode == "1" else mask)
   except Exception as error:  # Pillow raises whatever it trips over
-    raise UserError(f"{where}: broken mask: {reason(error)}") from error
+    why = "not a PNG" if isinstance(error, UnidentifiedImageError) else reason(error)
+    raise UserError(f"{where}: broken mask: {why if data else 'the file is empty'}") from error
   if mode not in ("1", "L", "P"):
     raise UserError(
       f"{where}: a mask of mode {mode}; allowed: at most 8 bits, grey (1, L) or a palette (P)"

@@ -193,7 +193,14 @@ def test_masks_of_0_and_255_are_no_two_classes(tmp_path, fields, message):
       "trainannot/a1.png: the first of 1 .of 3. without its image in",
     ),
     (lambda r: (r / "train/a1.jpg").write_bytes(b""), "a second image of this name"),
-    (lambda r: (r / "trainannot/a1.png").write_bytes(b"x"), "trainannot/a1.png: broken mask"),
+    (
+      lambda r: (r / "trainannot/a1.png").write_bytes(b"x"),
+      "trainannot/a1.png: broken mask: not a PNG",
+    ),
+    (
+      lambda r: (r / "trainannot/a1.png").write_bytes(b""),
+      "trainannot/a1.png: broken mask: the file is empty",
+    ),
     (lambda r: (r / "train/a1.png").write_bytes(b"x"), "train/a1.png: broken image"),
     (lambda r: (r / "testannot").rename(r / "masks"), "testannot: no such folder; pairs"),
   ],
