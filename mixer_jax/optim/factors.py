@@ -87,8 +87,9 @@ def averaged(
 
   def one(old, new):
     own = weight
-    if isinstance(old, Kronecker):
-      own = jnp.where(jnp.logical_or(identity_start, ~_is_identity(old.inputs)), weight, 1.0)
+    if isinstance(old, Kronecker):  # one side alone may be the identity: of inputs +1 and -1
+      unseen = _is_identity(old.inputs) & _is_identity(old.outputs)
+      own = jnp.where(jnp.logical_or(identity_start, ~unseen), weight, 1.0)
     spread = lambda x: jnp.expand_dims(own, range(own.ndim, x.ndim))
     mix = lambda old, new: (1.0 - spread(old)) * old + spread(old) * new
     return jax.tree.map(mix, old, new)
