@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
 from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
+from mixer_jax.options import TINY
 
 # Of a factor without full rank, rounding leaves negative and vanishing eigenvalues: this part of the
 # largest is the least. Rounding errors reach 1e-7 of it; some of them stay.
@@ -96,6 +97,7 @@ def warm_started_bases(
       new, ordered = turn(factor, vectors)
     else:
       inside = vectors.T @ factor @ vectors
+      inside = inside / jnp.maximum(jnp.max(jnp.abs(inside)), TINY)  # squares may leave float32
       outside = inside - jnp.diag(jnp.diag(inside))
       stale = jnp.sum(jnp.square(outside)) > tolerance**2 * jnp.sum(jnp.square(inside))
       new, ordered = jax.lax.cond(stale, turn, lambda _, v: (v, v), factor, vectors)

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mixer_jax.optim import algebra
 from mixer_jax.optim.curvature_blocks import Kronecker
@@ -42,6 +43,16 @@ def test_a_basis_that_is_good_enough_stays():
       assert (np.asarray(found) == vectors).all() == stays
       rayleigh = np.sum(found * (factor @ found), axis=0)
       np.testing.assert_allclose(values, rayleigh, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+def test_a_good_basis_is_one_at_any_scale(scale):
+  """Squares of these factors leave float32."""
+  factor, _, vectors = a_factor(1)
+  for tolerance in (1e-3, 0.9):
+    wanted = [eigen.vectors for eigen in warm(factor, vectors, tolerance)]
+    found = [eigen.vectors for eigen in warm(scale * factor, vectors, tolerance)]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_a_basis_of_one_large_eigenvalue_is_told_from_its_eigenvectors():
