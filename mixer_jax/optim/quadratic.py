@@ -229,7 +229,7 @@ def levenberg_marquardt(
     )
 
   def init_fn(params):
-    first = jnp.asarray(damping, jnp.float32)
+    first = jnp.array(damping, jnp.float32)  # a copy: the state may be donated
     return LevenbergMarquardtState(
       jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones((), jnp.float32)
     )

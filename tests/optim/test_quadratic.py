@@ -423,6 +423,17 @@ def test_a_saved_and_restored_state_goes_on(tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_state_may_be_donated_and_its_damping_given_as_an_array():
+  params, batch = small_net.problem()
+  damping = jnp.float32(1e-2)
+  tx = optim.kfac(1.0, small_net.predict, params, batch, damping=damping, **CHOSEN)
+  taken = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+  for _ in range(2):  # the second time the caller's array is still there
+    taken(tx.init(params))
+  make = optax.inject_hyperparams(optim.kfac, static_args=("predict", "params", "batch"))
+  taken(make(1.0, small_net.predict, params, batch, **CHOSEN).init(params))
+
+
 def test_fixed_rates_may_have_adaptive_damping():
   params, batch = problem(rows=16)
   options = dict(damping=0.1, weight_decay=0.0, **EXACT)
