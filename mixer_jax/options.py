@@ -72,7 +72,8 @@ class Option:
     if value is None and self.optional:
       return
     if not _is(value, self.type):
-      raise UserError(f"{path} is {shown(value)}; allowed: {_KINDS[self.type]}")
+      kind = self.allowed if self.choices else _KINDS[self.type]
+      raise UserError(f"{path} is {shown(value)}; allowed: {kind}")
     values = value if self.type is tuple else (value,)
     fits = not self.choices or value in self.choices
     if self.type in (int, float, tuple):

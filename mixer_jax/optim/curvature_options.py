@@ -10,7 +10,7 @@ import numpy as np
 
 from mixer_jax import options
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, REQUIRED, TINY, Option
+from mixer_jax.options import COUNT, TINY, Option
 
 # Values of the options of K-FAC that take names.
 CHOICES = {
@@ -146,16 +146,19 @@ def check_model(
 
 
 def check_ranges(function: Callable, **values: Any) -> None:
-  """Raises a ValueError for None, a number or a text that an annotated option does not take.
+  """Raises a ValueError for a value that an annotated option does not take.
 
-  Schedules, and arrays that may be traced, are not looked at.
+  Schedules, types, and arrays of one number, which may be traced, are not looked at, nor are several
+  patterns: `matching` does that.
   """
   for name, value in values.items():
-    if value is None or isinstance(value, bool | int | float | str):
-      try:
-        options.of(function)[name].check(name, value)
-      except UserError as e:
-        raise ValueError(str(e)) from None
+    several = name in ("plain", "full_factors") and isinstance(value, list | tuple)
+    if several or callable(value) or getattr(value, "shape", None) == ():
+      continue
+    try:
+      options.of(function)[name].check(name, value)
+    except UserError as e:
+      raise ValueError(str(e)) from None
 
 
 def matching(option: str, given: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -179,8 +182,8 @@ def matches(patterns: Sequence[str], name: str) -> bool:
 
 
 def _check_mask(mask: Any) -> None:
-  """Raises a ValueError for a mask of decay that is a text, such as a pattern."""
-  if isinstance(mask, str):
+  """Raises a ValueError for a mask of decay that is a text, such as a pattern, or a number."""
+  if isinstance(mask, str | int | float):
     allowed = "None, a tree of bools like the parameters, or a function from parameters to it"
     raise ValueError(f"decay_mask is {mask!r}; allowed: {allowed}")
 
@@ -188,7 +191,8 @@ def _check_mask(mask: Any) -> None:
 def _check_rate(rate: Any) -> None:
   """Raises a ValueError for a learning rate that is neither a number of 0 or more nor a schedule."""
   known = callable(rate) or hasattr(rate, "dtype")
-  if not known and not (isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0):
+  number = isinstance(rate, int | float) and not isinstance(rate, bool)
+  if not known and not (number and math.isfinite(rate) and rate >= 0):
     raise ValueError(f"learning_rate is {rate!r}; allowed: a number of 0 or more, or a schedule")
 
 
@@ -213,9 +217,12 @@ def checked(*inner: Callable) -> Callable:
       known = options.of(call)
       check_ranges(call, **{name: x for name, x in keywords.items() if name in known})
       given = signature.bind_partial(*args, **keywords).arguments
-      if "learning_rate" in given and signature.parameters["learning_rate"].default is REQUIRED:
+      rate = signature.parameters.get("learning_rate")
+      if rate and given.get("learning_rate", rate.default) is not rate.default:
         _check_rate(given["learning_rate"])
       _check_mask(given.get("decay_mask"))
+      if not callable(part := given.get("part")) and part is not None:
+        raise ValueError(f"part is {part!r}; allowed: a function of (batch, n), or None")
       if not isinstance(mesh := given.get("mesh"), jax.sharding.Mesh | None):
         raise ValueError(f"mesh is {mesh!r}; allowed: a jax.sharding.Mesh, or None")
       if mesh is not None and given.get("axis_name") is not None:

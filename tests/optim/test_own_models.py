@@ -198,11 +198,26 @@ def test_mistakes_of_update_are_one_line():
     (dict(momentum=None), "momentum is None; allowed: a finite number"),
     (dict(identity_start=None), "identity_start is None; allowed: True or False"),
     (dict(mesh="x"), "mesh is 'x'; allowed: a jax.sharding.Mesh, or None"),
+    (dict(refresh=("eigh",)), "refresh is ('eigh',); allowed: eigh, qr"),
+    (dict(eigenvalues=["batch"]), "eigenvalues is ['batch']; allowed: factors, batch, examples"),
+    (dict(quadratic_model=[False]), "quadratic_model is [False]; allowed: True or False"),
+    (dict(damping=[0.1]), "damping is [0.1]; allowed: a finite number"),
+    (dict(damping=np.array([0.1, 0.2])), "damping is array([0.1, 0.2]); allowed: a finite number"),
+    (dict(factor_period=(5,)), "factor_period is (5,); allowed: an integer"),
+    (dict(damping_type=None), "damping_type is None; allowed: exact, factored"),
+    (dict(plain=b"one"), "plain is b'one'; allowed: a text"),
+    (dict(part="x"), "part is 'x'; allowed: a function of (batch, n), or None"),
   ],
 )
 def test_options_out_of_range_are_refused_when_made(option, told):
   with pytest.raises(ValueError, match=re.escape(told)):
     optim.kfac(0.1, predict, *problem(), **option)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -1.0, "x", [0.1], True])
+def test_the_rate_of_a_norm_constraint_is_checked(rate):
+  with pytest.raises(ValueError, match=re.escape(f"learning_rate is {rate!r}; allowed")):
+    optim.scale_by_kfac(predict, *problem(), norm_constraint=0.1, learning_rate=rate)
 
 
 _RATE = "learning_rate is {}; allowed: a number of 0 or"
@@ -294,6 +309,28 @@ def test_without_identity_the_average_is_of_the_estimates_alone():
       mean = np.tensordot(weights / weights.sum(), values, 1)
       found = getattr(state.factors[name], side)
       np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-9)
+
+
+def test_without_identity_an_estimate_that_is_the_identity_counts():
+  """The diagonal of A, of inputs +1 and -1, is 1 in every estimate; G is averaged all the same."""
+  rng = np.random.default_rng(0)
+  params, _ = problem()
+  batches = [
+    {"x": rng.choice([-1.0, 1.0], (4, 5)).astype(np.float32), "y": rng.integers(0, 4, 4)}
+    for _ in range(4)
+  ]
+  options = dict(factor_period=1, inverse_period=1, identity_start=False, max_factor=4)
+  tx = optim.scale_by_kfac(predict, params, batches[0], **options, **EXACT)
+  state, estimates = tx.init(params), []
+  for batch in batches:
+    given = dict(estimation="exact", max_factor=4)
+    fresh = optim.kfac_factors(predict, params, batch, None, **given)["one"]
+    assert (fresh.inputs.values == 1).all()
+    estimates.append(np.float64(fresh.outputs.values))
+    _, state = tx.update(params, state, params, batch=batch)
+  weights = 0.8 ** np.arange(3, -1, -1)
+  mean = np.tensordot(weights / weights.sum(), estimates, 1)
+  np.testing.assert_allclose(state.factors["one"].outputs.values, mean, rtol=1e-5)
 
 
 @pytest.mark.parametrize("max_factor", [8192, 2], ids=["whole", "diagonal"])
