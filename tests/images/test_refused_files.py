@@ -167,10 +167,6 @@ def dangling(root):
   (root / "train" / "cat" / "2.png").symlink_to("nothing.png")
 
 
-def folder_as_image(root):
-  (root / "train" / "cat" / "2.png").mkdir()
-
-
 def upwards(root):
   (root / "train" / "bird").symlink_to(root)
 
@@ -192,7 +188,6 @@ def file_as_root(root):
     (loop, "train/bird", "cannot be read: Too many levels of symbolic links"),
     (looped_image, "cat/2.png", "cannot be read: Too many levels of symbolic links"),
     (dangling, "cat/2.png", "cannot be read: No such file or directory"),
-    (folder_as_image, "cat/2.png", "cannot be read: Is a directory"),
     (upwards, "train/bird", "no images in this class folder"),
     (file_as_split, "root/test", "no such folder"),
     (file_as_root, "root", "no such folder"),
