@@ -129,7 +129,7 @@ def takes_adam(name: str, adam_paths: str) -> bool:
 
 
 def check_adam_paths(adam_paths: str, params: Any) -> None:
-  """Raises a ValueError for `adam_paths` of the user's that match no parameter; the default may match none."""
+  """Raises a ValueError for `adam_paths` that match no parameter, unless they are the default."""
   if adam_paths != NOT_BY_MUON and (names := tuple(by_path(params))):
     curvature_options.matching("adam_paths", adam_paths, names)
 

@@ -212,7 +212,7 @@ def _check_held_out(runs: Sequence[Run]) -> None:
 
 
 def between(low: float, high: float, part: float) -> float:
-  """The number at a part of the way from low to high in logarithms, rounded to two digits within both."""
+  """The number at a part of the way from low to high in logarithms: two digits, within both."""
   return min(max(float(f"{low * (high / low) ** part:.2g}"), low), high)
 
 
