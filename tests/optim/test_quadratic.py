@@ -422,7 +422,6 @@ def test_a_saved_and_restored_state_goes_on(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again, whole)
 
 
-@pytest.mark.thorough
 def test_a_state_may_be_donated_and_its_damping_given_as_an_array():
   params, batch = small_net.problem()
   damping = jnp.float32(1e-2)
@@ -434,6 +433,7 @@ def test_a_state_may_be_donated_and_its_damping_given_as_an_array():
   taken(make(1.0, small_net.predict, params, batch, **CHOSEN).init(params))
 
 
+@pytest.mark.thorough
 def test_fixed_rates_may_have_adaptive_damping():
   params, batch = problem(rows=16)
   options = dict(damping=0.1, weight_decay=0.0, **EXACT)
