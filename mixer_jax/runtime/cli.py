@@ -16,7 +16,7 @@ import signal
 import sys
 import sysconfig
 import traceback
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Sequence
 
 from absl import app, flags, logging
 import jax
@@ -39,6 +39,14 @@ _LESS = (
 )
 # As ml_collections words them.
 _UNKNOWN = re.compile(r"""'(\w+)'(?:\s+Did you mean "(\w+)" .*)?$""", re.DOTALL)
+# As absl and ml_collections word a value that a field does not take, by the type of the field.
+_UNFIT = re.compile(r"flag --config\.([\w.]+)=(.*?): (.*)", re.DOTALL)
+_TYPES = {
+  "invalid literal for int": "an integer",
+  "could not convert string to float": "a number",
+  "Non-boolean argument": "True or False",
+  "as a ConfigDict": "its fields, one by one, as --config.{0}.FIELD=VALUE",
+}
 _NO_FUNCTION = "module 'config_config' has no attribute 'get_config'"
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _FIELD = re.compile(r"--config\.([\w.]+)(?:=(.*))?", re.DOTALL)
@@ -132,17 +140,23 @@ def _parse_flags(argv: list[str]) -> list[str]:
     own.addHandler(std_logging.StreamHandler())
     return arguments
   except Exception as e:  # a config file is a program: anything can go wrong in it
-    _fail(_told(e))
+    _fail(_told(e, [field[1] for field in map(_FIELD.fullmatch, argv) if field]))
 
 
-def _told(error: Exception) -> str:
-  """The mistake in a config or an override, without the wrapping of ml_collections."""
+def _told(error: Exception, fields: Sequence[str] = ()) -> str:
+  """The mistake in a config or an override of `fields`, without the wrapping of ml_collections."""
   while error.args and isinstance(error.args[0], Exception):
     error = error.args[0]
   text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
   if unknown := _UNKNOWN.match(text):
     near = f"; did you mean {unknown[2]}?" if unknown[2] else ""
-    return f"{unknown[1]} is no field of the config{near}"
+    paths = [re.match(rf"(.*\.)?{unknown[1]}(?=\.|$)", field) for field in fields]
+    path = next((path[0] for path in paths if path), unknown[1])
+    return f"{path} is no field of the config{near}"
+  if unfit := _UNFIT.match(text):
+    for words, allowed in _TYPES.items():
+      if words in unfit[3]:
+        return f"{unfit[1]} is {unfit[2]!r}; allowed: {allowed.format(unfit[1])}"
   if missing := _MISSING.search(text):
     return f"--config cannot be used: no such file: {missing[1]}"
   if text == _NO_FUNCTION:
