@@ -70,6 +70,21 @@ class LevenbergMarquardtState(NamedTuple):
   ratio: jax.Array
 
 
+def chosen(opt_state: Any) -> dict[str, jax.Array]:
+  """The numbers that replace options, by name, wherever they stand in a state; {}: none do.
+
+  "damping" is that of the next update; "step_rate" and "step_momentum" are the coefficients of the
+  last one, before the learning rate.
+  """
+  kinds, found = (LevenbergMarquardtState, ByModelState), {}
+  for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
+    if isinstance(part, LevenbergMarquardtState):
+      found |= chosen(part.inner) | {"damping": part.damping}
+    elif isinstance(part, ByModelState):
+      found |= dict(zip(("step_rate", "step_momentum"), part.coefficients))
+  return found
+
+
 class Model:
   """The quadratic model q of any step on a batch.
 

@@ -151,7 +151,8 @@ def _run(
       if tries > most:
         bad.why += f", after {most} other orders of examples from step {step}"
       if run.config.on_nonfinite != "restore" or tries > most:
-        raise nonfinite.error(bad, run.config, metrics_file.read(directory), step) from None
+        rows, applied = metrics_file.read(directory), nonfinite.applied(bad, run, trainer.state)
+        raise nonfinite.error(bad, run.config, applied, rows, step) from None
       again = f"to go on in another order of examples (try {tries} of {most})"
       print(f"{bad}: back to step {step}, {again}", flush=True)
     trainer.state = None  # its memory is needed

@@ -1,6 +1,6 @@
 """Steps whose numbers are not finite: noticed inside the step, told in one line."""
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from flax import traverse_util
 import jax
@@ -11,6 +11,8 @@ import numpy as np
 from mixer_jax import optim, tasks
 from mixer_jax.errors import Diverged
 from mixer_jax.experiment import Experiment
+from mixer_jax.optim import quadratic
+from mixer_jax.training.state import TrainState
 
 CHECKS = ("loss", "update")  # of a step, in this order
 MOST_IN_A_ROW = 50  # with "skip": more failures in a row are no accident
@@ -26,7 +28,7 @@ class Nonfinite(Exception):
 
   def __init__(self, what: str, step: int, why: str = ""):
     super().__init__(f"the {what} of step {step} is not finite")
-    self.why = why
+    self.step, self.why = step, why
 
 
 class Watch:
@@ -65,16 +67,29 @@ def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
   return jnp.stack([finite(metrics), finite((variables, opt_state))])
 
 
-def error(bad: Nonfinite, config: ConfigDict, rows: Sequence[dict], checkpoint: int) -> Diverged:
-  """One line: the step, the last good numbers and checkpoint (its step; 0: none), values to try."""
-  flat = traverse_util.flatten_dict(optim.numbers(config.optimizer), sep=".")
-  numbers = ", ".join(f"{name}={value:g}" for name, value in sorted(flat.items()))
+def applied(bad: Nonfinite, run: Experiment, state: TrainState) -> dict[str, float]:
+  """The learning rates and dampings of the step, by name; `state` is that after its call."""
+  flat = traverse_util.flatten_dict(optim.numbers(run.config.optimizer), sep=".")
+  multiplier = run.multiplier(min(bad.step - 1, int(state.step - state.skipped)))
+  flat = {k: v * multiplier if k.endswith("learning_rate") else v for k, v in flat.items()}
+  return {k: float(v) for k, v in (flat | quadratic.chosen(state.opt_state)).items()}
+
+
+def error(
+  bad: Nonfinite,
+  config: ConfigDict,
+  applied: Mapping[str, float],
+  rows: Sequence[dict],
+  checkpoint: int,
+) -> Diverged:
+  """One line: the step, the numbers `applied`, the last good row and checkpoint, advice."""
+  numbers = ", ".join(f"{name}={value:.4g}" for name, value in sorted(applied.items()))
   wanted = ("loss", tasks.find(config.task).metrics[0].name)
   last = rows[-1] if rows else {}
   losses = [f"{k} {v:.4f}" for k, v in last.items() if k.rpartition("/")[2] in wanted]
   said = f"the evaluation at step {last['step']} had {', '.join(losses)}" if losses else ""
   kept = f"that of step {checkpoint}" if checkpoint else "none"
-  damping = "a higher damping, " if any(name.endswith("damping") for name in flat) else ""
+  damping = "a higher damping, " if any(name.endswith("damping") for name in applied) else ""
   others = [f"on_nonfinite={p}" for p in ("skip", "restore") if p != config.on_nonfinite]
   return Diverged(
     f"{bad}{bad.why} ({numbers}); {said or 'nothing was evaluated before'}; last good checkpoint:"

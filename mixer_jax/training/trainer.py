@@ -11,6 +11,7 @@ from tqdm import tqdm
 from mixer_jax import optim
 from mixer_jax.data import buckets, feed
 from mixer_jax.experiment import Experiment
+from mixer_jax.optim import quadratic
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.runtime import processes
 from mixer_jax.tasks import metrics as metrics_lib
@@ -108,6 +109,7 @@ class Trainer:
     rate = optim.learning_rate(config.optimizer, run.multiplier)
     steps = range((self.step - 1) // every * every, self.step)
     row["learning_rate"] = float(rate(self.step - 1 - int(state.skipped)))
+    row |= {k: float(v) for k, v in quadratic.chosen(state.opt_state).items()}
     row["examples_per_second"] = self._order.examples(steps) / max(self.seconds, 1e-9)
     row["seconds"] = self.seconds
     self.state, self.seconds = without_metrics(run, state), 0.0

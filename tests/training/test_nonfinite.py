@@ -165,7 +165,8 @@ def test_the_line_names_the_numbers_of_both_sides_of_a_pair():
   config.optimizer = optimizer_of("graft")
   rows = [{"step": 8, "train/loss": 1.5, "test/loss": 2.25, "test/top1": 0.5}]
   bad = nonfinite.Nonfinite("update", 9)
-  error = nonfinite.error(bad, config, rows, 8)
+  applied = {"magnitude.learning_rate": 0.1, "direction.learning_rate": 0.05}
+  error = nonfinite.error(bad, config, applied | {"direction.damping": 0.01}, rows, 8)
   assert isinstance(error, Diverged)
   numbers = "direction.damping=0.01, direction.learning_rate=0.05, magnitude.learning_rate=0.1"
   assert f"the update of step 9 is not finite ({numbers}); the evaluation at step 8" in str(error)
@@ -174,6 +175,15 @@ def test_the_line_names_the_numbers_of_both_sides_of_a_pair():
     in str(error)
   )
   assert "a higher damping" in str(error)
+
+
+@pytest.mark.parametrize("step, skipped", [(8, 4), (5, 0)])  # seen after its call; a test metric
+def test_the_line_has_the_rate_of_the_step(step, skipped):
+  """Linear warm-up over 15 steps: the fifth has a third of the rate."""
+  run = experiment.build(waves(**{"schedule.warmup_steps": 15}))
+  state = init_state(run).replace(step=jnp.int32(step), skipped=jnp.int32(skipped))
+  found = nonfinite.applied(nonfinite.Nonfinite("loss", 5), run, state)
+  assert found == {"learning_rate": pytest.approx(0.1 / 3)}
 
 
 @pytest.mark.parametrize(
@@ -234,3 +244,18 @@ def test_a_metric_that_is_better_when_lower_picks_its_lowest():
   values = [row["test/error"] for row in rows]
   assert rows[-1]["test/best_error"] == min(values)
   assert rows[-1]["test/best_step"] == 1 + int(np.argmin(values))
+
+
+def test_a_row_has_the_numbers_that_the_quadratic_model_chose():
+  """The damping changes by 0.95^5 at most, every fifth step; no momentum comes before step 1."""
+  values = {"optimizer.quadratic_model": True, "optimizer.adaptive_damping": True}
+  config = waves("kfac", num_steps=6, eval_steps=1, **values)
+  config.optimizer.update(learning_rate=1.0, damping=0.5, weight_decay=0.0)
+  rows = [row for _, row in loop.evaluations(experiment.build(config))]
+  assert [row["damping"] for row in rows[:4]] == [0.5] * 4
+  factor = 0.95**5
+  allowed = [0.5, 0.5 * factor, 0.5 / factor]
+  assert min(abs(rows[4]["damping"] - value) for value in allowed) < 1e-6
+  assert rows[4]["damping"] == rows[5]["damping"]
+  assert rows[0]["step_momentum"] == 0 and any(row["step_momentum"] for row in rows[1:])
+  assert all(row["step_rate"] > 0 for row in rows)
