@@ -14,7 +14,8 @@ def check(axis_name: Any) -> None:
   if manual - names:
     raise ValueError(
       f"K-FAC is inside shard_map or pmap over {', '.join(sorted(map(str, manual)))}; name the axes"
-      " over which the batch is spread: axis_name"
+      " over which the batch is spread: axis_name (a `jax.vmap` over independent runs has none:"
+      " leave out its own axis_name)"
     )
 
 

@@ -1,5 +1,6 @@
 """Arrays beside the parameters of each layer, by which a layer is known inside of the model."""
 
+import collections
 import dataclasses
 from typing import Any, Iterator, Mapping
 
@@ -40,6 +41,8 @@ def with_companions(tree: Any, companions: Mapping[Path, Any], path: Path = ()) 
     return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
   if path in companions:
     new[COMPANION] = companions[path]
+  if isinstance(tree, collections.defaultdict):
+    return collections.defaultdict(tree.default_factory, new)
   return type(tree)(new)
 
 

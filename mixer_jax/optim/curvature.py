@@ -118,6 +118,9 @@ class Curvature:
     self._likelihood.check(answer.outputs)
     if self._estimation == "exact" and self._likelihood.factor is None:
       raise ValueError('estimation="exact" needs a likelihood with a factor')
+    sizes = sorted({x.shape[0] for x in jax.tree.leaves(answer.outputs)})
+    if self._estimation == "exact" and len(sizes) > 1:
+      raise ValueError(f'estimation="exact" needs outputs of one length; they have {sizes}')
     if self._estimation == "empirical" and answer.targets is None:
       raise ValueError('estimation="empirical" needs predict to return (outputs, targets)')
     aux = lambda p, b: [

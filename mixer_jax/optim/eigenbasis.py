@@ -125,7 +125,7 @@ def in_basis(
       {b.name: algebra.initial_inverses(b, "exact") for b in blocks},
       inner.init(zeros),
       others.init(
-        {path: jnp.zeros(x.shape, jnp.float32) for path, x in _rest(blocks, leaves).items()}
+        {path: jnp.zeros(jnp.shape(x), jnp.float32) for path, x in _rest(blocks, leaves).items()}
       ),
     )
 
@@ -168,7 +168,7 @@ def in_basis(
       raise ValueError(
         f"the gradients lack {min(missing)}; allowed: those of all parameters of init"
       )
-    gradients = {path: g.astype(jnp.float32) for path, g in leaves.items()}
+    gradients = {path: jnp.asarray(g, jnp.float32) for path, g in leaves.items()}
     whole = params if model_params is None else model_params
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
     if not source.after:
@@ -254,9 +254,9 @@ def gradient_source(
     patterns = curvature_options.matching("full_factors", full_factors, tuple(leaves))
     full = lambda path: curvature_options.matches(patterns, path)
     return [
-      _tensor(path, tuple(x.shape), apart[path], math.inf if full(path) else most)
+      _tensor(path, jnp.shape(x), apart[path], math.inf if full(path) else most)
       for path, x in leaves.items()
-      if x.ndim - apart[path] > 1 and x.size
+      if jnp.ndim(x) - apart[path] > 1 and jnp.size(x)
     ]
 
   def estimate(blocks, gradients, params, batch, rng):

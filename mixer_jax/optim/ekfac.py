@@ -11,7 +11,8 @@ of eigenvalues is that under K-FAC's independence. The second moments are averag
   "examples"  the estimates in every renewal of the factors: the mean over examples of the squares
               of each one's gradient, labels drawn as for the factors. They start from the first in
               their basis. The rows of a layer must have the examples in front, but where a layer
-              is mapped over them. Uses of a layer count apart, and the words of an embedding.
+              is mapped over them. Uses of a layer count apart, those in a loop over anything
+              but the batch included, and the words of an embedding.
 
 With token_averaging="published" both are multiplied by the number of tokens, as A (x) G is: by
 that of the example batch in "batch".
@@ -63,12 +64,14 @@ def precondition(
     basis: of the block.
     moments: second moments [..., d_in, d_out] before this update.
     scale: multiplies the squares of this gradient, which enter the moments; None: they do not.
+      A gradient of zeros, of a layer that was not reached, never does.
     decay: of the moments.
     damping: added to the moments.
     dtype: of the operands of the products.
   """
   v = algebra.rotated(to_matrix(block, taken(block, gradients)), basis, dtype)
   if scale is not None:
-    moments = decay * moments + (1.0 - decay) * scale * v**2
+    averaged = decay * moments + (1.0 - decay) * scale * v**2
+    moments = jnp.where(v.any(axis=(-2, -1), keepdims=True), averaged, moments)
   v = algebra.rotated_back(v / (moments + damping), basis, dtype)
   return dict(zip(block.paths, from_matrix(block, v))), moments

@@ -4,15 +4,19 @@ import functools
 from importlib import metadata
 import logging
 import os
-from typing import Any, Callable
+import types
+from typing import Any, Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mixer_jax.optim import algebra
-from mixer_jax.optim.curvature_blocks import Diagonals, Kronecker
+from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.curvature_options import MAX_FACTOR
 from mixer_jax.runtime.imports import without
+
+_NONE: Mapping[str, int] = types.MappingProxyType({})
 
 
 def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
@@ -60,13 +64,20 @@ def some_of(batch: Any, fraction: float | None, part: Callable | None) -> Any:
     raise ValueError(
       "the update needs batch: tx.update(grads, state, params, batch=batch, rng=rng)"
     )
+  # Arrays of NumPy that `jit` closes over are constants without the methods of JAX's.
+  batch = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, batch)
   if fraction is None or fraction == 1:
     return batch
   return (part or every_nth)(batch, round(1 / fraction))
 
 
 def averaged(
-  old: dict[str, Any], fresh: dict[str, Any], renewals: jax.Array, decay: Any, identity_start: Any
+  old: dict[str, Any],
+  fresh: dict[str, Any],
+  renewals: jax.Array,
+  decay: Any,
+  identity_start: Any,
+  stacked: Mapping[str, int] = _NONE,
 ) -> dict[str, Any]:
   """The moving averages of factors after one more estimate.
 
@@ -77,6 +88,7 @@ def averaged(
     decay: weight of the old average.
     identity_start: False: the old average of no estimates has no weight, that of a layer which saw
       only padding so far included.
+    stacked: leading axes of a `Diagonal` over layers, by name.
   """
   # The weight of the newest of n + 1 estimates is (1 - decay) / (1 - decay^(n + 1)). Of the first
   # it must be 1 exactly, which the quotient is not: some of the identity would stay.
@@ -85,16 +97,26 @@ def averaged(
   unbiased = jnp.where(renewals == 0, 1.0, quotient)
   weight = jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
 
-  def one(old, new):
-    own = weight
+  def one(name, old, new):
     if isinstance(old, Kronecker):  # one side alone may be the identity: of inputs +1 and -1
       unseen = _is_identity(old.inputs) & _is_identity(old.outputs)
-      own = jnp.where(jnp.logical_or(identity_start, ~unseen), weight, 1.0)
-    spread = lambda x: jnp.expand_dims(own, range(own.ndim, x.ndim))
-    mix = lambda old, new: (1.0 - spread(old)) * old + spread(old) * new
+    else:
+      unseen = ~_any_of_layer(old, lambda x: x != 1, stacked[name])
+    own = jnp.where(jnp.logical_or(identity_start, ~unseen), weight, 1.0)
+    mix = lambda old, new: (1.0 - _spread(own, old)) * old + _spread(own, old) * new
     return jax.tree.map(mix, old, new)
 
-  return {name: one(average, fresh[name]) for name, average in old.items()}
+  return {name: one(name, average, fresh[name]) for name, average in old.items()}
+
+
+def _spread(of_layers: jax.Array, like: jax.Array) -> jax.Array:
+  return jnp.expand_dims(of_layers, range(of_layers.ndim, like.ndim))
+
+
+def _any_of_layer(diagonal: Diagonal, condition: Callable, stacked: int) -> jax.Array:
+  """Whether a number of each layer of a stack meets the condition."""
+  found = [condition(x).any(axis=tuple(range(stacked, x.ndim))) for x in diagonal.values]
+  return functools.reduce(jnp.logical_or, found)
 
 
 def _is_identity(factor: jax.Array | Diagonals) -> jax.Array:
@@ -104,17 +126,22 @@ def _is_identity(factor: jax.Array | Diagonals) -> jax.Array:
   return (factor == jnp.eye(factor.shape[-1])).all(axis=(-2, -1))
 
 
-def keep_unseen(old: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
-  """Fresh factors by name, but the old ones of a layer without inputs, which saw only padding."""
+def keep_unseen(
+  old: dict[str, Any], fresh: dict[str, Any], stacked: Mapping[str, int] = _NONE
+) -> dict[str, Any]:
+  """Fresh factors by name, but the old ones of a layer whose estimate is zero.
 
-  def one(old, new):
-    if not isinstance(new, Kronecker):
-      return new
-    any_row = algebra.mean_eigenvalue(new.inputs) > 0
-    spread = lambda x: jnp.expand_dims(any_row, range(any_row.ndim, x.ndim))
-    return jax.tree.map(lambda old, new: jnp.where(spread(new), new, old), old, new)
+  Such a layer was not reached, or saw only padding. `stacked` is that of `averaged`.
+  """
 
-  return {name: one(average, fresh[name]) for name, average in old.items()}
+  def one(name, old, new):
+    if isinstance(new, Kronecker):
+      seen = (algebra.mean_eigenvalue(new.inputs) > 0) | (algebra.mean_eigenvalue(new.outputs) > 0)
+    else:
+      seen = _any_of_layer(new, lambda x: x != 0, stacked[name])
+    return jax.tree.map(lambda old, new: jnp.where(_spread(seen, new), new, old), old, new)
+
+  return {name: one(name, average, fresh[name]) for name, average in old.items()}
 
 
 def curvature_of(

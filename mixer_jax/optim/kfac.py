@@ -77,7 +77,7 @@ def scale_by_kfac(
   """Preconditions gradients with Kronecker-factored curvature.
 
   The update function needs two extra arguments: `batch`, which `predict` gets, and `rng`, a key for
-  the sampled targets. Everything happens under `lax.cond` inside the caller's `jit`, `lax.scan` or
+  the sampled targets; an extra argument `damping` takes the place of the option. Everything happens under `lax.cond` inside the caller's `jit`, `lax.scan` or
   mesh, so a step that renews neither factors nor inverses pays for the preconditioning products
   alone. Where a wrapper such as `optax.multi_transform` hides part of the parameters, the whole
   tree is passed as a third extra argument, `model_params`.
@@ -105,7 +105,8 @@ def scale_by_kfac(
     learning_rate: the one that the chain applies later; the norm constraint needs it.
     identity_start: start the averages at the identity, as published. It keeps the first
       inverses finite where a zero head makes all other gradient factors zero. False: averages of
-      the estimates alone, with weights factor_decay^age that sum to 1.
+      the estimates alone, with weights factor_decay^age that sum to 1; a layer that is reached
+      late gives its first one more.
     likelihood: the predictive distribution of a row of outputs, "categorical" (logits),
       "normal" (means; minus the log-likelihood is the sum of squares, without one half),
       "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
@@ -167,12 +168,14 @@ def scale_by_kfac(
   curvature_options.check_refresh(refresh, tolerance)
   periods = factor_period, inverse_period
   curvature_options.check_combination(damping_type, refresh, eigenvalues, *periods)
+  stacked = {b.name: len(b.stacked) for b in curvature.blocks}
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):
     trees.check_names(params, curvature.names)
-    covered = trees.covered_by(curvature.blocks, trees.by_path(params))
-    factors = {b.name: algebra.initial_factors(b) for b in covered if b.kind != "gradient"}
+    blocks = [b for b in curvature.blocks if b.kind != "gradient"]
+    covered = trees.covered_by(blocks, trees.by_path(params))
+    factors = {b.name: algebra.initial_factors(b) for b in covered}
     inverses = {
       b.name: algebra.initial_inverses(b, damping_type) for b in covered if b.kind == "kronecker"
     }
@@ -189,8 +192,8 @@ def scale_by_kfac(
     def renewed_factors():
       estimate = axes.automatic(curvature.estimate, (whole, fraction))
       old, count = state.factors, state.count // factor_period
-      fresh = keep_unseen(old, estimate(whole, fraction, rng))
-      return averaged(old, fresh, count, factor_decay, identity_start)
+      fresh = keep_unseen(old, estimate(whole, fraction, rng), stacked)
+      return averaged(old, fresh, count, factor_decay, identity_start, stacked)
 
     def renewed_inverses():
       matrices = {name: factors[name] for name in state.inverses}

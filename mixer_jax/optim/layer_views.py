@@ -140,7 +140,8 @@ def _einsum(module: nn.Einsum, x: jax.Array, einsum_str: str | None = None) -> D
   rows = [c for c in result if c in left and c not in right]
   free = [c for c in result if c in right and c not in left]
   product = set(left) == {*rows, *summed} and set(right) == {*summed, *free}
-  if "." in operands or not product or len(set(left)) < len(left):
+  repeated = len(set(left)) < len(left) or len(set(right)) < len(right)
+  if "." in operands or not product or repeated:
     return Plain(f"an nn.Einsum {operands}->{result}, which is no matrix product")
   flat = lambda name, order, n: lambda x: _flat(jnp.einsum(f"{name}->{''.join(order)}", x), n)
   return Dense(

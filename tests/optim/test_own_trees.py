@@ -1,5 +1,6 @@
 """Trees of parameters, targets and numbers of other types than a stranger's tutorial has."""
 
+import collections
 from typing import Any, NamedTuple
 
 from flax import nnx, struct
@@ -238,3 +239,57 @@ def test_exact_factors_of_examples_that_mix_are_right_in_the_mean():
   hidden = np.tanh(batch["x"] @ params["one"]["kernel"] + params["one"]["bias"])
   rows = np.float64(np.concatenate([hidden, np.ones((4, 1))], axis=1))
   np.testing.assert_allclose(found.inputs, rows.T @ rows / 4, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_of_numpy_may_be_closed_over_by_jit():
+  """Rows mapped over their second axis: the constant has to be moved there."""
+  params, batch = problem()
+  x = np.stack([batch["x"], -batch["x"]], axis=1)
+  mapped = jax.vmap(lambda params, x: predict(params, batch | {"x": x})[0], (None, 1), 1)
+  mean = lambda params, x: mapped(params, x).mean(axis=1)
+  tx = optim.kfac(0.1, mean, params, x)
+  step = lambda g, x: tx.update(g, tx.init(params), params, batch=x, rng=jax.random.key(0))[0]
+  close(jax.jit(lambda g: step(g, x))(params), jax.jit(step)(params, x), rtol=1e-6)
+
+
+def test_a_mask_may_part_the_parameters_of_a_normalisation():
+  class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(3, name="head")(nn.LayerNorm(name="norm")(x))
+
+  x = np.cos(np.arange(20, dtype=np.float32)).reshape(5, 4)
+  params = Normed().init(jax.random.key(0), x)["params"]
+  tx = optim.scale_by_kfac(lambda p, x: Normed().apply({"params": p}, x), params, x)
+  mask = jax.tree.map(lambda _: True, params)
+  mask["norm"]["bias"] = False
+  tell = dict(batch=x, rng=jax.random.key(0), model_params=params)
+  whole, _ = tx.update(params, tx.init(params), params, **tell)
+  tx = optax.masked(tx, mask)
+  parted, _ = tx.update(params, tx.init(params), params, **tell)
+  close(parted, whole, rtol=1e-6)
+
+
+def test_parameters_may_be_in_a_defaultdict():
+  params, batch = problem()
+  given = collections.defaultdict(dict, params)
+  options = dict(estimation="exact")
+  found = optim.kfac_factors(predict, given, batch, None, **options)
+  close(found, optim.kfac_factors(predict, params, batch, None, **options))
+
+
+@pytest.mark.parametrize("make", [optim.soap, optim.shampoo])
+def test_a_parameter_may_be_a_number(make):
+  params = {"kernel": jnp.ones((3, 2)), "temperature": 1.0}
+  tx = make(0.1)
+  updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), tx.init(params), params)
+  assert jnp.shape(updates["temperature"]) == ()
+
+
+def test_exact_labels_need_outputs_of_one_length():
+  params, batch = problem()
+  logits = lambda params, batch: predict(params, batch)[0]
+  both = lambda *args: {"all": logits(*args), "half": logits(*args)[:4]}
+  kinds = dict(likelihood=dict.fromkeys(("all", "half"), "categorical"), estimation="exact")
+  with pytest.raises(ValueError, match=r"needs outputs of one length; they have \[4, 8\]"):
+    optim.kfac_blocks(both, params, batch, **kinds)

@@ -156,3 +156,11 @@ def test_a_kernel_used_in_both_directions_is_refused():
   with pytest.raises(ValueError, match="over one and over other axes of tied/kernel; list"):
     factors(predict, params, x)
   assert not factors(predict, params, x, plain="^tied/")
+
+
+def test_an_einsum_that_takes_a_diagonal_of_its_kernel_is_refused():
+  model = nn.Einsum((3, 3, 2), "bi,iio->bo", use_bias=False)
+  x = jnp.ones((4, 3))
+  params = model.init(jax.random.key(0), x)["params"]
+  with pytest.raises(ValueError, match="an nn.Einsum bi,iio->bo, which is no matrix product"):
+    optim.kfac_blocks(lambda p, x: model.apply({"params": p}, x), params, x)

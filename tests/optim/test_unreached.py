@@ -1,0 +1,91 @@
+"""Layers that a batch does not reach, or reaches with zeros alone."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import optim
+from tests.optim.small_net import close
+
+X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+
+
+class Expert(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.LayerNorm(name="norm")(nn.Dense(4, name="dense")(x))
+
+
+class Experts(nn.Module):
+  """One of two experts answers for the whole batch."""
+
+  @nn.compact
+  def __call__(self, x, first):
+    one, two = Expert(name="one"), Expert(name="two")
+    if self.is_initializing():
+      one(x), two(x)
+    chosen = nn.cond(first, lambda _, x: one(x), lambda _, x: two(x), self, x)
+    return nn.Dense(3, name="head")(nn.tanh(chosen))
+
+
+def experts(make, **options):
+  """The optimizer, its first state and a function from (state, first) to the state after a step."""
+  params = Experts().init(jax.random.key(0), X, True)["params"]
+  batch = {"x": X, "first": jnp.array(True)}
+  predict = lambda params, batch: Experts().apply({"params": params}, batch["x"], batch["first"])
+  tx = make(predict, params, batch, estimation="exact", factor_period=1, **options)
+  # The gradient of the expert that is not reached is zero, as it is in training.
+  used = lambda first, path: jnp.where(path[0].key == "head", 1.0, (path[0].key == "one") == first)
+  grads = lambda first: jax.tree_util.tree_map_with_path(
+    lambda path, p: used(first, path) * jnp.cos(jnp.arange(1.0, p.size + 1)).reshape(p.shape),
+    params,
+  )
+  step = lambda state, first: tx.update(
+    grads(first), state, params, batch=batch | {"first": first}, rng=jax.random.key(0)
+  )[1]
+  return tx.init(params), jax.jit(step)
+
+
+@pytest.mark.parametrize("identity_start", [True, False])
+def test_an_expert_that_is_not_reached_keeps_its_factors(identity_start):
+  start, step = experts(optim.scale_by_kfac, norms="diagonal", identity_start=identity_start)
+  state = start
+  for _ in range(3):
+    state = step(state, jnp.array(True))
+  for name in ("two/dense", "two/norm"):
+    close(state.factors[name], start.factors[name], rtol=0)
+  reached = step(state, jnp.array(False))
+  close(reached.factors["one/norm"], state.factors["one/norm"], rtol=0)
+  if not identity_start:  # the first estimate alone, as of the first step of another run
+    alone = step(start, jnp.array(False))
+    close(reached.factors["two/norm"], alone.factors["two/norm"], rtol=1e-6)
+
+
+def test_an_expert_that_is_not_reached_keeps_its_second_moments():
+  start, step = experts(optim.scale_by_kfac, eigenvalues="batch", inverse_period=10)
+  state = step(start, jnp.array(True))
+  after = step(state, jnp.array(True))
+  np.testing.assert_array_equal(
+    after.second_moments["two/dense"], state.second_moments["two/dense"]
+  )
+  assert (after.second_moments["one/dense"] != state.second_moments["one/dense"]).any()
+
+
+def test_inputs_of_zeros_count_in_the_factors():
+  """Equation 4 of docs/kfac.md with A = 0: the average falls by `factor_decay`; no bias."""
+
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      hidden = nn.Dense(4, use_bias=False, kernel_init=nn.initializers.zeros, name="zeros")(x)
+      return nn.Dense(3, use_bias=False, name="after")(hidden) + nn.Dense(3, name="beside")(x)
+
+  params = Net().init(jax.random.key(0), X)["params"]
+  predict = lambda params, x: Net().apply({"params": params}, x)
+  tx = optim.scale_by_kfac(predict, params, X, estimation="exact", factor_period=1)
+  step = jax.jit(lambda s: tx.update(params, s, params, batch=X, rng=jax.random.key(0))[1])
+  state = step(step(tx.init(params)))
+  close(state.factors["after"].inputs, 0.8**2 * np.eye(4), rtol=1e-6)
+  close(state.factors["after"].outputs, state.factors["beside"].outputs, rtol=1e-6)
