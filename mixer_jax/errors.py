@@ -3,6 +3,8 @@
 import contextlib
 from typing import Any, Iterable, Iterator
 
+_LONGEST = 300  # characters of another library's message
+
 
 class UserError(Exception):
   """Something the user can mend: a config field, a file, an environment.
@@ -23,7 +25,8 @@ class Diverged(UserError):
 def reason(error: Exception) -> str:
   """What some library says is wrong, as a part of a line: one line, not too long."""
   text = " ".join(str(error).split()) or type(error).__name__
-  return "".join(c if c.isprintable() else "?" for c in text)[:300]
+  text = "".join(c if c.isprintable() else "?" for c in text)
+  return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:

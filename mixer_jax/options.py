@@ -12,6 +12,7 @@ import difflib
 import functools
 import inspect
 import math
+import re
 import types
 import typing
 from typing import Annotated, Any, Callable, Iterable, Mapping, TypeVar
@@ -32,6 +33,15 @@ _SET_BY_FILE = (
   ". If the config file sets it, take another argument of the file (as quickstart.py:sgd),"
   " or a file of your own"
 )
+
+# As absl and ml_collections word a value that a field does not take, by the type of the field.
+_UNFIT = re.compile(r"flag --config\.([\w.]+)=(.*?): (.*)", re.DOTALL)
+_WORDS = {
+  "invalid literal for int": "an integer",
+  "could not convert string to float": "a number",
+  "Non-boolean argument": "True or False",
+  "as a ConfigDict": "a value for one of its fields, as in {0}.FIELD=VALUE",
+}
 
 Group = Callable | Mapping[str, Callable]
 T = TypeVar("T")
@@ -73,6 +83,7 @@ class Option:
       return
     if not _is(value, self.type):
       kind = self.allowed if self.choices else _KINDS[self.type]
+      kind = f"one of the texts {kind}" if self.choices and self.type is str else kind
       raise UserError(f"{path} is {shown(value)}; allowed: {kind}")
     values = value if self.type is tuple else (value,)
     fits = not self.choices or value in self.choices
@@ -87,6 +98,15 @@ class Option:
 def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
   """The type of an option that takes names."""
   return Annotated[str, Option(help, choices=choices, **fields)]
+
+
+def unfit(message: str) -> str:
+  """The field, its value and the kind that is allowed, of an override's error; "": of another."""
+  if found := _UNFIT.match(message):
+    for words, allowed in _WORDS.items():
+      if words in found[3]:
+        return f"{found[1]} is {found[2]!r}; allowed: {allowed.format(found[1])}"
+  return ""
 
 
 REQUIRED = inspect.Parameter.empty

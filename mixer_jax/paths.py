@@ -1,6 +1,7 @@
 """Paths as users write them, and what was read from them."""
 
 import functools
+import hashlib
 import os
 import pathlib
 from typing import Any, Callable
@@ -12,6 +13,12 @@ def user_path(path: str | os.PathLike) -> pathlib.Path:
   `os.path` looks it up: of "~name" without such a user `Path.expanduser` makes a RuntimeError.
   """
   return pathlib.Path(os.path.expanduser(path))
+
+
+def sha256(path: str | os.PathLike) -> str:
+  """The SHA-256 of a file in hexadecimal digits."""
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remembered(read: Callable[..., Any], number: int = 1) -> Callable[..., Any]:

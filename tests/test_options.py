@@ -104,6 +104,9 @@ def test_a_group_is_checked_by_its_function():
   options.check(config, Fields, "group")
   config.form = "round"
   assert message(config, Fields) == """group.form is 'round'; allowed: "", square"""
+  with config.ignore_type():
+    config.form = float  # as `dtype=jnp.bfloat16`
+  assert message(config, Fields).endswith('; allowed: one of the texts "", square')
   del config.form
   assert message(config, Fields) == "group.form is missing from the config"
   config.update(form="", plain=1)

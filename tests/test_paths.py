@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import models, pretrained
+from mixer_jax.errors import reason
 from mixer_jax.paths import remembered
 from mixer_jax.tasks.distillation import teacher
 from mixer_jax.tasks.images import start
@@ -25,6 +26,11 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path):
   assert read("x", path) == "new"
   read.forget()
   assert read("x", path) == "new" and len(reads) == 4
+
+
+def test_another_library_s_message_is_cut_where_all_see_it():
+  assert reason(ValueError("a\nb")) == "a b"
+  assert reason(ValueError("x" * 301)) == "x" * 300 + "..."
 
 
 def test_an_address_is_read_once():

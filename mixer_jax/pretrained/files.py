@@ -17,14 +17,11 @@ import sys
 from typing import Any
 import urllib.parse
 
-import pooch
-
 from mixer_jax.errors import UserError, reason, told
-from mixer_jax.paths import user_path
+from mixer_jax.paths import sha256, user_path
 from mixer_jax.pretrained import catalog, containers
 
 _LOG = logging.getLogger(__name__)
-pooch.get_logger().setLevel(logging.WARNING)  # or it prints advice for its own users
 
 _TIMEOUT = 60  # seconds without a byte
 
@@ -62,22 +59,24 @@ def _here(source: str) -> tuple[pathlib.Path, str]:
   if not os.path.isfile(path):
     raise UserError(f"{source}: is no file")
   with told(f"{source}: cannot be read", OSError):
-    return path, pooch.file_hash(str(path))
+    return path, sha256(path)
 
 
 def _kept(url: str, path: pathlib.Path, published: str) -> str:
   """The SHA-256 of a download, kept or new; `published` are first digits that it must have."""
+  import pooch  # late: its progress bar warns in a notebook without ipywidgets
+
+  pooch.get_logger().setLevel(logging.WARNING)  # or it prints advice for its own users
   record, known = path.with_name(f"{path.name}.sha256"), None
 
   def download(url: str, to: str, _: Any) -> None:
     _LOG.info("Downloading %s to %s", url, path.parent)
     _fetch(url, to)
     containers.kind(pathlib.Path(to))  # a page of a proxy, say, is not kept
-    sha256 = pooch.file_hash(to)
-    if not sha256.startswith(published):
-      raise UserError(f"{url}: the file's SHA-256 is {sha256}, the published one {published}...")
+    if not (found := sha256(to)).startswith(published):
+      raise UserError(f"{url}: the file's SHA-256 is {found}, the published one {published}...")
     if not record.exists():
-      record.write_text(f"{sha256}  {path.name}\n")
+      record.write_text(f"{found}  {path.name}\n")
 
   try:
     if record.exists():
@@ -100,6 +99,8 @@ def _fetch(url: str, to: str) -> None:
     scheme, url = "https", "https://storage.googleapis.com/" + urllib.parse.quote(rest)
   try:
     if scheme in ("http", "https"):
+      import pooch
+
       options = dict(timeout=_TIMEOUT, headers={"User-Agent": "mixer_jax"}, chunk_size=2**20)
       pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), **options)(url, to, None)
     else:
@@ -111,4 +112,8 @@ def _fetch(url: str, to: str) -> None:
     said, answer = reason(error), getattr(error, "response", None)
     if answer is not None:
       said = f"the server answers {answer.status_code} ({answer.reason})"
+    elif type(error).__name__ == "ConnectionError":  # that of requests
+      why = re.search(r"\[Errno [-\d]+\] ([\w ]+)", str(error))
+      host = urllib.parse.urlsplit(url).netloc
+      said = f"{host} cannot be reached{f': {why[1]}' if why else ''}"
     raise UserError(f"{url}: {said}") from error

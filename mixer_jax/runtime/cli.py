@@ -39,14 +39,6 @@ _LESS = (
 )
 # As ml_collections words them.
 _UNKNOWN = re.compile(r"""'(\w+)'(?:\s+Did you mean "(\w+)" .*)?$""", re.DOTALL)
-# As absl and ml_collections word a value that a field does not take, by the type of the field.
-_UNFIT = re.compile(r"flag --config\.([\w.]+)=(.*?): (.*)", re.DOTALL)
-_TYPES = {
-  "invalid literal for int": "an integer",
-  "could not convert string to float": "a number",
-  "Non-boolean argument": "True or False",
-  "as a ConfigDict": "its fields, one by one, as --config.{0}.FIELD=VALUE",
-}
 _NO_FUNCTION = "module 'config_config' has no attribute 'get_config'"
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _FIELD = re.compile(r"--config\.([\w.]+)(?:=(.*))?", re.DOTALL)
@@ -153,10 +145,8 @@ def _told(error: Exception, fields: Sequence[str] = ()) -> str:
     paths = [re.match(rf"(.*\.)?{unknown[1]}(?=\.|$)", field) for field in fields]
     path = next((path[0] for path in paths if path), unknown[1])
     return f"{path} is no field of the config{near}"
-  if unfit := _UNFIT.match(text):
-    for words, allowed in _TYPES.items():
-      if words in unfit[3]:
-        return f"{unfit[1]} is {unfit[2]!r}; allowed: {allowed.format(unfit[1])}"
+  if said := options.unfit(text):
+    return said
   if missing := _MISSING.search(text):
     return f"--config cannot be used: no such file: {missing[1]}"
   if text == _NO_FUNCTION:

@@ -32,7 +32,10 @@ OWN = "--config=docs/own_task.py"
     ([OWN, "--config.batch_size=1e3"], "error: batch_size is '1e3'; allowed: an integer"),
     ([OWN, "--config.seed=x=y"], "error: seed is 'x=y'; allowed: an integer"),
     ([OWN, "--config.save_best=maybe"], "error: save_best is 'maybe'; allowed: True or False"),
-    ([OWN, "--config.optimizer=adam"], "as --config.optimizer.FIELD=VALUE"),
+    (
+      [OWN, "--config.optimizer=adam"],
+      "optimizer is 'adam'; allowed: a value for one of its fields, as in optimizer.FIELD",
+    ),
     ([QUICKSTART, "--config.batch_size=many"], "batch_size"),
     ([QUICKSTART, "--config.batch_size=None"], "batch_size is None; allowed: an integer"),
     (["--config.batch_size=None"], "--config is missing"),
