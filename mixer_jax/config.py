@@ -12,13 +12,14 @@ from flax import traverse_util
 from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import optim, options, tasks
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, reason, told
 from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.runtime import mesh
 
 # Value of a field that a command line has to give.
 REQUIRED = "(required)"
 _POLICIES = ("stop", "skip", "restore")
+_DETERMINISTIC = "refuse a GPU whose sums may have any order, see docs/trust.md"
 _FREEZE = (
   'regular expression of the paths of parameters that are not trained; "backbone": all but the'
   ' head; "": none'
@@ -65,6 +66,7 @@ class Run:
   ] = 0
   on_nonfinite: one_of("when a loss or an update is not finite", _POLICIES, free=True) = "stop"
   require_accelerator: Annotated[bool, Option("refuse to start on a CPU", free=True)] = False
+  deterministic: Annotated[bool, Option(_DETERMINISTIC, free=True)] = False
 
 
 def _groups(task: str) -> dict[str, options.Group]:
@@ -295,7 +297,7 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
     except (KeyError, AttributeError) as e:
       raise UserError(f"override {assignment}: the config has no field {field}") from e
     except (flags.Error, TypeError, ValueError) as e:
-      raise UserError(f"override {assignment}: {' '.join(str(e).split())}") from e
+      raise UserError(f"override {assignment}: {options.unfit(str(e)) or reason(e)}") from e
   return config
 
 

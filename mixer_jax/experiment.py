@@ -147,9 +147,13 @@ class Experiment:
 
 
 def check_accelerator(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError if the config wants an accelerator and there is none."""
-  if config.require_accelerator and jax.devices()[0].platform == "cpu":
+  """Raises a UserError for a device that the config does not allow."""
+  platform = jax.devices()[0].platform
+  if config.require_accelerator and platform == "cpu":
     raise UserError("require_accelerator is True, but JAX finds only a CPU")
+  needed = "--xla_gpu_deterministic_ops=true"
+  if config.deterministic and platform == "gpu" and needed not in os.environ.get("XLA_FLAGS", ""):
+    raise UserError(f"deterministic is True, but the environment's XLA_FLAGS lack {needed}")
 
 
 def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = None) -> Experiment:

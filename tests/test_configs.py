@@ -231,7 +231,7 @@ def test_stored_values_that_are_no_config_are_refused(stored):
 
 def test_fields_that_may_differ_when_a_run_is_resumed():
   free = {
-    "eval_batch_size", "steps_per_dispatch", "on_nonfinite", "require_accelerator",
+    "eval_batch_size", "steps_per_dispatch", "on_nonfinite", "require_accelerator", "deterministic",
     "mesh.data", "mesh.model", "model.remat", "data.dir", "data.cache_dir", "data.stream",
     "data.workers", "data.read_ahead", "data.test_sets", "data.test_labels", "keep_checkpoints",
     "save_best",

@@ -49,7 +49,7 @@ def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pa
 
 
 def mixing_figure(params: Any, grid: tuple[int, int]) -> Any:
-  """A row per layer, units spread evenly over the layer; blue is negative. Errors as of `draw`."""
+  """A row per layer: units spread evenly over it, with numbers; blue is negative. Errors: `draw`'s."""
   named, tokens = kernels(params), grid[0] * grid[1]
   mixing = {k: v for k, v in named.items() if models.reads_tokens(k) and len(v) == tokens}
   if not any(map(models.reads_tokens, named)):
@@ -60,7 +60,7 @@ def mixing_figure(params: Any, grid: tuple[int, int]) -> Any:
       f" {', '.join(f'{k} {v.shape}' for k, v in list(named.items())[:3])}, ..."
     )
   columns = min(_UNITS, min(v.shape[1] for v in mixing.values()))
-  figure, axes = figures.panels(len(mixing), columns, (columns * 0.9, len(mixing) * 0.95))
+  figure, axes = figures.panels(len(mixing), columns, (columns * 0.9, len(mixing) * 1.05))
   for row, (name, kernel) in zip(axes, mixing.items()):
     units = np.linspace(0, kernel.shape[1] - 1, columns).round().astype(int)
     for axis, unit in zip(row, units):
@@ -68,6 +68,7 @@ def mixing_figure(params: Any, grid: tuple[int, int]) -> Any:
       limit = np.abs(image).max() or 1.0
       axis.imshow(image, cmap="RdBu_r", vmin=-limit, vmax=limit)
       axis.set(xticks=[], yticks=[])
+      axis.set_title(unit, fontsize=7, pad=2)
     row[0].set_ylabel(name.split("/")[0].rpartition("_")[2], rotation=0, labelpad=10)
   figure.supylabel("block")
   figure.suptitle("weights with which units of token mixing read the patches", fontsize=10)

@@ -1,9 +1,9 @@
 """Checkpoints with Orbax: the latest and the best by the primary metric are kept."""
 
 import contextlib
-import hashlib
 import itertools
 import json
+import logging as std_logging
 import os
 import pathlib
 import re
@@ -18,6 +18,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from mixer_jax.errors import UserError, reason
+from mixer_jax.paths import sha256
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import processes
 from mixer_jax.training.state import TrainState
@@ -27,6 +28,18 @@ SUMS = "sha256.json"
 # Orbax adds the time to it when it names the directory: it has to be JSON, no more.
 _CHANGING = "_CHECKPOINT_METADATA"
 _LOOKS = 10  # at a list of steps that a live run changes meanwhile
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+  """Of Orbax, which tells that a directory is read only: in a script or a notebook they show."""
+  logger = logging.get_absl_logger()
+  level = logger.level
+  logger.setLevel(std_logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
 
 
 class Checkpoints:
@@ -49,15 +62,16 @@ class Checkpoints:
       raise UserError(f"{workdir} holds no checkpoints (looked for {self.path})")
     policies = ocp.checkpoint_managers
     kept = [_LatestInTurn(keep), policies.BestN(get_metric_fn=_rank, n=1)]
-    options = ocp.CheckpointManagerOptions(
-      read_only=read_only,
-      create=not read_only,
-      cleanup_tmp_directories=not read_only,
-      preservation_policy=policies.AnyPreservationPolicy(kept),
-      # Used for ranking; the policy above decides which stay.
-      best_fn=_rank,
-      async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
-    )
+    with _without_warnings() if read_only else contextlib.nullcontext():
+      options = ocp.CheckpointManagerOptions(
+        read_only=read_only,
+        create=not read_only,
+        cleanup_tmp_directories=not read_only,
+        preservation_policy=policies.AnyPreservationPolicy(kept),
+        # Used for ranking; the policy above decides which stay.
+        best_fn=_rank,
+        async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
+      )
     # Named here, so that a process can ask for an item's metadata before it restores one.
     handlers = {name: ocp.StandardCheckpointHandler() for name in ("variables", "rest")}
     handlers["progress"] = ocp.JsonCheckpointHandler()
@@ -69,7 +83,8 @@ class Checkpoints:
     for look in range(_LOOKS):
       time.sleep(0.1 * (look > 0))
       try:
-        return read()
+        with _without_warnings():
+          return read()
       except Exception as e:  # Orbax raises nearly anything of files that vanish or are damaged
         error = e
     raise UserError(f"{self.path} cannot be read: {reason(error)}") from error
@@ -275,7 +290,7 @@ def _compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def write_sums(directory: pathlib.Path) -> None:
   """Notes the sums of all files below a directory in a file of its own there."""
   files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != _CHANGING)
-  sums = {p.relative_to(directory).as_posix(): _sha256(p) for p in files}
+  sums = {p.relative_to(directory).as_posix(): sha256(p) for p in files}
   (directory / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
 
 
@@ -292,15 +307,10 @@ def damage(directory: pathlib.Path, parts: tuple[str, ...] = ("",)) -> str | Non
     name = _CHANGING
     json.loads((directory / name).read_text())
     for name, expected in sums:
-      if name.startswith(parts) and _sha256(directory / name) != expected:
+      if name.startswith(parts) and sha256(directory / name) != expected:
         return f"{name} is not as it was written"
   except FileNotFoundError:
     return f"{name} is missing"
   except (OSError, ValueError, AttributeError, RecursionError) as e:
     return f"{name} cannot be read: {e}"
   return None
-
-
-def _sha256(path: pathlib.Path) -> str:
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -80,7 +80,8 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
         print(f"stopped by {asked.name}; {written}, {again}", flush=True)
         sys.exit(asked.exit_code)
     rows, primary = metrics_file.read(directory), run.task.metrics[0]
-    print(f"done: {summary(rows, primary, run.selection, config.target)}")
+    tested = f"the test set has {len(run.datasets['test']):,} examples"
+    print(f"done: {summary(rows, primary, run.selection, config.target)}; {tested}")
   return directory
 
 

@@ -51,7 +51,7 @@ def restore(
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
   # The machine that trained the run need not be the one that evaluates it.
-  config.update(require_accelerator=False, accum_steps=1)
+  config.update(require_accelerator=False, deterministic=False, accum_steps=1)
   mesh, available = config.mesh, jax.device_count()
   if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
     mesh.update(data=-1, model=1)

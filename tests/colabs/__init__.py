@@ -22,10 +22,10 @@ def run(notebook: nbformat.NotebookNode, directory: pathlib.Path) -> None:
   Raises:
     nbclient.exceptions.CellExecutionError: a cell failed.
   """
-  # As a reader's kernel: without the tests' eight devices and unoptimized programs.
-  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  # One thread of OpenBLAS, as in the commands: on a busy machine several wait in a spin.
-  environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+  # As a reader's kernel: without the tests' eight devices, unoptimized programs and threads.
+  own = "XLA_FLAGS", "OPENBLAS_NUM_THREADS"
+  environment = {k: v for k, v in os.environ.items() if k not in own}
+  environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
   client = nbclient.NotebookClient(
     notebook,
     timeout=1800,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 
 import jax
 import numpy as np
@@ -68,7 +69,9 @@ def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences
   lines = capsys.readouterr().out.splitlines()
   assert "backend cpu: 8 x cpu" in lines[0] and len(lines) <= 8  # tables go into a file
   loop.train(config, str(tmp_path))
-  assert "done: 16 steps, 2 epochs, test error" in capsys.readouterr().out
+  said = capsys.readouterr().out
+  assert "done: 16 steps, 2 epochs, test error" in said
+  assert said.endswith("; the test set has 64 examples\n")
   assert (tmp_path / "metrics.jsonl").read_bytes() == before
   config.optimizer.learning_rate = 0.5
   with pytest.raises(UserError, match=r"optimizer.learning_rate was 0.1, is 0.5\."):
@@ -224,6 +227,17 @@ def test_inputs_are_resized_in_the_step(tiny_config):
   assert np.isfinite(row["train/loss"])
   # Five by five patches of 4 pixels: the token-mixing layers see 25 tokens.
   assert state.params["MixerBlock_0"]["token_mixing"]["Dense_0"]["kernel"].shape[0] == 25
+
+
+def test_a_run_that_shall_be_deterministic_refuses_a_gpu_without_the_flag(monkeypatch):
+  config, device = waves(deterministic=True), types.SimpleNamespace(platform="gpu")
+  experiment.check_accelerator(config)  # on a CPU
+  monkeypatch.setattr(jax, "devices", lambda: [device])
+  monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
+  with pytest.raises(UserError, match="XLA_FLAGS lack --xla_gpu_deterministic_ops=true"):
+    experiment.check_accelerator(config)
+  monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_gpu_deterministic_ops=true")
+  experiment.check_accelerator(config)
 
 
 @pytest.mark.parametrize(
