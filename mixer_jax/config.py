@@ -8,7 +8,6 @@ import dataclasses
 from typing import Annotated, Any, Mapping, Sequence
 
 from absl import flags
-from flax import traverse_util
 from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import optim, options, tasks
@@ -199,21 +198,6 @@ def table(task: str = "image_classification") -> str:
   parts |= {f"`{name}`": options.table(made_of, f"{name}.") for name, made_of in groups.items()}
   parts["`optimizer`"] = optim.table()
   return "\n\n".join(f"### {head}\n\n{text}" for head, text in parts.items()) + "\n"
-
-
-def own_settings(config: ConfigDict) -> str:
-  """The fields of a config that differ from its task's defaults, and its optimizer, in Markdown."""
-  model = config.get("model", {}).get("name", "")
-  both = (config, default(config.task, model))
-  given, plain = (traverse_util.flatten_dict(c.to_dict(), sep=".") for c in both)
-  rows = [
-    f"| `{name}` | `{value!r}` |"
-    for name, value in given.items()
-    if value is not None and (name.startswith("optimizer.") or value != plain.get(name))
-  ]
-  return (
-    "\n".join(["### Set by this config", "", "| field | value |", "| :-- | :-- |", *rows]) + "\n\n"
-  )
 
 
 # Target accuracies of the K-FAC study, per data set and model.

@@ -195,18 +195,6 @@ def test_help_shows_what_an_option_means_alone():
   assert "low" not in str(inspect.signature(inner))
 
 
-def test_a_config_s_own_settings_stand_before_the_table():
-  config = config_lib.default("operator_learning", "fno_1d")
-  config.data.update(name="burgers", step=16)
-  config.batch_size = 8
-  config.optimizer = config_lib.optimizer("adam", 1e-3)
-  rows = config_lib.own_settings(config).splitlines()
-  assert rows[4:6] == ["| `batch_size` | `8` |", "| `data.step` | `16` |"]
-  assert {"| `optimizer.name` | `'adam'` |", "| `optimizer.learning_rate` | `0.001` |"} <= {
-    *rows[6:]
-  }
-
-
 def test_the_docs_have_the_table_of_all_options():
   text = (DOCS / "options.md").read_text()
   assert text.endswith(config_lib.table()), "docs/options.md is stale; its first lines make it anew"

@@ -10,6 +10,7 @@ python -m mixer_jax.report study --workdir=DIR
 python -m mixer_jax.report compare --runs=[LABEL=]DIR,... [--metric=train/loss] [--log]
     [--over=seconds|step|epoch|SPLIT/METRIC] [--out=FILE.png]
 python -m mixer_jax.report options [--config=FILE]
+python -m mixer_jax.report configs [--folder=configs]
 """
 
 import math
@@ -23,7 +24,7 @@ from ml_collections import config_flags
 from mixer_jax import config, pretrained, tasks
 from mixer_jax.errors import UserError, told
 from mixer_jax.paths import user_path
-from mixer_jax.report import compare, curves, figures, weight_pictures
+from mixer_jax.report import compare, curves, figures, settings, weight_pictures
 from mixer_jax.report import study as study_report
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import cli
@@ -106,7 +107,7 @@ def _options(_) -> None:
   if _FLAGS.config is not None:
     given = cli.checked_config(_FLAGS.config)
     task = config.task_of(given)
-    print(config.own_settings(given), end="")
+    print(settings.of_one(given), end="")
   print(config.table(task), end="")
 
 
@@ -122,6 +123,7 @@ if __name__ == "__main__":
   flags.DEFINE_list("runs", [], "Directories of runs or patterns of them, each with LABEL= or not.")
   flags.DEFINE_string("metric", "train/loss", "Column of the rows that runs are compared by.")
   flags.DEFINE_string("over", "seconds", "Axis that it is drawn over: these, step, epoch, column.")
+  flags.DEFINE_string("folder", "configs", "Folder of config files.")
   flags.DEFINE_bool("log", False, "Whether both axes are logarithmic.")
   config_flags.DEFINE_config_file("config", None, "Config of augment, or whose options are listed.")
   cli.run_commands(
@@ -133,6 +135,7 @@ if __name__ == "__main__":
       compare=_compare,
       study=lambda _: print(*study_report.write(_workdir()), sep="\n"),
       options=_options,
+      configs=lambda _: print(settings.of_all(user_path(_FLAGS.folder)), end=""),
     ),
     dict(
       curves="workdir",
@@ -142,5 +145,6 @@ if __name__ == "__main__":
       compare="runs metric over log out",
       study="workdir",
       options="config",
+      configs="folder",
     ),
   )
