@@ -9,6 +9,11 @@ COMPANION = "_curvature"
 Path = tuple[Any, ...]
 
 
+def joined(path: Path, *names: str) -> str:
+  """ "stem/kernel": a path, and maybe a name below it, as users see it."""
+  return "/".join(map(str, (*path, *names)))
+
+
 def nodes(tree: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
   """The dictionaries of a tree that hold arrays, with these arrays."""
   children = _children(tree)

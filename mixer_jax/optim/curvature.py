@@ -28,7 +28,7 @@ from flax.core import meta
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import axes, capture, layer_calls, layer_views, places, statistics
+from mixer_jax.optim import axes, capture, companions, layer_calls, layer_views, places, statistics
 from mixer_jax.optim.block_trees import by_path
 from mixer_jax.optim.curvature_blocks import Block
 from mixer_jax.optim.curvature_options import MAX_FACTOR, check_choice, matches, matching
@@ -154,7 +154,7 @@ class Curvature:
     views = {}
     for call in calls:
       for name in call.shapes:
-        views["/".join(map(str, (*call.path, name)))] = call.view
+        views[companions.joined(call.path, name)] = call.view
     free = [name for name in leaves if name not in covered]
     wanted = lambda view: isinstance(view, layer_views.ScaleAndShift) or view == layer_views.Plain()
     unknown = [n for n in free if not listed(n) and not wanted(views.get(n))]

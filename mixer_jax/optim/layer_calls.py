@@ -14,7 +14,7 @@ import numpy as np
 
 from mixer_jax.errors import reason
 from mixer_jax.optim import layer_views, programs
-from mixer_jax.optim.companions import COMPANION, Path, largest, nodes, with_companions
+from mixer_jax.optim.companions import COMPANION, Path, joined, largest, nodes, with_companions
 from mixer_jax.optim.curvature_blocks import path_name
 
 _SERIAL = itertools.count(1)
@@ -75,7 +75,7 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     path, own = paths[i], layer_views.own_params(module)
     shapes = {name: x.shape for name, x in own.items() if name != COMPANION}
     read = {getattr(view, role, None) for role in ("kernel", "bias", "scale")}
-    where = "/".join(map(str, path))
+    where = joined(path)
     if missing := sorted((read & shapes.keys()) - held[path].keys()):
       raise layer_views.LayerError(
         f"{where}/{missing[0]} is not among the parameters; list {where} in `plain`, or add it to them"
@@ -129,7 +129,7 @@ def _stacked(path: Path, whole: Mapping[str, Any], own: Mapping[str, Any]) -> tu
   shape, inside = largest(whole).shape, own[COMPANION].shape[:-3]
   stacked = shape[: len(shape) - len(inside)]
   if inside != largest(own).shape or stacked + inside != shape:
-    where = "/".join(map(str, path))
+    where = joined(path)
     raise layer_views.LayerError(f"{where} is scanned over another axis than the first")
   return stacked
 
@@ -160,17 +160,13 @@ def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
     logging.getLogger(__name__).warning("stacks of layers are taken for single matrices: %s", told)
     return {}
   return {
-    "/".join(map(str, (*path, name))): count
-    for path, count in found.items()
-    for name in held[path]
-    if count
+    joined(path, name): count for path, count in found.items() for name in held[path] if count
   }
 
 
 def paths_of(params: Any, wanted: Callable[[str], bool]) -> list[Path]:
   """The layers whose own parameters all are `wanted`, by their paths."""
-  name = lambda path, own: "/".join(map(str, (*path, own)))
-  return [path for path, own in nodes(params) if all(wanted(name(path, x)) for x in own)]
+  return [path for path, own in nodes(params) if all(wanted(joined(path, x)) for x in own)]
 
 
 def _is_changed(x: Any) -> bool:

@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
   @property
   def block(self) -> str:
-    return "/".join(map(str, self.call.path)) or self.names[0]
+    return companions.joined(self.call.path) or self.names[0]
 
   @property
   def example_places(self) -> set[str]:
@@ -150,7 +150,7 @@ def layers_of(
     if any(isinstance(call.view, layer_views.Plain) for call in own):
       continue
     names = _parameters(view, own[0].shapes)
-    full = tuple("/".join(map(str, (*path, name))) for name in names)
+    full = tuple(companions.joined(path, name) for name in names)
     listed = [name for name in full if matches(plain, name)]
     unseen = isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"
     if not names or unseen or len(listed) == len(full):
