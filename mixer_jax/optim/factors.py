@@ -16,7 +16,7 @@ from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.curvature_options import MAX_FACTOR
 from mixer_jax.runtime.imports import without
 
-_NONE: Mapping[str, int] = types.MappingProxyType({})
+_UNSTACKED: Mapping[str, int] = types.MappingProxyType({})
 
 
 def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
@@ -77,7 +77,7 @@ def averaged(
   renewals: jax.Array,
   decay: Any,
   identity_start: Any,
-  stacked: Mapping[str, int] = _NONE,
+  stacked: Mapping[str, int] = _UNSTACKED,
 ) -> dict[str, Any]:
   """The moving averages of factors after one more estimate.
 
@@ -127,7 +127,7 @@ def _is_identity(factor: jax.Array | Diagonals) -> jax.Array:
 
 
 def keep_unseen(
-  old: dict[str, Any], fresh: dict[str, Any], stacked: Mapping[str, int] = _NONE
+  old: dict[str, Any], fresh: dict[str, Any], stacked: Mapping[str, int] = _UNSTACKED
 ) -> dict[str, Any]:
   """Fresh factors by name, but the old ones of a layer whose estimate is zero.
 

@@ -49,7 +49,7 @@ def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pa
 
 
 def mixing_figure(params: Any, grid: tuple[int, int]) -> Any:
-  """A row per layer: units spread evenly over it, with numbers; blue is negative. Errors: `draw`'s."""
+  """A row per layer, numbered units spread evenly over it; blue is negative. Errors as of `draw`."""
   named, tokens = kernels(params), grid[0] * grid[1]
   mixing = {k: v for k, v in named.items() if models.reads_tokens(k) and len(v) == tokens}
   if not any(map(models.reads_tokens, named)):

@@ -68,7 +68,7 @@ def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
 
 
 def applied(bad: Nonfinite, run: Experiment, state: TrainState) -> dict[str, float]:
-  """The learning rates and dampings of the step, by name; `state` is that after its call."""
+  """The rates and dampings of the step, and what `quadratic.chosen` has in `state`, after its call."""
   flat = traverse_util.flatten_dict(optim.numbers(run.config.optimizer), sep=".")
   multiplier = run.multiplier(min(bad.step - 1, int(state.step - state.skipped)))
   flat = {k: v * multiplier if k.endswith("learning_rate") else v for k, v in flat.items()}

@@ -199,7 +199,10 @@ def test_mistakes_of_update_are_one_line():
     (dict(identity_start=None), "identity_start is None; allowed: True or False"),
     (dict(mesh="x"), "mesh is 'x'; allowed: a jax.sharding.Mesh, or None"),
     (dict(refresh=("eigh",)), "refresh is ('eigh',); allowed: one of the texts eigh, qr"),
-    (dict(eigenvalues=["batch"]), "eigenvalues is ['batch']; allowed: one of the texts factors, batch, examples"),
+    (
+      dict(eigenvalues=["batch"]),
+      "eigenvalues is ['batch']; allowed: one of the texts factors, batch, examples",
+    ),
     (dict(quadratic_model=[False]), "quadratic_model is [False]; allowed: True or False"),
     (dict(damping=[0.1]), "damping is [0.1]; allowed: a finite number"),
     (dict(damping=np.array([0.1, 0.2])), "damping is array([0.1, 0.2]); allowed: a finite number"),
