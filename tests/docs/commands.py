@@ -23,6 +23,8 @@ NEEDS = ("gpu", "network", "long", "suite")
 # Pages, and a section of the others, whose commands made the numbers around them: each takes hours.
 MEASURED = "\n## Measured\n"
 MEASUREMENTS = (
+  "docs/equal_time.md",
+  "docs/equal_time_runs.md",
   "docs/results.md",
   "docs/operators_results.md",
   "docs/speed.md",
