@@ -1,5 +1,7 @@
 """The settings of configs as tables."""
 
+import re
+
 import pytest
 
 from mixer_jax import config as config_lib
@@ -39,7 +41,9 @@ def test_a_folder_s_configs_are_rows(tmp_path):
     settings.of_all(tmp_path / "none")
 
 
-def test_the_docs_have_the_settings_of_all_configs():
-  text = (ROOT / "docs" / "configs.md").read_text()
+def test_the_docs_have_the_settings_and_a_result_of_all_configs():
+  text, _, results = (ROOT / "docs" / "configs.md").read_text().partition("\n## Results\n")
   stale = "docs/configs.md is stale; its first lines make it anew"
   assert text.endswith(settings.of_all(ROOT / "configs")), stale
+  listed = [name for row in results.splitlines() for name in re.findall(r"`(\w+\.py)`", row)]
+  assert sorted(listed) == sorted(path.name for path in (ROOT / "configs").glob("*.py"))
