@@ -26,6 +26,8 @@ class ArraysFile:
   """
 
   def __init__(self, path: str, base: str = "train"):
+    if not path:
+      raise UserError("data.dir is ''; set it to the .npz file")
     self._path = path
     try:
       self._file = npz.Npz(str(user_path(path)))

@@ -57,7 +57,12 @@ def check(how: ImageData, shape: tuple[int, ...]) -> None:
   height, width = shape[-3:-1]
   if not how.resize and (height, width) != (how.image_size, how.image_size):
     found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
-    raise UserError(f"{found}; set it to their size, or data.resize to {how.image_size} or more")
+    instead = "set it to their size"
+    if height != width:
+      instead = (
+        f"set data.stored_size to {how.image_size}, which cuts out centres (of files, not .npz)"
+      )
+    raise UserError(f"{found}; {instead}, or data.resize to {how.image_size} or more")
 
 
 def check_stored(how: ImageData, shape: tuple[int, ...]) -> None:

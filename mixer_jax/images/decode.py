@@ -7,8 +7,10 @@ from concurrent import futures
 import dataclasses
 import functools
 import io
+import struct
 from typing import Any, Callable, Protocol
 import warnings
+import zlib
 
 import jax
 import numpy as np
@@ -26,6 +28,7 @@ _SHOW_PROGRESS_ABOVE = 5_000  # images
 _BAR = dict(desc="Decoding images (once)", unit=" images", unit_scale=True)
 # Pillow knows many more; of PostScript it runs the program in the file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+_PNG = b"\x89PNG\r\n\x1a\n"  # begins every PNG
 
 
 class Records(Protocol):
@@ -61,6 +64,7 @@ def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.nda
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
       if image.width * image.height > Image.MAX_IMAGE_PIXELS:  # Pillow raises at twice that
         raise Image.DecompressionBombError
+      check_png(data)
       return np.asarray(fit(_to_rgb(ImageOps.exif_transpose(image))))
   except Image.DecompressionBombError as error:
     why = f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, or would have at data.stored_size"
@@ -70,6 +74,18 @@ def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.nda
     if isinstance(error, Image.UnidentifiedImageError):
       why = f"not an image; read are {', '.join(_FORMATS)}" if data else "the file is empty"
     raise UserError(f"{where}: broken image: {why}") from error
+
+
+def check_png(data: bytes) -> None:
+  """Raises a ValueError if a PNG's pixels are damaged; Pillow checks the sums of other chunks alone."""
+  at = len(_PNG)
+  while data.startswith(_PNG) and at + 8 <= len(data):
+    size, kind = struct.unpack_from(">I4s", data, at)
+    end = at + 8 + size
+    stored = int.from_bytes(data[end : end + 4])
+    if kind == b"IDAT" and end + 4 <= len(data) and zlib.crc32(data[at + 4 : end]) != stored:
+      raise ValueError("the checksum of its pixels is wrong")
+    at = end + 4
 
 
 def decode_all(

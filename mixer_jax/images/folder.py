@@ -6,12 +6,15 @@ import dataclasses
 import logging
 import os
 import pathlib
-from typing import Iterable, Iterator
+from typing import Callable, Iterable, Iterator
+import warnings
 
 import numpy as np
+from PIL import Image
 
 from mixer_jax.data import cache, splits
 from mixer_jax.errors import UserError
+from mixer_jax.images import decode
 from mixer_jax.paths import user_path
 
 _LOG = logging.getLogger(__name__)
@@ -136,6 +139,17 @@ def read_file(path: str | os.PathLike) -> bytes:
   """The content of a file; a UserError if it cannot be read."""
   with readable(path):
     return pathlib.Path(path).read_bytes()
+
+
+def read_image(
+  path: str | os.PathLike, fit: Callable[[Image.Image], Image.Image] = Image.Image.copy
+) -> np.ndarray:
+  """An image file by `decode.decode_image`, without Pillow's warnings of damaged tags.
+
+  Not for threads: the filter of warnings is the process's.
+  """
+  with warnings.catch_warnings(action="ignore"):
+    return decode.decode_image(read_file(path), str(path), fit)
 
 
 def listed(path: pathlib.Path, folders: bool = False) -> list[str]:

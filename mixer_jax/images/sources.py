@@ -161,7 +161,9 @@ def _test_set(
   if streamed and not isinstance(found, base_split.Base):
     return _encoded(data, ((found, range(len(found))),), shape, False, classes, sets)
   base = _decoded(data, "test", found)
-  decode.check_size(f"data.test_sets: {place}", base.images.shape[1:], "the training data", shape)
+  remedy = {"remedy": "allowed: the same size"} if isinstance(found, base_split.Base) else {}
+  found_shape = base.images.shape[1:]
+  decode.check_size(f"data.test_sets: {place}", found_shape, "the training data", shape, **remedy)
   return Arrays({"image": base.images, "label": base.labels}, paths=base.paths)
 
 

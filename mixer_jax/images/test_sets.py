@@ -48,7 +48,7 @@ def open_set(
     file = arrays_file.ArraysFile(place, "test")
     base = file.read("test")
     if sets:
-      own = sets.of(where, range(len(base)), str)
+      own = sets.of_all(where, len(base))
     else:
       own = _taken(where, base.labels, numbers(where, file.class_names, known))
     return base_split.Base(base.images, own), bool(sets)
@@ -105,6 +105,13 @@ class _Sets:
     if not found.any():
       raise UserError(f"{where}: no example has a class in {self._path}")
     return found
+
+  def of_all(self, where: str, number: int) -> np.ndarray:
+    """As `of`, of all examples of a set without files, by their numbers."""
+    if isinstance(self._entries, list) and len(self._entries) != number:
+      found = f"{self._path}: has {len(self._entries)} lists of classes"
+      raise UserError(f"{found} for the {number} examples of {where}")
+    return self.of(where, range(number), str)
 
   def one(self, key: str, i: int) -> np.ndarray:
     """The set of the example i of a key, which is its path if it has one; bool [classes]."""

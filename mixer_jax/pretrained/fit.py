@@ -53,6 +53,12 @@ def tokens_of(shapes: Shapes) -> int:
   return max(sizes, key=sizes.get, default=0)
 
 
+def patch_of(shapes: Shapes) -> int:
+  """Side of a patch in pixels, that of the stem's kernel; 0 without such a stem."""
+  shape = shapes.get("stem/kernel", ())
+  return shape[0] if len(shape) == 4 and shape[0] == shape[1] else 0
+
+
 def widened(source: str, shapes: Shapes, tokens: int) -> int:
   """Factor by which "block_diagonal" widens token mixing for this number of tokens.
 
@@ -65,6 +71,15 @@ def widened(source: str, shapes: Shapes, tokens: int) -> int:
       f" {new}x{new}; {', '.join(_INTERPOLATIONS)} take it to any"
     )
   return (new // old) ** 2
+
+
+def check_patches(source: str, found: int, patch: int) -> None:
+  """Refuses weights for patches of so many pixels a side, 0 if not known, for a model of others."""
+  if found and patch and found != patch:
+    raise UserError(
+      f"{source} has patches of {found}x{found} pixels, the model of {patch}x{patch};"
+      f" set the model's patch_size to {found}"
+    )
 
 
 def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
@@ -80,6 +95,8 @@ def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
 def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
   own = {path: arrays[path].shape for path in shapes if path in arrays}
+  if all(path in own or path.startswith("head/") for path in shapes):  # the same kind of model
+    check_patches(source, patch_of(own), patch_of(shapes))
   found, tokens = tokens_of(own), tokens_of(shapes)
   if found in (0, tokens) or not tokens:
     return arrays  # if they are of another kind, they fail the comparison

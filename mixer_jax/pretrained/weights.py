@@ -60,8 +60,7 @@ class Weights:
   @property
   def patch_size(self) -> int:
     """Side of the stem's kernel, that is of a patch in pixels; 0 if the file has no such stem."""
-    shape = self._shapes.get("stem/kernel", ())
-    return shape[0] if len(shape) == 4 else 0
+    return fit_lib.patch_of(self._shapes)
 
   @property
   def side(self) -> int:

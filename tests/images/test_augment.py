@@ -113,5 +113,7 @@ def test_depends_on_the_key_only_and_jit_changes_nothing():
 
 
 def test_another_size_is_refused():
-  with pytest.raises(UserError, match="data.image_size=224: the images have 32x30 pixels"):
+  with pytest.raises(
+    UserError, match="the images have 32x30 pixels; set data.stored_size to 224, which cuts"
+  ):
     augment.plain_input(np.zeros((1, 30, 32, 3), np.uint8), augmentation(224))

@@ -86,6 +86,19 @@ def test_a_broken_or_hostile_image(root, content, message, monkeypatch):
   assert not list(root.parent.rglob("*sprung*"))
 
 
+@pytest.mark.parametrize("bit", range(8))
+def test_a_png_of_damaged_pixels_is_broken(bit):
+  """Each byte of the compressed pixels, with one bit of it inverted."""
+  content = encoded(NOISE)
+  begin, end = content.index(b"IDAT") + 4, content.index(b"IEND") - 4
+  assert np.array_equal(decode.decode_image(content, "x"), np.asarray(NOISE.convert("RGB")))
+  for place in range(begin, end, 97):
+    damaged = bytearray(content)
+    damaged[place] ^= 1 << bit
+    with pytest.raises(UserError, match="^x: broken image: the checksum of its pixels is wrong$"):
+      decode.decode_image(bytes(damaged), "x")
+
+
 # Mode: how a file of it is made from a red and a blue half, and what it then shows.
 RED_BLUE = Image.new("RGB", (4, 2), (255, 0, 0))
 RED_BLUE.paste((0, 0, 255), (2, 0, 4, 2))
@@ -262,6 +275,10 @@ def test_an_npz_that_is_no_data_set(tmp_path, changes, message):
   archive(tmp_path / "a.npz", **members | changes)
   fields = config(tmp_path, name="npz", dir=str(tmp_path / "a.npz"))
   assert message in error(fields)
+
+
+def test_an_npz_without_a_path(tmp_path):
+  assert error(config(tmp_path, name="npz", dir="")) == "data.dir is ''; set it to the .npz file"
 
 
 def test_an_encrypted_npz(tmp_path):

@@ -103,6 +103,25 @@ MISTAKES = {
 }
 
 
+def test_an_npz_has_the_size_of_the_training_and_a_list_of_its_length(train, tmp_path):
+  arrays = lambda side: dict(
+    test_images=np.zeros((3, side, side, 3), np.uint8),
+    test_labels=np.arange(3),
+    class_names=[f"c0{i}" for i in range(3)],
+  )
+  np.savez(tmp_path / "large.npz", **arrays(9))
+  message = error(options(train, test_sets=f"a={tmp_path}/large.npz"))
+  assert message.endswith(
+    "but the training data has 8x8 pixels (width x height); allowed: the same size"
+  )
+  np.savez(tmp_path / "own.npz", **arrays(8))
+  (tmp_path / "list.json").write_text("[[1], [2], [3], [0]]")
+  message = error(
+    options(train, test_sets=f"a={tmp_path}/own.npz", test_labels=f"a={tmp_path}/list.json")
+  )
+  assert "list.json: has 4 lists of classes for the 3 examples of test set a" in message
+
+
 @pytest.mark.parametrize("fields, message", MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_are_one_line(train, tmp_path, fields, message):
   write(tmp_path, {"odd/c01/a.png": 1, "odd/dog/a.png": 1, "high/12/a.png": 1, "high/1/a.png": 1})

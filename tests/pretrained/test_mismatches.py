@@ -24,6 +24,14 @@ def test_half_a_head_is_refused(peer, name, classes):
       pretrained.read(peer.path).fit(template)
 
 
+@pytest.mark.parametrize("resize", ["", "interpolate_bilinear"])
+def test_other_patches_are_told_before_the_tokens(peer, resize):
+  peer = peer("timm_mixer")
+  template = shapes(peer.model(patch_size=4))
+  with pytest.raises(UserError, match="patches of 8x8 pixels, the model of 4x4; set the .* to 8$"):
+    pretrained.read(peer.path).fit(template, resize)
+
+
 @pytest.mark.parametrize("name", PEERS[1:])
 @pytest.mark.first(2)
 def test_messages_have_the_names_in_the_file(peer, name):

@@ -63,6 +63,8 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
     raise UserError(f"distillation.teacher_model is {model!r}; allowed: {allowed}")
   size = weights.side or (models.image_size(name) if entry else own.image_size)
   told_by_file = weights.model_fields(size) | dict(entry.overrides if entry else {})
+  if weights.patch_size:
+    told_by_file["patch_size"] = weights.patch_size
   fields = {k: told_by_file.get(k, v) for k, v in models.fields(name).items()}
   return Teacher(name, fields, size, *(weights.normalization or (own.mean, own.std)))
 

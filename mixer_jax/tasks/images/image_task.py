@@ -9,7 +9,7 @@ import numpy as np
 
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, until_error
-from mixer_jax.images import crops, decode, folder, sources
+from mixer_jax.images import crops, folder, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.tasks.task import BaseTask, Variables
 
@@ -61,8 +61,7 @@ class ImageTask(BaseTask):
       raise UserError(f"images of {data.name} are {width}x{height} pixels; allowed: squares")
     shorter = data.resize if data.crop else height
     fit = functools.partial(crops.centre, shorter=shorter, side=height)
-    read = lambda path: decode.decode_image(folder.read_file(path), str(path), fit)
-    return np.stack([read(path) for path in paths])
+    return np.stack([folder.read_image(path, fit) for path in paths])
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The answers to image files; those before a broken one come first."""

@@ -155,7 +155,9 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     if name in config.model and config.model[name] is None and value is not None:
       config.model[name] = value
   if weights.num_tokens:  # told before the images are decoded
-    tokens = (data.image_size // options.value(models.VARIANTS, config.model, "patch_size")) ** 2
+    patch = options.value(models.VARIANTS, config.model, "patch_size")
+    fit.check_patches(weights.source, weights.patch_size, patch)
+    tokens = (data.image_size // patch) ** 2
     fit.check_tokens(weights.source, weights.num_tokens, tokens, config.resize_tokens)
   if weights.normalization and not config.any_normalization:
     _check_pixels(data, weights)

@@ -158,6 +158,7 @@ def decode_mask(data: bytes, where: str) -> np.ndarray:
     with Image.open(io.BytesIO(data), formats=("PNG",)) as mask:
       if mask.width * mask.height > Image.MAX_IMAGE_PIXELS:
         raise Image.DecompressionBombError(f"more than {Image.MAX_IMAGE_PIXELS:,} pixels")
+      decode.check_png(data)
       mode, ids = mask.mode, np.asarray(mask.convert("L") if mask.mode == "1" else mask)
   except Exception as error:  # Pillow raises whatever it trips over
     why = "not a PNG" if isinstance(error, UnidentifiedImageError) else reason(error)

@@ -15,7 +15,7 @@ from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import told
 from mixer_jax.images import augment as images_lib
-from mixer_jax.images import decode, folder
+from mixer_jax.images import folder
 from mixer_jax.models import upernet
 from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.images import start
@@ -224,7 +224,7 @@ class Segmentation(BaseTask):
 
     A UserError if the file is missing or broken.
     """
-    image = decode.decode_image(folder.read_file(path), str(path))
+    image = folder.read_image(path)
     if not (canvas := tuple(map(int, self._data.canvas))):
       return image
     height, width = pairs.fitting(image.shape, canvas)

@@ -217,9 +217,10 @@ def test_a_file_of_weights_is_a_teacher(config, tmp_path, monkeypatch):
   small = models.build("mixer_small", 4, hidden_dim=8, num_blocks=1, tokens_mlp_dim=4,
                        channels_mlp_dim=8, gelu="exact")  # fmt: skip
   params = public(small, 4, tmp_path / "w.npz")
-  sizes = dict(hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=8, patch_size=4)
+  sizes = dict(hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=8, patch_size=2)
   monkeypatch.setitem(models.VARIANTS, "tiny", functools.partial(models.Mixer, **sizes))
   monkeypatch.setitem(models._IMAGE_SIZES, "tiny", 32)  # the file's own are the student's
+  assert small.patch_size == 4  # as the file shows
   config.distillation.update(teacher=str(tmp_path / "w.npz"), teacher_model="tiny")
   run, variables, batch = started(config)
   jax.tree.map(np.testing.assert_array_equal, variables["teacher"]["params"], params)

@@ -4,11 +4,12 @@ import logging
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import evaluate, experiment, tasks
+from mixer_jax import evaluate, experiment, models, pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.tasks.images import start
@@ -88,6 +89,15 @@ def test_other_classes_get_a_head_of_zeros_and_a_line(donor, config, tmp_path, c
   assert params["head"]["kernel"].shape == (8, len(names)) and not np.any(params["head"]["kernel"])
   other = " other" * (len(names) == 4)
   assert f"has a head for 4{other} classes; fresh zero head for {len(names)}" in caplog.text
+
+
+def test_a_file_of_other_patches_is_refused_before_the_images_are_read(config, tmp_path):
+  model = models.build("mixer_small", 3, patch_size=2, hidden_dim=8, num_blocks=1)
+  params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]
+  pretrained.save(tmp_path / "two.npz", params, model)
+  config.pretrained, config.model.patch_size = str(tmp_path / "two.npz"), 4
+  with pytest.raises(UserError, match="two.npz has patches of 2x2 pixels, the model of 4x4"):
+    tasks.find(config.task).complete(config)
 
 
 @pytest.mark.thorough

@@ -240,6 +240,14 @@ def test_a_mask_file_keeps_its_ids(tmp_path):
     np.testing.assert_array_equal(found, ids)
 
 
+def test_a_mask_of_damaged_pixels_is_broken(tmp_path):
+  Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).save(tmp_path / "mask.png")
+  content = bytearray((tmp_path / "mask.png").read_bytes())
+  content[content.index(b"IDAT") + 8] ^= 4
+  with pytest.raises(UserError, match="broken mask: the checksum of its pixels is wrong"):
+    pairs.decode_mask(bytes(content), "m.png")
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("kind", [0, 3])
 def test_a_mask_of_fewer_bits_keeps_its_ids(bits, kind):
