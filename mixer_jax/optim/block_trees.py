@@ -60,8 +60,9 @@ def whole_tree(params: Any, names: tuple[str, ...]) -> Any:
 def check_names(params: Any, names: Collection[str]) -> None:
   """Raises a ValueError for a parameter that is not among `names`, those of the model."""
   if unknown := by_path(params).keys() - set(names):
+    found = min(unknown) or "no names, as one array (optax.flatten hides them)"
     raise ValueError(
-      f"the parameters have {min(unknown)}, which the model has not; it has {', '.join(names)}"
+      f"the parameters have {found}, which the model has not; it has {', '.join(names)}"
     )
 
 

@@ -129,7 +129,7 @@ class Curvature:
     if layer_calls.depends(aux, params, batch, lambda name: True, set()):
       raise ValueError(
         "the second part of the prediction depends on the parameters, so it is no targets;"
-        ' for means and variances use likelihood="normal_variance"'
+        ' for means and variances use likelihood="normal_variance", for several outputs a mapping'
       )
     for outputs in jax.tree.leaves(answer.outputs):
       if answer.weights is not None:

@@ -39,6 +39,7 @@ Eigenvalues = _choice(
 Refresh = _choice("refresh", "a basis by eigh, or by a warm-started QR step")
 PreconditionDtype = _choice("precondition_dtype", "operands of the products that precondition")
 
+SCHEDULED = ("damping", "weight_decay")  # options that take functions of the update count, too
 Damping = Annotated[float, Option("added to the curvature", TINY)]
 FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0, 0.9999999)]
 # Weight decay may wait for 20 factor periods.
@@ -148,12 +149,13 @@ def check_model(
 def check_ranges(function: Callable, **values: Any) -> None:
   """Raises a ValueError for a value that an annotated option does not take.
 
-  Schedules, types, and arrays of one number, which may be traced, are not looked at, nor are several
-  patterns: `matching` does that.
+  Schedules of `SCHEDULED`, types, and arrays of one number, which may be traced, are not looked at,
+  nor are several patterns: `matching` does that.
   """
   for name, value in values.items():
     several = name in ("plain", "full_factors") and isinstance(value, list | tuple)
-    if several or callable(value) or getattr(value, "shape", None) == ():
+    schedule = isinstance(value, type) or (callable(value) and name in SCHEDULED)
+    if several or schedule or getattr(value, "shape", None) == ():
       continue
     try:
       options.of(function)[name].check(name, value)

@@ -7,6 +7,7 @@ import os
 import types
 from typing import Any, Callable, Mapping
 
+from flax.core import FrozenDict
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,6 +156,8 @@ def curvature_of(
 ):
   """The curvature of a model, traced once for all optimizers of the same model and batch."""
   options["max_factor"] = MAX_FACTOR if max_factor is None else max_factor
+  if isinstance(several := options.get("likelihood"), Mapping):
+    options["likelihood"] = FrozenDict(several)  # has a hash
   hashable = lambda patterns: patterns if isinstance(patterns, str) else tuple(patterns)
   options |= {"plain": hashable(plain), "full_factors": hashable(full_factors)}
   if not callable(predict):

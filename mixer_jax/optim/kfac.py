@@ -271,7 +271,7 @@ def kfac(
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     momentum: decay of the momentum buffer (no dampening, no Nesterov).
-    weight_decay: added times the parameters to the preconditioned gradient.
+    weight_decay: or its schedule; added times the parameters to the preconditioned gradient.
     decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
     decay_from: the first update that decays; None is 20 factor periods, as in
       the published code, which lets the curvature settle first.
@@ -289,9 +289,9 @@ def kfac(
   Raises:
     ValueError: as of `scale_by_kfac`, or options that do not go together.
   """
-  if decay_from is None:
-    decay_from = 20 * factor_period
-  decay = lambda count: weight_decay * (count >= decay_from)
+  decay_from = 20 * factor_period if decay_from is None else decay_from
+  given_decay = weight_decay if callable(weight_decay) else lambda count: weight_decay
+  decay = lambda count: given_decay(count) * (count >= decay_from)
   decays = not (isinstance(weight_decay, int | float) and weight_decay == 0)
   defaults = {k: p.default for k, p in inspect.signature(kfac).parameters.items()}
   named = dict(momentum=momentum, norm_constraint=norm_constraint)

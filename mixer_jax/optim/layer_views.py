@@ -21,6 +21,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mixer_jax.optim.companions import COMPANION
+
 
 class Dense(NamedTuple):
   """A call of a layer whose kernel is a matrix over rows.
@@ -86,7 +88,7 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
   else:
     known = _LAYERS.get(method)
   if known and jnp.iscomplexobj(args[0]):  # its gradients are no products of its rows
-    gradient = known in (_norm, _scale_and_shift, DECLARED["gradient"])
+    gradient = known in (_norm, _declared_norm, _scale_and_shift, DECLARED["gradient"])
     return Plain("" if gradient else f"a {type(module).__name__} of complex numbers")
   return known(module, *args, **kwargs) if known else None
 
@@ -107,9 +109,25 @@ def _dense(module: nn.Module, x: jax.Array) -> Dense:
 
 def _declared_dense(module: nn.Module, x: jax.Array) -> Dense:
   """Zeros stand for the missing ends of inputs and outputs, as if all of the kernel acted."""
-  sizes = own_params(module)["kernel"].shape
+  sizes = getattr(own_params(module).get("kernel"), "shape", ())
+  if len(sizes) != 2:
+    raise _declared_wrongly(module, "dense", "a matrix of the name kernel, and a bias")
   longer = lambda size: lambda y: jnp.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, size - y.shape[-1])])
   return Dense(*map(longer, sizes), bias=_has(module, "bias"))
+
+
+def _declared_norm(module: nn.Module, x: jax.Array) -> ScaleAndShift:
+  if own_params(module) and not (_has(module, "scale") or _has(module, "bias")):
+    raise _declared_wrongly(module, "scale_and_shift", "a scale and a bias, of these names")
+  return _scale_and_shift(module, x)
+
+
+def _declared_wrongly(module: nn.Module, declared: str, allowed: str) -> LayerError:
+  own = {name: x for name, x in own_params(module).items() if name != COMPANION}
+  own = ", ".join(f"{name} {list(x.shape)}" for name, x in own.items()) or "none"
+  return LayerError(
+    f"{type(module).__name__}.curvature is {declared!r}, but its parameters are {own}; allowed: {allowed}"
+  )
 
 
 def _scale_and_shift(module: nn.Module, x: jax.Array) -> ScaleAndShift:
@@ -256,7 +274,7 @@ def _norm(module: nn.Module, *args: Any, **kwargs: Any) -> ScaleAndShift | Plain
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm, nn.InstanceNorm)
 DECLARED = {
   "dense": _declared_dense,
-  "scale_and_shift": _scale_and_shift,
+  "scale_and_shift": _declared_norm,
   "gradient": lambda module, *args: Plain(),
 }
 # By the function that computes the layer, which a subclass may call.

@@ -40,6 +40,11 @@ class Likelihood(NamedTuple):
   def check(self, outputs: Any) -> None:
     """Raises a ValueError for outputs that are no rows of this distribution."""
     found = tuple(outputs) if isinstance(outputs, Mapping) else ()
+    if found and not self.keys:
+      raise ValueError(
+        f"the outputs have the keys {', '.join(map(str, found))}; allowed: a likelihood that is a"
+        " mapping with these keys"
+      )
     if sorted(found) != sorted(self.keys):
       named = ", ".join(found) or "none"
       raise ValueError(

@@ -1,6 +1,7 @@
 """Where the rows of a layer hold the examples of the batch: found by tracing two sizes of batch."""
 
-from typing import Any, Callable, Collection
+import logging
+from typing import Any, Callable, Collection, Iterator
 
 import jax
 
@@ -11,6 +12,7 @@ FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
 ELSEWHERE = "elsewhere"  # on another axis, as [tokens, batch, ...]
 MAPPED = "mapped"  # taken off by `jax.vmap` or `jax.lax.map`
 NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
+_LOG = logging.getLogger(__name__)
 
 
 def placed(
@@ -20,36 +22,104 @@ def placed(
 
   Rows that are as many for twice the examples are taken for those of a loop if the program has a
   loop over examples, else for rows that every example uses: a model of both kinds is not told apart.
+  Rows that grow with all arrays of the batch alone, as nodes of graphs do, are those of examples.
+
+  Raises:
+    ValueError: the examples are on another axis of the outputs than the first.
   """
   calls = layer_calls.calls(predict, params, batch, skipped)
   others, more = _of_twice(predict, params, batch, examples, skipped)
   if [c.path for c in others] != [c.path for c in calls]:
+    _check_axis(predict, params, batch)
+    _LOG.warning(
+      "predict takes no batch of another size: K-FAC guesses where the rows of layers have the examples"
+    )
     return [call._replace(place=_likely(call, examples)) for call in calls]
   asked = lambda call: not (call.mapped or isinstance(call.view, layer_views.Plain))
   same = any(call.rows == other.rows and asked(call) for call, other in zip(calls, others))
   looped = same and _loops(predict, params, batch) != _loops(predict, params, more)
-  return [
+  placed = [
     call._replace(place=_place(call, other.rows, examples, looped))
     for call, other in zip(calls, others)
   ]
+  return _with_ragged(placed, predict, params, batch, examples, skipped)
 
 
 def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_calls.Call], Any]:
   """The calls for twice as many examples, and these; none of a `predict` made for one size."""
-  sizes = [x.shape[0] for x in jax.tree.leaves(batch) if x.shape]
-  for size in dict.fromkeys((examples, *sizes)):  # an example may have several rows of outputs
-
-    def twice(x, size=size):
-      shape = (2 * size, *x.shape[1:]) if x.shape[:1] == (size,) else x.shape
-      return jax.ShapeDtypeStruct(shape, x.dtype)
-
-    more = jax.tree.map(twice, batch)
-    try:
-      if jax.tree.leaves(jax.eval_shape(predict, params, more))[0].shape[0] == 2 * examples:
-        return layer_calls.calls(predict, params, more, skipped), more
-    except Exception:  # of whatever kind: the user's function was not made for this batch
-      continue
+  for chosen in _choices(batch, examples):
+    more = _twice(batch, chosen)
+    if (outputs := _outputs(predict, params, more)) and outputs[0][0] == 2 * examples:
+      return layer_calls.calls(predict, params, more, skipped), more
   return [], None
+
+
+def _choices(batch: Any, examples: int) -> Iterator[frozenset[int]]:
+  """Sets of leaves that may have the examples first: all of a size, then without a part, or a part.
+
+  The outputs' size comes first, but an example may have several rows of outputs. Another array may
+  happen to be as long.
+  """
+  found = jax.tree_util.tree_flatten_with_path(batch)[0]
+  sizes = [x.shape[0] if x.shape else 0 for _, x in found]
+  of = lambda size: frozenset(i for i, n in enumerate(sizes) if n == size)
+  wholes = [of(size) for size in dict.fromkeys((examples, *filter(None, sizes))) if of(size)]
+  prefixes = {path[:k] for path, _ in found for k in range(1, len(path) + 1)}
+  parts = [
+    frozenset(i for i, (path, _) in enumerate(found) if path[: len(prefix)] == prefix)
+    for prefix in sorted(prefixes, key=len)
+  ]
+  apart = (choice for whole in wholes for p in parts for choice in (whole - p, whole & p))
+  yield from dict.fromkeys((*wholes, *filter(None, apart)))
+
+
+def _twice(batch: Any, chosen: Collection[int]) -> Any:
+  """The shapes of a batch whose chosen leaves are twice as long."""
+  leaves, structure = jax.tree.flatten(batch)
+  longer = lambda shape: (2 * shape[0], *shape[1:])
+  shapes = [longer(x.shape) if i in chosen else x.shape for i, x in enumerate(leaves)]
+  return structure.unflatten(jax.ShapeDtypeStruct(s, x.dtype) for s, x in zip(shapes, leaves))
+
+
+def _outputs(predict, params, batch) -> list[tuple[int, ...]]:
+  """The shapes of the outputs; none if the user's function, of whatever kind, takes no such batch."""
+  try:
+    return [y.shape for y in jax.tree.leaves(jax.eval_shape(predict, params, batch))]
+  except Exception:
+    return []
+
+
+def _with_ragged(placed, predict, params, batch, examples, skipped) -> list[layer_calls.Call]:
+  """Calls whose rows only grow if all arrays of the batch do, as nodes of graphs, have examples."""
+  found = [i for i, x in enumerate(jax.tree.leaves(batch)) if x.shape]
+  if {x.shape[0] for x in jax.tree.leaves(batch) if x.shape} == {examples}:
+    return placed
+  more, before = _twice(batch, found), _outputs(predict, params, batch)
+  if _outputs(predict, params, more) != [(2 * shape[0], *shape[1:]) for shape in before]:
+    return placed
+  others = layer_calls.calls(predict, params, more, skipped)
+  if [c.path for c in others] != [c.path for c in placed]:
+    return placed
+  ragged = lambda call, other: call.place == NOWHERE and call.rows != other.rows
+  return [
+    call._replace(place=ELSEWHERE) if ragged(call, other) else call
+    for call, other in zip(placed, others)
+  ]
+
+
+def _check_axis(predict, params, batch) -> None:
+  """Raises a ValueError if outputs have the examples on a later axis, as [tokens, batch, n]."""
+  before = _outputs(predict, params, batch)
+  for size in dict.fromkeys(x.shape[0] for x in jax.tree.leaves(batch) if x.shape):
+    chosen = [i for i, x in enumerate(jax.tree.leaves(batch)) if x.shape[:1] == (size,)]
+    for shape, other in zip(before, _outputs(predict, params, _twice(batch, chosen))):
+      rows = zip(shape[:-1], other)  # the last axis grows where predict makes rows of one number
+      grown = [i for i, (n, m) in enumerate(rows) if m == 2 * n]
+      if len(shape) == len(other) and grown and grown[0] and shape[0] == other[0]:
+        raise ValueError(
+          f"the outputs of predict have shape {shape}, whose axis {grown[0]} grows with the batch;"
+          " allowed: the examples on axis 0"
+        )
 
 
 def _loops(predict, params, batch) -> list[int]:

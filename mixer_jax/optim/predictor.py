@@ -6,6 +6,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mixer_jax.errors import reason
 from mixer_jax.optim.likelihoods import likelihood_of
 
 Params = Batch = Any
@@ -31,12 +32,16 @@ class Predictor:
     self._predict, self.likelihood = predict, likelihood_of(likelihood)
 
   def answer(self, params: Params, batch: Batch) -> Answer:
-    answer = self._predict(params, batch)
+    answer = self._asked(params, batch)
     if not isinstance(answer, tuple) or self.likelihood.is_output(answer):
       answer = (answer,)
     first, *rest = answer
+    if self.likelihood.parts > 1 and isinstance(first, tuple | list):  # one with names, too
+      first = tuple(first)
     if rest and isinstance(first, Mapping) and isinstance(rest[0], Mapping):
       rest = rest[set(rest[0]) == set(first) :]  # targets of several outputs
+    if len(answer) == 3 and isinstance(first, Mapping) and isinstance(answer[2], Mapping):
+      raise ValueError("weights are a mapping; allowed: one array, the weights of all outputs")
     if len(answer) > 4 or any(isinstance(x, Mapping) for x in rest):
       raise ValueError(
         "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights),"
@@ -46,7 +51,18 @@ class Predictor:
       raise ValueError(
         f"outputs are {complex_ones[0]}; allowed: real numbers, such as the real and imaginary parts"
       )
-    return Answer(*answer)
+    return Answer(first, *answer[1:])
+
+  def _asked(self, params: Params, batch: Batch) -> Any:
+    try:
+      return self._predict(params, batch)
+    except NameError as e:  # JAX's, of a collective
+      if "unbound axis name" not in str(e):
+        raise
+      raise ValueError(
+        f"predict uses an axis that is not bound here ({reason(e)}); build the optimizer inside of"
+        " the shard_map or pmap, too"
+      ) from e
 
   def outputs(self, params: Params, batch: Batch) -> Any:
     outputs = self.answer(params, batch).outputs

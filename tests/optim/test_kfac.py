@@ -370,6 +370,35 @@ def test_schedules_of_damping_and_rate_are_of_the_update_count():
       assert np.linalg.norm(matrix(updates[name]) - v) < 1e-4 * np.linalg.norm(v), (t, name)
 
 
+def test_a_schedule_of_weight_decay_is_of_the_update_count():
+  params, batch = problem()
+  grads = jax.grad(loss)(params, batch)
+  ends = []
+  for decay, start in ((lambda t: 0.3 * (t >= 2), 0), (0.3, 2)):
+    tx = optim.kfac(0.1, predict, params, batch, weight_decay=decay, decay_from=start)
+    state, moved = tx.init(params), params
+    for t in range(3):
+      updates, state = jax.jit(tx.update)(grads, state, moved, batch=batch, rng=jax.random.key(t))
+      moved = optax.apply_updates(moved, updates)
+    ends.append(moved)
+  jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+@pytest.mark.parametrize(
+  "name, option",
+  [
+    *(("kfac", o) for o in ("momentum", "norm_constraint", "factor_decay", "factor_period")),
+    *(("kfac", "damping_type"), ("kfac", "plain"), ("kfac_adam", "b2"), ("soap", "b1")),
+    *(("sgd", "momentum"), ("muon", "rms")),
+  ],
+)
+def test_schedules_of_other_options_are_refused(name, option):
+  params, batch = problem()
+  model = (predict, params, batch) if name.startswith("kfac") else ()
+  with pytest.raises(ValueError, match=f"{option} is <function .*; allowed: "):
+    getattr(optim, name)(0.1, *model, **{option: lambda count: 0.5})
+
+
 @pytest.mark.parametrize("kind", ["kfac", "kfac_adam"])
 def test_a_batch_of_padding_alone_leaves_the_factors_as_they_are(kind):
   params, batch = problem()

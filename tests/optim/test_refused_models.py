@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mixer_jax import optim
@@ -164,3 +165,79 @@ def test_an_einsum_that_takes_a_diagonal_of_its_kernel_is_refused():
   params = model.init(jax.random.key(0), x)["params"]
   with pytest.raises(ValueError, match="an nn.Einsum bi,iio->bo, which is no matrix product"):
     optim.kfac_blocks(lambda p, x: model.apply({"params": p}, x), params, x)
+
+
+class Scaled(nn.Module):
+  """A layer whose parameter has another name, or shape, than its declaration wants."""
+
+  declared: str
+  name_of: str
+  rank: int = 2
+
+  @nn.compact
+  def __call__(self, x):
+    shape = (x.shape[-1],) * min(self.rank, 2) + (1,) * (self.rank - 2)
+    w = self.param(self.name_of, nn.initializers.ones_init(), shape)
+    y = x * w if self.rank == 1 else x @ w.reshape(shape[:2])
+    return nn.Dense(3, name="head")(y)
+
+
+@pytest.mark.parametrize(
+  "declared, name, rank, message",
+  [
+    (
+      "dense",
+      "w",
+      2,
+      r"curvature is 'dense', but its parameters are w \[2, 2\]; allowed: a matrix",
+    ),
+    ("dense", "kernel", 3, r"its parameters are kernel \[2, 2, 1\]; allowed: a matrix of the name"),
+    ("scale_and_shift", "gamma", 1, r"its parameters are gamma \[2\]; allowed: a scale and a bias"),
+  ],
+)
+def test_a_declaration_that_the_parameters_do_not_fit(declared, name, rank, message):
+  layer = type("Layer", (Scaled,), {"curvature": declared, "__call__": Scaled.__call__})
+  predict, params = made(layer(declared, name, rank))
+  with pytest.raises(ValueError, match=message):
+    optim.kfac_blocks(predict, params, _POINTS)
+
+
+class Heads(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return {name: nn.Dense(3, name=name)(x) for name in ("pi", "v")}
+
+
+def test_several_outputs_that_are_no_mapping_of_likelihoods():
+  both, params = made(Heads())
+  with pytest.raises(ValueError, match="keys pi, v; allowed: a likelihood that is a mapping"):
+    optim.kfac_blocks(both, params, _POINTS)
+  two = lambda p, x: tuple(both(p, x).values())
+  with pytest.raises(ValueError, match="no targets; .* for several outputs a mapping"):
+    optim.kfac_blocks(two, params, _POINTS)
+  weighted = lambda p, x: (both(p, x), None, {name: np.ones(8) for name in ("pi", "v")})
+  likelihood = {"pi": "categorical", "v": "normal"}
+  with pytest.raises(ValueError, match="weights are a mapping; allowed: one array"):
+    optim.kfac_blocks(weighted, params, _POINTS, likelihood=likelihood)
+  traces = []
+  counted = lambda p, x: traces.append(1) or both(p, x)
+  estimate = lambda: optim.kfac_factors(counted, params, _POINTS, _KEY, likelihood=dict(likelihood))
+  estimate()
+  once = len(traces)
+  estimate()
+  assert len(traces) == once > 0  # the second call traces and compiles nothing
+
+
+def test_a_predict_with_a_collective_is_built_inside():
+  summed = lambda p, x: jax.lax.pmean(x @ p["head"]["kernel"], "d")
+  params = {"head": {"kernel": np.ones((2, 3), np.float32)}}
+  with pytest.raises(
+    ValueError, match="an axis that is not bound here .* build the optimizer insi"
+  ):
+    optim.kfac_blocks(summed, params, _POINTS, axis_name="d")
+
+
+def test_parameters_that_a_wrapper_flattens_have_no_names():
+  predict, params = made(Field())
+  with pytest.raises(ValueError, match="the parameters have no names, as one array .optax.flatten"):
+    optax.flatten(optim.kfac(0.1, predict, params, _POINTS, likelihood="normal")).init(params)

@@ -1,0 +1,161 @@
+"""Rows that do not tell by their number of which examples they are: graphs, coincidences, sorted."""
+
+import logging
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixer_jax import optim
+
+GRAPHS, NODES = 4, 3
+
+
+class Graphs(nn.Module):
+  """A dense layer over nodes, and the mean of the nodes of a graph; packed, or in a regular array."""
+
+  @nn.compact
+  def __call__(self, nodes, number=None):
+    y = nn.tanh(nn.Dense(5, name="node")(nodes))
+    if number is None:
+      return nn.Dense(3, name="head")(y.mean(1))
+    graph = jnp.repeat(jnp.arange(len(number)), number, total_repeat_length=len(nodes))
+    sums = jax.ops.segment_sum(y, graph, len(number))
+    return nn.Dense(3, name="head")(sums / number[:, None])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("estimation", ["sampled", "empirical"])
+def test_nodes_of_packed_graphs_are_rows_of_their_examples(weighted, estimation):
+  rng, model = np.random.default_rng(0), Graphs()
+  nodes = rng.normal(size=(GRAPHS, NODES, 2)).astype(np.float32)
+  labels, weights = np.arange(GRAPHS) % 3, np.float32([1, 1, 1, 0])
+  params = jax.jit(model.init)(jax.random.key(0), nodes)["params"]
+  rest = lambda b: (b["labels"], b["weights"]) if weighted else (b["labels"],)
+  apply = lambda p, *args: model.apply({"params": p}, *args)
+  regular = lambda p, b: (apply(p, b["nodes"]), *rest(b))
+  packed = lambda p, b: (apply(p, b["nodes"], b["number"]), *rest(b))
+  batch = {"nodes": nodes, "labels": labels, "weights": weights}
+  graphs = batch | {"nodes": nodes.reshape(-1, 2), "number": np.full(GRAPHS, NODES)}
+  found, expected = (
+    optim.kfac_factors(predict, params, b, jax.random.key(1), estimation=estimation)
+    for predict, b in ((packed, graphs), (regular, batch))
+  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  jax.tree.map(close, found, expected)
+  tokens = {b.name: b.tokens for b in optim.kfac_blocks(packed, params, graphs)}
+  assert tokens == {"node": NODES, "head": 1}
+
+
+class Places(nn.Module):
+  """Words and their places, with a mask over pairs of places that the batch holds."""
+
+  @nn.compact
+  def __call__(self, ids, mask):
+    x = nn.Embed(7, 4, name="words")(ids)
+    x = x + nn.Embed(ids.shape[1], 4, name="places")(jnp.arange(ids.shape[1]))
+    return nn.Dense(3, name="head")((nn.softmax(x @ x.mT + mask) @ x).mean(1))
+
+
+@pytest.mark.parametrize("examples", [3, 4])
+def test_another_array_may_be_as_long_as_the_batch(examples):
+  """The mask has four rows: so have the words of four examples."""
+  batch = {"ids": np.random.default_rng(0).integers(0, 7, (examples, 4)), "mask": np.eye(4)}
+  call = lambda p, b: Places().apply({"params": p}, b["ids"], b["mask"])
+  params = jax.jit(Places().init)(jax.random.key(0), batch["ids"], batch["mask"])["params"]
+  with pytest.raises(ValueError, match="places has rows without the batch axis"):
+    optim.kfac_blocks(call, params, batch, estimation="exact")
+
+
+def test_a_predict_of_one_size_is_told(caplog):
+  x = np.ones((6, 4), np.float32)
+  model = nn.Dense(3)
+  params = model.init(jax.random.key(0), x)["params"]
+  fixed = lambda p, x: model.apply({"params": p}, x.reshape(6, 4))
+  with caplog.at_level(logging.WARNING):
+    assert [b.tokens for b in optim.kfac_blocks(fixed, params, x)] == [1]
+  assert "predict takes no batch of another size" in caplog.text
+
+
+def test_examples_on_another_axis_of_the_outputs_are_refused():
+  model, x = nn.Dense(3), np.ones((8, 5, 4), np.float32)
+  params = model.init(jax.random.key(0), x)["params"]
+  turned = lambda p, x: model.apply({"params": p}, x).swapaxes(0, 1)
+  with pytest.raises(ValueError, match=r"shape \(5, 8, 3\), whose axis 1 grows with the batch; al"):
+    optim.kfac_blocks(turned, params, x)
+
+
+class Sorted(nn.Module):
+  """A layer that sees the examples in the order of their first numbers."""
+
+  @nn.compact
+  def __call__(self, x, order):
+    y = nn.tanh(nn.Dense(4, name="in")(x[order]))
+    return nn.Dense(3, name="head")(jnp.zeros_like(y).at[order].set(y))
+
+
+@pytest.mark.parametrize("tokens", [(), (2,)])
+def test_padding_counts_nowhere_in_whatever_order(tokens):
+  rng, model = np.random.default_rng(0), Sorted()
+  x = rng.normal(size=(6, *tokens, 3)).astype(np.float32)
+  weights = np.float32([1, 0, 1, 1, 0, 1])
+  orders = np.argsort(x.reshape(6, -1)[:, 0]), np.arange(6)
+  params = jax.jit(model.init)(jax.random.key(0), x, orders[0])["params"]
+  found, expected = (
+    optim.kfac_factors(
+      lambda p, b, order=order: (model.apply({"params": p}, b[0], order), None, b[1]),
+      *(params, (x, weights), jax.random.key(1)),
+    )
+    for order in orders
+  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  jax.tree.map(close, found, expected)
+
+
+class Normalised(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    y = nn.BatchNorm(use_running_average=False)(nn.Dense(4, name="in")(x))
+    return nn.Dense(3, name="head")(nn.relu(y))
+
+
+def test_padding_that_batch_statistics_reach_does_not_count():
+  rng, model = np.random.default_rng(0), Normalised()
+  x, weights = rng.normal(size=(6, 3)).astype(np.float32), np.float32([1, 0, 1, 1, 0, 1])
+  variables = jax.jit(model.init)(jax.random.key(0), x)
+  stats = {"batch_stats": variables["batch_stats"]}
+  predict = lambda p, b: (
+    model.apply({"params": p, **stats}, b[0], mutable=["batch_stats"])[0],
+    None,
+    b[1],
+  )
+  a = optim.kfac_factors(predict, variables["params"], (x, weights), jax.random.key(1))["in"].inputs
+  rows = np.concatenate([x, np.ones((6, 1))], axis=1)[weights > 0]
+  np.testing.assert_allclose(a, rows.T @ rows / 4, rtol=1e-5, atol=1e-6)
+
+
+class Pair(NamedTuple):
+  mean: jax.Array
+  variance: jax.Array
+
+
+@pytest.mark.parametrize("kind", [Pair, lambda *two: list(two)])
+def test_means_and_variances_may_have_names(kind):
+  model, x = nn.Dense(4), np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+  params = model.init(jax.random.key(0), x)["params"]
+
+  def predict(make):
+    def call(params, x):
+      mean, raw = jnp.split(model.apply({"params": params}, x), 2, axis=1)
+      return make(mean, nn.softplus(raw))
+
+    return call
+
+  found, expected = (
+    optim.kfac_factors(predict(m), params, x, jax.random.key(1), likelihood="normal_variance")
+    for m in (kind, lambda *two: two)
+  )
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
