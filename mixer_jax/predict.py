@@ -111,13 +111,19 @@ def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _lines(path: str) -> list[str]:
-  """The lines of a file, or of the standard input, that are not blank, ended as on any system."""
+  """The lines of a file, or of the standard input, that are not blank, as data are read.
+
+  They end as on Unix or Windows. A line on standard error tells how many were blank.
+  """
   with told(f"--inputs={path}", OSError, UnicodeError):
-    text = sys.stdin.read() if path == "-" else user_path(path).read_text(encoding="utf-8")
-  # Not splitlines: it also splits at form feeds and at Unicode's separators.
-  return [
-    line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n") if line.strip()
-  ]
+    content = sys.stdin.buffer.read() if path == "-" else user_path(path).read_bytes()
+    text = content.decode("utf-8-sig")
+  # Not splitlines: it also splits at a lone \r, at form feeds and at Unicode's separators.
+  lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+  if (kept := [line for line in lines if line.strip()]) and len(kept) < len(lines):
+    what = f"{len(lines) - len(kept)} of {len(lines)} lines are blank and have no answer"
+    print(f"--inputs={path}: {what}", file=sys.stderr)
+  return kept
 
 
 def main(argv: list[str]) -> None:

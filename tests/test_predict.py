@@ -1,5 +1,6 @@
 """Answers to inputs: lines, and arrays in a file."""
 
+import io
 import json
 
 import numpy as np
@@ -80,6 +81,12 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == [out]
 
 
-def test_lines_of_inputs_may_end_as_on_windows_and_keep_their_blanks(tmp_path):
-  (tmp_path / "a.txt").write_bytes("\ufeffcat.jpg \r\n\n two words\t\r\n  \nend".encode())
-  assert predict._lines(str(tmp_path / "a.txt")) == ["cat.jpg ", " two words\t", "end"]
+def test_lines_of_inputs_may_end_as_on_windows_and_keep_their_blanks(tmp_path, capsys, monkeypatch):
+  content = "\ufeffcat.jpg \r\n\n two words\t\r\n  \na\rb\x0cc\u2028d\r\nend".encode()
+  (tmp_path / "a.txt").write_bytes(content)
+  expected = ["cat.jpg ", " two words\t", "a\rb\x0cc\u2028d", "end"]
+  assert predict._lines(str(tmp_path / "a.txt")) == expected
+  told = capsys.readouterr().err
+  assert told == f"--inputs={tmp_path}/a.txt: 2 of 6 lines are blank and have no answer\n"
+  monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\r\n")))
+  assert predict._lines("-") == ["one", "two"] and not capsys.readouterr().err

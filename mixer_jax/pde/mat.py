@@ -17,7 +17,7 @@ _HDF5 = "is of version 7.3, which is HDF5 and not read; save it with -v7, or as 
 _MATRIX, _COMPRESSED = 14, 15
 _STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}  # fmt: skip
 _CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}  # fmt: skip
-_COMPLEX = 0x800
+_COMPLEX, _OPAQUE = 0x800, 17
 _PREFIX = 1024  # bytes, more than the header of an array
 _MAX_RATIO = 1032  # deflate shrinks nothing further
 
@@ -36,13 +36,16 @@ class Mat:
 
   def __init__(self, path: str | os.PathLike):
     with open(path, "rb") as file:
+      if not os.fstat(file.fileno()).st_size:
+        raise ValueError("the file is empty")
       self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     mark = bytes(self._data[124:128])
     if mark in (b"\x00\x02IM", b"\x02\x00MI"):
       raise ValueError(_HDF5)
     if mark not in (b"\x00\x01IM", b"\x01\x00MI"):
-      raise ValueError("is no .mat of version 5 to 7.2")
+      raise ValueError("is no .mat of version 5 to 7.2; save it with -v7")
     self._order = "<" if mark.endswith(b"IM") else ">"
+    self._byte_order = "little" if self._order == "<" else "big"
     self._elements = {}
     offset = 128
     while offset < len(self._data):
@@ -100,14 +103,19 @@ class Mat:
     kind, at, _ = self._tag(data, 0, whole=False)
     if kind != _MATRIX:
       raise ValueError(f"has an element of kind {kind} for an array")
-    parts = []
-    for wanted in (6, 5, 1):  # flags, shape, name
+
+    def part(wanted):
+      nonlocal at
       kind, begin, end = self._tag(data, at)
       if kind != wanted:
         raise ValueError(f"has an element of kind {kind} for one of {wanted}")
-      parts.append(bytes(data[begin:end]))
       at += -(-(end - at) // 8) * 8  # a multiple of eight
-    flags, shape, name = parts
+      return bytes(data[begin:end])
+
+    flags = part(6)
+    # An object of MATLAB, such as a string or a table, has no shape.
+    shape = b"" if int.from_bytes(flags[:4], self._byte_order) & 0xFF == _OPAQUE else part(5)
+    name = part(1)
     if len(flags) != 8 or len(shape) % 4 or not name.isascii():
       raise ValueError("has an array without flags, shape or name")
     (flags, _), shape = (struct.unpack(f"{self._order}{len(p) // 4}I", p) for p in (flags, shape))

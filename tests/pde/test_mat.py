@@ -34,6 +34,28 @@ def test_arrays(tmp_path, do_compression):
       file.read(name)
 
 
+def test_arrays_beside_an_object_of_matlab(tmp_path):
+  """A string: flags, name, system, class and content, without a shape."""
+  part = lambda kind, x: np.array([kind, len(x)], "<u4").tobytes() + x + b"\0" * (-len(x) % 8)
+  inner = part(6, np.array([13, 0], "<u4").tobytes()) + part(5, np.array([6, 1], "<i4").tobytes())
+  inner = part(14, inner + part(1, b"") + part(6, bytes(24)))
+  parts = part(6, np.array([17, 0], "<u4").tobytes()), part(1, b"note"), part(1, b"MCOS")
+  io.savemat(tmp_path / "x.mat", {"a": np.eye(3)})
+  with open(tmp_path / "x.mat", "ab") as file:
+    file.write(part(14, b"".join((*parts, part(1, b"string"), inner))))
+  assert set(io.loadmat(tmp_path / "x.mat")) >= {"a"}
+  found = mat.Mat(tmp_path / "x.mat")
+  np.testing.assert_array_equal(found.read("a"), np.eye(3))
+  with pytest.raises(ValueError, match="no array of real numbers"):
+    found.read("note")
+
+
+def test_an_empty_file_is_told(tmp_path):
+  (tmp_path / "x.mat").write_bytes(b"")
+  with pytest.raises(ValueError, match="the file is empty"):
+    mat.Mat(tmp_path / "x.mat")
+
+
 def test_bytes_in_the_other_order(tmp_path):
   """A file as a big-endian machine writes it, made by hand."""
   big = lambda kind, dtype, values: (

@@ -6,6 +6,7 @@ from flax import traverse_util
 import jax
 import numpy as np
 
+from mixer_jax import models
 from mixer_jax.tasks.text import pictures
 
 _PARTS = ("query", "key")
@@ -24,7 +25,7 @@ def attention_maps(apply: Callable[..., Any], num_heads: int, *args: Any) -> dic
   sown = traverse_util.flatten_dict(dict(state["intermediates"]), sep="/")
   heads = lambda x: np.asarray(x, np.float32).reshape(len(x), num_heads, -1)
   found = {}
-  for path in sorted(sown):
+  for path in models.by_numbers(sown):
     block, _, rest = path.partition("/")
     if rest == "cross_attention/query/__call__":
       query, key = (heads(sown[f"{block}/cross_attention/{k}/__call__"][0][0]) for k in _PARTS)

@@ -265,6 +265,13 @@ def test_cross_attention_is_that_of_numpy():
   np.testing.assert_allclose(found, np.mean(heads, 0), rtol=1e-4)
 
 
+def test_cross_attention_of_many_blocks_is_in_their_order():
+  ones = {part: {"__call__": (np.ones((1, 2, 4)),)} for part in ("query", "key")}
+  names = [f"DecoderBlock_{i}" for i in range(12)]
+  sown = {"intermediates": {name: {"cross_attention": ones} for name in names}}
+  assert list(pictures.attention_maps(lambda **_: (None, sown), 2)) == names
+
+
 def test_long_pairs_are_left_out_of_training_and_cut_in_tests(config, caplog):
   config.data.update(max_length=5, batch_tokens=0)
   task = tasks.find("translation")(config)
