@@ -59,9 +59,7 @@ def check(how: ImageData, shape: tuple[int, ...]) -> None:
     found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
     instead = "set it to their size"
     if height != width:
-      instead = (
-        f"set data.stored_size to {how.image_size}, which cuts out centres (of files, not .npz)"
-      )
+      instead = f"set data.stored_size to {how.image_size}, which cuts out the centres of files"
     raise UserError(f"{found}; {instead}, or data.resize to {how.image_size} or more")
 
 

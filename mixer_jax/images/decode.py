@@ -78,8 +78,8 @@ def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.nda
 
 def check_png(data: bytes) -> None:
   """Raises a ValueError if a PNG's pixels are damaged; Pillow checks the sums of other chunks alone."""
-  at = len(_PNG)
-  while data.startswith(_PNG) and at + 8 <= len(data):
+  at, kind = len(_PNG), b"" if data[: len(_PNG)] == _PNG else b"IEND"
+  while kind != b"IEND" and at + 8 <= len(data):
     size, kind = struct.unpack_from(">I4s", data, at)
     end = at + 8 + size
     stored = int.from_bytes(data[end : end + 4])

@@ -64,7 +64,7 @@ class Likelihood(NamedTuple):
 
 def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
   """A likelihood of kfac-jax; `loss` makes it from outputs and targets, maybe int labels."""
-  like = lambda outputs, parts: tuple(parts) if isinstance(outputs, tuple) else parts[0]
+  like = lambda outputs, parts: jax.tree.structure(outputs).unflatten(parts)  # one with names, too
 
   def gradient(outputs, targets):
     shape = jax.tree.leaves(outputs)[0].shape
@@ -75,7 +75,7 @@ def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
     return like(outputs, loss(outputs, targets).grad_of_evaluate(targets, "off"))
 
   def factor(outputs, v):
-    inner = jnp.concatenate(v, axis=-1) if isinstance(v, tuple) else v
+    inner = jnp.concatenate(jax.tree.leaves(v), axis=-1)
     return like(outputs, loss(outputs, None).multiply_fisher_factor(inner))
 
   sample = lambda key, outputs: loss(outputs, None).sample(key)

@@ -12,6 +12,7 @@ FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
 ELSEWHERE = "elsewhere"  # on another axis, as [tokens, batch, ...]
 MAPPED = "mapped"  # taken off by `jax.vmap` or `jax.lax.map`
 NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
+_MOST_PARTS = 16  # of a batch; each costs a trace
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,7 +56,7 @@ def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_cal
 
 
 def _choices(batch: Any, examples: int) -> Iterator[frozenset[int]]:
-  """Sets of leaves that may have the examples first: all of a size, then without a part, or a part.
+  """Sets of leaves that may have the examples first: all of a size, then some of the outputs' size.
 
   The outputs' size comes first, but an example may have several rows of outputs. Another array may
   happen to be as long.
@@ -63,14 +64,15 @@ def _choices(batch: Any, examples: int) -> Iterator[frozenset[int]]:
   found = jax.tree_util.tree_flatten_with_path(batch)[0]
   sizes = [x.shape[0] if x.shape else 0 for _, x in found]
   of = lambda size: frozenset(i for i, n in enumerate(sizes) if n == size)
-  wholes = [of(size) for size in dict.fromkeys((examples, *filter(None, sizes))) if of(size)]
-  prefixes = {path[:k] for path, _ in found for k in range(1, len(path) + 1)}
+  whole = of(examples)
+  yield from (of(size) for size in dict.fromkeys((examples, *filter(None, sizes))) if of(size))
+  prefixes = dict.fromkeys(path[:k] for k in (1, 2) for path, _ in found)
   parts = [
     frozenset(i for i, (path, _) in enumerate(found) if path[: len(prefix)] == prefix)
-    for prefix in sorted(prefixes, key=len)
+    for prefix in prefixes
   ]
-  apart = (choice for whole in wholes for p in parts for choice in (whole - p, whole & p))
-  yield from dict.fromkeys((*wholes, *filter(None, apart)))
+  apart = dict.fromkeys(choice for p in parts for choice in (whole - p, whole & p))
+  yield from [choice for choice in apart if choice and choice != whole][:_MOST_PARTS]
 
 
 def _twice(batch: Any, chosen: Collection[int]) -> Any:
@@ -90,9 +92,16 @@ def _outputs(predict, params, batch) -> list[tuple[int, ...]]:
 
 
 def _with_ragged(placed, predict, params, batch, examples, skipped) -> list[layer_calls.Call]:
-  """Calls whose rows only grow if all arrays of the batch do, as nodes of graphs, have examples."""
+  """Calls whose rows only grow if all arrays of the batch do, as nodes of graphs, have examples.
+
+  So do arrays that all examples share; only rows of examples are added up by an index (`scatter`).
+  """
   found = [i for i, x in enumerate(jax.tree.leaves(batch)) if x.shape]
-  if {x.shape[0] for x in jax.tree.leaves(batch) if x.shape} == {examples}:
+  equal = {x.shape[0] for x in jax.tree.leaves(batch) if x.shape} == {examples}
+  if equal or not any(call.place == NOWHERE for call in placed):
+    return placed
+  program = jax.make_jaxpr(predict)(params, batch).jaxpr
+  if not any(name.startswith("scatter") for name in programs.primitives(program)):
     return placed
   more, before = _twice(batch, found), _outputs(predict, params, batch)
   if _outputs(predict, params, more) != [(2 * shape[0], *shape[1:]) for shape in before]:
@@ -110,6 +119,8 @@ def _with_ragged(placed, predict, params, batch, examples, skipped) -> list[laye
 def _check_axis(predict, params, batch) -> None:
   """Raises a ValueError if outputs have the examples on a later axis, as [tokens, batch, n]."""
   before = _outputs(predict, params, batch)
+  if any(x.shape[:1] == before[0][:1] for x in jax.tree.leaves(batch)):
+    return  # another array, such as points of a grid, may make an axis longer
   for size in dict.fromkeys(x.shape[0] for x in jax.tree.leaves(batch) if x.shape):
     chosen = [i for i, x in enumerate(jax.tree.leaves(batch)) if x.shape[:1] == (size,)]
     for shape, other in zip(before, _outputs(predict, params, _twice(batch, chosen))):
@@ -118,7 +129,7 @@ def _check_axis(predict, params, batch) -> None:
       if len(shape) == len(other) and grown and grown[0] and shape[0] == other[0]:
         raise ValueError(
           f"the outputs of predict have shape {shape}, whose axis {grown[0]} grows with the batch;"
-          " allowed: the examples on axis 0"
+          " allowed: the examples on axis 0, and an array of as many in the batch"
         )
 
 

@@ -36,8 +36,6 @@ class Predictor:
     if not isinstance(answer, tuple) or self.likelihood.is_output(answer):
       answer = (answer,)
     first, *rest = answer
-    if self.likelihood.parts > 1 and isinstance(first, tuple | list):  # one with names, too
-      first = tuple(first)
     if rest and isinstance(first, Mapping) and isinstance(rest[0], Mapping):
       rest = rest[set(rest[0]) == set(first) :]  # targets of several outputs
     if len(answer) == 3 and isinstance(first, Mapping) and isinstance(answer[2], Mapping):
@@ -51,7 +49,7 @@ class Predictor:
       raise ValueError(
         f"outputs are {complex_ones[0]}; allowed: real numbers, such as the real and imaginary parts"
       )
-    return Answer(first, *answer[1:])
+    return Answer(*answer)
 
   def _asked(self, params: Params, batch: Batch) -> Any:
     try:

@@ -15,6 +15,14 @@ def inside(equation: Any) -> Iterator[Any]:
         yield inner
 
 
+def primitives(program: Any) -> Iterator[str]:
+  """The names of all its operations."""
+  for equation in program.eqns:
+    yield equation.primitive.name
+    for inner in inside(equation):
+      yield from primitives(inner)
+
+
 def loops(program: Any) -> Iterator[int]:
   """The lengths of all loops."""
   for equation in program.eqns:

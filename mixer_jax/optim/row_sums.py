@@ -72,10 +72,11 @@ def _counts(d: jax.Array, own: Any, lead: int) -> jax.Array:
     return jnp.where(reached.any(), reached, 1.0)
   of_example = jnp.repeat(weights.reshape(examples, -1).any(axis=1), len(d) // examples)
   of_example = of_example.astype(jnp.float32)
-  # Rows of another order of the examples, as experts and sorted rows have: some of an example without
-  # weight are reached, and some of others are not. Through batch statistics all are reached.
-  gap = reached - of_example
-  of_example = jnp.where((gap > 0).any() & (gap < 0).any(), reached, of_example)
+  # Rows in another order of the examples, as sorted ones: then rows of examples without weight are
+  # reached, but no more examples than have weight. Through batch statistics all are reached.
+  found, wanted = (x.reshape(examples, -1).any(axis=1) for x in (reached, of_example))
+  disordered = (found & ~wanted).any() & (found.sum() <= wanted.sum())
+  of_example = jnp.where(disordered, reached, of_example)
   if lead == examples and weights.ndim == 1:
     return of_example
   # Below a head of zeros no row is reached: then tokens count as such, and rows over other axes

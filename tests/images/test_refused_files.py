@@ -99,6 +99,11 @@ def test_a_png_of_damaged_pixels_is_broken(bit):
       decode.decode_image(bytes(damaged), "x")
 
 
+def test_bytes_after_the_end_of_a_png_do_not_count():
+  content = encoded(NOISE) + b"\0\0\0\1IDATx\0\0\0\0"
+  decode.decode_image(content, "x")
+
+
 # Mode: how a file of it is made from a red and a blue half, and what it then shows.
 RED_BLUE = Image.new("RGB", (4, 2), (255, 0, 0))
 RED_BLUE.paste((0, 0, 255), (2, 0, 4, 2))

@@ -1,7 +1,7 @@
 """Rows that do not tell by their number of which examples they are: graphs, coincidences, sorted."""
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -70,6 +70,49 @@ def test_another_array_may_be_as_long_as_the_batch(examples):
     optim.kfac_blocks(call, params, batch, estimation="exact")
 
 
+class Memory(nn.Module):
+  """Examples that attend to a memory that they share."""
+
+  @nn.compact
+  def __call__(self, queries, memory):
+    memory = nn.Dense(4, name="memory")(memory)
+    scores = nn.softmax(nn.Dense(4, name="query")(queries) @ memory.T)
+    return nn.Dense(3, name="head")(scores @ memory)
+
+
+def test_a_memory_of_the_batch_is_shared():
+  rng, model = np.random.default_rng(0), Memory()
+  batch = tuple(rng.normal(size=(n, 5)).astype(np.float32) for n in (4, 6))
+  params = jax.jit(model.init)(jax.random.key(0), *batch)["params"]
+  inside = lambda p, b: model.apply({"params": p}, *b)
+  outside = lambda p, queries: inside(p, (queries, batch[1]))
+  found, expected = (
+    optim.kfac_factors(predict, params, b, jax.random.key(1))
+    for predict, b in ((inside, batch), (outside, batch[0]))
+  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  jax.tree.map(close, found, expected)
+  with pytest.raises(ValueError, match="memory has rows without the batch axis"):
+    optim.kfac_blocks(inside, params, batch, estimation="exact")
+
+
+class Grid(nn.Module):
+  """Functions by 4 numbers each, at points (DeepONet); made for so many functions."""
+
+  @nn.compact
+  def __call__(self, numbers, points):
+    branch = nn.Dense(8, name="branch")(numbers.reshape(4, -1)).reshape(4, 1, 8)
+    return nn.Dense(1, name="head")(branch * nn.tanh(nn.Dense(8, name="trunk")(points)))
+
+
+def test_a_grid_may_make_an_axis_longer():
+  batch = np.ones((4, 5), np.float32), np.ones((6, 2), np.float32)
+  params = jax.jit(Grid().init)(jax.random.key(0), *batch)["params"]
+  predict = lambda p, b: Grid().apply({"params": p}, *b)
+  blocks = optim.kfac_blocks(predict, params, batch, likelihood="normal")
+  assert {b.name for b in blocks} == {"branch", "trunk", "head"}
+
+
 def test_a_predict_of_one_size_is_told(caplog):
   x = np.ones((6, 4), np.float32)
   model = nn.Dense(3)
@@ -116,14 +159,18 @@ def test_padding_counts_nowhere_in_whatever_order(tokens):
 
 
 class Normalised(nn.Module):
+  first: Any
+
   @nn.compact
   def __call__(self, x):
-    y = nn.BatchNorm(use_running_average=False)(nn.Dense(4, name="in")(x))
+    y = nn.BatchNorm(use_running_average=False)(self.first(nn.Dense(8, name="in")(x)))
     return nn.Dense(3, name="head")(nn.relu(y))
 
 
-def test_padding_that_batch_statistics_reach_does_not_count():
-  rng, model = np.random.default_rng(0), Normalised()
+@pytest.mark.parametrize("first", [nn.tanh, lambda y: nn.relu(y).at[0].set(0)])
+def test_padding_that_batch_statistics_reach_does_not_count(first):
+  """Also beside a row that is cut off."""
+  rng, model = np.random.default_rng(0), Normalised(first)
   x, weights = rng.normal(size=(6, 3)).astype(np.float32), np.float32([1, 0, 1, 1, 0, 1])
   variables = jax.jit(model.init)(jax.random.key(0), x)
   stats = {"batch_stats": variables["batch_stats"]}
@@ -159,3 +206,6 @@ def test_means_and_variances_may_have_names(kind):
     for m in (kind, lambda *two: two)
   )
   jax.tree.map(np.testing.assert_array_equal, found, expected)
+  inner = lambda params, x: {"y": predict(kind)(params, x)}
+  options = dict(likelihood={"y": "normal_variance"}, estimation="exact")
+  assert optim.kfac_factors(inner, params, x, jax.random.key(1), **options).keys() == found.keys()
