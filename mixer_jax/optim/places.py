@@ -1,5 +1,6 @@
 """Where the rows of a layer hold the examples of the batch: found by tracing two sizes of batch."""
 
+import contextlib
 import logging
 from typing import Any, Callable, Collection, Iterator
 
@@ -23,7 +24,8 @@ def placed(
 
   Rows that are as many for twice the examples are taken for those of a loop if the program has a
   loop over examples, else for rows that every example uses: a model of both kinds is not told apart.
-  Rows that grow with all arrays of the batch alone, as nodes of graphs do, are those of examples.
+  Rows that grow with all arrays of the batch alone, as nodes of graphs do, are those of examples if
+  the program adds rows up by an index.
 
   Raises:
     ValueError: the examples are on another axis of the outputs than the first.
@@ -39,19 +41,21 @@ def placed(
   asked = lambda call: not (call.mapped or isinstance(call.view, layer_views.Plain))
   same = any(call.rows == other.rows and asked(call) for call, other in zip(calls, others))
   looped = same and _loops(predict, params, batch) != _loops(predict, params, more)
-  placed = [
+  known = [
     call._replace(place=_place(call, other.rows, examples, looped))
     for call, other in zip(calls, others)
   ]
-  return _with_ragged(placed, predict, params, batch, examples, skipped)
+  return _with_ragged(known, predict, params, batch, examples, skipped)
 
 
 def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_calls.Call], Any]:
   """The calls for twice as many examples, and these; none of a `predict` made for one size."""
   for chosen in _choices(batch, examples):
     more = _twice(batch, chosen)
-    if (outputs := _outputs(predict, params, more)) and outputs[0][0] == 2 * examples:
-      return layer_calls.calls(predict, params, more, skipped), more
+    outputs = _outputs(predict, params, more)
+    with contextlib.suppress(Exception):  # as in `_outputs`: another choice may do
+      if outputs and outputs[0][:1] == (2 * examples,):
+        return layer_calls.calls(predict, params, more, skipped), more
   return [], None
 
 
@@ -91,28 +95,28 @@ def _outputs(predict, params, batch) -> list[tuple[int, ...]]:
     return []
 
 
-def _with_ragged(placed, predict, params, batch, examples, skipped) -> list[layer_calls.Call]:
+def _with_ragged(calls, predict, params, batch, examples, skipped) -> list[layer_calls.Call]:
   """Calls whose rows only grow if all arrays of the batch do, as nodes of graphs, have examples.
 
   So do arrays that all examples share; only rows of examples are added up by an index (`scatter`).
   """
   found = [i for i, x in enumerate(jax.tree.leaves(batch)) if x.shape]
   equal = {x.shape[0] for x in jax.tree.leaves(batch) if x.shape} == {examples}
-  if equal or not any(call.place == NOWHERE for call in placed):
-    return placed
+  if equal or not any(call.place == NOWHERE for call in calls):
+    return calls
   program = jax.make_jaxpr(predict)(params, batch).jaxpr
   if not any(name.startswith("scatter") for name in programs.primitives(program)):
-    return placed
+    return calls
   more, before = _twice(batch, found), _outputs(predict, params, batch)
   if _outputs(predict, params, more) != [(2 * shape[0], *shape[1:]) for shape in before]:
-    return placed
+    return calls
   others = layer_calls.calls(predict, params, more, skipped)
-  if [c.path for c in others] != [c.path for c in placed]:
-    return placed
+  if [c.path for c in others] != [c.path for c in calls]:
+    return calls
   ragged = lambda call, other: call.place == NOWHERE and call.rows != other.rows
   return [
     call._replace(place=ELSEWHERE) if ragged(call, other) else call
-    for call, other in zip(placed, others)
+    for call, other in zip(calls, others)
   ]
 
 
