@@ -7,6 +7,7 @@ python -m benchmarks costs --study=configs/studies/frontier.py --run='1x-cifar10
 python -m benchmarks updates --config=configs/quickstart.py [--steps=300] [--out=updates.png]
 python -m benchmarks train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]
 python -m benchmarks compile [--models=mixer_b16,mixer_l16] [--optimizers=sgd,kfac]
+python -m benchmarks configs [--configs=kfac_cifar10:s4 --configs=mlm] [--rounds=2]
 python -m benchmarks inference [--models=mixer_b16,resmlp_s12] [--batch_size=32]
 python -m benchmarks zoo [--models=mixer_b16,resmlp_s12] [--batch_size=32]
 python -m benchmarks peers [--models=mixer_s16] [--profile=8] [--torch_python=PYTHON]

@@ -7,6 +7,7 @@ from ml_collections import config_flags
 
 from benchmarks import compile as compile_benchmark
 from benchmarks import (
+  configs,
   dispatch,
   inference,
   operator_peers,
@@ -29,6 +30,7 @@ _COMMANDS = {
   "updates": updates.main,
   "train": train.main,
   "compile": compile_benchmark.main,
+  "configs": configs.main,
   "inference": inference.main,
   "zoo": inference.zoo,
   "peers": peers.main,
@@ -54,6 +56,10 @@ if __name__ == "__main__":
   flags.DEFINE_bool(
     "kfac_jax", False, "Adds kfac_jax.Optimizer on the first run's classifier to costs."
   )
+  flags.DEFINE_multi_string(
+    "configs", [], "NAME[:ARGUMENT] of a file of configs/; default: all, without arguments."
+  )
+  flags.DEFINE_bool("memory_only", False, "Times no step of configs.")
   flags.DEFINE_list("models", None, "Names of models, for every command without a config.")
   flags.DEFINE_list("optimizers", ["sgd", "adam", "kfac"], "Optimizers of train and compile.")
   flags.DEFINE_integer(

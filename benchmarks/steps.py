@@ -43,6 +43,14 @@ def batch(run: Experiment) -> Any:
     return next(made)
 
 
+def plan(run: Experiment) -> int:
+  """Bytes of arguments, results and temporaries of a step on one batch, as XLA plans them."""
+  update = lambda state, batch, numbers: step_lib.update(run, state, batch, numbers)
+  program = jax.jit(update, donate_argnums=0)
+  lowered = program.lower(state_shapes(run), run.batch_shapes, run.numbers)
+  return planned_bytes(lowered.compile().memory_analysis())
+
+
 class _Steps:
   """Calls of a program of training steps.
 

@@ -1,0 +1,46 @@
+"""The rows of configs: batch, memory and rate of a step."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from benchmarks import configs
+from mixer_jax import experiment
+from mixer_jax.errors import UserError
+
+
+def test_a_row(tiny_config):
+  run = experiment.build(tiny_config)
+  row = configs.measure("tiny", run, rounds=1)
+  numbers = sum(x.size for x in jax.tree.leaves(run.variable_shapes))
+  kept = 4 * (3 * numbers + tiny_config.batch_size * 8 * 8 * 3)  # Adam's, and one batch
+  assert row.batch_size == tiny_config.batch_size and row.seconds > 0
+  assert kept < row.peak_bytes < 2**24
+
+
+def test_a_step_is_planned_without_being_timed(tiny_config):
+  run = experiment.build(tiny_config)
+  plans = []
+  for size in (1, 2):
+    config = tiny_config.copy_and_resolve_references()
+    config.batch_size *= size
+    row = configs.measure("tiny", dataclasses.replace(run, config=config), rounds=0)
+    assert row.seconds is None
+    plans.append(row.peak_bytes)
+  assert plans[0] < plans[1] < 2 * plans[0]
+
+
+def test_cells():
+  timed = configs.Row("mlm", 32, 3 << 20, 0.125)
+  assert configs.cells(timed) == ["`mlm`", "32", "3", "0.125", "256"]
+  assert configs.cells(timed._replace(seconds=None))[3:] == ["-", "-"]
+
+
+def test_configs_are_chosen_by_name_and_argument():
+  files = configs.chosen([])
+  assert {argument for _, argument in files.values()} == {None} and "quickstart" in files
+  (path, argument), (_, default) = configs.chosen(["graft_cifar10:b16,sgd,kfac", "mlm"]).values()
+  assert (path.name, argument, default) == ("graft_cifar10.py", "b16,sgd,kfac", None)
+  with pytest.raises(UserError, match="--configs has 'mixer'; allowed: adam_cifar10"):
+    configs.chosen(["mixer"])
