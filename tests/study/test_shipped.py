@@ -184,3 +184,14 @@ def test_autoencoders_are_compared_by_their_training_loss_at_equal_budgets():
     assert (trial.data.train_split, trial.data.test_split) == ("train", "train")
     assert (last.data.train_split, last.data.test_split) == ("train", "test")
     assert trial.num_epochs == last.num_epochs == 100 * last.eval_epochs
+
+
+def test_the_study_of_the_docs_expands_as_its_head_says():
+  path = ROOT / "docs" / "own_study.py"
+  runs = plan.load(str(path)).planned([])
+  assert "44 runs" in path.read_text() and len(runs) == 44
+  tries = [run for run in runs if run.tunes]
+  assert [run.name for run in tries[:2]] == ["tune-narrow-adam-0", "tune-narrow-adam-1"]
+  assert len(tries) == 2 * 2 * 8 and runs[-1].name == "wide-kfac_muon-seed2"
+  widths = {(run.cell[0], run.config["model"]["hidden_dim"]) for run in runs}
+  assert widths == {("narrow", 64), ("wide", 256)}
