@@ -1,6 +1,6 @@
 """ADE20K by a public ResMLP with UperNet, at the published size.
 
-  python -m mixer_jax.main --config=configs/ade20k.py[:MODEL] --config.data.dir=DIR
+  python -m mixer_jax.main --config=configs/ade20k.py[:MODEL] --config.data.dir=DIR \
       --config.pretrained=WEIGHTS
 
 DIR has images/{training,validation} and annotations/{training,validation}, as the scene parsing

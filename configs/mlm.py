@@ -8,7 +8,8 @@ MODEL is gmlp_text_small or any other encoder: gmlp_text_36 is that of the gates
 to MLPs" (Liu et al., 2021, Table 3). Its training: AdamW with a peak of 7e-4, a warm-up of 10,000
 steps, a linear decay, weight decay 0.01, 125,000 batches of 2,048 sequences of 128 tokens:
 
-  configs/mlm.py:gmlp_text_36,adamw --config.num_steps=125000 --config.batch_size=2048 \
+  python -m mixer_jax.main --config=configs/mlm.py:gmlp_text_36,adamw \
+      --config.num_steps=125000 --config.batch_size=2048 \
       --config.schedule.warmup_epochs=0 --config.schedule.warmup_steps=10000 \
       --config.optimizer.eps=1e-6 --config.data.name=c4/realnewslike \
       --config.data.test_split=validation --config.data.vocabulary=vocab.txt

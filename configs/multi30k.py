@@ -12,7 +12,8 @@ OPTIMIZER is adam as of "Attention is all you need" (Vaswani et al., 2017), kfac
 of ResMLP (Touvron et al., 2022, Section 3.5): rate 0.2, 32,000 steps of warm-up, batches of many
 more tokens than here:
 
-  configs/multi30k.py:resmlp_translate_6,adagrad --config.data.name=wmt14_translate/de-en \
+  python -m mixer_jax.main --config=configs/multi30k.py:resmlp_translate_6,adagrad \
+      --config.data.name=wmt14_translate/de-en \
       --config.data.vocabulary=bpe.json --config.data.batch_tokens=32768 \
       --config.data.test_split=test --config.data.validation_split=validation \
       --config.schedule.name=constant --config.schedule.warmup_steps=32000 --config.num_steps=300000

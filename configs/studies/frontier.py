@@ -70,7 +70,7 @@ _TRIALS = 12
 
 
 def _optimizer(name):
-  """One of the eleven, or Shampoo without its correction but with Adam's lengths ("adam_shampoo")."""
+  """One of the ten, or a pair: "sgd_kfac", or "adam_shampoo", whose Shampoo is not corrected."""
   if name == "sgd_kfac":
     return config_lib.grafted(_optimizer("sgd"), _optimizer("kfac"))
   if name == "adam_shampoo":
