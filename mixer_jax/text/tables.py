@@ -32,6 +32,8 @@ def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
   """The lines of a file and their numbers from 1; a UserError if it cannot be read."""
   with _opened(path) as file:
     for number, line in enumerate(file, 1):
+      if number == 1 and b"\n" not in line and b"\r" in line.rstrip(b"\r"):
+        raise UserError(f"{path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
       try:
         decoded = line.decode("utf-8-sig" if number == 1 else "utf-8")
       except UnicodeDecodeError as error:

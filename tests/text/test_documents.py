@@ -127,6 +127,8 @@ def test_pairs_and_quoting(tmp_path):
     ("a.tsv", b"label\tsentence\n0\t \n", "line 2: column 'sentence' is empty"),
     ("a.tsv", b"label\tlabel\n0\t1\n", "line 1: column 'label' stands twice in the header"),
     ("a.tsv", b"", "is empty; it needs at least one row"),
+    ("a.tsv", b"label\tsentence\r0\tgood\r", r"a.tsv: its lines end in \r alone; allowed: \n, or"),
+    ("a.csv", b"label,sentence\r0,good\r", r"a.csv: its lines end in \r alone"),
     ("a.tsv", b"label\tsentence\n", "is empty; it needs at least one row"),
     ("a.tsv", b"label\tsentence\n0\ta\n0\tab\xff\n", "line 3 is not UTF-8 (byte 5)"),
     ("a.csv", b'label,sentence\n0,"a" b\n', "line 2: broken CSV"),

@@ -79,8 +79,10 @@ def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, .
   if twice := _equal(classes):
     raise UserError(f"{where} writes one number as {twice[0]} and as {twice[1]}; allowed: one way")
   if scores := _fractions(classes):
-    why = "whole numbers or words, for values are not learned"
-    raise UserError(f"{where} has numbers such as {scores[0]}; allowed: {why}")
+    numbers, why = f"{where} has numbers such as {scores[0]}", "values are not learned"
+    if all(_number(label) is not None for label in classes):
+      raise UserError(f"{numbers}; allowed: whole numbers or words, for {why}")
+    _LOG.warning("%s beside the word %r; each is a class, for %s", numbers, classes[-1], why)
   if len(classes) == len(labels) >= _SEVERAL:
     number = f"{len(labels):,} labels in {len(labels):,} rows"
     raise UserError(f"{where} has {number}, all different; allowed: classes of several rows")
@@ -88,20 +90,22 @@ def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, .
 
 
 def _equal(classes: Sequence[str]) -> list[str]:
-  """The first two labels that are one number, in their order, if all are numbers."""
-  try:
-    pairs = zip(classes, classes[1:])
-    return next(([a, b] for a, b in pairs if float(a) == float(b)), [])
-  except ValueError:
-    return []
+  """The first two labels that are one number, in their order."""
+  numbers = [label for label in classes if _number(label) is not None]
+  pairs = zip(numbers, numbers[1:])  # `_natural` sorts numbers by value
+  return next(([a, b] for a, b in pairs if float(a) == float(b)), [])
 
 
 def _fractions(classes: Sequence[str]) -> list[str]:
-  """The labels that are no whole numbers, "nan" among them, if all are numbers."""
+  """The labels that are numbers, but no whole ones, "nan" among them."""
+  return [label for label in classes if (_number(label) or 0.0) % 1]
+
+
+def _number(label: str) -> float | None:
   try:
-    return [label for label in classes if float(label) % 1]
+    return float(label)
   except ValueError:
-    return []
+    return None
 
 
 def tell_cut(cut: int, number: int, where: str, length: int) -> None:
