@@ -196,13 +196,13 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
 
 def _check_trained(run: Experiment) -> None:
   """Raises a UserError for `layer_decay` and `freeze` that layers or K-FAC cannot do with."""
-  decay, side = run.config.layer_decay, optim.kfac_side(run.config.optimizer)
-  if decay != 1 and run.update_scales and side:
-    if side.get("quadratic_model") or side.get("adaptive_damping"):
+  decay, sides = run.config.layer_decay, optim.kfac_sides(run.config.optimizer)
+  if decay != 1 and run.update_scales:
+    if any(side.get("quadratic_model") or side.get("adaptive_damping") for side in sides):
       why = "a quadratic model of K-FAC reckons with whole updates"
       raise UserError(f"layer_decay is {decay}; {why}: allowed: 1")
   parts = (run.variable_shapes.get(freeze.FROZEN, {}), run.variable_shapes["params"])
   layers = [{path[:-1] for path in traverse_util.flatten_dict(dict(part))} for part in parts]
-  if side and (split := sorted(layers[0] & layers[1])):
+  if sides and (split := sorted(layers[0] & layers[1])):
     why = f"parts {'/'.join(split[0])}; K-FAC takes a layer as a whole"
     raise UserError(f"freeze is {run.config.freeze!r}, which {why}")

@@ -19,7 +19,7 @@ from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.optim.factors import every_nth, kfac_blocks, kfac_factors
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.graft import GraftState, graft
-from mixer_jax.optim.kfac import ScaleByKfacState, kfac, scale_by_kfac
+from mixer_jax.optim.kfac import kfac
 from mixer_jax.optim.kfac_basis import (
   kfac_adam,
   kfac_muon,
@@ -29,6 +29,7 @@ from mixer_jax.optim.kfac_basis import (
 from mixer_jax.optim.layer_calls import stacked_axes
 from mixer_jax.optim.likelihoods import Likelihood
 from mixer_jax.optim.per_example import per_example_grads
+from mixer_jax.optim.preconditioner import ScaleByKfacState, scale_by_kfac
 from mixer_jax.optim.relayout import Layout, relayout
 from mixer_jax.optim.soap import scale_by_shampoo, scale_by_soap, shampoo, soap
 
@@ -192,6 +193,8 @@ def _keywords(config, given, problem, decayed):
   keywords["decay_mask"] = mask if config.decay == "kernels" else None
   takes = inspect.signature(OPTIMIZERS[config.name]).parameters
   if "predict" in takes:
+    if problem is None:
+      raise ValueError("problem is None; allowed: a Problem, whose layers it sees")
     keywords |= problem._asdict()
     keywords.pop("layout")
   elif problem and "mesh" in takes:
@@ -234,11 +237,11 @@ def learning_rate(
   return lambda count: config.learning_rate * multiplier(count)
 
 
-def kfac_side(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict | None:
-  """The K-FAC part of an optimizer's config; None if there is none."""
+def kfac_sides(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+  """The K-FAC parts of an optimizer's config, of a grafted pair maybe both."""
   if config.name == "graft":
-    return kfac_side(config.magnitude) or kfac_side(config.direction)
-  return config if config.name in ("kfac", "kfac_adam", "kfac_muon") else None
+    return [found for side in step_norms.SIDES for found in kfac_sides(config[side])]
+  return [config] if config.name in ("kfac", "kfac_adam", "kfac_muon") else []
 
 
 def kernels(path: str) -> bool:

@@ -1,6 +1,5 @@
 """A run from its first step, or its last checkpoint, to its end."""
 
-import collections
 import contextlib
 import math
 import os
@@ -8,13 +7,12 @@ import pathlib
 import sys
 from typing import Any, Iterator, Sequence
 
-from clu import parameter_overview
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, optim, tasks
+from mixer_jax import experiment, tasks
 from mixer_jax.data.dataset import sample
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.experiment import Experiment
@@ -23,8 +21,7 @@ from mixer_jax.rundir import lock, metrics_file, provenance
 from mixer_jax.rundir.metrics_file import Row
 from mixer_jax.runtime import devices, processes
 from mixer_jax.runtime.processes import Request
-from mixer_jax.tasks import Metric
-from mixer_jax.training import nonfinite, restore
+from mixer_jax.training import nonfinite, restore, summary
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.evaluator import Evaluator, evaluators
 from mixer_jax.training.state import TrainState, evaluated, init_state, state_shapes
@@ -81,7 +78,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
         sys.exit(asked.exit_code)
     rows, primary = metrics_file.read(directory), run.task.metrics[0]
     tested = f"the test set has {len(run.datasets['test']):,} examples"
-    print(f"done: {summary(rows, primary, run.selection, config.target)}; {tested}")
+    print(f"done: {summary.of_run(rows, primary, run.selection, config.target)}; {tested}")
   return directory
 
 
@@ -118,7 +115,7 @@ def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, 
 
 def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None:
   """Prints the size of the model and how examples are ordered; writes the tables of parameters."""
-  line, tables = model_summary(run)
+  line, tables = summary.of_model(run)
   print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
   if line := run.order.told():
     print(line, flush=True)
@@ -169,7 +166,7 @@ def _loop(
   directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, scorers: dict, asked: Request
 ) -> None:
   """Runs the rest, or until a signal: train, evaluate, report, save."""
-  run, metrics = trainer.run, trainer.run.task.metrics
+  run = trainer.run
   rows = [row for row in metrics_file.read(directory) if row["step"] <= trainer.step]
   with contextlib.ExitStack() as stack:
     if writer := processes.lead(lambda: metrics_file.Writer(directory, trainer.step)):
@@ -177,30 +174,37 @@ def _loop(
     while not ended(run, trainer.step, rows):
       trainer.advance(asked.soon)
       stop, score, improved, complaint = asked.now(), None, False, ""
-      if run.clock.evaluates(trainer.step):
-        rows.append(row := _row(trainer, scorers, rows))
-        if writer:
-          writer.write(row)
-        print(row_line(row, run.clock.num_steps, metrics, list(scorers)), flush=True)
-        score = row[f"{run.selection}/{metrics[0].name}"]
-        score = score if metrics[0].higher_is_better else -score
-        best = row[f"{run.selection}/best_step"] == trainer.step
-        improved = best and run.config.save_best
-      if run.clock.evaluates(trainer.step) or run.clock.saves(trainer.step):
+      evaluates, saves = run.clock.evaluates(trainer.step), run.clock.saves(trainer.step)
+      if evaluates:
+        score, improved = _evaluate(trainer, scorers, rows, writer)
+      if evaluates or saves:
         complaint = run.task.complaint(trainer.state.variables)
       saved.check()
       last = ended(run, trainer.step, rows)
-      in_turn = last or run.clock.saves(trainer.step)
-      if stop or improved or complaint or in_turn:
-        saved.save(trainer.step, trainer.state, trainer.seconds, score, in_turn)
+      if stop or complaint or last or saves or (improved and run.config.save_best):
+        saved.save(trainer.step, trainer.state, trainer.seconds, score, in_turn=last or saves)
       if complaint:
         saved.wait()
         raise Diverged(f"stopped at step {trainer.step}, whose checkpoint is written: {complaint}")
       if last and trainer.step < run.clock.num_steps:
-        why = f"no better {run.selection} {metrics[0].name} in {run.config.patience} evaluations"
-        print(f"ended by patience: {why}", flush=True)
+        better = f"no better {run.selection} {run.task.metrics[0].name}"
+        print(f"ended by patience: {better} in {run.config.patience} evaluations", flush=True)
       if stop:
         return
+
+
+def _evaluate(
+  trainer: Trainer, scorers: dict, rows: list[Row], writer: metrics_file.Writer | None
+) -> tuple[float, bool]:
+  """Adds and reports a row; its score, the higher the better, and whether it is the best so far."""
+  run, metrics = trainer.run, trainer.run.task.metrics
+  rows.append(row := _row(trainer, scorers, rows))
+  if writer:
+    writer.write(row)
+  print(summary.of_row(row, run.clock.num_steps, metrics, list(scorers)), flush=True)
+  score = row[f"{run.selection}/{metrics[0].name}"]
+  best = row[f"{run.selection}/best_step"] == trainer.step
+  return score if metrics[0].higher_is_better else -score, best
 
 
 def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
@@ -209,13 +213,23 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
   The steps are those of `train`, and so are the variables to start from: those of
   `config.pretrained`, or fresh ones. Yields after each evaluation the state, which the next steps
   overwrite, and its row of metrics.
+
+  Raises:
+    Diverged: as of `train`; without checkpoints `on_nonfinite="restore"` does not help.
   """
   variables = run.task.initial(run.variable_shapes, restore.stored)
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
   while not ended(run, trainer.step, rows):
-    trainer.advance()
+    try:
+      trainer.advance()
+      if run.clock.evaluates(trainer.step):
+        rows.append(_row(trainer, scorers, rows))
+    except nonfinite.Nonfinite as bad:
+      applied = nonfinite.applied(bad, run, trainer.state)
+      raise nonfinite.error(bad, run.config, applied, rows, 0) from None
     if run.clock.evaluates(trainer.step):
-      rows.append(_row(trainer, scorers, rows))
+      if complaint := run.task.complaint(trainer.state.variables):
+        raise Diverged(f"stopped at step {trainer.step}: {complaint}")
       yield trainer.state, rows[-1]
 
 
@@ -257,59 +271,3 @@ def _start(run: Experiment, saved: Checkpoints, variables: Any) -> tuple[TrainSt
   state, seconds = saved.restore(step, state_shapes(run))
   print(f"resumed from step {step}, epoch {run.clock.epoch(step):g}", flush=True)
   return state, seconds
-
-
-def model_summary(run: Experiment) -> tuple[str, str]:
-  """A line about the model, and the tables of its parameters and curvature blocks."""
-  shapes = run.variable_shapes["params"]
-  sizes = [x.size for x in jax.tree.leaves(shapes)]
-  number = f"{sum(sizes):,}" if sum(sizes) < 1e5 else f"{sum(sizes) / 1e6:,.2f} million"
-  line = f"{number} parameters in {len(sizes)} arrays"
-  tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
-  if side := optim.kfac_side(run.config.optimizer):
-    p, options = run.problem, ("norms", "plain", "max_factor", "full_factors")
-    chosen = {name: side[name] for name in options if side.get(name)}
-    blocks = optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood, **chosen)
-    kinds = collections.Counter(block.kind for block in blocks)
-    line += "; curvature blocks: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-    width = max(len(b.name) for b in blocks)
-    tables += f"\n{'curvature block':{width}}  kind       factors"
-    for b in blocks:
-      factors = " x ".join(map(_factor, b.factor_sizes, b.diagonal)) or "-"
-      tables += f"\n{b.name:{width}}  {b.kind:9}  {factors}"
-  return line, tables + "\n"
-
-
-def _factor(size: int, diagonal: bool) -> str:
-  return f"{size} (diagonal)" if diagonal else str(size)
-
-
-def row_line(row: Row, num_steps: int, metrics: Sequence[Metric], splits: Sequence[str]) -> str:
-  parts = [f"step {row['step']}/{num_steps} epoch {row['epoch']:g}"]
-  for split in ("train", *splits):
-    values = [(m, row[f"{split}/{m.name}"]) for m in metrics if f"{split}/{m.name}" in row]
-    parts.append(f"{split} {' '.join(f'{m.name} {m.shown(value)}' for m, value in values)}")
-  parts += [f"lr {row['learning_rate']:.3g}", f"{row['examples_per_second']:.0f} examples/s"]
-  parts.append(f"{row['seconds']:.1f} s")
-  if row.get("train/skipped"):
-    parts.append(f"{row['train/skipped']} skipped")
-  return "  ".join(parts)
-
-
-def summary(rows: Sequence[Row], primary: Metric, split: str, target: float = 0.0) -> str:
-  """The result of a run: its last evaluation, and the best one of the split that picks it."""
-  if not rows:
-    return "nothing was evaluated"
-  last, name = rows[-1], primary.name
-  test, best = (primary.shown(last[key]) for key in (f"test/{name}", f"{split}/best_{name}"))
-  text = (
-    f"{last['step']} steps, {last['epoch']:g} epochs, test {name} {test} at the end; best {split}"
-    f" {name} {best} at step {last[f'{split}/best_step']}"
-  )
-  if target:
-    reached = (r["step"] for r in rows if not primary.better(target, r[f"{split}/{name}"]))
-    step = next(reached, None)
-    text += f", target {primary.shown(target)} " + (f"at step {step}" if step else "not reached")
-  if skipped := last.get("train/skipped"):
-    text += f", {skipped} step{'s' * (skipped > 1)} skipped"
-  return text

@@ -113,6 +113,8 @@ def test_unknown_options_and_sides_are_named():
   del config.direction
   with pytest.raises(UserError, match="optimizer.direction is missing"):
     optim.build(config, ONE, None)
+  with pytest.raises(UserError, match="optimizer kfac: problem is None; allowed: a Problem"):
+    optim.build(config_lib.optimizer("kfac", learning_rate=0.1), ONE, None)
 
 
 def kfac_config(**values):

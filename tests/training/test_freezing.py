@@ -125,8 +125,12 @@ def test_whole_updates_of_any_optimizer_shrink(config, name):
 def test_a_decay_that_cannot_be_is_refused(config):
   config.layer_decay = 0.5
   config.optimizer = config_lib.optimizer("kfac", learning_rate=1.0, quadratic_model=True)
-  with pytest.raises(UserError, match="layer_decay is 0.5; a quadratic model"):
-    experiment.build(config)
+  plain = config_lib.optimizer("kfac", learning_rate=1.0)
+  pairs = (config.optimizer, plain), (plain, config.optimizer)
+  for optimizer in (config.optimizer, *(config_lib.grafted(*pair) for pair in pairs)):
+    config.optimizer = optimizer
+    with pytest.raises(UserError, match="layer_decay is 0.5; a quadratic model"):
+      experiment.build(config)
   waves = config_lib.default("docs.own_task:Derivative")
   waves.update(layer_decay=0.5)
   with pytest.raises(UserError, match="layer_decay is 0.5, but of task docs.*no single order"):

@@ -237,6 +237,19 @@ def test_a_lost_curvature_factor_is_noticed_before_it_is_used(tiny_config):
   assert passed.tolist() == [True, False]
 
 
+@pytest.mark.parametrize("policy", ["stop", "restore"])
+def test_a_loop_of_one_s_own_ends_in_one_line(policy):
+  run = experiment.build(waves(on_nonfinite=policy, **{"optimizer.learning_rate": 1e30}))
+  with pytest.raises(Diverged, match=r"^the (loss|update) of step \d+ is not finite .*[^\n]*$"):
+    list(loop.evaluations(run))
+
+
+def test_a_loop_of_one_s_own_heeds_the_task_s_complaint(monkeypatch):
+  monkeypatch.setattr(Derivative, "complaint", lambda self, variables: "nothing is learned")
+  with pytest.raises(Diverged, match="^stopped at step 8: nothing is learned$"):
+    list(loop.evaluations(experiment.build(waves())))
+
+
 def test_a_metric_that_is_better_when_lower_picks_its_lowest():
   assert Metric("error", higher_is_better=False).better(0.1, 0.2)
   run = experiment.build(waves(num_steps=3, eval_steps=1, **{"optimizer.learning_rate": 3.0}))

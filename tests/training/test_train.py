@@ -13,7 +13,7 @@ from mixer_jax import evaluate, experiment, predict
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.rundir import directory, metrics_file
 from mixer_jax.tasks import Metric
-from mixer_jax.training import loop, restore
+from mixer_jax.training import loop, restore, summary
 from mixer_jax.training.state import init_state
 from mixer_jax.training.step import make_train_steps
 from mixer_jax.training.trainer import Trainer
@@ -147,15 +147,15 @@ def test_the_summary_headlines_the_last_step_and_says_when_a_target_was_reached(
     {"step": 10 * e, "epoch": e, "test/top1": v, "test/best_top1": 0.5, "test/best_step": 20}
     for e, v in enumerate((0.2, 0.5, 0.4), start=1)
   ]
-  text = loop.summary(rows, top1, "test", target=0.45)
+  text = summary.of_run(rows, top1, "test", 0.45)
   last, best = text.index("test top1 40.00%"), text.index("best test top1 50.00% at step 20")
   assert text.startswith("30 steps, 3 epochs, ") and last < best
   assert text.endswith("target 45.00% at step 20")
-  assert loop.summary(rows, top1, "test", 0.6).endswith("target 60.00% not reached")
+  assert summary.of_run(rows, top1, "test", 0.6).endswith("target 60.00% not reached")
   rows = [{"step": 5, "epoch": 1, "test/error": 0.3, "test/best_error": 0.3, "test/best_step": 5}]
   # Lower is better.
-  assert loop.summary(rows, error, "test", 0.3).endswith("target 0.3 at step 5")
-  assert loop.summary(rows, error, "test", 0.2).endswith("target 0.2 not reached")
+  assert summary.of_run(rows, error, "test", 0.3).endswith("target 0.3 at step 5")
+  assert summary.of_run(rows, error, "test", 0.2).endswith("target 0.2 not reached")
 
 
 def test_a_last_step_that_diverges_saves_nothing(tmp_path):
@@ -190,7 +190,7 @@ def test_a_run_may_move_and_be_evaluated_elsewhere(tmp_path):
 def test_the_table_of_blocks_follows_the_options(tiny_config):
   for norms in ("gradient", "diagonal"):
     tiny_config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, norms=norms)
-    line, tables = loop.model_summary(experiment.build(tiny_config))
+    line, tables = summary.of_model(experiment.build(tiny_config))
     assert "\n" not in line and "curvature blocks: " in line and norms in line
     lines = tables.splitlines()
     assert [x.split()[1] for x in lines if x.startswith("MixerBlock_0/LayerNorm_0 ")] == [norms]
@@ -199,7 +199,7 @@ def test_the_table_of_blocks_follows_the_options(tiny_config):
 def test_the_table_of_blocks_marks_diagonal_factors(tiny_config):
   def factors(max_factor):
     tiny_config.optimizer = config_lib.optimizer("kfac", learning_rate=0.1, max_factor=max_factor)
-    table = loop.model_summary(experiment.build(tiny_config))[1].split("curvature block")[1]
+    table = summary.of_model(experiment.build(tiny_config))[1].split("curvature block")[1]
     return re.findall(r"(\d+)( \(diagonal\))?(?= x |$)", table, re.MULTILINE)
 
   assert {mark for _, mark in factors(None)} == {""}

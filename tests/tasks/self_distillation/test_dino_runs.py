@@ -11,7 +11,7 @@ from mixer_jax import config as config_lib
 from mixer_jax import experiment, predict, probe, tasks
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.tasks.images.probes import Knn
-from mixer_jax.training import loop, restore
+from mixer_jax.training import loop, restore, summary
 from mixer_jax.training.checkpoint import Checkpoints
 from tests import children
 from tests.conftest import waves
@@ -83,7 +83,7 @@ def test_kfac_trains_it(config):
   config.update(num_steps=2, eval_steps=2)
   config.optimizer = config_lib.optimizer("kfac", learning_rate=0.05, norms="gradient")
   run = experiment.build(config)
-  line, _ = loop.model_summary(run)
+  line, _ = summary.of_model(run)
   assert "kronecker" in line
   (state, row), *_ = loop.evaluations(run)
   assert np.isfinite(row["train/loss"]) and 0 <= row["test/knn"] <= 1
