@@ -6,16 +6,40 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 
-def check(axis_name: Any) -> None:
+def check(axis_name: Any, batch: Any) -> None:
   """Refuses devices that would go apart, each with statistics of its own part of a batch."""
   before_0_10 = getattr(jax.core, "unsafe_get_axis_names_DO_NOT_USE", tuple)  # pmap's, there
   manual = {*jax.sharding.get_abstract_mesh().manual_axes, *before_0_10()}
-  names = {axis_name} if isinstance(axis_name, str) else set(axis_name or ())
-  if manual - names:
+  names, spread = set(_names(axis_name)), spread_over(batch)
+  shown = lambda axes: ", ".join(sorted(map(str, axes)))
+  if (spread or manual) - names:
     raise ValueError(
-      f"K-FAC is inside shard_map or pmap over {', '.join(sorted(map(str, manual)))}; name the axes"
+      f"K-FAC is inside shard_map or pmap over {shown(manual)}; name the axes"
       " over which the batch is spread: axis_name (a `jax.vmap` over independent runs has none:"
       " leave out its own axis_name)"
+    )
+  if spread and names - spread:
+    raise ValueError(
+      f"axis_name has {shown(names - spread)}, over which the batch is not spread; allowed:"
+      f" {shown(spread)}"
+    )
+
+
+def _names(axis_name: Any) -> tuple:
+  return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
+
+
+def spread_over(batch: Any) -> frozenset:
+  """The manual axes over which a checked `shard_map` spreads a batch; none where nobody knows."""
+  return frozenset().union(*map(_varying_over, jax.tree.leaves(batch)))
+
+
+def check_distinct(axis_name: Any, batch: Any) -> None:
+  """Refuses several axes if they may hold copies of the same examples, which would count twice."""
+  if len(_names(axis_name)) > 1 and not spread_over(batch):
+    raise ValueError(
+      f'eigenvalues="batch" over the axes {", ".join(map(str, axis_name))} needs a shard_map with'
+      " check_vma=True, which tells over which of them the batch is spread"
     )
 
 
@@ -47,10 +71,9 @@ def varying(tree: Any, axis_name: Any) -> Any:
   """Arrays that every device of a manual axis has of its own, as a checked `shard_map` asks."""
   if axis_name is None or not jax.sharding.get_abstract_mesh().manual_axes:
     return tree
-  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
   def cast(x):
-    others = tuple(name for name in names if name not in _varying_over(x))
+    others = tuple(name for name in _names(axis_name) if name not in _varying_over(x))
     if not others:
       return x
     if hasattr(jax.lax, "pcast"):

@@ -152,9 +152,10 @@ def in_basis(
     return state._replace(factors=factors, basis=basis, inner=moments)
 
   def update_in_basis(state, blocks, gradients):
-    matrices = rotated(blocks, gradients, state.basis)
-    matrices, moments = inner.update(matrices, state.inner, basis=state.basis)
-    updates, other = others.update(_rest(blocks, gradients), state.others)
+    given = rotated(blocks, gradients, state.basis), state.inner
+    matrices, moments = _typed_as(given, inner.update(*given, basis=state.basis))
+    given = _rest(blocks, gradients), state.others
+    updates, other = _typed_as(given, others.update(*given))
     for block in blocks:
       back = algebra.rotated_back(matrices[block.name], state.basis[block.name], precondition_dtype)
       updates |= dict(zip(block.paths, from_matrix(block, back)))
@@ -174,13 +175,12 @@ def in_basis(
     if not source.after:
       state = renewed(state, lambda: keep_unseen(state.factors, fresh()))
     made = lambda: update_in_basis(state, blocks, gradients)
+    zeros = lambda: (jax.tree.map(jnp.zeros_like, gradients), state.inner, state.others)
+    later = jax.lax.cond(state.count > 0, made, zeros) if source.after else made()
+    directions, moments, other = later
+    state = state._replace(inner=moments, others=other)
     if source.after:
-      zeros = lambda: (jax.tree.map(jnp.zeros_like, gradients), state.inner, state.others)
-      directions, moments, other = jax.lax.cond(state.count > 0, made, zeros)
-      state = renewed(state._replace(inner=moments, others=other), fresh)
-    else:
-      directions, moments, other = made()
-      state = state._replace(inner=moments, others=other)
+      state = renewed(state, fresh)
     count = optax.safe_increment(state.count)
     return with_directions(updates, directions), state._replace(count=count)
 
@@ -196,6 +196,11 @@ def _grown(basis: dict[str, Any], factors: dict[str, Any], growth: float) -> jax
 
 def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:
   return to_matrix(block, taken(block, gradients))
+
+
+def _typed_as(like: Any, tree: Any) -> Any:
+  """A tree in the types of another: numbers of `optax.inject_hyperparams` have the parameters'."""
+  return jax.tree.map(lambda x, y: y.astype(x.dtype), like, tree)
 
 
 def _rest(blocks: list[Block], leaves: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _curvature_source(curvature: Any, axis_name: Any, reduced: Callable[[Any], A
   def estimate(blocks, gradients, params, batch, rng):
     del blocks, gradients
     whole, some = whole_tree(params, curvature.names), reduced(batch)
-    axes.check(axis_name)
+    axes.check(axis_name, batch)
     return axes.automatic(curvature.estimate, (whole, some))(whole, some, rng)
 
   check = lambda params: check_names(params, curvature.names)

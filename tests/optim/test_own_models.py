@@ -158,6 +158,32 @@ def test_manual_axes(how, name, weighted):
     update(None)
 
 
+@pytest.mark.parametrize("eigenvalues", ["factors", "batch"])
+def test_copies_of_a_batch_on_a_second_axis_do_not_count(eigenvalues):
+  params, batch = problem()
+  make = functools.partial(
+    optim.scale_by_kfac, predict, params, batch, **EXACT, eigenvalues=eigenvalues
+  )
+  expected = first(make(), params, batch)
+  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+  def update(axis_name, checked=True):
+    tx, grads = make(axis_name=axis_name), jax.grad(loss)(params, batch)
+    step = lambda batch: tx.update(grads, tx.init(params), params, batch=batch)[0]
+    specs = dict(in_specs=P("data"), out_specs=P(), check_vma=checked)
+    return jax.jit(jax.shard_map(step, mesh=mesh, **specs))(batch)
+
+  close(update("data"), expected, rtol=1e-3, atol=1e-5)
+  both = ("data", "model")
+  with pytest.raises(ValueError, match="axis_name has model, over which.*allowed: data"):
+    update(both)
+  if eigenvalues == "factors":
+    close(update(both, checked=False), expected, rtol=1e-3, atol=1e-5)
+  else:
+    with pytest.raises(ValueError, match="over the axes data, model needs .*check_vma=True"):
+      update(both, checked=False)
+
+
 def test_hyperparameters_may_be_traced_and_injected():
   params, batch = problem()
   plain = first(optim.kfac(0.1, predict, params, batch, **EXACT), params, batch)

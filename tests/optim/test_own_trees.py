@@ -293,3 +293,21 @@ def test_exact_labels_need_outputs_of_one_length():
   kinds = dict(likelihood=dict.fromkeys(("all", "half"), "categorical"), estimation="exact")
   with pytest.raises(ValueError, match=r"needs outputs of one length; they have \[4, 8\]"):
     optim.kfac_blocks(both, params, batch, **kinds)
+
+
+@pytest.mark.parametrize("name", ["kfac", "ekfac", "kfac_adam", "kfac_muon", "soap", "shampoo"])
+@pytest.mark.first(3)
+def test_injected_numbers_of_float64_parameters_leave_the_state_s_types(name):
+  """`optax.inject_hyperparams` makes all numbers as wide as the parameters."""
+  with jax.enable_x64(True):
+    params, batch = jax.tree.map(jnp.float64, problem()[0]), problem()[1]
+    model = dict(predict=predict, params=params, batch=batch)
+    options = model if name.startswith(("kfac", "ek")) else {}
+    extra = dict(batch=batch, rng=jax.random.key(0)) if options else {}
+    options |= dict(eigenvalues="examples") if name == "ekfac" else {}
+    make = optim.kfac if name == "ekfac" else getattr(optim, name)
+    tx = optax.inject_hyperparams(make, static_args=tuple(options))(0.1, **options)
+    state = jax.eval_shape(tx.init, params)
+    updates, after = jax.eval_shape(lambda s: tx.update(params, s, params, **extra), state)
+  types = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert types(after) == types(state) and types(updates) == types(params)
