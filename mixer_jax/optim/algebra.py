@@ -73,8 +73,8 @@ def _floored(values: jax.Array, floor: float) -> jax.Array:
 def warm_started_bases(
   factors: dict[str, Kronecker],
   old: dict[str, tuple[Eigen, Eigen]],
-  tolerance: float | None = None,
-  mesh: Mesh | None = None,
+  tolerance: float | None,
+  mesh: Mesh | None,
 ) -> tuple[dict[str, tuple[Eigen, Eigen]], dict[str, tuple[Eigen, Eigen]]]:
   """One step of orthogonal iteration from old bases: a product and a QR for each factor.
 

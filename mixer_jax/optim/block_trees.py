@@ -2,6 +2,7 @@
 
 from typing import Any, Collection, Mapping, Sequence
 
+from flax.core import meta
 import jax
 import jax.numpy as jnp
 import optax
@@ -64,6 +65,21 @@ def check_names(params: Any, names: Collection[str]) -> None:
     raise ValueError(
       f"the parameters have {found}, which the model has not; it has {', '.join(names)}"
     )
+
+
+def check_params(params: Any) -> None:
+  """Raises a ValueError for parameters that are no plain tree of floats."""
+  if type(params).__module__.startswith("flax.nnx"):
+    raise ValueError(
+      "params are a State of flax.nnx; K-FAC sees layers of Linen alone: write the model in Linen,"
+      " or train it by another optimizer"
+    )
+  boxes = lambda x: isinstance(x, meta.AxisMetadata)
+  if any(map(boxes, jax.tree.leaves(params, is_leaf=boxes))):
+    raise ValueError("params hold boxes of Flax (nn.with_partitioning); pass nn.unbox(params)")
+  for path, x in by_path(params).items():
+    if not jnp.issubdtype(dtype := jnp.result_type(x), jnp.floating):
+      raise ValueError(f"{path} is {dtype}, which has no gradient; leave it out of params")
 
 
 def check_stacked(params: Any, stacked: Mapping[str, int]) -> None:

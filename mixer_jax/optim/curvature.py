@@ -24,12 +24,11 @@ import itertools
 import math
 from typing import Any, Callable, Sequence
 
-from flax.core import meta
 import jax
 import jax.numpy as jnp
 
 from mixer_jax.optim import axes, capture, companions, layer_calls, layer_views, places, statistics
-from mixer_jax.optim.block_trees import by_path
+from mixer_jax.optim.block_trees import by_path, check_params
 from mixer_jax.optim.curvature_blocks import Block
 from mixer_jax.optim.curvature_options import MAX_FACTOR, check_choice, matches, matching
 from mixer_jax.optim.predictor import Predictor, opened, root_weights, sums_of_weights
@@ -40,7 +39,7 @@ Params = Batch = Any
 class Curvature:
   """Which block each parameter has, and fresh estimates of their factors.
 
-  Args: see `kfac.scale_by_kfac`.
+  Args: see `preconditioner.scale_by_kfac`.
 
   Raises:
     ValueError: an unknown option, a prediction that does not fit the likelihood, or a
@@ -65,25 +64,12 @@ class Curvature:
     check_choice("estimation", estimation)
     check_choice("token_averaging", token_averaging)
     check_choice("norms", norms)
-    if type(params).__module__.startswith("flax.nnx"):
-      raise ValueError(
-        "params are a State of flax.nnx; K-FAC sees layers of Linen alone: write the model in Linen,"
-        " or train it by another optimizer"
-      )
-    boxes = lambda x: isinstance(x, meta.AxisMetadata)
-    if any(map(boxes, jax.tree.leaves(params, is_leaf=boxes))):
-      raise ValueError("params hold boxes of Flax (nn.with_partitioning); pass nn.unbox(params)")
-    predictor = Predictor(predict, likelihood)
-    self._predict, self._outputs = predictor.answer, predictor.outputs
-    self._weights, self._rows = predictor.weights, predictor.rows
-    self._weights_like = predictor.weights_like
-    self._likelihood = predictor.likelihood
+    check_params(params)
+    self._predictor = Predictor(predict, likelihood)
+    self._outputs, self._likelihood = self._predictor.outputs, self._predictor.likelihood
     self._estimation, self._axis_name = estimation, axis_name
     self._published = token_averaging == "published"
     shapes = jax.eval_shape(lambda *trees: trees, params, batch)
-    for path, x in by_path(params).items():
-      if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"{path} is {x.dtype}, which has no gradient; leave it out of params")
     self._check(*shapes)
     self._leaves = by_path(shapes[0])
     self.names = tuple(self._leaves)
@@ -114,7 +100,7 @@ class Curvature:
 
   def _check(self, params: Params, batch: Batch) -> None:
     """Refuses predictions that do not fit the likelihood."""
-    answer = jax.eval_shape(self._predict, params, batch)
+    answer = jax.eval_shape(self._predictor.answer, params, batch)
     self._likelihood.check(answer.outputs)
     if self._estimation == "exact" and self._likelihood.factor is None:
       raise ValueError('estimation="exact" needs a likelihood with a factor')
@@ -124,7 +110,9 @@ class Curvature:
     if self._estimation == "empirical" and answer.targets is None:
       raise ValueError('estimation="empirical" needs predict to return (outputs, targets)')
     aux = lambda p, b: [
-      x for x in jax.tree.leaves(self._predict(p, b)[1:]) if jnp.issubdtype(x.dtype, jnp.floating)
+      x
+      for x in jax.tree.leaves(self._predictor.answer(p, b)[1:])
+      if jnp.issubdtype(x.dtype, jnp.floating)
     ]
     if layer_calls.depends(aux, params, batch, lambda name: True, set()):
       raise ValueError(
@@ -133,7 +121,7 @@ class Curvature:
       )
     for outputs in jax.tree.leaves(answer.outputs):
       if answer.weights is not None:
-        self._weights_like(answer.weights, outputs)
+        self._predictor.weights_like(answer.weights, outputs)
 
   def _list_blocks(self, shapes, calls, patterns) -> tuple[Block, ...]:
     """A `Block` for each layer, and one for each parameter that has no curvature."""
@@ -164,18 +152,7 @@ class Curvature:
         "the outputs of predict do not depend on params; allowed: a function of them"
       )
     if unknown := [name for name in unknown if used(name)]:
-      if not calls:
-        raise ValueError(
-          "predict calls no layer of Flax Linen with params, and K-FAC sees layers alone: write the"
-          " model in Linen, or take soap, shampoo or muon, which need no layers"
-        )
-      reasons = {views[n].reason for n in unknown if isinstance(views.get(n), layer_views.Plain)}
-      why = f" ({', '.join(sorted(reasons))})" if reasons else ""
-      raise ValueError(
-        f"no K-FAC block covers the parameters {', '.join(unknown)}{why}: list them in `plain` to"
-        " train them without curvature, or let their layer say by its attribute"
-        f" `curvature` how it uses them ({', '.join(layer_views.DECLARED)})"
-      )
+      raise ValueError(_uncovered(unknown, views))
     for name in free:
       layer = name.rpartition("/")[0]
       own = tuple(n for n in free if n.rpartition("/")[0] == layer) if layer else (name,)
@@ -227,17 +204,17 @@ class Curvature:
 
   def _statistics(self, params, batch, rng, basis) -> list[tuple[statistics.Layer, Any, jax.Array]]:
     """Each layer with its sums over rows, and over how many examples (of a shared one: devices)."""
-    weights, counts = self._weights(params, batch)
+    weights, counts = self._predictor.weights(params, batch)
     size = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))[0].shape[0]
-    rows = self._rows(params, batch)
-    companions = {
+    rows = self._predictor.rows(params, batch)
+    zeros = {
       path: layer.companions(rows, basis.get(layer.block), size)
       for path, layer in self._layers.items()
     }
-    companions = axes.varying(companions, self._axis_name)
+    zeros = axes.varying(zeros, self._axis_name)
     if rows is not None:
       params = jax.tree.map(opened, params)
-    outputs, targets, pullback = capture.sums(self._answer, params, companions, batch)
+    outputs, targets, pullback = capture.sums(self._answer, params, zeros, batch)
     outputs = jax.lax.stop_gradient(outputs)
     examples = self._examples_of(outputs, counts)
     scales = root_weights(weights, outputs, self._axis_name)
@@ -250,7 +227,7 @@ class Curvature:
     return [(layer, sums[path], uses(layer)) for path, layer in self._layers.items()]
 
   def _answer(self, params: Params, batch: Batch) -> tuple[Any, Any]:
-    answer = self._predict(params, batch)
+    answer = self._predictor.answer(params, batch)
     return jax.tree.map(lambda y: y.astype(jnp.float32), answer.outputs), answer.targets
 
   def _examples_of(self, outputs: Any, counts: jax.Array | None) -> jax.Array:
@@ -281,7 +258,8 @@ class Curvature:
       raise ValueError(
         f'eigenvalues="batch" needs outputs of equally many rows; they have {first} and {others[0]}'
       )
-    total, squares = sums_of_weights(self._weights(params, batch)[0], first)
+    axes.check_distinct(self._axis_name, batch)
+    total, squares = sums_of_weights(self._predictor.weights(params, batch)[0], first)
     if self._axis_name is not None:
       total, squares = jax.lax.psum((total, squares), self._axis_name)
     rows = total**2 / jnp.maximum(c * squares, 1e-30)
@@ -318,3 +296,19 @@ class Curvature:
     zeros = jax.tree.map(jnp.zeros_like, once)
     total, _ = jax.lax.scan(add, zeros, jnp.arange(sum(sizes)))
     return {path: statistics.inputs_once(once[path], total[path]) for path in once}
+
+
+def _uncovered(names: Sequence[str], views: dict[str, layer_views.View]) -> str:
+  """The line about parameters that no block covers; `views` are those of layers, by parameter."""
+  if not views:
+    return (
+      "predict calls no layer of Flax Linen with params, and K-FAC sees layers alone: write the"
+      " model in Linen, or take soap, shampoo or muon, which need no layers"
+    )
+  reasons = {views[n].reason for n in names if isinstance(views.get(n), layer_views.Plain)}
+  why = f" ({', '.join(sorted(reasons))})" if reasons else ""
+  return (
+    f"no K-FAC block covers the parameters {', '.join(names)}{why}: list them in `plain` to train"
+    " them without curvature, or let their layer say by its attribute `curvature` how it uses them"
+    f" ({', '.join(layer_views.DECLARED)})"
+  )

@@ -20,8 +20,9 @@ from mixer_jax.optim.curvature_blocks import path_name
 _SERIAL = itertools.count(1)
 # Equations whose result has the numbers of their first operand, or a part of them, in their order.
 _IDENTITIES = frozenset(
-  "convert_element_type stop_gradient reduce_precision copy copy_p device_put sharding_constraint reshard mesh_cast"
-  " pvary pcast pbroadcast optimization_barrier name slice dynamic_slice squeeze reshape".split()
+  "convert_element_type stop_gradient reduce_precision copy copy_p device_put sharding_constraint"
+  " reshard mesh_cast pvary pcast pbroadcast optimization_barrier name slice dynamic_slice squeeze"
+  " reshape".split()
 )
 
 

@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 class Predictor:
   """A model whose outputs are those of a distribution.
 
-  Args: see `kfac.scale_by_kfac`.
+  Args: see `preconditioner.scale_by_kfac`.
   """
 
   def __init__(self, predict: Callable[[Params, Batch], Any], likelihood: Any):
@@ -110,7 +110,7 @@ def opened(x: jax.Array) -> jax.Array:
   return jnp.where((x == 0).all(), tiny, x)
 
 
-def root_weights(weights: jax.Array | None, outputs: Any, axis_name: Any = None) -> Any:
+def root_weights(weights: jax.Array | None, outputs: Any, axis_name: Any) -> Any:
   """The square roots of the weights that rows have in the mean, to multiply outputs by."""
   rows = jax.tree.map(lambda y: _row_sum(weights, y), outputs)
   if axis_name is not None:

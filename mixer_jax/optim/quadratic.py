@@ -89,7 +89,7 @@ class Model:
   """The quadratic model q of any step on a batch.
 
   Args:
-    predict: see `kfac.scale_by_kfac`, as are `likelihood` and `axis_name`.
+    predict: see `preconditioner.scale_by_kfac`, as are `likelihood` and `axis_name`.
     decay: maps the update count to the coefficient of the squared parameters.
     mask: of the parameters that decay, as in `optax.add_decayed_weights`.
 
@@ -137,7 +137,7 @@ def by_model(
   model: Model,
   damping: Any,
   learning_rate: Any,
-  factor_damping_period: FactorDampingPeriod = None,
+  factor_damping_period: FactorDampingPeriod,
 ) -> optax.GradientTransformationExtraArgs:
   """Steps to the minimum of the damped model along the direction and the update before.
 
@@ -182,7 +182,7 @@ def by_model(
       least = minimum(products, along)
       return vectors, least, least @ products @ least / 2 + along @ least, inner
 
-    def chosen(shift):
+    def of_three(shift):
       shifts = shift * _FACTOR_CHANGE ** (period * jnp.array([0.0, 1.0, -1.0], jnp.float32))
       values = jax.lax.map(lambda x: best(x)[2], shifts)
       return shifts[jnp.argmin(jnp.nan_to_num(values, nan=jnp.inf))]
@@ -190,7 +190,7 @@ def by_model(
     shift, own = lam + decay, None
     if period is not None:
       shift = jnp.where(state.count == 0, jnp.float32(shift), state.factor_damping)
-      shift = own = jax.lax.cond(state.count % period == 0, chosen, lambda x: x, shift)
+      shift = own = jax.lax.cond(state.count % period == 0, of_three, lambda x: x, shift)
     vectors, (alpha, mu), _, inner = best(shift)
     step = jax.tree.map(lambda x, y: (rate * (alpha * x + mu * y)).astype(x.dtype), *vectors)
     count = optax.safe_increment(state.count)

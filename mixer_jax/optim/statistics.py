@@ -47,9 +47,7 @@ class Layer(NamedTuple):
     """Whether every example uses all of its rows."""
     return self.example_places == {places.NOWHERE}
 
-  def companions(
-    self, weights: jax.Array | None, basis: Any = None, examples: int = 1
-  ) -> dict[str, Any]:
+  def companions(self, weights: jax.Array | None, basis: Any, examples: int) -> dict[str, Any]:
     """Zeros for `capture.sums`; with the basis of EK-FAC's second moments, if there is one."""
     own = capture.companion(self.sums, self.stacked)
     in_front = self.example_places <= {places.FIRST, places.FLAT}
@@ -146,44 +144,49 @@ def layers_of(
     by_path.setdefault(call.path, []).append(call)
   found = {}
   for path, own in by_path.items():
-    view = own[0].view
+    view, shapes = own[0].view, own[0].shapes
     if any(isinstance(call.view, layer_views.Plain) for call in own):
       continue
-    names = _parameters(view, own[0].shapes)
-    full = tuple(companions.joined(path, name) for name in names)
-    listed = [name for name in full if matches(plain, name)]
+    names = tuple(companions.joined(path, name) for name in _parameters(view))
+    listed = [name for name in names if matches(plain, name)]
     unseen = isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"
-    if not names or unseen or len(listed) == len(full):
+    if unseen or len(listed) == len(names):
       continue
-    if listed:
-      raise ValueError(
-        f"plain has {', '.join(listed)} of a layer whose parameters have one block:"
-        f" {', '.join(full)}; allowed: all of them, or none"
-      )
-    if any(call.changed for call in own):
-      raise ValueError(
-        f"the model changes {', '.join(full)} before their layer takes them, which K-FAC cannot see;"
-        " list them in `plain` to train them without curvature"
-      )
-    if any(call.differentiated for call in own):
-      raise ValueError(
-        f"predict itself takes a derivative through the layer of {', '.join(full)}, which K-FAC cannot"
-        " see; allowed: derivatives taken before, as a part of the batch, or these listed in `plain`"
-      )
-    dense = [call.view for call in own if isinstance(call.view, layer_views.Dense)]
-    if len({(view.axes, view.inputs_rank) for view in dense}) > 1:
-      raise ValueError(
-        f"the model multiplies over one and over other axes of {full[0]}; list {', '.join(full)} in"
-        " `plain` to train them without curvature"
-      )
-    first = own[0]
-    uncut = any(matches(full_factors, name) for name in full)
-    sums = _sums_of(view, first.shapes, math.inf if uncut else max_factor)
-    layer = Layer(tuple(own), full, sums, first.stacked)
+    if why := _mistake(own, names, listed):
+      raise ValueError(why)
+    uncut = any(matches(full_factors, name) for name in names)
+    sums = _sums_of(view, shapes, math.inf if uncut else max_factor)
+    found[path] = layer = Layer(tuple(own), names, sums, own[0].stacked)
     if isinstance(view, layer_views.ScaleAndShift):
       _check_norm(layer)
-    found[path] = layer
   return found
+
+
+def _mistake(calls: Sequence[layer_calls.Call], names: Sequence[str], listed: list[str]) -> str:
+  """The reason why the parameters of a layer have no block, some of them `listed` as plain; or ""."""
+  full = ", ".join(names)
+  if listed:
+    return (
+      f"plain has {', '.join(listed)} of a layer whose parameters have one block: {full}; allowed:"
+      " all of them, or none"
+    )
+  if any(call.changed for call in calls):
+    return (
+      f"the model changes {full} before their layer takes them, which K-FAC cannot see; list them"
+      " in `plain` to train them without curvature"
+    )
+  if any(call.differentiated for call in calls):
+    return (
+      f"predict itself takes a derivative through the layer of {full}, which K-FAC cannot see;"
+      " allowed: derivatives taken before, as a part of the batch, or these listed in `plain`"
+    )
+  views = [call.view for call in calls if isinstance(call.view, layer_views.Dense)]
+  if len({(view.axes, view.inputs_rank) for view in views}) > 1:
+    return (
+      f"the model multiplies over one and over other axes of {names[0]}; list {full} in `plain` to"
+      " train them without curvature"
+    )
+  return ""
 
 
 def _check_norm(layer: Layer) -> None:
@@ -195,7 +198,7 @@ def _check_norm(layer: Layer) -> None:
     )
 
 
-def _parameters(view, shapes) -> tuple[str, ...]:
+def _parameters(view) -> tuple[str, ...]:
   if isinstance(view, layer_views.ScaleAndShift):
     return tuple(name for name in (view.scale, view.bias) if name)
   return (view.kernel, view.bias) if view.bias else (view.kernel,)

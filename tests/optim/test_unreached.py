@@ -89,3 +89,40 @@ def test_inputs_of_zeros_count_in_the_factors():
   state = step(step(tx.init(params)))
   close(state.factors["after"].inputs, 0.8**2 * np.eye(4), rtol=1e-6)
   close(state.factors["after"].outputs, state.factors["beside"].outputs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("beside", ["a_gain", "z_gain"])
+def test_a_stack_keeps_the_factor_of_a_layer_that_is_not_reached(beside):
+  """Whatever the name of a parameter without curvature in the same layer is."""
+
+  class Scale(nn.Module):
+    curvature = "scale_and_shift"
+
+    @nn.compact
+    def __call__(self, x):
+      gain = jnp.exp(self.param(beside, nn.initializers.zeros, (5,)))
+      return gain * x * self.param("scale", nn.initializers.ones, (5,))
+
+  class Gated(nn.Module):
+    @nn.compact
+    def __call__(self, x, gate):
+      return x + gate * Scale(name="scale")(nn.Dense(5, name="dense")(x)), None
+
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, gates):
+      axes = dict(variable_axes={"params": 0}, split_rngs={"params": True})
+      x, _ = nn.scan(Gated, length=3, **axes)(name="blocks")(x, gates)
+      return nn.Dense(3, name="head")(x)
+
+  batch = {"x": X, "gates": jnp.ones(3)}
+  params = Net().init(jax.random.key(0), **batch)["params"]
+  predict = lambda params, batch: Net().apply({"params": params}, **batch)
+  tx = optim.scale_by_kfac(
+    predict, params, batch, norms="diagonal", factor_period=1, estimation="exact"
+  )
+  step = jax.jit(lambda s, b: tx.update(params, s, params, batch=b, rng=jax.random.key(0))[1])
+  before = step(tx.init(params), batch)
+  after = step(before, batch | {"gates": jnp.array([1.0, 0.0, 1.0])})
+  (old,), (new,) = (s.factors["blocks/scale"].values for s in (before, after))
+  assert np.isclose(new, old, rtol=1e-6).all(axis=-1).tolist() == [False, True, False]
