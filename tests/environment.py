@@ -1,8 +1,8 @@
 """The environment of the tests and of all processes that they start; imported before JAX.
 
 The tests spend their time compiling small programs: LLVM's optimizations are off, XLA emits fused
-loops in the older of its two ways where it has both, which takes a quarter of the time, a program is compiled in one
-piece, as splitting it costs a sixth of the time, and all processes of a session share the programs
+loops in the older of its two ways where it has both, which takes a quarter of the time, a program
+is compiled in one piece, as splitting it costs a sixth of the time, and all processes of a session share the programs
 that one has compiled, in a directory that goes with the session. Where
 JAX_COMPILATION_CACHE_DIR is set, they stay there, for the next session, too. Programs keep no lines
 of the source for their operations, which would take a tenth of the time.

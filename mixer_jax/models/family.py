@@ -90,8 +90,8 @@ class Model(Stack, kw_only=True):
     [batch, rows, columns, hidden_dim], the last one normalised as a head would see it. Tokens are
     rows of patches from the top, each from the left; after the last block they are sown as "tokens"
     [batch, tokens, channels] into the collection "intermediates". The head starts as `head_init`
-    has it: at zero, hence at the uniform prediction, as the published Mixer. A ValueError if `patch_size` does not divide the
-    images.
+    has it: at zero, hence at the uniform prediction, as the published Mixer. A ValueError if
+    `patch_size` does not divide the images.
     """
     side, (height, width) = self.patch_size, images.shape[1:3]
     if height % side or width % side:

@@ -2,7 +2,8 @@
 
 A layer with parameters of its own, not inside an `nn.Dense` or `nn.Conv`, names by the class
 attribute `curvature` their treatment by a second-order optimizer: "scale_and_shift" (y = x * scale
-+ bias, either may be missing) or "gradient" (no curvature: the plain gradient).
++ bias, either may be missing), "dense" (y = x @ kernel + bias) or "gradient" (no curvature: the
+plain gradient).
 """
 
 import functools

@@ -91,10 +91,10 @@ class ResMlpBlock(_Block, kw_only=True):
 
   The fields are as in `ResMlp`, and `grid`: rows and columns of patches, for convolutions; and
   `max_tokens`: size of the matrices over tokens, if not that of x, as for `MixerBlock`. Patches
-  communicate by "linear", one matrix over the tokens shared by the channels; "mlp", two with GELU and four times
-  the tokens in between (Appendix A); "conv3x3"; "depthwise", 3x3 per channel; or "separable", the
-  same followed by the layer "cross_patch_pointwise" over channels, with nothing in between. With
-  "none" the whole first branch is absent.
+  communicate by "linear", one matrix over the tokens shared by the channels; "mlp", two with GELU
+  and four times the tokens in between (Appendix A); "conv3x3"; "depthwise", 3x3 per channel; or
+  "separable", the same followed by the layer "cross_patch_pointwise" over channels, with nothing in
+  between. With "none" the whole first branch is absent.
   """
 
   grid: tuple[int, ...] = ()
@@ -223,4 +223,3 @@ FAMILY = family.Family(
     **{f"ClassMlpBlock/{name}": layer for name, layer in _BLOCK.items()},
   },
 )
-VARIANTS = FAMILY.variants

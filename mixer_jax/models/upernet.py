@@ -38,7 +38,8 @@ def upernet(
 ) -> "UperNet":
   """The decoder on a backbone that is ready but for `num_classes` and `feature_blocks`.
 
-  A ValueError unless there are four blocks that rise and end at the backbone's last one.
+  A ValueError unless there are four blocks, none before the one in front of it, and the last is the
+  backbone's last.
   """
   model = backbone(num_classes=0)
   chosen = tuple(blocks) or feature_blocks(model.num_blocks)
@@ -49,7 +50,7 @@ def upernet(
     or list(chosen) != sorted(chosen)
     or chosen[-1] != model.num_blocks - 1
   ):
-    allowed = f"four whole numbers in rising order, the last one {model.num_blocks - 1}"
+    allowed = f"four whole numbers, none below the one before, the last {model.num_blocks - 1}"
     raise ValueError(f"decoder.blocks is {chosen}; allowed: {allowed}")
   chosen = tuple(map(int, chosen))
   return UperNet(model.clone(feature_blocks=chosen), num_classes, width, dropout_rate, auxiliary)

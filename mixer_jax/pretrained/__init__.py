@@ -7,8 +7,9 @@ The model has the GELU and the epsilons of the weights' code. `read` gives the f
 
 Files are `.npz` of google-research/vision_transformer and big_vision,
 `.safetensors` and PyTorch files of timm, facebookresearch/deit and torchvision, and files that
-`save` wrote. Convolutional networks have statistics beside their parameters: `read` gives both. The contents of a file tell its kind, not its name. `load_bert` reads the encoder
-of a BERT of Hugging Face.
+`save` wrote. Convolutional networks have statistics beside their parameters: `read` gives both. The
+contents of a file tell its kind, not its name. `load_bert` reads the encoder of a BERT of Hugging
+Face.
 """
 
 from mixer_jax.pretrained.bert import LoadedBert, load_bert

@@ -176,8 +176,8 @@ def _tuning(opened: Record) -> str:
   best = "highest" if metric.higher_is_better else "lowest"
   held_out = ", ".join(f"`{setting}`" for setting in sorted(_held_out(opened)))
   text = (
-    f"Values{held_out and ' with '}{held_out}. The {best} after the last evaluation was chosen, then trained with every"
-    " seed."
+    f"Values{held_out and ' with '}{held_out}. The {best} after the last evaluation was chosen, then"
+    " trained with every seed."
   )
   return _section("Tuning", text, _table(header, rows, words=3))
 

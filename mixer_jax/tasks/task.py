@@ -218,9 +218,9 @@ def in_batches(function: Callable[[Any], jax.Array], examples: Any, batch_size: 
   return np.concatenate(found)[:number]
 
 
-def likeliest(row: np.ndarray, names: Sequence[str], most: int = 5) -> dict[str, Any]:
-  """An answer's likeliest class of probabilities [classes], and the `most` likeliest with theirs."""
-  top = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:most]}
+def likeliest(row: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+  """An answer's likeliest class of probabilities [classes], and the five likeliest with theirs."""
+  top = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:5]}
   name = next(iter(top))
   return {"class": name, "probability": top[name], "top": top}
 

@@ -113,7 +113,7 @@ def test_parameters_fit_the_model(kind, pooling):
 
 
 def test_s12_gains_a_term_a_block():
-  model = resmlp.VARIANTS["resmlp_s12"](num_classes=1000)
+  model = resmlp.FAMILY.variants["resmlp_s12"](num_classes=1000)
   absorbed = absorb.AbsorbedResMlp(
     num_classes=1000, patch_size=16, hidden_dim=384, num_blocks=12, channels_mlp_dim=1536
   )

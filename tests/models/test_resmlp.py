@@ -33,7 +33,7 @@ PAPER = [
 
 
 def build(name, classes=1000, **overrides):
-  return resmlp.VARIANTS[name](num_classes=classes, **overrides)
+  return resmlp.FAMILY.variants[name](num_classes=classes, **overrides)
 
 
 def shapes(model, height=224, width=224):
@@ -120,7 +120,9 @@ def small(**overrides):
 
 
 def test_layer_scale_starts_by_depth():
-  assert {n: resmlp.VARIANTS[n].keywords["layer_scale_init"] for n in LAYER_SCALES} == LAYER_SCALES
+  assert {
+    n: resmlp.FAMILY.variants[n].keywords["layer_scale_init"] for n in LAYER_SCALES
+  } == LAYER_SCALES
 
 
 @pytest.mark.thorough

@@ -109,7 +109,7 @@ def test_interpolation_is_that_of_pillow_where_it_enlarges():
 )
 def test_blocks_that_do_not_fit_are_refused(blocks):
   backbone = functools.partial(models.VARIANTS["mixer_small"], num_blocks=4)
-  with pytest.raises(ValueError, match="four whole numbers in rising order, the last one 3"):
+  with pytest.raises(ValueError, match="four whole numbers, none below the one before, the last 3"):
     upernet.upernet(backbone, 2, blocks=blocks)
 
 

@@ -134,9 +134,14 @@ def check(config: ml_collections.ConfigDict) -> None:
     patch = options.value(models.VARIANTS, config.model, "patch_size")
   # A run to start from fixes the patch size when the config is completed.
   open_patch = is_run(config.pretrained) and config.model.get("patch_size") is None
-  if size % patch and not open_patch:
-    why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
-    raise UserError(f"data.image_size is {size}; {why}")
+  if not open_patch:
+    check_multiple("data.image_size", size, patch, config.model.name)
+
+
+def check_multiple(name: str, size: int, patch: int, model: str) -> None:
+  """Raises a UserError if the size of the field `name` is no multiple of the patch size."""
+  if size % patch:
+    raise UserError(f"{name} is {size}; it must be a multiple of the patch size {patch} of {model}")
 
 
 def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

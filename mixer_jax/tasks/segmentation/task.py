@@ -163,8 +163,7 @@ class Segmentation(BaseTask):
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
     """Logits [batch, pixels, classes], row by row, with their labels and weights."""
     logits = self.logits(variables, batch["image"])
-    rows = lambda x: x.reshape(len(x), -1, *x.shape[3:])
-    return Prediction(rows(logits), rows(batch["label"]), rows(batch["weight"]))
+    return Prediction(_rows(logits), _rows(batch["label"]), _rows(batch["weight"]))
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     weights = batch["weight"] * mask[:, None, None]
@@ -174,10 +173,9 @@ class Segmentation(BaseTask):
     def on_grid(backbone: nn.Module, variables: Variables, batch: Batch) -> Prediction:
       logits = self.model.clone(backbone=backbone).apply(variables, batch["image"])[0]
       size = logits.shape[1:3]
-      rows = lambda x: x.reshape(len(x), -1, *x.shape[3:])
       at = [np.int32((np.arange(n) + 0.5) * m / n) for n, m in zip(size, batch["label"].shape[1:])]
-      chosen = lambda x: rows(x[:, at[0][:, None], at[1]])
-      return Prediction(rows(logits), chosen(batch["label"]), chosen(batch["weight"]))
+      chosen = lambda x: _rows(x[:, at[0][:, None], at[1]])
+      return Prediction(_rows(logits), chosen(batch["label"]), chosen(batch["weight"]))
 
     whole = lambda backbone: functools.partial(on_grid, backbone)
     return layers_apart.view(self.model.backbone, whole)
@@ -255,3 +253,8 @@ class Segmentation(BaseTask):
 def _cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
   """Of each pixel, float32 [batch, height, width]."""
   return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+
+def _rows(x: jax.Array) -> jax.Array:
+  """The pixels of images [batch, height, width, ...] as rows [batch, pixels, ...]."""
+  return x.reshape(len(x), -1, *x.shape[3:])

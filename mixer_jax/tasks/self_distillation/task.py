@@ -19,7 +19,7 @@ from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.views import Views, views
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import layers_apart
-from mixer_jax.tasks.images import batches, probes
+from mixer_jax.tasks.images import batches, probes, start
 from mixer_jax.tasks.images.image_task import ImageTask
 from mixer_jax.tasks.images.probes import Knn
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -100,9 +100,7 @@ class SelfDistillation(ImageTask):
     patch = options.value(models.BACKBONES, config.model, "patch_size")
     sizes = {"data.image_size": data.image_size, "views.local_size": config.views.local_size}
     for name, size in sizes.items():
-      if size % patch:
-        why = f"it must be a multiple of the patch size {patch} of {config.model.name}"
-        raise UserError(f"{name} is {size}; {why}")
+      start.check_multiple(name, size, patch, config.model.name)
 
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
