@@ -182,7 +182,7 @@ def _loop(
       saved.check()
       last = ended(run, trainer.step, rows)
       if stop or complaint or last or saves or (improved and run.config.save_best):
-        saved.save(trainer.step, trainer.state, trainer.seconds, score, in_turn=last or saves)
+        saved.save(trainer.step, trainer.state, trainer.seconds, score, last or saves)
       if complaint:
         saved.wait()
         raise Diverged(f"stopped at step {trainer.step}, whose checkpoint is written: {complaint}")

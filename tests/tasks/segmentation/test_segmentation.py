@@ -230,7 +230,7 @@ def test_a_backbone_starts_from_weights_of_a_classifier_and_leaves_its_head(conf
 @pytest.mark.parametrize(
   "change, message",
   [
-    ({"decoder.blocks": (0, 1, 2, 3)}, "decoder.blocks is .* the last one 1"),
+    ({"decoder.blocks": (0, 1, 2, 3)}, "decoder.blocks is .* the last 1"),
     ({"data.image_size": 10}, "data.image_size is 10; it must be a multiple of the patch size 4"),
     (
       {"resize_tokens": "block_diagonal"},
