@@ -80,7 +80,9 @@ if __name__ == "__main__":
   flags.DEFINE_integer("steps", 300, "Steps of the run that updates follows.", lower_bound=2)
   flags.DEFINE_string("study", None, "Study file of costs.")
   flags.DEFINE_string("run", None, "Runs of the study, by name or pattern, with commas.")
-  flags.DEFINE_multi_string("set", [], "[VALUE:]FIELD=VALUE for runs of the study.")
+  flags.DEFINE_multi_string(
+    "set", [], "[VALUE:]FIELD=VALUE for runs of the study, FIELD=VALUE for configs."
+  )
   flags.DEFINE_string("out", None, "Picture of updates, a .png.")
   flags.DEFINE_multi_integer("points", [512], "Points of grids of functions.", lower_bound=64)
   flags.DEFINE_string("published", None, "Folder of the published code of operator_peers.")

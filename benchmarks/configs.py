@@ -3,7 +3,7 @@
 import json
 import pathlib
 import tempfile
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from benchmarks import optimizers, tables
 from benchmarks.steps import plan as plan_step
@@ -57,7 +57,9 @@ class Row(NamedTuple):
   seconds: float | None = None
 
 
-def built(path: pathlib.Path, argument: str | None, folder: str) -> Experiment:
+def built(
+  path: pathlib.Path, argument: str | None, folder: str, overrides: Sequence[str] = ()
+) -> Experiment:
   """A config's experiment on one device, with data that need no network.
 
   Sizes of images, sequences and grids and the batch are the config's own; the numbers of classes
@@ -67,6 +69,7 @@ def built(path: pathlib.Path, argument: str | None, folder: str) -> Experiment:
     path: of the config file.
     argument: of the config; None: its default.
     folder: for generated functions.
+    overrides: "FIELD=VALUE" each.
   """
   config = plan.read_config(path, *(() if argument is None else (argument,)))
   with config.unlocked():
@@ -76,6 +79,7 @@ def built(path: pathlib.Path, argument: str | None, folder: str) -> Experiment:
   config.mesh.data, config.require_accelerator = 1, False
   if config.get("pretrained") == config_lib.REQUIRED:
     config.pretrained = ""
+  config_lib.override(config, overrides)
   return experiment.build(config)
 
 
@@ -103,7 +107,7 @@ def main(options: Any) -> None:
   print(f"{rounds} rounds; -: not timed, or does not fit\n")
   with tempfile.TemporaryDirectory() as folder:
     rows = (
-      measure(name, built(path, argument, folder), rounds)
+      measure(name, built(path, argument, folder, options.set), rounds)
       for name, (path, argument) in chosen(options.configs).items()
     )
     tables.show(TITLES, map(cells, rows))
