@@ -7,21 +7,36 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def check(axis_name: Any, batch: Any) -> None:
-  """Refuses devices that would go apart, each with statistics of its own part of a batch."""
+  """Refuses devices that would go apart, each with statistics of its own part of a batch.
+
+  A checked `shard_map` tells over which axes the batch is spread: these are named, and no others.
+  """
   before_0_10 = getattr(jax.core, "unsafe_get_axis_names_DO_NOT_USE", tuple)  # pmap's, there
-  manual = {*jax.sharding.get_abstract_mesh().manual_axes, *before_0_10()}
-  names, spread = set(_names(axis_name)), spread_over(batch)
+  manual, names = _manual(), set(_names(axis_name))
+  copies = (manual if _tracked() else set()) - _spread_over(batch)
   shown = lambda axes: ", ".join(sorted(map(str, axes)))
-  if (spread or manual) - names:
+  if ({*manual, *before_0_10()} - copies) - names:
     raise ValueError(
-      f"K-FAC is inside shard_map or pmap over {shown(manual)}; name the axes"
+      f"K-FAC is inside shard_map or pmap over {shown({*manual, *before_0_10()})}; name the axes"
       " over which the batch is spread: axis_name (a `jax.vmap` over independent runs has none:"
       " leave out its own axis_name)"
     )
-  if spread and names - spread:
+  if names & copies:
     raise ValueError(
-      f"axis_name has {shown(names - spread)}, over which the batch is not spread; allowed:"
-      f" {shown(spread)}"
+      f"axis_name has {shown(names & copies)}, over which the batch is not spread; allowed:"
+      f" {shown(manual - copies) or 'None'}"
+    )
+
+
+def check_distinct(axis_name: Any) -> None:
+  """Refuses several axes of devices that may hold copies of examples, which would count twice."""
+  several = [
+    name for name in _names(axis_name) if name in _manual() and jax.lax.axis_size(name) > 1
+  ]
+  if len(several) > 1 and not _tracked():
+    raise ValueError(
+      f'eigenvalues="batch" over the axes {", ".join(map(str, several))} needs a shard_map with'
+      " check_vma=True, which tells over which of them the batch is spread"
     )
 
 
@@ -29,18 +44,18 @@ def _names(axis_name: Any) -> tuple:
   return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
 
 
-def spread_over(batch: Any) -> frozenset:
-  """The manual axes over which a checked `shard_map` spreads a batch; none where nobody knows."""
+def _manual() -> set:
+  """The axes of devices that a `shard_map`, or pmap from JAX 0.10 on, is over."""
+  return set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def _tracked() -> bool:
+  """Whether `shard_map` is a checked one, which knows over which axes an array varies."""
+  return any(_varying_over(jax.lax.axis_index(name)) for name in _manual())
+
+
+def _spread_over(batch: Any) -> frozenset:
   return frozenset().union(*map(_varying_over, jax.tree.leaves(batch)))
-
-
-def check_distinct(axis_name: Any, batch: Any) -> None:
-  """Refuses several axes if they may hold copies of the same examples, which would count twice."""
-  if len(_names(axis_name)) > 1 and not spread_over(batch):
-    raise ValueError(
-      f'eigenvalues="batch" over the axes {", ".join(map(str, axis_name))} needs a shard_map with'
-      " check_vma=True, which tells over which of them the batch is spread"
-    )
 
 
 def automatic(estimate: Callable, arrays: Any) -> Callable:

@@ -258,7 +258,7 @@ class Curvature:
       raise ValueError(
         f'eigenvalues="batch" needs outputs of equally many rows; they have {first} and {others[0]}'
       )
-    axes.check_distinct(self._axis_name, batch)
+    axes.check_distinct(self._axis_name)
     total, squares = sums_of_weights(self._predictor.weights(params, batch)[0], first)
     if self._axis_name is not None:
       total, squares = jax.lax.psum((total, squares), self._axis_name)

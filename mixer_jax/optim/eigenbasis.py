@@ -199,8 +199,13 @@ def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:
 
 
 def _typed_as(like: Any, tree: Any) -> Any:
-  """A tree in the types of another: numbers of `optax.inject_hyperparams` have the parameters'."""
-  return jax.tree.map(lambda x, y: y.astype(x.dtype), like, tree)
+  """The floats of a tree in the types of another: injected numbers have those of parameters."""
+
+  def one(x, y):
+    types = jnp.result_type(x), jnp.result_type(y)
+    return jnp.asarray(y, types[0]) if all(jnp.issubdtype(t, jnp.floating) for t in types) else y
+
+  return jax.tree.map(one, like, tree)
 
 
 def _rest(blocks: list[Block], leaves: dict[str, Any]) -> dict[str, Any]:
