@@ -226,11 +226,12 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
         rows.append(_row(trainer, scorers, rows))
     except nonfinite.Nonfinite as bad:
       applied = nonfinite.applied(bad, run, trainer.state)
-      raise nonfinite.error(bad, run.config, applied, rows, 0) from None
+      raise nonfinite.error(bad, run.config, applied, rows, None) from None
     if run.clock.evaluates(trainer.step):
-      if complaint := run.task.complaint(trainer.state.variables):
-        raise Diverged(f"stopped at step {trainer.step}: {complaint}")
+      complaint = run.task.complaint(trainer.state.variables)
       yield trainer.state, rows[-1]
+      if complaint:
+        raise Diverged(f"stopped at step {trainer.step}: {complaint}")
 
 
 def ended(run: Experiment, step: int, rows: Sequence[Row]) -> bool:

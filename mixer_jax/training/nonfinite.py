@@ -80,19 +80,24 @@ def error(
   config: ConfigDict,
   applied: Mapping[str, float],
   rows: Sequence[dict],
-  checkpoint: int,
+  checkpoint: int | None,
 ) -> Diverged:
-  """One line: the step, the numbers `applied`, the last good row and checkpoint, advice."""
+  """One line: the step, the numbers `applied`, the last good row and checkpoint, advice.
+
+  `checkpoint` is a step, 0 if there is none yet, or None where none are made.
+  """
   numbers = ", ".join(f"{name}={value:.4g}" for name, value in sorted(applied.items()))
   wanted = ("loss", tasks.find(config.task).metrics[0].name)
   last = rows[-1] if rows else {}
   losses = [f"{k} {v:.4f}" for k, v in last.items() if k.rpartition("/")[2] in wanted]
   said = f"the evaluation at step {last['step']} had {', '.join(losses)}" if losses else ""
-  kept = f"that of step {checkpoint}" if checkpoint else "none"
+  kept = f"; last good checkpoint: {f'that of step {checkpoint}' if checkpoint else 'none'}"
+  policies = ("skip",) if checkpoint is None else ("skip", "restore")
   damping = "a higher damping, " if any(name.endswith("damping") for name in applied) else ""
-  others = [f"on_nonfinite={p}" for p in ("skip", "restore") if p != config.on_nonfinite]
+  others = [f"on_nonfinite={p}" for p in policies if p != config.on_nonfinite]
+  or_others = f", or {', '.join(others)}" if others else ""
   return Diverged(
-    f"{bad}{bad.why} ({numbers}); {said or 'nothing was evaluated before'}; last good checkpoint:"
-    f" {kept}. Try a lower learning_rate, {damping}schedule.warmup_epochs, optimizer.clip_norm (a"
-    f" norm of the gradients), or {', '.join(others)}"
+    f"{bad}{bad.why} ({numbers}); {said or 'nothing was evaluated before'}"
+    f"{'' if checkpoint is None else kept}. Try a lower learning_rate, {damping}"
+    f"schedule.warmup_epochs, optimizer.clip_norm (a norm of the gradients){or_others}"
   )

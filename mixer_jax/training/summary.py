@@ -5,9 +5,11 @@ from typing import Sequence
 
 from clu import parameter_overview
 import jax
+from ml_collections import ConfigDict
 
 from mixer_jax import optim
 from mixer_jax.experiment import Experiment
+from mixer_jax.optim.curvature_blocks import Block
 from mixer_jax.rundir.metrics_file import Row
 from mixer_jax.tasks import Metric
 
@@ -19,10 +21,9 @@ def of_model(run: Experiment) -> tuple[str, str]:
   number = f"{sum(sizes):,}" if sum(sizes) < 1e5 else f"{sum(sizes) / 1e6:,.2f} million"
   line = f"{number} parameters in {len(sizes)} arrays"
   tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
-  for side in optim.kfac_sides(run.config.optimizer):
-    p, options = run.problem, ("norms", "plain", "max_factor", "full_factors")
-    chosen = {name: side[name] for name in options if side.get(name)}
-    blocks = optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood, **chosen)
+  for blocks in dict.fromkeys(
+    _blocks(run, side) for side in optim.kfac_sides(run.config.optimizer)
+  ):
     kinds = collections.Counter(block.kind for block in blocks)
     line += "; curvature blocks: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     width = max(len(b.name) for b in blocks)
@@ -31,6 +32,12 @@ def of_model(run: Experiment) -> tuple[str, str]:
       factors = " x ".join(map(_factor, b.factor_sizes, b.diagonal)) or "-"
       tables += f"\n{b.name:{width}}  {b.kind:9}  {factors}"
   return line, tables + "\n"
+
+
+def _blocks(run: Experiment, side: ConfigDict) -> tuple[Block, ...]:
+  p, options = run.problem, ("norms", "plain", "max_factor", "full_factors")
+  chosen = {name: side[name] for name in options if side.get(name)}
+  return optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood, **chosen)
 
 
 def _factor(size: int, diagonal: bool) -> str:
