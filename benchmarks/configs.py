@@ -5,8 +5,9 @@ import pathlib
 import tempfile
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from benchmarks import optimizers, tables
-from benchmarks.steps import plan as plan_step
+import jax
+
+from benchmarks import optimizers, steps, tables
 from benchmarks.timing import fits
 from mixer_jax import config as config_lib
 from mixer_jax import experiment
@@ -15,6 +16,7 @@ from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import devices
 from mixer_jax.study import plan
 
+_FOLDER = pathlib.Path(__file__).parent.parent / "configs"
 # Bundled or generated data in the place of sets that are downloaded, at the config's own sizes.
 _IMAGES = {"data.name": "sample", "data.train_split": "train", "data.test_split": "test"}
 _SHAPES = {
@@ -46,7 +48,7 @@ class Row(NamedTuple):
 
   Attributes:
     name: of the config file, with its argument.
-    batch_size: examples of a step.
+    batch_size: examples of a step; of batches of several shapes those of one.
     peak_bytes: arguments, results and temporaries of the step, as XLA plans them.
     seconds: median time of a step, its kinds averaged (`optimizers.kinds`); None: not timed.
   """
@@ -85,10 +87,17 @@ def built(
 
 def measure(name: str, run: Experiment, rounds: int) -> Row:
   """Plans a step, and times it in some rounds, 0 or more, if it fits into the memory."""
-  row = Row(name, run.config.batch_size, plan_step(run))
+  row = Row(name, _examples(run, run.batch_shapes), steps.plan(run))
   if not (rounds and fits(row.peak_bytes)):
     return row
-  return row._replace(seconds=optimizers.compare({name: run}, rounds, name)[name].seconds)
+  cost = optimizers.compare({name: run}, rounds, name)[name]
+  return Row(name, _examples(run, steps.batch(run)), cost.peak_bytes, cost.seconds)
+
+
+def _examples(run: Experiment, batch: Any) -> int:
+  """The examples of a batch; those of `batch_tokens` have as many as there is place for."""
+  several = run.config.data.get("batch_tokens")
+  return len(jax.tree.leaves(batch)[0]) if several else run.config.batch_size
 
 
 TITLES = "config", "batch", "memory (MiB)", "seconds a step", "examples/s"
@@ -115,7 +124,7 @@ def main(options: Any) -> None:
 
 def chosen(names: list[str]) -> Mapping[str, tuple[pathlib.Path, str | None]]:
   """By name the files of `configs/` with their arguments; no names: all files without one."""
-  files = {path.stem: path for path in sorted(pathlib.Path("configs").glob("*.py"))}
+  files = {path.stem: path for path in sorted(_FOLDER.glob("*.py"))}
   found = {}
   for name in names or files:
     file, colon, argument = name.partition(":")

@@ -30,7 +30,8 @@ def batches(run: Experiment) -> Iterator[Any]:
   @functools.partial(jax.jit, out_shardings=sharding)
   def prepare(key, examples, rows):
     rows = jax.tree.map(lambda x: x[0], rows)
-    return run.task.prepare(key, feed.take(examples, rows, sharding), train=True)
+    examples = run.order.cut(feed.take(examples, rows, sharding))
+    return run.task.prepare(key, examples, train=True)
 
   with contextlib.closing(source):
     for i, window in enumerate(source.windows((step, 1) for step in itertools.count())):

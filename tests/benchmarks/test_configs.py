@@ -49,4 +49,8 @@ def test_configs_are_chosen_by_name_and_argument():
 def test_fields_of_a_config_are_set(tmp_path):
   (chosen,) = configs.chosen(["quickstart:sgd"]).values()
   run = configs.built(*chosen, str(tmp_path), ["batch_size=32", "accum_steps=4"])
-  assert (run.config.optimizer.name, run.config.batch_size, run.config.accum_steps) == ("sgd", 32, 4)
+  assert (run.config.optimizer.name, run.config.batch_size, run.config.accum_steps) == (
+    "sgd",
+    32,
+    4,
+  )
