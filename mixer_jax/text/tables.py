@@ -32,8 +32,6 @@ def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
   """The lines of a file and their numbers from 1; a UserError if it cannot be read."""
   with _opened(path) as file:
     for number, line in enumerate(file, 1):
-      if number == 1 and b"\n" not in line and b"\r" in line.rstrip(b"\r"):
-        raise UserError(f"{path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
       try:
         decoded = line.decode("utf-8-sig" if number == 1 else "utf-8")
       except UnicodeDecodeError as error:
@@ -81,10 +79,18 @@ def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
     yield file
 
 
+def _table_lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+  """As `lines`, of a file with a header: that of another system's would have all lines."""
+  for number, line in lines(path):
+    if number == 1 and "\r" in line.rstrip("\r"):
+      raise UserError(f"{path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
+    yield number, line
+
+
 def _tsv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   """Without quoting: tabs separate, and a quotation mark is a character like others."""
   header = None
-  for number, line in lines(path):
+  for number, line in _table_lines(path):
     fields = line.split("\t")
     if header is None:
       header = _header(path, fields)
@@ -94,7 +100,7 @@ def _tsv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _csv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   csv.field_size_limit(_LONGEST_FIELD)
-  reader = csv.reader((line + "\n" for _, line in lines(path)), strict=True)
+  reader = csv.reader((line + "\n" for _, line in _table_lines(path)), strict=True)
   header = None
   while True:
     number = reader.line_num + 1  # a row that is quoted may have several lines

@@ -80,9 +80,9 @@ def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, .
     raise UserError(f"{where} writes one number as {twice[0]} and as {twice[1]}; allowed: one way")
   if scores := _fractions(classes):
     numbers, why = f"{where} has numbers such as {scores[0]}", "values are not learned"
-    if all(_number(label) is not None for label in classes):
+    if not (words := [label for label in classes if _number(label) is None]):
       raise UserError(f"{numbers}; allowed: whole numbers or words, for {why}")
-    _LOG.warning("%s beside the word %r; each is a class, for %s", numbers, classes[-1], why)
+    _LOG.warning("%s beside the word %r; each is a class, for %s", numbers, words[0], why)
   if len(classes) == len(labels) >= _SEVERAL:
     number = f"{len(labels):,} labels in {len(labels):,} rows"
     raise UserError(f"{where} has {number}, all different; allowed: classes of several rows")
@@ -97,8 +97,10 @@ def _equal(classes: Sequence[str]) -> list[str]:
 
 
 def _fractions(classes: Sequence[str]) -> list[str]:
-  """The labels that are numbers, but no whole ones, "nan" among them."""
-  return [label for label in classes if (_number(label) or 0.0) % 1]
+  """The labels that are numbers, but no whole ones; "nan" is one unless there are words."""
+  words = any(_number(label) is None for label in classes)
+  counts = (lambda x: x is not None and math.isfinite(x)) if words else (lambda x: True)
+  return [label for label in classes if counts(_number(label)) and _number(label) % 1]
 
 
 def _number(label: str) -> float | None:

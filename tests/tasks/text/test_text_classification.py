@@ -276,11 +276,11 @@ def test_answers_take_a_list_of_sentences(config):
 
 def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path, caplog):
   """GLUE's F1 is that of the second class: of 1 where the other is -1."""
-  labels = ["10", "1.5", "-1", "2", "more", "1"] * 2
+  labels = ["10", "1.5", "-1", "2", "more", "nan"] * 2
   rows = [f"{label}\tthe film was good" for label in labels]
   (tmp_path / "train.tsv").write_text("\n".join(["label\tsentence", *rows]) + "\n")
   config.data.dir, config.batch_size, config.mesh.data = str(tmp_path), 4, 1
   config.data.update(train_split="train.tsv[:6]", test_split="train.tsv[6:]", validation_split="")
   run = experiment.build(config)
-  assert run.task.class_names == ("-1", "1", "1.5", "2", "10", "more")
+  assert run.task.class_names == ("-1", "1.5", "2", "10", "more", "nan")
   assert "numbers such as 1.5 beside the word 'more'; each is a class" in caplog.text
