@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
-from tests.optim.test_own_models import close, predict, problem
+from tests.optim.small_net import close, predict, problem
 
 P = PartitionSpec
 

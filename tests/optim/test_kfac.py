@@ -21,9 +21,9 @@ def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
   tx = optim.scale_by_kfac(predict, params, batch, plain=["^two/"])
   state = tx.init(params)
   assert set(state.factors) == {"one"}
-  updates = first(tx, grads, params, batch)
-  close(updates["two"], grads["two"], rtol=0)
-  others = first(optim.scale_by_kfac(predict, params, batch), grads, params, batch)
+  updates = first(tx, params, batch)
+  close(updates["two"], grads["two"], rtol=1e-6)
+  others = first(optim.scale_by_kfac(predict, params, batch), params, batch)
   close(updates["one"], others["one"], rtol=1e-6)
   with pytest.raises(ValueError, match="plain is '[(]', no regular expression"):
     optim.scale_by_kfac(predict, params, batch, plain=["("])
@@ -115,14 +115,14 @@ def numpy_kfac(params, batches, labels, steps, lr, damping, decay, t_cov, t_inv,
     ones = np.ones((len(x), 1))
     a1 = np.concatenate([x, ones], 1)
     z = a1 @ w["one"]
-    a2 = np.concatenate([np.maximum(z, 0), ones], 1)
+    a2 = np.concatenate([np.tanh(z), ones], 1)
     logits = a2 @ w["two"]
     p = np.exp(logits - logits.max(1, keepdims=True))
     return a1, z, a2, p / p.sum(1, keepdims=True)
 
   def backward(z, p, y):
     d2 = (p - np.eye(4)[y]) / len(y)  # of the batch-mean loss
-    return (d2 @ w["two"][:-1].T) * (z > 0), d2
+    return (d2 @ w["two"][:-1].T) * (1 - np.tanh(z) ** 2), d2
 
   for t in range(steps):
     x, y = batches["x"], batches["y"]
@@ -192,7 +192,7 @@ def test_one_step_equals_kfac_jax():
       params["one"]["kernel"],
       params["one"]["bias"],
     )
-    a = nn.relu(h)
+    a = nn.tanh(h)
     logits = kfac_jax.register_dense(
       a @ params["two"]["kernel"] + params["two"]["bias"],
       a,
@@ -270,8 +270,8 @@ def test_norm_constraint_bounds_the_step():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)
   bounds = dict(norm_constraint=1e-6, learning_rate=0.1)
-  free = first(optim.scale_by_kfac(predict, params, batch), grads, params, batch)
-  bound = first(optim.scale_by_kfac(predict, params, batch, **bounds), grads, params, batch)
+  free = first(optim.scale_by_kfac(predict, params, batch), params, batch)
+  bound = first(optim.scale_by_kfac(predict, params, batch, **bounds), params, batch)
   inner = sum(jnp.vdot(v, g) for v, g in zip(jax.tree.leaves(free), jax.tree.leaves(grads)))
   scale = np.sqrt(1e-6 / (0.1**2 * inner))
   assert scale < 1
@@ -344,10 +344,10 @@ def test_the_norm_constraint_leaves_plain_gradients_alone():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)
   make = functools.partial(optim.scale_by_kfac, predict, params, batch, plain="^two/")
-  free = first(make(), grads, params, batch)
-  bound = first(make(norm_constraint=1e-6, learning_rate=0.1), grads, params, batch)
+  free = first(make(), params, batch)
+  bound = first(make(norm_constraint=1e-6, learning_rate=0.1), params, batch)
   inner = np.sum(matrix(free["one"]) * matrix(grads["one"]))
-  close(bound["two"], grads["two"], rtol=0)
+  close(bound["two"], grads["two"], rtol=1e-6)
   close(bound["one"], jax.tree.map(lambda v: v * np.sqrt(1e-6 / (0.01 * inner)), free["one"]), 1e-5)
 
 

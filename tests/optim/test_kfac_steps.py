@@ -137,11 +137,11 @@ def test_multi_transform_preconditions_its_part():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)
   kfac = optim.scale_by_kfac(predict, params, batch)
-  whole = first(kfac, grads, params, batch)
+  whole = first(kfac, params, batch)
   mixed = optax.multi_transform(
     {"kfac": kfac, "sgd": optax.scale(2.0)}, {"one": "kfac", "two": "sgd"}
   )
-  updates = first(mixed, grads, params, batch, model_params=params)
+  updates = first(mixed, params, batch, model_params=params)
   close(updates["one"], whole["one"], rtol=1e-5)
   close(updates["two"], jax.tree.map(lambda g: 2 * g, grads["two"]), rtol=1e-6)
 

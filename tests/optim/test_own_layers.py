@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
-from tests.optim import small_net
-from tests.optim.test_own_models import EXACT, Net, close, loss, predict, problem
+from tests.optim.small_net import Net, close, loss, predict, problem
 
 
 @pytest.mark.thorough
@@ -43,7 +42,7 @@ def test_padded_steps_of_a_recurrent_net_count_in_no_factor():
 
 def test_a_wide_side_is_diagonal():
   params, batch = problem()
-  tx = optim.scale_by_kfac(predict, params, batch, max_factor=5, **EXACT)
+  tx = optim.scale_by_kfac(predict, params, batch, max_factor=5, estimation="exact")
   [one, two] = [
     b for b in optim.kfac_blocks(predict, params, batch, max_factor=5) if b.kind == "kronecker"
   ]
@@ -68,7 +67,7 @@ def test_factors_that_are_listed_are_full_at_any_size():
   grads = jax.jit(jax.grad(loss))(params, batch)
 
   def update(**options):
-    tx = optim.scale_by_kfac(predict, params, batch, **options, **EXACT)
+    tx = optim.scale_by_kfac(predict, params, batch, **options, estimation="exact")
     return jax.jit(tx.update)(grads, tx.init(params), params, batch=batch)[0]
 
   cut, some = update(max_factor=5), update(max_factor=5, full_factors="^two/")
@@ -182,7 +181,7 @@ def test_layers_side_by_side():
   params = jax.jit(Members().init)(jax.random.key(0), batch["x"])["params"]
   members = lambda p, x: Members().apply({"params": p}, x)
   factors = optim.kfac_factors(members, params, batch["x"], None, estimation="exact")
-  tx = optim.scale_by_kfac(members, params, batch["x"], **EXACT)
+  tx = optim.scale_by_kfac(members, params, batch["x"], estimation="exact")
   grads = jax.tree.map(jnp.ones_like, params)
   updates, _ = jax.jit(tx.update)(grads, tx.init(params), params, batch=batch["x"])
   assert factors["net/one"].outputs.shape == (3, 6, 6)
@@ -395,10 +394,10 @@ def test_normalisations_whose_features_are_not_last_take_the_plain_gradient():
 
 @pytest.mark.parametrize("trained, held", [("kernel", "bias"), ("bias", "kernel")])
 def test_a_layer_with_one_parameter_elsewhere_is_refused_unless_it_is_plain(trained, held):
-  params, batch = small_net.problem()
+  params, batch = problem()
   own = {"one": {trained: params["one"][trained]}, "two": params["two"]}
-  predict = lambda own, batch: small_net.predict(own | {"one": params["one"] | own["one"]}, batch)
+  merged = lambda own, batch: predict(own | {"one": params["one"] | own["one"]}, batch)
   with pytest.raises(ValueError, match=f"one/{held} is not among the parameters; list one in"):
-    optim.kfac_blocks(predict, own, batch)
-  kinds = {b.name: b.kind for b in optim.kfac_blocks(predict, own, batch, plain="^one/")}
+    optim.kfac_blocks(merged, own, batch)
+  kinds = {b.name: b.kind for b in optim.kfac_blocks(merged, own, batch, plain="^one/")}
   assert kinds == {"one": "gradient", "two": "kronecker"}

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from mixer_jax import optim
+from tests.optim.small_net import Net, close, loss, predict, problem
 from tests.optim.test_own_layers import OwnDense
-from tests.optim.test_own_models import Net, close, loss, predict, problem
 
 
 class Pair(NamedTuple):
