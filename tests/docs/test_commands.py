@@ -14,6 +14,7 @@ from tests.docs.commands import NEEDS, PAGES, ROOT, arguments, blocks, inline
 
 # Values for placeholders that cannot be parsed as they are.
 EXAMPLES = {
+  "--study=FILE": "--study=configs/studies/frontier.py",
   "STUDY.py:RUN": "configs/studies/small.py:mini8-sgd-seed0",
   "--num_processes=N --process_id=I": "--num_processes=2 --process_id=0",
 }
