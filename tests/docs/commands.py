@@ -24,6 +24,7 @@ NEEDS = ("gpu", "network", "long", "suite")
 MEASURED = "\n## Measured\n"
 MEASUREMENTS = (
   "docs/equal_time.md",
+  "docs/equal_time_batches.md",
   "docs/equal_time_runs.md",
   "docs/results.md",
   "docs/operators_results.md",
