@@ -17,7 +17,7 @@ import optax
 from mixer_jax import config as config_lib
 from mixer_jax import models, optim, options, tasks
 from mixer_jax.data import buckets
-from mixer_jax.data.dataset import Dataset
+from mixer_jax.data.dataset import Dataset, fingerprint
 from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, told
 from mixer_jax.runtime import mesh as mesh_lib
@@ -138,12 +138,16 @@ class Experiment:
 
   @functools.cached_property
   def recipe(self) -> str:
-    """All that decides on the program of training, with the task's class and the shapes of data."""
+    """All that decides on the program of training, with the task's class and the shapes of data.
+
+    The data themselves count: a task may have numbers of them in its functions, as constants.
+    """
     flat = traverse_util.flatten_dict(json.loads(self.config.to_json()))
     arguments = ("learning_rate", "damping")  # of the program, of both sides of `graft`
     config = {k: v for k, v in flat.items() if k[0] != "optimizer" or k[-1] not in arguments}
     devices = self.mesh.devices.shape, self.mesh.device_ids.tolist()
-    return repr((config, self.variable_shapes, self.batch_shapes, self.clock, devices))
+    data = {name: fingerprint(split) for name, split in self.datasets.items()}
+    return repr((config, self.variable_shapes, self.batch_shapes, self.clock, devices, data))
 
 
 def check_accelerator(config: ml_collections.ConfigDict) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from docs.own_task import Derivative
 from mixer_jax import experiment, tasks
+from mixer_jax.data.dataset import Arrays
 from mixer_jax.training import loop
 from tests import children
 from tests.conftest import waves
@@ -61,6 +62,31 @@ def test_a_class_of_a_task_that_is_defined_anew_is_compiled_anew(monkeypatch):
 
   monkeypatch.setattr(sys.modules[__name__], "Ours", Larger)
   assert train() == [7.0] != before
+
+
+class Scaled(Derivative):
+  """Divides by a number of its data, which is a constant of its program."""
+
+  size = 1.0
+
+  def datasets(self):
+    splits = super().datasets()
+    scaled = lambda split: Arrays({**split.tree, "x": self.size * split.tree["x"]})
+    self._spread = (self.size * splits["train"].tree["x"]).std()
+    return {name: scaled(split) for name, split in splits.items()}
+
+  def prepare(self, key, examples, *, train):
+    return {**examples, "x": examples["x"] / self._spread}
+
+
+def test_other_data_of_the_same_shapes_are_compiled_anew(monkeypatch):
+  """Inputs of 64 times the size over 64 times the spread: the same losses."""
+  config = waves("sgd", num_steps=3, eval_steps=3)
+  config.task = f"{__name__}:Scaled"
+  train = lambda: [row["train/error"] for _, row in loop.evaluations(experiment.build(config))]
+  before = train()
+  monkeypatch.setattr(Scaled, "size", 64.0)
+  assert train() == before
 
 
 def test_more_examples_are_another_program():
