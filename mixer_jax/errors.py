@@ -29,6 +29,12 @@ def reason(error: Exception) -> str:
   return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def check_list(inputs: Any, kind: str) -> None:
+  """Raises a UserError for a text in the place of a list of inputs, whose letters would be inputs."""
+  if isinstance(inputs, str | bytes):
+    raise UserError(f"the inputs are the text {inputs!r}; allowed: a list of {kind}")
+
+
 def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:
   """The results before the first one that raises a UserError, and that error."""
   found = []

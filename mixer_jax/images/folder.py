@@ -27,14 +27,15 @@ class Folder:
   """A folder of images in one sub-folder a class, as `sources.Source`.
 
   Classes are the sorted folders of the train split, ROOT/train_base, or one, "", of images without
-  folders. A UserError if the folder is missing or has another layout.
+  folders. A UserError if the folder is missing or has another layout. A class without an image is an
+  error where the split trains, `trained`, and a warning elsewhere.
   """
 
-  def __init__(self, root: str, train_base: str = "train"):
+  def __init__(self, root: str, train_base: str = "train", trained: bool = True):
     self._root = user_path(root).absolute()
     if not root or not os.path.isdir(self._root):
       raise UserError(f"data.dir={root!r}: no such folder; {LAYOUT}")
-    self._train_base = train_base
+    self._train_base, self._trained = train_base, trained
     self.class_names = tuple(self._classes(train_base))
 
   def read(self, base: str) -> "Files":
@@ -54,7 +55,7 @@ class Folder:
       inside, inner = (listed(place / name, folders) for folders in (False, True))
       images = _images(name for name in inside if name not in inner)
       others.update(pathlib.Path(x).suffix for x in {*inside} - {*images} - {*inner})
-      if not images and base == self._train_base:
+      if not images and base == self._train_base and self._trained:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
       if name and inner:
         _LOG.warning("%s: not read; %s", place / name / inner[0], LAYOUT)
@@ -93,7 +94,7 @@ def test_files(path: str, flat: bool) -> "Files":
   if not os.path.isdir(place):
     raise UserError(f"{place}: no such folder")
   if not flat or listed(place, folders=True):
-    found = Folder(str(place.parent), place.name)
+    found = Folder(str(place.parent), place.name, trained=False)
     if found.class_names == ("",):
       raise UserError(f"{place}: no class folders in it; {LAYOUT}")
     return found.read(place.name)

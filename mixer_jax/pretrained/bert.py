@@ -6,6 +6,7 @@ heads of pretraining are left out.
 
 import json
 import logging
+import os
 import pathlib
 import re
 from typing import Any, Iterator, NamedTuple
@@ -58,7 +59,7 @@ class LoadedBert(NamedTuple):
     return models.Bert(**self.fields | overrides)
 
 
-def load_bert(source: str, cache_dir: str = "") -> LoadedBert:
+def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
   """Reads an encoder, float32; sizes are those of the arrays.
 
   Heads, GELU and epsilon are those of a config.json beside the file; without one, there is a head
@@ -71,6 +72,7 @@ def load_bert(source: str, cache_dir: str = "") -> LoadedBert:
     UserError: the file is damaged or is no BERT: parameters are missing, left over or of the wrong
       shape (all are named in one message); or the config is of another kind of BERT.
   """
+  source = os.fspath(source)
   path, sha256 = files.local(source, cache_dir)
   arrays = dict(_ours(source, containers.read(path, _INDICES)[0]))
   fields = _sizes(source, arrays)

@@ -125,7 +125,7 @@ def beside(variables: Any) -> dict[str, Any]:
   return traverse_util.unflatten_dict({path: x for tree in flat for path, x in tree.items()})
 
 
-def read(source: str, cache_dir: str = "") -> Weights:
+def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
   """Reads public weights, or weights that `save` wrote.
 
   A UserError if the file is missing, damaged, or not of a known layout.
@@ -134,6 +134,7 @@ def read(source: str, cache_dir: str = "") -> Weights:
     source: a path; or an address (https://, gs:// and others) or a name of `CATALOG` to download.
     cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
   """
+  source = os.fspath(source)
   path, sha256 = files.local(source, cache_dir)
   arrays, notes = containers.read(path)
   layout, arrays = layouts.convert(source, arrays)
@@ -168,7 +169,7 @@ class Loaded(NamedTuple):
 
 
 def load(
-  source: str,
+  source: str | os.PathLike,
   name: str,
   num_classes: int = 0,
   image_size: int = 0,

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 from typing import Any, NamedTuple, Sequence
 
 import jax
@@ -76,7 +77,8 @@ def change(config: ConfigDict, overrides: Sequence[str] = (), **data: str | None
   if changes := {k: v for k, v in data.items() if v is not None}:
     if "data" not in config:
       raise UserError(f"task {config.task} has no group data, and so no data.{min(changes)}")
-    config.data.update(changes)
+    own = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in changes.items()}
+    config.data.update(own)
   free = config_lib.free_fields(config)
   for assignment in overrides:
     if assignment.partition("=")[0] not in free:

@@ -63,6 +63,14 @@ def test_names_match_whatever_their_order_and_other_sizes_are_cut(train, tmp_pat
   assert found["label"].tolist() == [5, 7]
 
 
+def test_a_class_folder_without_images_is_a_warning(train, tmp_path, caplog):
+  other = write(tmp_path / "other", {"c11/a.png": 110})
+  (other / "c02").mkdir()
+  arrays = load(options(train, test_sets=f"other={other}")).splits["other"].arrays()
+  assert arrays["label"].tolist() == [11]
+  assert "other/c02: no images in this class folder" in caplog.text
+
+
 def test_sets_of_classes_by_the_number_of_the_file_or_its_path(train, tmp_path):
   names = {f"ILSVRC2012_val_{i:08d}.png": i for i in (1, 2, 4)}
   flat = write(tmp_path / "flat", names)

@@ -13,7 +13,7 @@ import optax
 
 from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import until_error
+from mixer_jax.errors import check_list, until_error
 from mixer_jax.images import crops, folder
 from mixer_jax.options import one_of
 from mixer_jax.tasks.autoencoding import pictures, pixels
@@ -118,6 +118,7 @@ class Autoencoding(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The code and the squared error of image files, cut to squares as the set's images are."""
+    check_list(inputs, "paths")
     fit = functools.partial(crops.centre, shorter=self._stored, side=self._stored)
     read = functools.partial(folder.read_image, fit=fit)
     for begin in range(0, len(inputs), self._eval_batch_size):

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, until_error
+from mixer_jax.errors import UserError, check_list, until_error
 from mixer_jax.images import crops, folder, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.tasks.task import BaseTask, Variables
@@ -65,6 +65,7 @@ class ImageTask(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The answers to image files; those before a broken one come first."""
+    check_list(inputs, "paths")
     size = self._config.eval_batch_size
     for begin in range(0, len(inputs), size):
       paths = inputs[begin : begin + size]

@@ -11,7 +11,7 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, check_list
 from mixer_jax.options import Option
 from mixer_jax.tasks.masked_lm import corpus, masking
 from mixer_jax.tasks.metrics import ExpMean, Metric, Sums, WeightedSum
@@ -120,7 +120,7 @@ class MaskedLm(TextTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The likeliest words for each [MASK] of a sentence, and the sentence with the first ones."""
-    text_data.check_list(inputs)
+    check_list(inputs, "sentences")
     vocabulary, length = self.vocabulary, self._data.max_length
     for sentence, ids in zip(inputs, vocabulary.encode(inputs)):
       ids = np.concatenate([[vocabulary.cls], ids, [vocabulary.sep]]).astype(np.int32)

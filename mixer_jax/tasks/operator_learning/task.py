@@ -18,7 +18,7 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, check_list, told
 from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
@@ -262,9 +262,9 @@ class OperatorLearning(BaseTask):
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The output of each input function [n, *grid] of .npz or .mat files, one at a time.
 
-    The inputs of an inverse problem are a file's outputs. A UserError for a file on a grid that the
-    model cannot take, or of which `data.output_step` picks points that are no grid.
+    The inputs of an inverse problem are a file's outputs. A UserError names a file on a wrong grid.
     """
+    check_list(inputs, "paths")
     answer = jax.jit(lambda x: self._answer(variables, x))
     data, rank = self._data, len(self._grids[0])
     name = data.outputs_name if data.inverse else data.inputs_name
@@ -285,8 +285,8 @@ class OperatorLearning(BaseTask):
     if every and not all(leaves_grid(points, every, self._periodic) for points in grid):
       some = ", ".join(str(n * every + (not self._periodic)) for n in (2, 3, 4))
       why = f"data.output_step, {self._data.output_step}, is {every} times data.step"
-      points = f"functions on {shown(grid)} points; allowed on each axis: {some}, ..., since {why}"
-      raise UserError(f"{path}: has {points}")
+      points = f"has functions on {shown(grid)} points; allowed on each axis: {some}, ..."
+      raise UserError(f"{path}: {points}, since {why}")
 
 
 def _build(config: ml_collections.ConfigDict, grid: tuple[int, ...], periodic: bool) -> nn.Module:

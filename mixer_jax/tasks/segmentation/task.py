@@ -13,7 +13,7 @@ import optax
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import told
+from mixer_jax.errors import check_list, told
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import folder
 from mixer_jax.models import upernet
@@ -206,6 +206,7 @@ class Segmentation(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The shares of the classes in image files, the largest first; of a size each one program."""
+    check_list(inputs, "paths")
     for path in inputs:
       image = self.read_image(path)
       height, width = image.shape[:2]

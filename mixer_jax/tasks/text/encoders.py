@@ -129,7 +129,7 @@ def started(
   )
   if _SEGMENTS not in trained and _SEGMENTS in wanted:
     trained[_SEGMENTS] = wanted[_SEGMENTS]
-  elif _SEGMENTS in trained and _SEGMENTS not in wanted:
+  elif {_SEGMENTS, _WORDS} <= trained.keys() and _SEGMENTS not in wanted:
     first = trained.pop(_SEGMENTS)[0]  # that of every token of a single sentence
     trained[_WORDS] = trained[_WORDS] + first
   fit.compare(source, trained, {path: x.shape for path, x in wanted.items()}, lambda path: "")

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from typing import Annotated, Any, Callable, ClassVar, Mapping, Sequence
+from typing import Annotated, Any, Callable, ClassVar, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -102,12 +102,6 @@ def scores(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]
   """Losses [...] in nats of logits [..., n], and whether the likeliest one is the right one."""
   losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
   return losses, (jnp.argmax(logits, axis=-1) == targets) & jnp.isfinite(losses)
-
-
-def check_list(inputs: Sequence[str]) -> None:
-  """Raises a UserError for a text in the place of a list of them, whose letters would be inputs."""
-  if isinstance(inputs, str):
-    raise UserError(f"the inputs are the text {inputs!r}; allowed: a list of sentences")
 
 
 @functools.partial(remembered, number=2)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, check_list
 from mixer_jax.models import text_heads
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -198,7 +198,7 @@ class TextClassification(TextTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The class of each sentence; of a pair the two sentences are apart by a tab."""
-    text_data.check_list(inputs)
+    check_list(inputs, "sentences")
     if not inputs:
       return
     pairs = [sentence.split("\t") for sentence in inputs]

@@ -12,13 +12,13 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, check_list
 from mixer_jax.models import decoding
 from mixer_jax.options import Option, one_of
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, Batch, Prediction, Variables
-from mixer_jax.tasks.text import encoders, text_data
+from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text.text_task import TextTask
 from mixer_jax.tasks.translation import aligned, bleu, pictures
 
@@ -175,7 +175,7 @@ class Translation(TextTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The translation of each sentence, with its log-probability over the length penalty."""
-    text_data.check_list(inputs)
+    check_list(inputs, "sentences")
     longest = self._data.max_length
     encoded = self.vocabulary.encode([text.strip() for text in inputs])
     for text, ids in zip(inputs, encoded):

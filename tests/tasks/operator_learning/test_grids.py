@@ -82,6 +82,10 @@ def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
     found[inverse] = wanted
   assert not np.allclose(*found.values(), atol=1e-2)
   np.savez(tmp_path / "one.npz", u=arrays["u"][0])
+  with pytest.raises(
+    UserError, match="the inputs are the text .*one.npz'; allowed: a list of paths"
+  ):
+    list(run.task.answer(variables, str(tmp_path / "one.npz")))
   with pytest.raises(UserError, match=r"one.npz: has 'u' \[64\]; inputs and outputs are \[fun"):
     list(run.task.answer(variables, [str(tmp_path / "one.npz")]))
 

@@ -204,6 +204,8 @@ def test_a_run_goes_on_bit_for_bit_predicts_and_draws(config, tmp_path):
   assert found["class_names"].tolist() == ["0", "1", "2"]
   image = np.zeros((13, 30, 3), np.uint8)
   Image.fromarray(image).save(tmp_path / "a.png")
+  with pytest.raises(UserError, match="the inputs are the text .*a.png'; allowed: a list of paths"):
+    next(run.task.answer(variables, str(tmp_path / "a.png")))
   [answer] = run.task.answer(variables, [str(tmp_path / "a.png")])
   assert sum(answer["shares"].values()) == pytest.approx(1) and answer["shares"].keys() <= {*"012"}
   assert list(answer["shares"].values()) == sorted(answer["shares"].values(), reverse=True)

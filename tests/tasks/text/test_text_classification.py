@@ -267,6 +267,18 @@ def test_words_that_the_vocabulary_lacks_are_told(config, tmp_path, caplog):
   assert "other.tsv: 40% of the tokens are [UNK]" in caplog.text  # of [CLS] gut gemacht good [SEP]
 
 
+def test_an_encoder_of_frozen_pairs_is_no_start_for_sentences():
+  """It has segments and a projection, and its words lie in another run."""
+  array = np.zeros((2, 4), np.float32)
+  given = {"encoder": {"segment_types": {"embedding": array}, "project": {"kernel": array}}}
+  fresh = {"encoder": {"words": {"embedding": array}}}
+  told = (
+    "PAIRS does not fit the model: missing are words/embedding; left over are project/kernel, s"
+  )
+  with pytest.raises(UserError, match=told):
+    encoders.started(fresh, given, None, "PAIRS")
+
+
 def test_answers_take_a_list_of_sentences(config):
   task = experiment.build(config).task
   assert not list(task.answer({}, []))
