@@ -31,11 +31,22 @@ AdamPaths = Annotated[
 ]
 
 
+def add_decayed_weights(weight_decay: Any, decay_mask: Any) -> Transform:
+  """optax's, whose schedules, float32 numbers, leave the types of the updates as they are."""
+  inner = optax.add_decayed_weights(weight_decay, decay_mask)
+
+  def update_fn(updates, state, params=None):
+    decayed, state = inner.update(updates, state, params)
+    return jax.tree.map(lambda u, d: d.astype(u.dtype), updates, decayed), state
+
+  return optax.GradientTransformation(inner.init, update_fn)
+
+
 def _with_l2(
   rule: Transform, learning_rate: Any, *, weight_decay: Decay = 0.0, decay_mask: Any = None
 ) -> Transform:
   """A rule for gradients that weight decay is part of (L2)."""
-  decay = optax.add_decayed_weights(weight_decay, decay_mask)
+  decay = add_decayed_weights(weight_decay, decay_mask)
   return optax.chain(decay, rule, optax.scale_by_learning_rate(learning_rate))
 
 
@@ -43,7 +54,7 @@ def with_decoupled_decay(
   rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
 ) -> Transform:
   """A rule whose updates weight decay is added to, as in AdamW."""
-  decay = optax.add_decayed_weights(weight_decay, decay_mask)
+  decay = add_decayed_weights(weight_decay, decay_mask)
   return optax.chain(rule, decay, optax.scale_by_learning_rate(learning_rate))
 
 
@@ -81,7 +92,8 @@ def adamw(
   decay_mask: Any = None,
 ) -> Transform:
   """AdamW (Loshchilov and Hutter, 2019): the decay bypasses the moments."""
-  return optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=decay_mask)
+  rule = optax.scale_by_adam(b1, b2, eps)
+  return with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
 
 
 @curvature_options.checked()
@@ -102,7 +114,7 @@ def lamb(
   adapted = optax.scale_by_trust_ratio()
   return optax.chain(
     optax.scale_by_adam(b1, b2, eps),
-    optax.add_decayed_weights(weight_decay, decay_mask),
+    add_decayed_weights(weight_decay, decay_mask),
     adapted if decay_mask is None else optax.masked(adapted, decay_mask),
     optax.scale_by_learning_rate(learning_rate),
   )
@@ -207,7 +219,7 @@ def muon(
     muon_weight_dimension_numbers=dimension_numbers or numbers,
     consistent_rms=rms,
   )
-  decay = optax.add_decayed_weights(weight_decay, decay_mask)
+  decay = add_decayed_weights(weight_decay, decay_mask)
   chain = optax.chain(rule, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))
 
   def init_fn(params):

@@ -86,7 +86,7 @@ def kfac(
   else:
     tx = optax.chain(
       first,
-      optax.add_decayed_weights(decay, decay_mask) if decays else optax.identity(),
+      first_order.add_decayed_weights(decay, decay_mask) if decays else optax.identity(),
       optax.trace(momentum),
       optax.scale_by_learning_rate(learning_rate),
     )

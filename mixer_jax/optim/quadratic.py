@@ -169,7 +169,8 @@ def by_model(
     given = extra.pop("damping", damping)
     lam, rate = (x(state.count) if callable(x) else x for x in (given, learning_rate))
     decay = model.decay(state.count)
-    gradient = jax.tree.map(lambda g, p: g + decay * p, updates, model.decayed(params))
+    decayed = lambda g, p: (g + decay * p).astype(g.dtype)
+    gradient = jax.tree.map(decayed, updates, model.decayed(params))
     extra |= dict(batch=batch, model_params=model_params)
 
     def best(shift):

@@ -114,6 +114,26 @@ def test_ekfac_rounds_operands_as_asked():
   assert program.count("preferred_element_type=float32") and program.count(":bf16[") >= 4 * 2 * 2
 
 
+@pytest.mark.parametrize(
+  "name", "sgd adam adamw lamb muon adagrad soap shampoo kfac kfac_adam kfac_muon".split()
+)
+def test_schedules_leave_bfloat16_as_it_is(name):
+  """Of rate and decay; updates and state keep their types."""
+  params, batch = small_net.problem()
+  params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  given = (small_net.predict, params, batch) if name.startswith("kfac") else ()
+  falling = optax.linear_schedule(0.1, 0.0, 10)
+  options = [{}] if name != "kfac" else [{}, dict(quadratic_model=True, estimation="exact")]
+  for more in options:
+    tx = getattr(optim, name)(falling, *given, weight_decay=falling, **more)
+    extra = dict(batch=batch, rng=jax.random.key(0)) if given else {}
+    update = lambda grads, state, tx=tx, extra=extra: tx.update(grads, state, params, **extra)
+    state = jax.eval_shape(tx.init, params)
+    updates, after = jax.eval_shape(update, params, state)
+    types = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
+    assert types(updates) == types(params) and types(after) == types(state)
+
+
 @pytest.mark.parametrize("dtype", [bool, np.float16, np.float64])
 def test_weights_of_any_type_are_summed_in_float32(dtype):
   """The sum of 90,000 ones is none of float16."""
