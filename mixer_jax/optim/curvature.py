@@ -172,12 +172,16 @@ class Curvature:
     name = layer.block
     if isinstance(layer.call.view, layer_views.ScaleAndShift):
       return Block(name, "diagonal", layer.names, full, stacked=layer.stacked)
-    batch = 1 if layer.shared else self._examples
     sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
     diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
-    rows = sum(math.prod(c.rows) * c.runs for c in layer.calls) // batch
     rest = diagonal, layer.stacked, layer.call.view.axes
-    return Block(name, "kronecker", layer.names, full, sizes, max(rows, 1), *rest)
+    tokens = max(int(self._tokens(layer)), 1)
+    return Block(name, "kronecker", layer.names, full, sizes, tokens, *rest)
+
+  def _tokens(self, layer: statistics.Layer) -> float:
+    """Rows of an example; less than one in a layer of a part of the examples."""
+    rows = sum(math.prod(c.rows) * c.runs for c in layer.calls)
+    return rows / (1 if layer.shared else self._examples)
 
   def estimate(self, params: Params, batch: Batch, rng: Any = None) -> dict[str, Any]:
     """Fresh factors of one batch of any size (traceable); `rng` decides the sampled targets.
@@ -263,9 +267,9 @@ class Curvature:
     if self._axis_name is not None:
       total, squares = jax.lax.psum((total, squares), self._axis_name)
     rows = total**2 / jnp.maximum(c * squares, 1e-30)
-    published = {layer.block: layer for layer in self._layers.values() if self._published}
-    tokens = lambda b: published[b.name].scale(b.tokens) if b.name in published else 1.0
-    return {b.name: rows * tokens(b) for b in self.blocks if b.kind == "kronecker"}
+    layers = {layer.block: layer for layer in self._layers.values()}
+    of = lambda layer: layer.scale(self._tokens(layer)) if self._published else 1.0
+    return {b.name: rows * of(layers[b.name]) for b in self.blocks if b.kind == "kronecker"}
 
   def _sums(self, outputs, targets, pullback, scales, rng) -> Any:
     """The sums over rows, with gradients of the labels that `estimation` says."""
@@ -291,8 +295,10 @@ class Curvature:
       return pull(self._likelihood.factor(outputs, v))
 
     add = lambda total, i: (jax.tree.map(jnp.add, total, column(i)), None)
-    # Inputs and numbers of rows do not depend on the labels: they are summed once.
-    once = pull(jax.tree.map(jnp.ones_like, outputs))
+    # Inputs and numbers of rows do not depend on the labels: they are summed once. A gradient drawn
+    # at random reaches every row that outputs depend on; ones would cancel in outputs z and -z.
+    drawn = lambda y: jnp.ones_like(y) * jax.random.normal(key, y.shape, y.dtype)
+    once = pull(jax.tree.map(drawn, outputs))
     zeros = jax.tree.map(jnp.zeros_like, once)
     total, _ = jax.lax.scan(add, zeros, jnp.arange(sum(sizes)))
     return {path: statistics.inputs_once(once[path], total[path]) for path in once}

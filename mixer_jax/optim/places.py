@@ -5,6 +5,7 @@ import logging
 from typing import Any, Callable, Collection, Iterator
 
 import jax
+import jax.numpy as jnp
 
 from mixer_jax.optim import layer_calls, layer_views, programs
 
@@ -49,14 +50,41 @@ def placed(
 
 
 def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_calls.Call], Any]:
-  """The calls for twice as many examples, and these; none of a `predict` made for one size."""
+  """The calls for twice as many examples, and these; none of a `predict` made for one size.
+
+  Outputs whose other axes grow, too, depend on another array that happens to be as long as the
+  batch, such as points of a grid: another choice of arrays may leave it as it is.
+  """
+  rest, found = _outputs(predict, params, batch)[0][1:], []
   for chosen in _choices(batch, examples):
     more = _twice(batch, chosen)
     outputs = _outputs(predict, params, more)
     with contextlib.suppress(Exception):  # as in `_outputs`: another choice may do
       if outputs and outputs[0][:1] == (2 * examples,):
-        return layer_calls.calls(predict, params, more, skipped), more
-  return [], None
+        found.append((layer_calls.calls(predict, params, more, skipped), more))
+        if outputs[0][1:] == rest:
+          _tell_doubt(found[-1][0], predict, params, batch, chosen, skipped)
+          return found[-1]
+  return found[0] if found else ([], None)
+
+
+def _tell_doubt(calls, predict, params, batch, chosen, skipped) -> None:
+  """Warns of an array, as long as the batch, that all examples may share as well: a memory."""
+  leaves = jax.tree_util.tree_leaves_with_path(batch)
+  floats = [i for i in sorted(chosen) if jnp.issubdtype(leaves[i][1].dtype, jnp.inexact)]
+  if len(floats) < 2 or leaves[floats[0]][1].shape[0] == 1:
+    return
+  wanted = _outputs(predict, params, _twice(batch, chosen))
+  for i in floats:
+    more = _twice(batch, chosen - {i})
+    if _outputs(predict, params, more) == wanted:
+      others = layer_calls.calls(predict, params, more, skipped)
+      if [c.rows for c in others] != [c.rows for c in calls]:
+        _LOG.warning(
+          "batch%s is as long as the batch: K-FAC takes its rows for those of examples; if all"
+          " examples share them, give an example batch of another size",
+          jax.tree_util.keystr(leaves[i][0]),
+        )
 
 
 def _choices(batch: Any, examples: int) -> Iterator[frozenset[int]]:
@@ -98,14 +126,13 @@ def _outputs(predict, params, batch) -> list[tuple[int, ...]]:
 def _with_ragged(calls, predict, params, batch, examples, skipped) -> list[layer_calls.Call]:
   """Calls whose rows only grow if all arrays of the batch do, as nodes of graphs, have examples.
 
-  So do arrays that all examples share; only rows of examples are added up by an index (`scatter`).
+  So do arrays that all examples share; only rows of examples are added up by an index.
   """
   found = [i for i, x in enumerate(jax.tree.leaves(batch)) if x.shape]
   equal = {x.shape[0] for x in jax.tree.leaves(batch) if x.shape} == {examples}
   if equal or not any(call.place == NOWHERE for call in calls):
     return calls
-  program = jax.make_jaxpr(predict)(params, batch).jaxpr
-  if not any(name.startswith("scatter") for name in programs.primitives(program)):
+  if not _adds_up(predict, params, batch, examples):
     return calls
   more, before = _twice(batch, found), _outputs(predict, params, batch)
   if _outputs(predict, params, more) != [(2 * shape[0], *shape[1:]) for shape in before]:
@@ -118,6 +145,16 @@ def _with_ragged(calls, predict, params, batch, examples, skipped) -> list[layer
     call._replace(place=ELSEWHERE) if ragged(call, other) else call
     for call, other in zip(calls, others)
   ]
+
+
+def _adds_up(predict, params, batch, examples) -> bool:
+  """Whether rows that grow with arrays that are no examples are added up, or put, by an index."""
+  scattered = lambda batch: [*programs.scattered(jax.make_jaxpr(predict)(params, batch).jaxpr)]
+  others = [i for i, x in enumerate(jax.tree.leaves(batch)) if x.shape and x.shape[0] != examples]
+  before = scattered(batch)
+  with contextlib.suppress(Exception):  # as in `_outputs`
+    return scattered(_twice(batch, others)) != before
+  return bool(before)
 
 
 def _check_axis(predict, params, batch) -> None:

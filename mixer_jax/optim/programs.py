@@ -15,12 +15,13 @@ def inside(equation: Any) -> Iterator[Any]:
         yield inner
 
 
-def primitives(program: Any) -> Iterator[str]:
-  """The names of all its operations."""
+def scattered(program: Any) -> Iterator[tuple[int, ...]]:
+  """The shapes of all arrays that are added to, or put into, others by an index."""
   for equation in program.eqns:
-    yield equation.primitive.name
+    if equation.primitive.name.startswith("scatter"):
+      yield equation.invars[2].aval.shape
     for inner in inside(equation):
-      yield from primitives(inner)
+      yield from scattered(inner)
 
 
 def loops(program: Any) -> Iterator[int]:

@@ -86,6 +86,25 @@ def test_factors_equal_brute_force(shape, estimation, token_averaging):
     np.testing.assert_allclose(factors[name].outputs, scale * outputs[name], rtol=1e-4, atol=1e-6)
 
 
+class Opposed(nn.Module):
+  """Two logits z and -z, of the mean over tokens: ones as their gradients cancel."""
+
+  @nn.compact
+  def __call__(self, x):
+    z = nn.Dense(1, name="out")(nn.tanh(nn.Dense(4, name="in")(x)).mean(axis=1))
+    return jnp.concatenate([z, -z], axis=1)
+
+
+def test_exact_factors_count_all_rows_where_outputs_cancel():
+  x = np.random.default_rng(0).normal(size=(6, 3, 5)).astype(np.float32)
+  params = jax.jit(Opposed().init)(jax.random.key(0), x)["params"]
+  predict = lambda p, x: Opposed().apply({"params": p}, x)
+  masked = lambda p, x: (predict(p, x), None, None, np.ones((6, 3), bool))
+  of = lambda predict: optim.kfac_factors(predict, params, x, None, estimation="exact")
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  jax.tree.map(close, of(masked), of(predict))
+
+
 @pytest.mark.thorough
 def test_sampled_factors_average_to_the_exact_ones():
   predict, params, batch = problem((6, 7))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
+from mixer_jax.optim.factors import curvature_of
 
 
 class Queries(nn.Module):
@@ -252,6 +253,13 @@ def test_a_layer_of_a_part_of_the_batch(shape):
   for weights in (None, np.float32([1, 1, 1, 0, 0, 0])):
     answer = lambda p, x, w=weights: predict(p, x) if w is None else (predict(p, x), None, w)
     np.testing.assert_allclose(factors(answer).inputs, rows.T @ rows / len(rows), rtol=1e-5)
+  published, expand = (
+    curvature_of(predict, params, x, estimation="exact", token_averaging=averaging)
+    for averaging in ("published", "expand")
+  )
+  scales = [c.moment_scales(params, x)["half"] for c in (published, expand)]
+  traces = [np.trace(c.estimate(params, x)["half"].outputs) for c in (published, expand)]
+  np.testing.assert_allclose(scales[0] / scales[1], traces[0] / traces[1], rtol=1e-5)
   tx = optim.scale_by_kfac(predict, params, x, eigenvalues="examples")
   with pytest.raises(ValueError, match="needs the examples first in the rows of half; allowed"):
     tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))

@@ -96,6 +96,68 @@ def test_a_memory_of_the_batch_is_shared():
     optim.kfac_blocks(inside, params, batch, estimation="exact")
 
 
+class Assigned(Memory):
+  """Also sets a column, by an index or by a concatenation."""
+
+  by_index: bool = True
+
+  @nn.compact
+  def __call__(self, queries, memory):
+    keys = nn.Dense(4, name="memory")(memory)
+    h = nn.softmax(nn.Dense(4, name="query")(queries) @ keys.T) @ memory
+    if self.by_index:
+      h = h.at[:, 0].set(1.0)
+    else:
+      h = jnp.concatenate([jnp.ones_like(h[:, :1]), h[:, 1:]], axis=1)
+    return nn.Dense(3, name="head")(h)
+
+
+def test_an_assignment_by_an_index_leaves_a_memory_shared():
+  rng = np.random.default_rng(0)
+  batch = tuple(rng.normal(size=(n, 5)).astype(np.float32) for n in (12, 6))
+  params = jax.jit(Assigned().init)(jax.random.key(0), *batch)["params"]
+  found, expected = (
+    optim.kfac_factors(
+      lambda p, b, model=Assigned(by_index): model.apply({"params": p}, *b),
+      *(params, batch, jax.random.key(1)),
+    )
+    for by_index in (True, False)
+  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  jax.tree.map(close, found, expected)
+
+
+@pytest.mark.parametrize("number", [4, 6])
+def test_a_memory_as_long_as_the_batch_is_told(number, caplog):
+  rng, model = np.random.default_rng(0), Memory()
+  batch = {n: rng.normal(size=(k, 5)).astype(np.float32) for n, k in (("x", 6), ("m", number))}
+  params = jax.jit(model.init)(jax.random.key(0), batch["x"], batch["m"])["params"]
+  predict = lambda p, b: model.apply({"params": p}, b["x"], b["m"])
+  with caplog.at_level(logging.WARNING):
+    tokens = {b.name: b.tokens for b in optim.kfac_blocks(predict, params, batch)}
+  assert tokens["memory"] == (4 if number == 4 else 1)
+  assert ("batch['m'] is as long as the batch" in caplog.text) == (number == 6)
+
+
+class DeepONet(nn.Module):
+  """Values [functions, points] of functions at points that they share."""
+
+  @nn.compact
+  def __call__(self, functions, points):
+    branch, trunk = nn.Dense(4, name="branch")(functions), nn.Dense(4, name="trunk")(points)
+    return jnp.einsum("bk,gk->bg", branch, trunk)[..., None]
+
+
+@pytest.mark.parametrize("functions", [5, 6])
+def test_as_many_points_as_functions_are_shared_all_the_same(functions, caplog):
+  rng = np.random.default_rng(0)
+  batch = tuple(rng.normal(size=s).astype(np.float32) for s in ((functions, 3), (6, 2)))
+  params = jax.jit(DeepONet().init)(jax.random.key(0), *batch)["params"]
+  predict = lambda p, b: DeepONet().apply({"params": p}, *b)
+  blocks = optim.kfac_blocks(predict, params, batch, likelihood="normal")
+  assert {b.name: b.tokens for b in blocks} == {"branch": 1, "trunk": 6} and not caplog.text
+
+
 class Grid(nn.Module):
   """Functions by 4 numbers each, at points (DeepONet); made for so many functions."""
 
