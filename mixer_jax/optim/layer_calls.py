@@ -130,8 +130,13 @@ def _stacked(path: Path, whole: Mapping[str, Any], own: Mapping[str, Any]) -> tu
   shape, inside = largest(whole).shape, own[COMPANION].shape[:-3]
   stacked = shape[: len(shape) - len(inside)]
   if inside != largest(own).shape or stacked + inside != shape:
-    where = joined(path)
-    raise layer_views.LayerError(f"{where} is scanned over another axis than the first")
+    where, made = joined(path), any(getattr(x, "parent", None) for x in own.values())
+    raise layer_views.LayerError(
+      f"the model cuts or reshapes parameters of {where} before their layer takes them, which K-FAC"
+      f" cannot see; list {where} in `plain`"
+      if made
+      else f"{where} is scanned over another axis than the first"
+    )
   return stacked
 
 

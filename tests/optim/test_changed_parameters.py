@@ -80,6 +80,22 @@ def test_parameters_that_change_before_their_layer_are_refused_or_plain():
     optim.kfac_blocks(threefold, params, x, plain="scale|one")
 
 
+@pytest.mark.parametrize("cut", [lambda a: a[:, :3], lambda a: a[:3], lambda a: a.reshape(10, 3)])
+def test_a_kernel_that_is_cut_is_told(cut):
+  whole = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+  own = cut(whole)
+
+  def predict(p, x):
+    tree = {"kernel": p["kernel"]} if p["kernel"].shape == own.shape else jax.tree.map(cut_all, p)
+    return nn.Dense(own.shape[1], use_bias=False).apply({"params": tree}, x)
+
+  cut_all = lambda a: cut(a) if a.shape == whole.shape else a
+  with pytest.raises(
+    ValueError, match="the model cuts or reshapes parameters of .* list .* `plain`"
+  ):
+    optim.kfac_blocks(predict, {"kernel": whole}, np.ones((2, own.shape[0]), np.float32))
+
+
 _CHANGES = {
   "threefold": lambda k: 3 * k,
   "mask": lambda k: jnp.where(k > 0, k, 0.0),

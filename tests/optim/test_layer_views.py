@@ -99,6 +99,7 @@ CASES = {
   ),
   "general axis 1": (lambda: nn.DenseGeneral(4, axis=1, name="layer"), (3, 5, 2), [0]),
   "einsum": (lambda: nn.Einsum((4, 2, 5), "bti,oki->btko", name="layer"), (3, 2, 5), [2]),
+  "einsum ellipsis": (lambda: nn.Einsum((5, 4), "...i,io->...o", name="layer"), (3, 2, 5), [0]),
   "conv": (lambda: nn.Conv(2, (3, 3), strides=(2, 1), name="layer"), (3, 4, 5, 2), [0, 1, 2]),
   "conv 1d": (lambda: nn.Conv(3, 3, padding="CAUSAL", name="layer"), (3, 5, 2), [0, 1]),
   "circular": (
