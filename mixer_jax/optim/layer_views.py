@@ -155,8 +155,8 @@ def _einsum(module: nn.Einsum, x: jax.Array, einsum_str: str | None = None) -> D
   """A matrix product, if no axis is shared by inputs, kernel and outputs."""
   operands, result = (einsum_str or module.einsum_str).replace(" ", "").split("->")
   if "..." in operands.partition(",")[0] and "..." in result:  # the axes that are not named
-    free = [c for c in string.ascii_letters if c not in operands]
-    axes = "".join(free[: x.ndim - len(operands.partition(",")[0]) + 3])
+    letters = [c for c in string.ascii_letters if c not in operands]
+    axes = "".join(letters[: x.ndim - len(operands.partition(",")[0]) + 3])
     operands, result = operands.replace("...", axes, 1), result.replace("...", axes, 1)
   left, right = operands.split(",")
   summed = [c for c in left if c in right and c not in result]
