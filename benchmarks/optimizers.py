@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import math
 import statistics
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -87,7 +88,7 @@ def compare(
   first, batches, candidates, peaks, shares = next(iter(runs.values())), {}, {}, {}, {}
   before = {}
   for name, run in runs.items():
-    data = str(run.batch_shapes), run.config.data.to_json()
+    data = str(run.batch_shapes), str(run.config.get("data"))
     batch = batches[data] if data in batches else batches.setdefault(data, steps.batch(run))
     step = steps.Fixed(run, batch).start()
     shares[name] = {f"{name} {kind}": own for kind, own in kinds(run.config.optimizer).items()}
@@ -139,15 +140,22 @@ def kinds(config: ml_collections.ConfigDict) -> dict[str, tuple[int, float]]:
   last = next((name for name in ("inverse_period", "basis_period") if name in known), None)
   if last is None:
     return _PLAIN
-  factors, inverses = (
-    options_lib.value(optim.OPTIMIZERS, config, name) for name in ("factor_period", last)
-  )
-  of = lambda n: (n % factors == 0, n % inverses == 0)
-  names = {(True, True): "inverses", (True, False): "factors", (False, False): "plain"}
-  cycle = range(inverses, inverses + factors * inverses)  # the first basis is no usual one
-  found = {names.get(of(n), "basis"): n for n in reversed(cycle)}
-  shares = collections.Counter(of(n) for n in cycle)
-  return {kind: (n, shares[of(n)] / len(cycle)) for kind, n in sorted(found.items())}
+  value = lambda name: options_lib.value(optim.OPTIMIZERS, config, name) if name in known else None
+  factors, inverses, choice = value("factor_period"), value(last), value("factor_damping_period")
+  damping = value("damping_period") if value("adaptive_damping") else None
+
+  def of(n):
+    renewed = {(True, True): "inverses", (True, False): "factors", (False, False): "plain"}
+    parts = [renewed.get((n % factors == 0, n % inverses == 0), "basis")]
+    parts += ["with a choice of damping"] if choice and n % choice == 0 else []
+    parts += ["with adapted damping"] if damping and (n + 1) % damping == 0 else []
+    return " ".join(parts)
+
+  periods = [n for n in (factors, inverses, choice, damping) if n]
+  cycle = range(inverses, inverses + math.lcm(*periods))  # the first basis is no usual one
+  found = {of(n): n for n in reversed(cycle)}
+  shares = collections.Counter(map(of, cycle))
+  return {kind: (n, shares[kind] / len(cycle)) for kind, n in sorted(found.items())}
 
 
 def average(times: dict[str, list[float]], shares: dict[str, tuple[int, float]]) -> list[float]:

@@ -165,7 +165,7 @@ def _tell_differences(configs: Sequence[Any]) -> None:
 
 
 def _globbed(pattern: str) -> list[str]:
-  return glob.glob(str(user_path(pattern)))
+  return glob.glob(str(user_path(pattern))) if pattern else []
 
 
 def _failed(run: pathlib.Path) -> bool:

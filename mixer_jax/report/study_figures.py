@@ -57,6 +57,8 @@ def _draw(axis: Any, results: Sequence[Result], over: str, key: str, factor: flo
   runs = [[row for row in r.rows if key in row] for r in results]
   if not all(runs):
     return
+  shared = set.intersection(*({row["step"] for row in rows} for rows in runs))
+  runs = [[row for row in rows if row["step"] in shared] for rows in runs]
   x, _, _ = band([[row[over] for row in rows] for rows in runs])
   mean, low, high = band([[factor * row[key] for row in rows] for rows in runs])
   axis.plot(x, mean, marker=figures.marker(x), **style)
@@ -96,7 +98,8 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
 def _kinds(c: CellResult) -> list[str]:
   """The kinds of layers whose steps are measured, in the order of the rows."""
   prefix = f"{_NORM}{SIDES[0]}."
-  return [k.removeprefix(prefix) for k in c.shown[0].rows[0] if k.startswith(prefix)]
+  named = (k.removeprefix(prefix) for r in c.shown for row in r.rows for k in row if prefix in k)
+  return list(dict.fromkeys(named))
 
 
 def _draw_norms(cells: Sequence[CellResult], unit: str, path: pathlib.Path) -> pathlib.Path:

@@ -1,5 +1,6 @@
 """The contents of a study, and the named runs that it expands to."""
 
+import copy
 import dataclasses
 import fnmatch
 import itertools
@@ -110,6 +111,17 @@ class Study:
         yield f"the run {name!r}; allowed are distinct names of {_WORD.pattern}"
     for cell in self.published.keys() - set(self._cells()):
       yield f"published values of {cell}, which is no cell of it"
+    for cell, value in self.published.items():
+      if not isinstance(value, Published):
+        yield f"the published value {value!r} of {cell}; allowed: study.Published(...)"
+    texts = {name: getattr(self, name) for name in ("title", "source", "published_at", "target_of")}
+    for name, value in texts.items():
+      if not isinstance(value, str):
+        yield f"the {name} {value!r}; allowed: a text"
+    for name in ("notes", "lines"):
+      value = getattr(self, name)
+      if not isinstance(value, list | tuple) or not all(isinstance(x, str) for x in value):
+        yield f"the {name} {value!r}; allowed: a list of texts"
     if self.published_at not in ("last", "best"):
       yield f"published values of the {self.published_at!r} evaluation; allowed: last, best"
     shared = self.tuning.shared if self.tuning else ()
@@ -158,7 +170,7 @@ class Study:
 
   def _config(self, run: Run) -> ConfigDict:
     with told(f"the study's config of the run {run.name} fails"):  # any program's error
-      config = self.config(**dict(zip(self.axes, run.cell)))
+      config = copy.deepcopy(self.config(**dict(zip(self.axes, run.cell))))
       config.seed = run.seed
     return config_lib.override(
       config, settings({**self.tuning.hold_out, **run.settings} if run.tunes else {})

@@ -76,6 +76,20 @@ def test_kinds_of_steps_of_a_graft_are_those_of_the_side_with_factors():
     optimizers.kinds(config_lib.grafted(kfac, other))
 
 
+def test_steps_that_adapt_the_damping_are_kinds_of_their_own():
+  periods = dict(factor_period=5, inverse_period=5, damping_period=5, factor_damping_period=20)
+  chosen = dict(quadratic_model=True, adaptive_damping=True, damping_type="factored")
+  found = optimizers.kinds(config_lib.optimizer("kfac", 1.0, **periods, **chosen))
+  adapts = {kind: (n + 1) % 5 == 0 for kind, (n, _) in found.items()}
+  assert adapts == {kind: kind.endswith("adapted damping") for kind in found}
+  assert {kind: share for kind, (_, share) in found.items()} == {
+    "inverses": 3 / 20,
+    "inverses with a choice of damping": 1 / 20,
+    "plain": 12 / 20,
+    "plain with adapted damping": 4 / 20,
+  }
+
+
 @pytest.mark.slow
 def test_runs_of_a_study_are_compared(capsys):
   chosen = "tune-sgd-0,tune-kfac-0"

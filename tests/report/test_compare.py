@@ -211,9 +211,12 @@ def test_runs_in_folders_of_one_name_keep_a_line_each(drawn, tmp_path):
   assert [line.partition(":")[0] for line in said] == [f"Adam, {path}" for path in paths]
 
 
-def test_mistakes_are_named(runs, tmp_path):
+def test_mistakes_are_named(runs, tmp_path, monkeypatch):
   with pytest.raises(UserError, match="--runs has .*/none.*; no run with metrics is there"):
     compare.compare([*runs, f"{tmp_path}/none*"], "train/error", "step", tmp_path / "a.png")
+  monkeypatch.chdir(tmp_path / "adam-0")  # a run's own directory
+  with pytest.raises(UserError, match="--runs has 'typo'; no run with metrics is there"):
+    compare.compare(["typo"], "train/error", "step", tmp_path / "a.png")
   with pytest.raises(UserError, match="--metric is 'train/top1'; .*adam-0 has train/error, test"):
     compare.compare(runs, "train/top1", "step", tmp_path / "a.png")
   assert not (tmp_path / "a.png").exists()

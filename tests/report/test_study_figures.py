@@ -8,7 +8,7 @@ from mixer_jax import config as config_lib
 from mixer_jax.report import figures, study_figures
 from mixer_jax.report import study as report
 from mixer_jax.study import Published, Study, record
-from tests.report.written_runs import config, line_of, write_run
+from tests.report.written_runs import config, line_of, rows, write_run
 from tests.study.grid import errors
 
 
@@ -56,6 +56,27 @@ def test_runs_of_different_lengths_stand_side_by_side(tmp_path, monkeypatch):
   files = report.write(tmp_path)
   assert [f.name for f in files] == ["study.md", "steps.png", "time.png", "share.png"]
   np.testing.assert_allclose(drawn["share"], [1 / 3, 2 / 3, 1] * 2)
+
+
+def test_rows_without_a_column_leave_the_others_at_their_steps(opened, monkeypatch):
+  """As rows of skipped steps have no lengths; one seed lacks the second, the other the first."""
+  for seed, lacking in ((0, 2), (1, 1)):
+    written = list(rows("m1-sgd_kfac", (0.1, 0.2, 0.3, 0.4)))
+    for i, row in enumerate(written, 1):
+      for name in [name for name in row if "norm." in name]:
+        row[name] = float(i)
+        if i == lacking:
+          del row[name]
+    write_run(opened, f"m1-sgd_kfac-seed{seed}", written)
+  drawn, save = {}, figures.save
+  monkeypatch.setattr(
+    figures, "save", lambda f, path: (drawn.update({path.name: f}), save(f, path))[1]
+  )
+  report.write(opened.directory)
+  (panel, *_) = drawn["step_norms_m1.png"].axes
+  for line in panel.lines:
+    np.testing.assert_array_equal(line.get_xdata(), [3, 4])
+    np.testing.assert_array_equal(line.get_ydata(), [3, 4])
 
 
 def test_a_band_is_mean_and_range_as_far_as_all_seeds_go():

@@ -23,6 +23,9 @@ def test_names_follow_the_axes():
     (dict(seeds=(0, 0)), "'m1-sgd-seed0'; allowed are distinct names"),
     (dict(axes={"model": ("m/1",), "optimizer": ("sgd",)}), "'m/1-sgd-seed0'; allowed"),
     (dict(published={("m1", "lion"): Published(1.0)}), "'m1', 'lion'.*which is no cell"),
+    (dict(published={("m1", "sgd"): 60.5}), "value 60.5 of .* allowed: study.Published"),
+    (dict(notes="A note."), "the notes 'A note.'; allowed: a list of texts"),
+    (dict(source=None), "the source None; allowed: a text"),
     (dict(published_at="first"), "values of the 'first' evaluation; allowed: last, best"),
     (dict(lines=("learning_rate",)), "lines by 'learning_rate'; its axes: model, optimizer"),
     (dict(tuning=Tuning({"lion": [{}]})), "{'lion': 1} candidates .* each value of 'optimizer'"),
@@ -92,6 +95,19 @@ def test_overrides_reach_all_runs_or_the_runs_of_a_value(tmp_path):
     config = opened.config(run)
     assert config.num_epochs == 7
     assert config.optimizer.learning_rate == (0.5 if run.cell[0] == "m2" else 0.1)
+
+
+def test_runs_may_share_the_config_that_their_function_returns(tmp_path):
+  shared = tiny("m1", "sgd")
+
+  def config(model, optimizer):
+    shared.optimizer = tiny(model, optimizer).optimizer
+    return shared
+
+  study = Study(**GRID | dict(config=config))
+  opened = record.open_study(tmp_path, study, "f.py", ["adam:num_epochs=7"])
+  epochs = {run.name: opened.config(run).num_epochs for run in opened.runs}
+  assert all((n == 7) == ("adam" in name) for name, n in epochs.items())
 
 
 def test_another_study_is_refused_by_its_differences(tmp_path):
