@@ -13,7 +13,7 @@ import jax
 
 from mixer_jax import models
 from mixer_jax.errors import UserError
-from mixer_jax.tasks.task import Batch, Prediction, ReadRun, Task, Variables
+from mixer_jax.tasks.task import BaseTask, Batch, Prediction, ReadRun, Task, Variables
 
 FROZEN = "frozen_params"
 BACKBONE = "backbone"
@@ -54,11 +54,16 @@ class _Frozen:
     self._task, self._pattern, self._found = task, pattern, found
 
   def __getattr__(self, name: str) -> Any:
-    """The task's own; a method whose first argument is `variables` gets them joined."""
+    """The task's own; a method whose first argument are `variables` gets them joined.
+
+    Of the contract's methods the contract's names count, for all calls are by position.
+    """
     if name.startswith("_"):  # as copy and pickle ask before there is a task
       raise AttributeError(name)
     found = getattr(self._task, name)
-    if not callable(found) or [*inspect.signature(found).parameters][:1] != ["variables"]:
+    known = getattr(BaseTask, name, getattr(Task, name, found))
+    named = [*inspect.signature(known).parameters] if callable(known) else []
+    if [x for x in named if x != "self"][:1] != ["variables"]:
       return found
     return lambda variables, *args, **kwargs: found(joined(variables), *args, **kwargs)
 

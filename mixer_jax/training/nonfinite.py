@@ -60,8 +60,12 @@ class Watch:
 def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
   """Whether the numbers of a step are finite (traceable): bool [2], see `CHECKS`.
 
-  Curvature factors may be lost long before a parameter is, so all of the state is looked at.
+  Curvature factors may be lost long before a parameter is, so all of the state is looked at. The
+  largest of no values, -inf, is no failure.
   """
+  is_largest = lambda x: isinstance(x, tasks.Largest)
+  some = lambda x: jnp.maximum(x.largest, 0) if is_largest(x) else x
+  metrics = jax.tree.map(some, metrics, is_leaf=is_largest)
   floats = lambda tree: [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
   finite = lambda tree: jnp.array([jnp.isfinite(x).all() for x in floats(tree)], bool).all()
   return jnp.stack([finite(metrics), finite((variables, opt_state))])

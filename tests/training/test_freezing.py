@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from docs.own_task import Derivative
 from mixer_jax import config as config_lib
 from mixer_jax import evaluate, experiment, export, models, optim, pretrained
 from mixer_jax.errors import UserError
@@ -11,7 +12,7 @@ from mixer_jax.tasks import freeze
 from mixer_jax.training import loop, restore
 from mixer_jax.training.state import init_state
 from mixer_jax.training.step import update
-from tests.conftest import optimizer_of
+from tests.conftest import optimizer_of, waves
 
 
 @pytest.fixture
@@ -190,6 +191,28 @@ def test_kfac_of_a_frozen_backbone_is_that_of_the_head_alone(config):
   a, g = jax.tree.leaves(factors["head"])
   np.testing.assert_allclose(a, rows.T @ rows / 32, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(g, fisher, rtol=1e-3, atol=1e-5)
+
+
+class Renamed(Derivative):
+  """Its methods name their first argument otherwise than the contract."""
+
+  def loss(self, v, b, key):
+    return super().loss(v, b, key)
+
+  def evaluate(self, v, b, mask):
+    return super().evaluate(v, b, mask)
+
+  def predict(self, v, b):
+    return super().predict(v, b)
+
+
+def test_a_task_may_name_its_arguments_as_it_likes():
+  rows = []
+  for task in ("docs.own_task:Derivative", f"{__name__}:Renamed"):
+    config = waves("sgd", num_steps=2, eval_steps=2, freeze="Dense_0")
+    config.task = task
+    rows += [row["test/error"] for _, row in loop.evaluations(experiment.build(config))]
+  assert rows[0] == rows[1]
 
 
 def test_patterns_find_some_parameters(config):

@@ -8,7 +8,7 @@ import pytest
 
 from docs.own_task import Derivative
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, optim
+from mixer_jax import experiment, optim, tasks
 from mixer_jax.errors import Diverged
 from mixer_jax.tasks import Metric
 from mixer_jax.training import loop, nonfinite
@@ -212,6 +212,14 @@ def test_a_step_without_metrics_has_none_that_is_not_finite():
     True,
     False,
   ]
+
+
+@pytest.mark.parametrize(
+  "value, fine", [(-np.inf, True), (2.0, True), (np.nan, False), (np.inf, False)]
+)
+def test_the_largest_of_no_values_is_no_failure(value, fine):
+  metrics = {"worst": tasks.Largest(jnp.float32(value)), "loss": tasks.WeightedSum.of(jnp.ones(3))}
+  assert nonfinite.checks(metrics, {}, ()).tolist() == [fine, True]
 
 
 @pytest.mark.thorough
