@@ -83,7 +83,13 @@ class Experiment:
   @functools.cached_property
   def variable_shapes(self) -> dict[str, Any]:
     """Shapes of the task's variables, without the averaged parameters."""
-    return dict(jax.eval_shape(self.task.init, jax.random.key(0)))
+    shapes = jax.eval_shape(self.task.init, jax.random.key(0))
+    if not isinstance(shapes, Mapping) or "params" not in shapes:
+      found = (
+        f"the collections {', '.join(shapes)}" if isinstance(shapes, Mapping) else type(shapes)
+      )
+      raise UserError(f"task {self.config.task}: init gives {found}; allowed: 'params' among them")
+    return dict(shapes)
 
   @functools.cached_property
   def batch_shapes(self) -> Any:

@@ -21,7 +21,7 @@ from mixer_jax.rundir import lock, metrics_file, provenance
 from mixer_jax.rundir.metrics_file import Row
 from mixer_jax.runtime import devices, processes
 from mixer_jax.runtime.processes import Request
-from mixer_jax.training import nonfinite, restore, summary
+from mixer_jax.training import contract, nonfinite, restore, summary
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.evaluator import Evaluator, evaluators
 from mixer_jax.training.state import TrainState, evaluated, init_state, state_shapes
@@ -56,6 +56,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
     left_open = directory_lib.open_fields(config)
     config = tasks.find(config.task).complete(config)
   run = experiment.build(config)
+  contract.check(run)
   variables = None if stored else run.task.initial(run.variable_shapes, restore.stored)
   run.optimizer()  # an unusable one is refused before the directory exists
   with _claimed(run, path) as (directory, saved):
@@ -119,6 +120,9 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
   print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
   if line := run.order.told():
     print(line, flush=True)
+  if (schedule := run.config.schedule).epochs and schedule.name != "step":
+    ignored = f"schedule.epochs is {tuple(schedule.epochs)}"
+    print(f"{ignored}, which schedule.name={schedule.name} does not read; step does", flush=True)
   processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
   if verbose_model:
     print(tables, flush=True)
@@ -217,6 +221,7 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
   Raises:
     Diverged: as of `train`; without checkpoints `on_nonfinite="restore"` does not help.
   """
+  contract.check(run)
   variables = run.task.initial(run.variable_shapes, restore.stored)
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
   while not ended(run, trainer.step, rows):

@@ -1,0 +1,61 @@
+"""Answers of a task's methods, checked by shapes alone before a program is compiled."""
+
+from typing import Any, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from mixer_jax.errors import UserError
+from mixer_jax.experiment import Experiment
+from mixer_jax.tasks import Aux, BaseTask, Metric, WeightedSum
+
+
+def check(run: Experiment) -> None:
+  """Raises a UserError for a method of the task whose answer is not that of `tasks.Task`."""
+  task, key = run.task, jax.random.key(0)
+  for metric in task.metrics if isinstance(task.metrics, tuple | list) else [task.metrics]:
+    _require(run, "metrics", isinstance(metric, Metric), task.metrics, "a list of tasks.Metric")
+  answer = jax.eval_shape(task.loss, run.variable_shapes, run.batch_shapes, key)
+  pair = isinstance(answer, tuple) and len(answer) == 2
+  pair = pair and isinstance(answer[0], WeightedSum) and isinstance(answer[1], Aux)
+  _require(run, "loss", pair, answer, "a pair of tasks.WeightedSum and tasks.Aux")
+  _require_sums(run, "loss", answer[1].metrics)
+
+  test = run.datasets["test"]
+  size = min(run.config.eval_batch_size, len(test))
+  batched = lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
+  prepare = lambda key, examples: task.prepare(key, examples, train=False)
+  batch = jax.eval_shape(prepare, key, jax.tree.map(batched, test.spec))
+  mask = jax.ShapeDtypeStruct((size,), jnp.bool_)
+  sums = jax.eval_shape(task.evaluate, run.variable_shapes, batch, mask)
+  _require_sums(run, "evaluate", sums)
+  elsewhere = getattr(type(task), "host_metrics", None) is not BaseTask.host_metrics
+  primary = elsewhere or task.metrics[0].name in sums
+  _require(
+    run, "evaluate", primary, sums, f"{task.metrics[0].name!r}, the first of metrics, and others"
+  )
+
+
+def _require_sums(run: Experiment, method: str, sums: Any) -> None:
+  allowed = "a mapping of sums such as tasks.WeightedSum.of(values, mask)"
+  _require(run, method, isinstance(sums, Mapping), sums, allowed)
+  for x in sums.values():
+    _require(
+      run, method, all(hasattr(x, name) for name in ("merge", "value", "empty")), sums, allowed
+    )
+
+
+def _require(run: Experiment, name: str, fine: bool, found: Any, allowed: str) -> None:
+  if not fine:
+    raise UserError(f"task {run.config.task}: {name} gives {_told(found)}; allowed: {allowed}")
+
+
+def _told(found: Any) -> str:
+  """The types of an answer, in one line."""
+  if isinstance(found, Mapping):
+    return f"{{{', '.join(f'{name!r}: {_told(x)}' for name, x in found.items())}}}"
+  if type(found) in (tuple, list):
+    return f"({', '.join(map(_told, found))})"
+  if isinstance(found, jax.ShapeDtypeStruct):
+    return f"{found.dtype.name}{list(found.shape)}"
+  return repr(found) if isinstance(found, str) else type(found).__name__

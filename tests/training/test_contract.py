@@ -1,0 +1,72 @@
+"""Tasks of one's own whose methods answer otherwise than the contract says: one line, before compiling."""
+
+import jax.numpy as jnp
+import pytest
+
+from docs.own_task import Derivative
+from mixer_jax import experiment, tasks
+from mixer_jax.errors import UserError
+from mixer_jax.training import contract, loop
+from tests.conftest import waves
+
+
+def answers(method, change):
+  """The task of the docs with one method's answer changed."""
+
+  class Own(Derivative):
+    pass
+
+  setattr(Own, method, lambda self, *args: change(getattr(Derivative, method)(self, *args)))
+  return Own
+
+
+WRONG = {
+  "a loss alone": ("loss", lambda found: found[0], "loss gives WeightedSum; allowed: a pair of"),
+  "a scalar": ("loss", lambda found: (jnp.ones(()), found[1]), r"loss gives \(float32\[\], Aux\)"),
+  "a dict": ("loss", lambda found: (found[0], {}), r"loss gives \(WeightedSum, {}\); allowed"),
+  "a number in Aux": (
+    "loss",
+    lambda found: (found[0], tasks.Aux({"error": jnp.ones(())})),
+    r"loss gives {'error': float32\[\]}; allowed: a mapping of sums such as tasks.WeightedSum.of",
+  ),
+  "numbers": (
+    "evaluate",
+    lambda found: {"error": jnp.ones(3)},
+    r"evaluate gives {'error': float32\[3\]}; al",
+  ),
+  "another name": (
+    "evaluate",
+    lambda found: {"loss": found["error"]},
+    "evaluate gives {'loss': RootMeanSquare}; allowed: 'error', the first of metrics, and others",
+  ),
+  "parameters alone": (
+    "init",
+    lambda found: found["params"],
+    "init gives the collections .*; allowed: 'params'",
+  ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_answers_are_checked_before_compiling(mistake, monkeypatch):
+  *changed, message = WRONG[mistake]
+  monkeypatch.setattr(f"{__name__}.Own", answers(*changed), raising=False)
+  config = waves("sgd", num_steps=1, eval_steps=1)
+  config.task = f"{__name__}:Own"
+  with pytest.raises(UserError, match=f"^task {__name__}:Own: {message}") as e:
+    next(loop.evaluations(experiment.build(config)))
+  assert "\n" not in str(e.value)
+
+
+def test_metrics_are_checked(monkeypatch):
+  run = experiment.build(waves("sgd"))
+  monkeypatch.setattr(type(run.task), "metrics", ("error",))
+  with pytest.raises(
+    UserError, match=r"metrics gives \('error'\); allowed: a list of tasks.Metric"
+  ):
+    contract.check(run)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "kfac"])
+def test_the_task_of_the_docs_keeps_the_contract(optimizer):
+  contract.check(experiment.build(waves(optimizer, accum_steps=2, freeze="Dense_0")))
