@@ -5,6 +5,7 @@ default of the model or optimizer that its group names.
 """
 
 import dataclasses
+import difflib
 from typing import Annotated, Any, Mapping, Sequence
 
 from absl import flags
@@ -124,11 +125,11 @@ _STATISTICS = {
 }
 
 
-def data(name: str, statistics: str = "cifar10") -> ConfigDict:
+def data(name: str, statistics: str = "cifar10", **fields: Any) -> ConfigDict:
   """The data part of image classification, with the augmentation of 32x32 images."""
   mean, std = _STATISTICS[name if name in _STATISTICS else statistics]
   group = tasks.find("image_classification").options["data"]
-  return options.group(group, name=name, mean=mean, std=std)
+  return options.group(group, **dict(name=name, mean=mean, std=std) | fields)
 
 
 def task_of(config: ConfigDict) -> str:
@@ -151,6 +152,9 @@ def check(config: ConfigDict) -> None:
   top = {k: v for k, v in config.items() if k not in nested}
   if missing := [k for k, v in top.items() if v == REQUIRED]:
     raise UserError(f"{missing[0]} is missing; this config needs it: --config.{missing[0]}=VALUE")
+  for name in top.keys() - {**options.of(Run), **own}.keys():
+    if close := difflib.get_close_matches(name, nested, n=1):
+      raise UserError(f"{name} is no field of a config; did you mean {close[0]}?")
   options.check(ConfigDict(top), Run, "", own)
   for group, made_of in groups.items():
     options.check(config[group], made_of, group)

@@ -111,6 +111,9 @@ def test_a_group_is_checked_by_its_function():
   assert message(config, Fields) == "group.form is missing from the config"
   config.update(form="", plain=1)
   assert message(config, Fields).startswith("group.plain is no field of a config; there are needed")
+  del config.plain
+  config.strat = 1
+  assert message(config, Fields).endswith("; did you mean group.start?")
   assert message(3, Fields) == "group is 3; allowed: a group of fields"
 
 

@@ -52,10 +52,14 @@ class Likelihood(NamedTuple):
       )
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != self.parts:
-      raise ValueError(f"the outputs are {len(leaves)} arrays; the likelihood has {self.parts}")
+      raise ValueError(
+        f"the outputs are {len(leaves)} arrays; the likelihood has {self.parts}, and targets or"
+        " weights beside outputs stand in a tuple"
+      )
     for y in leaves:
       if len(y.shape) < 2 or y.shape[-1] < self.width:
-        other = '; for a regression: likelihood="normal"' if self.width > 1 else ""
+        other = '; for one logit of a yes or no: likelihood="bernoulli", for a regression: "normal"'
+        other = "; for one number: [:, None]" if len(y.shape) < 2 else other * (self.width > 1)
         raise ValueError(
           f"the outputs have shape {tuple(y.shape)}; allowed: [batch, n] or [batch, tokens, n]"
           f" with n of {self.width} or more{other}"

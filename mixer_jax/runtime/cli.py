@@ -153,11 +153,13 @@ def _told(error: Exception, fields: Sequence[str] = ()) -> str:
     return "--config cannot be used: its file has no function get_config"
   # Some messages hold a whole traceback: its last line says it.
   text = text.strip().splitlines()[-1] if "Traceback" in text else text
-  first = error
-  while first.__context__:
-    first = first.__context__
-  place = _place(first)
-  return f"{place}: {type(first).__name__}: {first}" if place else text
+  chain = [error]
+  while chain[-1].__context__:
+    chain.append(chain[-1].__context__)
+  for cause in reversed(chain):  # the first one in the user's code
+    if place := _place(cause):
+      return f"{place}: {type(cause).__name__}: {cause}"
+  return text
 
 
 def _place(error: BaseException) -> str:

@@ -183,10 +183,12 @@ def test_weights_are_those_of_the_loss():
 def test_predictions_that_do_not_fit_are_refused():
   predict, params, x = setup()
   blocks = lambda predict, **kw: optim.kfac_blocks(predict, params, x, **kw)
-  with pytest.raises(ValueError, match=r"shape \(6,\); allowed: \[batch, n\]"):
+  with pytest.raises(ValueError, match=r"shape \(6,\); allowed: \[batch, n\].*\[:, None\]$"):
     blocks(lambda p, x: predict(p, x)[:, 0], likelihood="normal")
-  with pytest.raises(ValueError, match=r"shape \(6, 1\); .* n of 2 or more"):
+  with pytest.raises(ValueError, match=r"shape \(6, 1\); .* n of 2 or more; for one .*bernoulli"):
     blocks(lambda p, x: predict(p, x)[:, :1])
+  with pytest.raises(ValueError, match="the outputs are 2 arrays; .* stand in a tuple"):
+    blocks(lambda p, x: [predict(p, x), jnp.zeros(6)])
   with pytest.raises(ValueError, match="depends on the parameters, so it is no targets"):
     blocks(lambda p, x: (predict(p, x), predict(p, x)), likelihood="normal")
   with pytest.raises(ValueError, match="leave them out"):

@@ -53,7 +53,15 @@ OWN = "--config=docs/own_task.py"
     (["--config=BROKEN"], "invalid syntax (broken.py"),
     (["--config=EMPTY"], "--config cannot be used"),
     (["--config=FAILS"], "fails.py, line 4: KeyError: 'b'"),
+    (["--config=TYPED"], "typed.py, line 4: TypeError: Could not override field 'num_epochs'"),
+    (["--config=MISSPELT"], "optimiser is no field of a config; did you mean optimizer?"),
     (["--config=FORGETS"], "--config gives None"),
+    ([QUICKSTART, "--config.data.name=~/my.npz"], "take data.name=npz and data.dir=~/my.npz"),
+    (
+      [QUICKSTART, "--config.data.name=/my"],
+      "/my is a path; take data.name=folder and data.dir=/my",
+    ),
+    ([OWN, "--config.schedule.name=step"], "schedule.name is step, which needs schedule.epochs"),
     (
       [GRAFT, "--config.data.name=sample", "--config.optimizer.scope=layer"],
       "scope is 'layer'; allowed: tensor, global",
@@ -70,7 +78,12 @@ def test_main_names_mistakes(args, message, tmp_path):
   fails, forgets = tmp_path / "fails.py", tmp_path / "forgets.py"
   fails.write_text("def get_config():\n  return part()\ndef part():\n  return {'a': 1}['b']\n")
   forgets.write_text("def get_config():\n  {'a': 1}\n")
+  start = "from mixer_jax import config\ndef get_config():\n  c = config.default()\n"
+  typed, misspelt = tmp_path / "typed.py", tmp_path / "misspelt.py"
+  typed.write_text(f"{start}  c.num_epochs = '5'\n  return c\n")
+  misspelt.write_text(f"{start}  c.optimiser = config.optimizer('sgd', 0.1)\n  return c\n")
   files = {"BROKEN": broken, "EMPTY": empty, "FAILS": fails, "FORGETS": forgets}
+  files |= {"TYPED": typed, "MISSPELT": misspelt}
   for name, path in files.items():
     args = [arg.replace(name, str(path)) for arg in args]
   ended = command(tmp_path / "log", "main", *args)

@@ -84,7 +84,10 @@ class TextData:
     for name, spec in self.split_specs.items() if self.name == "files" else ():
       for base in splits.base_names(spec, _field(name)):
         if not pathlib.Path(path := self.source(base)[0]).exists():
-          raise UserError(f"{_field(name)} is {spec!r}: {path!r}: no such file or folder of text")
+          none = '; "": none' if name == "validation" else ""
+          raise UserError(
+            f"{_field(name)} is {spec!r}: {path!r}: no such file or folder of text{none}"
+          )
 
   def source(self, base: str) -> tuple[str, str]:
     """The path and "", or the TFDS name and the split, that a base split is read from."""
