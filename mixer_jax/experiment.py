@@ -85,11 +85,17 @@ class Experiment:
     """Shapes of the task's variables, without the averaged parameters."""
     shapes = jax.eval_shape(self.task.init, jax.random.key(0))
     if not isinstance(shapes, Mapping) or "params" not in shapes:
-      found = (
-        f"the collections {', '.join(shapes)}" if isinstance(shapes, Mapping) else type(shapes)
-      )
-      raise UserError(f"task {self.config.task}: init gives {found}; allowed: 'params' among them")
+      found = list(shapes) if isinstance(shapes, Mapping) else type(shapes).__name__
+      allowed = "a mapping of collections, 'params' among them"
+      raise UserError(f"task {self.config.task}: init gives {found}; allowed: {allowed}")
     return dict(shapes)
+
+  @functools.cached_property
+  def loss_shapes(self) -> Any:
+    """Shapes of the task's loss and its `Aux`, for a training batch."""
+    return jax.eval_shape(
+      self.task.loss, self.variable_shapes, self.batch_shapes, jax.random.key(0)
+    )
 
   @functools.cached_property
   def batch_shapes(self) -> Any:

@@ -218,7 +218,9 @@ def check(config: Any, made_of: Group, path: str, also: Mapping[str, Option] | N
     if name not in known and (name not in anywhere or its_value is not None):
       if close := difflib.get_close_matches(name, known, n=1):
         hint = f"; did you mean {prefix}{close[0]}?{hint}"
-      there = ", ".join(known) or "none, for no field of its class is annotated with an Option"
+      there = (
+        ", ".join(known) or "none (fields of a class count if they are annotated with an Option)"
+      )
       raise UserError(f"{prefix}{name} is no {noun}; there are {there}{hint}")
     if its_value is not None and name in known:
       known[name].check(f"{prefix}{name}", its_value)

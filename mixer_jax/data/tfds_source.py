@@ -38,8 +38,8 @@ def find(
     others: further values of data.name, for messages; the first needs no files.
   """
   if name.endswith(".npz") or name.startswith(("/", ".", "~")):
-    kind = "npz" if name.endswith(".npz") else "folder"
-    raise UserError(f"data.name={name} is a path; take data.name={kind} and data.dir={name}")
+    kinds = ", ".join([*others, "TFDS names"])
+    raise UserError(f"data.name={name} is a path; allowed are {kinds}, with a path as data.dir")
   root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
   root = user_path(root).absolute()
   with _tfds(name, root / _dataset(name)) as tfds:

@@ -297,8 +297,8 @@ class Curvature:
     add = lambda total, i: (jax.tree.map(jnp.add, total, column(i)), None)
     # Inputs and numbers of rows do not depend on the labels: they are summed once. A gradient drawn
     # at random reaches every row that outputs depend on; ones would cancel in outputs z and -z.
-    drawn = lambda y: jnp.ones_like(y) * jax.random.normal(key, y.shape, y.dtype)
-    once = pull(jax.tree.map(drawn, outputs))
+    drawn = lambda y, key: jnp.ones_like(y) * jax.random.normal(key, y.shape, y.dtype)
+    once = pull(structure.unflatten(map(drawn, leaves, jax.random.split(key, len(leaves)))))
     zeros = jax.tree.map(jnp.zeros_like, once)
     total, _ = jax.lax.scan(add, zeros, jnp.arange(sum(sizes)))
     return {path: statistics.inputs_once(once[path], total[path]) for path in once}

@@ -130,7 +130,7 @@ def _stacked(path: Path, whole: Mapping[str, Any], own: Mapping[str, Any]) -> tu
   shape, inside = largest(whole).shape, own[COMPANION].shape[:-3]
   stacked = shape[: len(shape) - len(inside)]
   if inside != largest(own).shape or stacked + inside != shape:
-    where, made = joined(path), any(getattr(x, "parent", None) for x in own.values())
+    where, made = joined(path) or "the layer", any(getattr(x, "parent", None) for x in own.values())
     raise layer_views.LayerError(
       f"the model cuts or reshapes parameters of {where} before their layer takes them, which K-FAC"
       f" cannot see; list {where} in `plain`"

@@ -165,7 +165,7 @@ def _einsum(module: nn.Einsum, x: jax.Array, einsum_str: str | None = None) -> D
   product = set(left) == {*rows, *summed} and set(right) == {*summed, *free}
   repeated = len(set(left)) < len(left) or len(set(right)) < len(right)
   if "." in operands or not product or repeated:
-    return Plain(f"an nn.Einsum {operands}->{result}, which is no matrix product")
+    return Plain(f"an nn.Einsum {einsum_str or module.einsum_str}, which is no matrix product")
   flat = lambda name, order, n: lambda x: _flat(jnp.einsum(f"{name}->{''.join(order)}", x), n)
   return Dense(
     flat(left, rows + summed, len(summed)),

@@ -52,17 +52,18 @@ def placed(
 def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_calls.Call], Any]:
   """The calls for twice as many examples, and these; none of a `predict` made for one size.
 
-  Outputs whose other axes grow, too, depend on another array that happens to be as long as the
-  batch, such as points of a grid: another choice of arrays may leave it as it is.
+  Outputs with more rows an example depend on another array that happens to be as long as the batch,
+  such as points of a grid: another choice of arrays may leave it as it is. (The last axis grows where
+  examples are compared with each other.)
   """
-  rest, found = _outputs(predict, params, batch)[0][1:], []
+  rest, found = _outputs(predict, params, batch)[0][1:-1], []
   for chosen in _choices(batch, examples):
     more = _twice(batch, chosen)
     outputs = _outputs(predict, params, more)
     with contextlib.suppress(Exception):  # as in `_outputs`: another choice may do
       if outputs and outputs[0][:1] == (2 * examples,):
         found.append((layer_calls.calls(predict, params, more, skipped), more))
-        if outputs[0][1:] == rest:
+        if outputs[0][1:-1] == rest:
           _tell_doubt(found[-1][0], predict, params, batch, chosen, skipped)
           return found[-1]
   return found[0] if found else ([], None)
@@ -79,7 +80,8 @@ def _tell_doubt(calls, predict, params, batch, chosen, skipped) -> None:
     more = _twice(batch, chosen - {i})
     if _outputs(predict, params, more) == wanted:
       others = layer_calls.calls(predict, params, more, skipped)
-      if [c.rows for c in others] != [c.rows for c in calls]:
+      stay = {c.path for c, other in zip(calls, others) if c.rows != other.rows}
+      if stay - {c.path for c, other in zip(calls, others) if c.rows == other.rows}:
         _LOG.warning(
           "batch%s is as long as the batch: K-FAC takes its rows for those of examples; if all"
           " examples share them, give an example batch of another size",

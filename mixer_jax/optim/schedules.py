@@ -50,8 +50,6 @@ class Multiplier:
   def __post_init__(self):
     if list(self.epochs) != sorted(set(self.epochs)):
       raise UserError(f"schedule.epochs is {tuple(self.epochs)}; it must rise")
-    if self.name == "step" and not self.epochs:
-      raise UserError("schedule.name is step, which needs schedule.epochs, e.g. (40, 80)")
     if self.name == "onecycle" and (self.warmup_epochs or self.warmup_steps):
       raise UserError("schedule.name is onecycle, which has its own warm-up: set schedule.rise")
 

@@ -98,7 +98,9 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
 def _kinds(c: CellResult) -> list[str]:
   """The kinds of layers whose steps are measured, in the order of the rows."""
   prefix = f"{_NORM}{SIDES[0]}."
-  named = (k.removeprefix(prefix) for r in c.shown for row in r.rows for k in row if prefix in k)
+  named = (
+    k.removeprefix(prefix) for r in c.shown for row in r.rows for k in row if k.startswith(prefix)
+  )
   return list(dict.fromkeys(named))
 
 

@@ -68,7 +68,8 @@ class _Frozen:
     return lambda variables, *args, **kwargs: found(joined(variables), *args, **kwargs)
 
   def init(self, key: jax.Array) -> Variables:
-    return self._split(self._task.init(key))
+    variables = self._task.init(key)
+    return self._split(variables) if "params" in variables else variables  # which is told later
 
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     variables = self._task.initial(joined(shapes), read_run)

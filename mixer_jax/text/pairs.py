@@ -118,8 +118,8 @@ def _found(path: str) -> pathlib.Path:
     tables_there = [p.name for p in sorted(stem.parent.glob(f"{stem.name}.*")) if _is_table(p)]
     table = f"; the split may be the table {tables_there[0]!r}" if tables_there else ""
     raise UserError(
-      f"{path}: no such file, nor one with .gz or .xz{table}; name the files in data.train_split,"
-      ' data.test_split and data.validation_split ("": none)'
+      f"{path}: no such file, nor one with .gz or .xz{table}; data.train_split, data.test_split"
+      ' and data.validation_split, which may be "", name the files'
     )
   return there[0]
 

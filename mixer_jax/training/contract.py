@@ -5,6 +5,7 @@ from typing import Any, Mapping
 import jax
 import jax.numpy as jnp
 
+from mixer_jax import tasks
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.tasks import Aux, BaseTask, Metric, WeightedSum
@@ -13,9 +14,10 @@ from mixer_jax.tasks import Aux, BaseTask, Metric, WeightedSum
 def check(run: Experiment) -> None:
   """Raises a UserError for a method of the task whose answer is not that of `tasks.Task`."""
   task, key = run.task, jax.random.key(0)
-  for metric in task.metrics if isinstance(task.metrics, tuple | list) else [task.metrics]:
-    _require(run, "metrics", isinstance(metric, Metric), task.metrics, "a list of tasks.Metric")
-  answer = jax.eval_shape(task.loss, run.variable_shapes, run.batch_shapes, key)
+  listed = isinstance(task.metrics, tuple | list) and task.metrics
+  known = listed and all(isinstance(metric, Metric) for metric in task.metrics)
+  _require(run, "metrics", known, task.metrics, "a list of tasks.Metric")
+  answer = run.loss_shapes
   pair = isinstance(answer, tuple) and len(answer) == 2
   pair = pair and isinstance(answer[0], WeightedSum) and isinstance(answer[1], Aux)
   _require(run, "loss", pair, answer, "a pair of tasks.WeightedSum and tasks.Aux")
@@ -29,7 +31,8 @@ def check(run: Experiment) -> None:
   mask = jax.ShapeDtypeStruct((size,), jnp.bool_)
   sums = jax.eval_shape(task.evaluate, run.variable_shapes, batch, mask)
   _require_sums(run, "evaluate", sums)
-  elsewhere = getattr(type(task), "host_metrics", None) is not BaseTask.host_metrics
+  own = getattr(tasks.find(run.config.task), "host_metrics", None)
+  elsewhere = own is not BaseTask.host_metrics or "host_metrics" in vars(task)
   primary = elsewhere or task.metrics[0].name in sums
   _require(
     run, "evaluate", primary, sums, f"{task.metrics[0].name!r}, the first of metrics, and others"

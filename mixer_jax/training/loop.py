@@ -120,9 +120,9 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
   print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
   if line := run.order.told():
     print(line, flush=True)
-  if (schedule := run.config.schedule).epochs and schedule.name != "step":
-    ignored = f"schedule.epochs is {tuple(schedule.epochs)}"
-    print(f"{ignored}, which schedule.name={schedule.name} does not read; step does", flush=True)
+  if bool((schedule := run.config.schedule).epochs) != (schedule.name == "step"):
+    given = f"schedule.name is {schedule.name} and schedule.epochs {tuple(schedule.epochs)}"
+    print(f"{given}: the rate falls at epochs where both are given, name=step", flush=True)
   processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
   if verbose_model:
     print(tables, flush=True)

@@ -75,7 +75,7 @@ def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
   if run.config.ema_decay:
     variables |= averages(variables)
   opt_state = run.optimizer().init(variables["params"])
-  _, aux = jax.eval_shape(run.task.loss, run.variable_shapes, run.batch_shapes, run_key)
+  _, aux = run.loss_shapes
   norms = jax.eval_shape(lambda: step_norms.squares(opt_state, run.task.layer_kind))
   shapes = dict(aux.metrics) | {name: metrics_lib.RootMeanSquare.empty() for name in norms}
   zero, key_data = jnp.zeros((), jnp.int32), jax.random.key_data(run_key)

@@ -103,7 +103,7 @@ class Trainer:
     run, state, config, every = self.run, self.state, self.run.config, self.run.clock.eval_every
     row = {"step": self.step, "epoch": run.clock.epoch(self.step)}
     means = metrics_lib.values(state.metrics)
-    row |= {f"train/{name}": value for name, value in means.items() if math.isfinite(value)}
+    row |= {f"train/{name}": value for name, value in means.items() if value > -math.inf}
     row |= {"train/skipped": int(state.skipped)} if config.on_nonfinite == "skip" else {}
     row |= {"restores": int(state.restores)} if config.on_nonfinite == "restore" else {}
     rate = optim.learning_rate(config.optimizer, run.multiplier)

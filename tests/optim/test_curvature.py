@@ -100,9 +100,13 @@ def test_exact_factors_count_all_rows_where_outputs_cancel():
   params = jax.jit(Opposed().init)(jax.random.key(0), x)["params"]
   predict = lambda p, x: Opposed().apply({"params": p}, x)
   masked = lambda p, x: (predict(p, x), None, None, np.ones((6, 3), bool))
-  of = lambda predict: optim.kfac_factors(predict, params, x, None, estimation="exact")
+  of = lambda predict, **kw: optim.kfac_factors(predict, params, x, None, estimation="exact", **kw)
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
   jax.tree.map(close, of(masked), of(predict))
+  two = lambda p, x: dict(zip("ab", jnp.split(predict(p, x), 2, axis=1)))
+  apart = lambda p, x: (two(p, x), None, None, np.ones((6, 3), bool))
+  likelihood = dict(likelihood={"a": "normal", "b": "normal"})
+  jax.tree.map(close, of(apart, **likelihood), of(two, **likelihood))
 
 
 @pytest.mark.thorough

@@ -139,6 +139,32 @@ def test_a_memory_as_long_as_the_batch_is_told(number, caplog):
   assert ("batch['m'] is as long as the batch" in caplog.text) == (number == 6)
 
 
+class Towers(nn.Module):
+  """Logits [batch, batch] of pictures by texts."""
+
+  @nn.compact
+  def __call__(self, pictures, texts):
+    return nn.Dense(4, name="pictures")(pictures) @ nn.Dense(4, name="texts")(texts).T
+
+
+def test_both_sides_of_a_comparison_are_examples(caplog):
+  rng = np.random.default_rng(0)
+  batch = tuple(rng.normal(size=(6, n)).astype(np.float32) for n in (3, 5))
+  params = jax.jit(Towers().init)(jax.random.key(0), *batch)["params"]
+  predict = lambda p, b: Towers().apply({"params": p}, *b)
+  blocks = optim.kfac_blocks(predict, params, batch, estimation="exact")
+  assert {b.name: b.tokens for b in blocks} == {"pictures": 1, "texts": 1} and not caplog.text
+
+
+def test_a_second_view_of_the_examples_is_no_memory(caplog):
+  model, rng = nn.Dense(3), np.random.default_rng(0)
+  batch = {name: rng.normal(size=(6, 4)).astype(np.float32) for name in ("one", "two")}
+  params = model.init(jax.random.key(0), batch["one"])["params"]
+  net = lambda p, x: model.apply({"params": p}, x)
+  predict = lambda p, b: net(p, b["one"]) + 0 * net(p, b["two"]).mean()
+  assert [b.name for b in optim.kfac_blocks(predict, params, batch)] and not caplog.text
+
+
 class DeepONet(nn.Module):
   """Values [functions, points] of functions at points that they share."""
 

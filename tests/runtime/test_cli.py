@@ -56,12 +56,11 @@ OWN = "--config=docs/own_task.py"
     (["--config=TYPED"], "typed.py, line 4: TypeError: Could not override field 'num_epochs'"),
     (["--config=MISSPELT"], "optimiser is no field of a config; did you mean optimizer?"),
     (["--config=FORGETS"], "--config gives None"),
-    ([QUICKSTART, "--config.data.name=~/my.npz"], "take data.name=npz and data.dir=~/my.npz"),
+    ([QUICKSTART, "--config.data.name=~/my.npz"], "is a path; allowed are sample, folder, npz"),
     (
       [QUICKSTART, "--config.data.name=/my"],
-      "/my is a path; take data.name=folder and data.dir=/my",
+      "names, with a path as data.dir",
     ),
-    ([OWN, "--config.schedule.name=step"], "schedule.name is step, which needs schedule.epochs"),
     (
       [GRAFT, "--config.data.name=sample", "--config.optimizer.scope=layer"],
       "scope is 'layer'; allowed: tensor, global",

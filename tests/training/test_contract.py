@@ -42,7 +42,7 @@ WRONG = {
   "parameters alone": (
     "init",
     lambda found: found["params"],
-    "init gives the collections .*; allowed: 'params'",
+    r"init gives \['Dense_0', .*; allowed: a mapping",
   ),
 }
 
@@ -56,6 +56,14 @@ def test_answers_are_checked_before_compiling(mistake, monkeypatch):
   with pytest.raises(UserError, match=f"^task {__name__}:Own: {message}") as e:
     next(loop.evaluations(experiment.build(config)))
   assert "\n" not in str(e.value)
+
+
+def test_the_primary_metric_of_a_frozen_task_is_checked(monkeypatch):
+  monkeypatch.setattr(f"{__name__}.Own", answers(*WRONG["another name"][:2]), raising=False)
+  config = waves("sgd", num_steps=1, eval_steps=1, freeze="Dense_0")
+  config.task = f"{__name__}:Own"
+  with pytest.raises(UserError, match="allowed: 'error', the first of metrics"):
+    contract.check(experiment.build(config))
 
 
 def test_metrics_are_checked(monkeypatch):
