@@ -64,7 +64,8 @@ def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_cal
       if outputs and outputs[0][:1] == (2 * examples,):
         found.append((layer_calls.calls(predict, params, more, skipped), more))
         if outputs[0][1:-1] == rest:
-          _tell_doubt(found[-1][0], predict, params, batch, chosen, skipped)
+          with contextlib.suppress(Exception):
+            _tell_doubt(found[-1][0], predict, params, batch, chosen, skipped)
           return found[-1]
   return found[0] if found else ([], None)
 
