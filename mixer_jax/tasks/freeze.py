@@ -54,7 +54,7 @@ class _Frozen:
     self._task, self._pattern, self._found = task, pattern, found
 
   def __getattr__(self, name: str) -> Any:
-    """The task's own; a method whose first argument are `variables` gets them joined.
+    """The task's own; a method whose first argument is `variables` gets them joined.
 
     Of the contract's methods the contract's names count, for all calls are by position.
     """

@@ -39,13 +39,11 @@ def check(run: Experiment) -> None:
   )
 
 
-def _require_sums(run: Experiment, method: str, sums: Any) -> None:
+def _require_sums(run: Experiment, method: str, found: Any) -> None:
+  parts = ("merge", "value", "empty")
+  fine = isinstance(found, Mapping) and all(hasattr(x, p) for x in found.values() for p in parts)
   allowed = "a mapping of sums such as tasks.WeightedSum.of(values, mask)"
-  _require(run, method, isinstance(sums, Mapping), sums, allowed)
-  for x in sums.values():
-    _require(
-      run, method, all(hasattr(x, name) for name in ("merge", "value", "empty")), sums, allowed
-    )
+  _require(run, method, fine, found, allowed)
 
 
 def _require(run: Experiment, name: str, fine: bool, found: Any, allowed: str) -> None:

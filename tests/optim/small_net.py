@@ -4,9 +4,12 @@ import functools
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
+from mixer_jax.optim.kfac_jax_blocks import kfac_jax
 
 # kfac-jax 0.0.8 traces a model on these alone; its blocks work on all.
 needs_kfac_jax_s_tracer = pytest.mark.skipif(
@@ -44,6 +47,22 @@ def predict(params, batch):
 def loss(params, batch):
   logits, labels = predict(params, batch)
   return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def registered(decay=0.0):
+  """The loss, and half the squares of all parameters times `decay`, with kfac-jax's marks."""
+
+  def dense(x, layer):
+    y = x @ layer["kernel"] + layer["bias"]
+    return kfac_jax.register_dense(y, x, layer["kernel"], layer["bias"])
+
+  def of(params, batch):
+    logits = dense(jnp.tanh(dense(batch["x"], params["one"])), params["two"])
+    kfac_jax.register_softmax_cross_entropy_loss(logits, batch["y"])
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return losses.mean() + decay / 2 * optax.tree.vdot(params, params)
+
+  return of
 
 
 def close(a, b, rtol=1e-5, atol=1e-6):

@@ -10,8 +10,8 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.optim import quadratic
 from mixer_jax.optim.kfac_jax_blocks import kfac_jax
-from tests.optim.dense_model import CHOSEN, EXACT, train
-from tests.optim.small_net import close, loss, needs_kfac_jax_s_tracer, predict, problem
+from tests.optim.small_net import close, loss, needs_kfac_jax_s_tracer, predict, problem, registered
+from tests.optim.small_net_fisher import CHOSEN, EXACT, train
 
 
 class Fixed(quadratic.Model):
@@ -87,22 +87,6 @@ def test_least_squares_are_solved_in_one_step(decay):
   np.testing.assert_allclose(found["bias"], ridge[4], rtol=1e-3, atol=1e-4)
   np.testing.assert_allclose(state.inner.coefficients, [1.0, 0.0], rtol=1e-3)
   assert float(state.ratio) == pytest.approx(1.0, rel=1e-3)  # the model is the loss
-
-
-def registered(decay):
-  """The loss of `predict` with kfac-jax's marks."""
-
-  def dense(x, layer):
-    y = x @ layer["kernel"] + layer["bias"]
-    return kfac_jax.register_dense(y, x, layer["kernel"], layer["bias"])
-
-  def of(params, batch):
-    logits = dense(jnp.tanh(dense(batch["x"], params["one"])), params["two"])
-    kfac_jax.register_softmax_cross_entropy_loss(logits, batch["y"])
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
-    return losses.mean() + decay / 2 * optax.tree.vdot(params, params)
-
-  return of
 
 
 def steps_of_kfac_jax(params, batch, steps, damping, decay):

@@ -12,7 +12,15 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.optim import algebra
 from mixer_jax.optim.kfac_jax_blocks import kfac_jax
-from tests.optim.small_net import close, first, loss, needs_kfac_jax_s_tracer, predict, problem
+from tests.optim.small_net import (
+  close,
+  first,
+  loss,
+  needs_kfac_jax_s_tracer,
+  predict,
+  problem,
+  registered,
+)
 
 
 def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
@@ -185,25 +193,8 @@ def test_one_step_equals_kfac_jax():
   params, batch = problem()
   damping, lr = 0.05, 0.3
 
-  def registered_loss(params, batch):
-    h = kfac_jax.register_dense(
-      batch["x"] @ params["one"]["kernel"] + params["one"]["bias"],
-      batch["x"],
-      params["one"]["kernel"],
-      params["one"]["bias"],
-    )
-    a = nn.tanh(h)
-    logits = kfac_jax.register_dense(
-      a @ params["two"]["kernel"] + params["two"]["bias"],
-      a,
-      params["two"]["kernel"],
-      params["two"]["bias"],
-    )
-    kfac_jax.register_softmax_cross_entropy_loss(logits, batch["y"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
-
   theirs = kfac_jax.Optimizer(
-    jax.value_and_grad(registered_loss),
+    jax.value_and_grad(registered()),
     l2_reg=0.0,
     value_func_has_aux=False,
     use_adaptive_learning_rate=False,

@@ -11,8 +11,8 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import quadratic
-from tests.optim.dense_model import EXACT, dense_fisher
 from tests.optim.small_net import Net, close, loss, predict, problem
+from tests.optim.small_net_fisher import EXACT, dense_fisher
 from tests.optim.test_likelihoods import fisher_of_outputs
 
 

@@ -11,8 +11,8 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.errors import UserError
 from tests.conftest import waves
-from tests.optim.dense_model import CHOSEN, EXACT, train
 from tests.optim.small_net import close, loss, predict, problem
+from tests.optim.small_net_fisher import CHOSEN, EXACT, train
 from tests.optim.test_quadratic_model import POISSON
 from tests.training.test_step import advanced, assert_close
 

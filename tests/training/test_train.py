@@ -62,6 +62,16 @@ class KilledAtSixteen(Trainer):
     super().advance(stop)
 
 
+@pytest.mark.parametrize(
+  "name, epochs, told", [("cosine", (1.0,), True), ("step", (), True), ("step", (1.0,), False)]
+)
+def test_epochs_that_a_schedule_does_not_read_are_told(name, epochs, told, tmp_path, capsys):
+  config = waves("sgd", num_steps=1, eval_steps=1)
+  config.schedule.update(name=name, epochs=epochs)
+  loop.train(config, str(tmp_path))
+  assert ("falls at epochs where both are given, name=step" in capsys.readouterr().out) == told
+
+
 def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences(tmp_path, capsys):
   config = waves()
   loop.train(config, str(tmp_path))
