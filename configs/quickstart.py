@@ -13,7 +13,9 @@ from mixer_jax.errors import UserError
 OPTIMIZERS = {
   # Without the wide sides of channel MLPs a step costs less and is no worse. Larger patches than 8
   # keep both sides of the stem.
-  "kfac_muon": dict(learning_rate=0.0145, weight_decay=3.9e-3, max_factor=257, full_factors="^stem/"),
+  "kfac_muon": dict(
+    learning_rate=0.0145, weight_decay=3.9e-3, max_factor=257, full_factors="^stem/"
+  ),
   "kfac_adam": dict(learning_rate=0.016, weight_decay=1.3e-5),
   "kfac": dict(learning_rate=0.039, damping=0.012, weight_decay=3.9e-3),
   "muon": dict(learning_rate=9.6e-3, weight_decay=2.8e-3),
