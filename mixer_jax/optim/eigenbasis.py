@@ -23,7 +23,7 @@ from mixer_jax.optim.block_trees import (
   with_directions,
 )
 from mixer_jax.optim.curvature_blocks import Block, Diagonals, Kronecker
-from mixer_jax.optim.factors import averaged, keep_unseen
+from mixer_jax.optim.factors import averaged
 
 
 class InBasisState(NamedTuple):
@@ -32,6 +32,7 @@ class InBasisState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     factors: moving averages, `Kronecker` by layer path.
+    estimates: how many estimates each layer's averages are of, int32 [*stacked] by layer path.
     basis: pairs (inputs, outputs) of `Eigen` by layer path.
     inner: state of the transform of matrices in the basis, by layer path.
     others: state of the transform of all other parameters, by path.
@@ -39,6 +40,7 @@ class InBasisState(NamedTuple):
 
   count: jax.Array
   factors: dict[str, Any]
+  estimates: dict[str, jax.Array]
   basis: dict[str, Any]
   inner: Any
   others: Any
@@ -51,7 +53,7 @@ class Source(NamedTuple):
     blocks: maps parameters by path to the blocks with a basis.
     estimate: maps (blocks, gradients by path, whole params, batch, rng) to fresh factors by name of
       the block.
-    after: whether a step is made before its own gradient enters the factors.
+    after: whether a step is made before its own gradient enters the factors, one of zeros, too.
     check: raises a ValueError for parameters that are not those of the source.
     growth: a basis is renewed before its period if a factor's trace has grown by more than this, as
       from zero behind a head that starts there: its eigenvalues are out of date; None: it is not.
@@ -122,6 +124,7 @@ def in_basis(
     return InBasisState(
       jnp.zeros((), jnp.int32),
       {b.name: algebra.initial_factors(b) for b in blocks},
+      {b.name: jnp.zeros(b.stacked, jnp.int32) for b in blocks},
       {b.name: algebra.initial_inverses(b, "exact") for b in blocks},
       inner.init(zeros),
       others.init(
@@ -130,11 +133,11 @@ def in_basis(
     )
 
   def renewed(state, fresh):
-    count = state.count
+    count, old = state.count, (state.factors, state.estimates)
     average = lambda: averaged(
-      state.factors, fresh(), count // factor_period, factor_decay, identity_start=False
+      state.factors, fresh(), state.estimates, factor_decay, skip_zeros=not source.after
     )
-    factors = jax.lax.cond(count % factor_period == 0, average, lambda: state.factors)
+    factors, estimates = jax.lax.cond(count % factor_period == 0, average, lambda: old)
 
     def new_basis():
       decomposed = lambda: (algebra.eigendecompositions(factors, mesh, floor=0.0),) * 2
@@ -149,7 +152,7 @@ def in_basis(
     if source.growth is not None:
       due |= _grown(state.basis, factors, source.growth)
     basis, moments = jax.lax.cond(due, new_basis, lambda: (state.basis, state.inner))
-    return state._replace(factors=factors, basis=basis, inner=moments)
+    return state._replace(factors=factors, estimates=estimates, basis=basis, inner=moments)
 
   def update_in_basis(state, blocks, gradients):
     given = rotated(blocks, gradients, state.basis), state.inner
@@ -159,7 +162,7 @@ def in_basis(
     for block in blocks:
       back = algebra.rotated_back(matrices[block.name], state.basis[block.name], precondition_dtype)
       updates |= dict(zip(block.paths, from_matrix(block, back)))
-    return updates, moments, other
+    return updates, state._replace(inner=moments, others=other)
 
   def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
     del extra
@@ -172,15 +175,13 @@ def in_basis(
     gradients = {path: jnp.asarray(g, jnp.float32) for path, g in leaves.items()}
     whole = params if model_params is None else model_params
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
-    if not source.after:
-      state = renewed(state, lambda: keep_unseen(state.factors, fresh()))
-    made = lambda: update_in_basis(state, blocks, gradients)
-    zeros = lambda: (jax.tree.map(jnp.zeros_like, gradients), state.inner, state.others)
-    later = jax.lax.cond(state.count > 0, made, zeros) if source.after else made()
-    directions, moments, other = later
-    state = state._replace(inner=moments, others=other)
+    step = lambda state: update_in_basis(state, blocks, gradients)
     if source.after:
+      none = lambda state: (jax.tree.map(jnp.zeros_like, gradients), state)
+      directions, state = jax.lax.cond(state.count > 0, step, none, state)
       state = renewed(state, fresh)
+    else:
+      directions, state = step(renewed(state, fresh))
     count = optax.safe_increment(state.count)
     return with_directions(updates, directions), state._replace(count=count)
 

@@ -4,7 +4,6 @@ import functools
 from importlib import metadata
 import logging
 import os
-import types
 from typing import Any, Callable, Mapping
 
 from flax.core import FrozenDict
@@ -13,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.optim import algebra
-from mixer_jax.optim.curvature_blocks import Diagonal, Diagonals, Kronecker
+from mixer_jax.optim.curvature_blocks import Diagonal, Kronecker
 from mixer_jax.optim.curvature_options import MAX_FACTOR
 from mixer_jax.runtime.imports import without
-
-_UNSTACKED: Mapping[str, int] = types.MappingProxyType({})
 
 
 def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
@@ -75,74 +72,51 @@ def some_of(batch: Any, fraction: float | None, part: Callable | None) -> Any:
 def averaged(
   old: dict[str, Any],
   fresh: dict[str, Any],
-  renewals: jax.Array,
+  estimates: dict[str, jax.Array],
   decay: Any,
-  identity_start: Any,
-  stacked: Mapping[str, int] = _UNSTACKED,
-) -> dict[str, Any]:
-  """The moving averages of factors after one more estimate.
+  identity_start: Any = False,
+  skip_zeros: bool = True,
+) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+  """The moving averages of factors after one more estimate, and how many each is of.
 
   Args:
-    old: by name of the block.
+    old: averages by name of the block.
     fresh: the estimate.
-    renewals: how many there were before.
+    estimates: how many estimates of each layer were averaged before, int32 [*stacked].
     decay: weight of the old average.
-    identity_start: False: the old average of no estimates has no weight, that of a layer which saw
-      only padding so far included.
-    stacked: leading axes of a `Diagonal` over layers, by name.
+    identity_start: whether averages start at `old`; False: weights decay^age that sum to 1.
+    skip_zeros: whether a layer whose estimate is zero keeps its average: it was not reached, or saw
+      only padding.
   """
-  # The weight of the newest of n + 1 estimates is (1 - decay) / (1 - decay^(n + 1)). Of the first
-  # it must be 1 exactly, which the quotient is not: some of the identity would stay.
   log = jnp.log(jnp.float32(decay))
-  quotient = jnp.expm1(log) / jnp.expm1((renewals + 1) * log)
-  unbiased = jnp.where(renewals == 0, 1.0, quotient)
-  weight = jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
 
-  def one(name, old, new):
-    if isinstance(old, Kronecker):  # one side alone may be the identity: of inputs +1 and -1
-      unseen = _is_identity(old.inputs) & _is_identity(old.outputs)
-    else:
-      unseen = ~_any_of_layer(old, lambda x: x != 1, stacked[name])
-    own = jnp.where(jnp.logical_or(identity_start, ~unseen), weight, 1.0)
-    mix = lambda old, new: (1.0 - _spread(own, old)) * old + _spread(own, old) * new
-    return jax.tree.map(mix, old, new)
+  def weight(number):
+    """Of the newest of n + 1 estimates: (1 - decay) / (1 - decay^(n + 1))."""
+    quotient = jnp.expm1(log) / jnp.expm1((number + 1) * log)
+    # Of the first it must be 1 exactly, which the quotient is not: some of `old` would stay.
+    unbiased = jnp.where(number == 0, 1.0, quotient)
+    return jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
 
-  return {name: one(name, average, fresh[name]) for name, average in old.items()}
+  def mixed(name, number):
+    own, seen = weight(number), _seen(fresh[name], number.ndim) | (not skip_zeros)
+
+    def mix(old, new):
+      w, kept = (jnp.expand_dims(x, range(number.ndim, old.ndim)) for x in (own, ~seen))
+      return jnp.where(kept, old, (1.0 - w) * old + w * new)
+
+    return jax.tree.map(mix, old[name], fresh[name]), number + seen
+
+  both = {name: mixed(name, number) for name, number in estimates.items()}
+  return tuple({name: pair[i] for name, pair in both.items()} for i in (0, 1))
 
 
-def _spread(of_layers: jax.Array, like: jax.Array) -> jax.Array:
-  return jnp.expand_dims(of_layers, range(of_layers.ndim, like.ndim))
-
-
-def _any_of_layer(diagonal: Diagonal, condition: Callable, stacked: int) -> jax.Array:
-  """Whether a number of each layer of a stack meets the condition."""
-  found = [condition(x).any(axis=tuple(range(stacked, x.ndim))) for x in diagonal.values]
+def _seen(factors: Kronecker | Diagonal, stacked: int) -> jax.Array:
+  """Whether the estimate of a layer, of each of a stack, is not zero."""
+  if isinstance(factors, Kronecker):
+    found = [algebra.mean_eigenvalue(factor) > 0 for factor in factors]
+  else:
+    found = [(x != 0).any(axis=tuple(range(stacked, x.ndim))) for x in factors.values]
   return functools.reduce(jnp.logical_or, found)
-
-
-def _is_identity(factor: jax.Array | Diagonals) -> jax.Array:
-  """Whether a factor, each of a stack, has had no estimate; [...]."""
-  if isinstance(factor, Diagonals):
-    return (factor.values == 1).all(axis=-1)
-  return (factor == jnp.eye(factor.shape[-1])).all(axis=(-2, -1))
-
-
-def keep_unseen(
-  old: dict[str, Any], fresh: dict[str, Any], stacked: Mapping[str, int] = _UNSTACKED
-) -> dict[str, Any]:
-  """Fresh factors by name, but the old ones of a layer whose estimate is zero.
-
-  Such a layer was not reached, or saw only padding. `stacked` is that of `averaged`.
-  """
-
-  def one(name, old, new):
-    if isinstance(new, Kronecker):
-      seen = (algebra.mean_eigenvalue(new.inputs) > 0) | (algebra.mean_eigenvalue(new.outputs) > 0)
-    else:
-      seen = _any_of_layer(new, lambda x: x != 0, stacked[name])
-    return jax.tree.map(lambda old, new: jnp.where(_spread(seen, new), new, old), old, new)
-
-  return {name: one(name, average, fresh[name]) for name, average in old.items()}
 
 
 def curvature_of(

@@ -13,17 +13,18 @@ import optax
 
 from mixer_jax.optim import algebra, axes, curvature_options, ekfac
 from mixer_jax.optim import block_trees as trees
-from mixer_jax.optim.factors import averaged, curvature_of, keep_unseen, some_of
+from mixer_jax.optim.factors import averaged, curvature_of, some_of
 
 Schedule = Callable[[jax.Array], jax.Array]
 
 
 class ScaleByKfacState(NamedTuple):
-  """State of `scale_by_kfac`, a pytree of float32 arrays by layer path.
+  """State of `scale_by_kfac`, a pytree of arrays by layer path, float32 but for the counts.
 
   Attributes:
     count: number of updates so far, an int32 scalar.
     factors: `Kronecker` (or `Diagonal`) moving averages.
+    estimates: how many estimates each layer's averages are of, int32 [*stacked].
     inverses: per Kronecker block (inputs, outputs): `Eigen` pairs for exact
       damping, damped inverse matrices for factored damping.
     second_moments: per Kronecker block those of EK-FAC [..., d_in, d_out]; {} for K-FAC.
@@ -31,6 +32,7 @@ class ScaleByKfacState(NamedTuple):
 
   count: jax.Array
   factors: dict[str, Any]
+  estimates: dict[str, jax.Array]
   inverses: dict[str, Any]
   second_moments: dict[str, jax.Array]
 
@@ -98,8 +100,7 @@ def scale_by_kfac(
     learning_rate: the one that the chain applies later; the norm constraint needs it.
     identity_start: start the averages at the identity, as published. It keeps the first
       inverses finite where a zero head makes all other gradient factors zero. False: averages of
-      the estimates alone, with weights factor_decay^age that sum to 1; a layer that is reached
-      late gives its first one more.
+      the estimates alone, with weights factor_decay^age that sum to 1.
     likelihood: the predictive distribution of a row of outputs, "categorical" (logits),
       "normal" (means; minus the log-likelihood is the sum of squares, without one half),
       "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
@@ -161,7 +162,6 @@ def scale_by_kfac(
   curvature_options.check_refresh(refresh, tolerance)
   periods = factor_period, inverse_period
   curvature_options.check_combination(damping_type, refresh, eigenvalues, *periods)
-  stacked = {b.name: len(b.stacked) for b in curvature.blocks if b.kind == "diagonal"}
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):
@@ -169,21 +169,21 @@ def scale_by_kfac(
     blocks = [b for b in curvature.blocks if b.kind != "gradient"]
     covered = trees.covered_by(blocks, trees.by_path(params))
     factors = {b.name: algebra.initial_factors(b) for b in covered}
+    estimates = {b.name: jnp.zeros(b.stacked, jnp.int32) for b in covered}
     inverses = {
       b.name: algebra.initial_inverses(b, damping_type) for b in covered if b.kind == "kronecker"
     }
     moments = {name: algebra.eigenvalues(pair) for name, pair in inverses.items() if corrected}
-    return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, inverses, moments)
+    return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, estimates, inverses, moments)
 
   def renewed(state, whole, batch, rng, lam):
-    """The factors, inverses and second moments of an update, those that are due renewed."""
+    """The state with the factors, inverses and second moments that are due renewed."""
     fraction = some_of(batch, factor_fraction, part)
 
     def renewed_factors():
       estimate = axes.automatic(curvature.estimate, (whole, fraction))
-      old, count = state.factors, state.count // factor_period
-      fresh = keep_unseen(old, estimate(whole, fraction, rng), stacked)
-      return averaged(old, fresh, count, factor_decay, identity_start, stacked)
+      fresh = estimate(whole, fraction, rng)
+      return averaged(state.factors, fresh, state.estimates, factor_decay, identity_start)
 
     def renewed_inverses():
       matrices = {name: factors[name] for name in state.inverses}
@@ -202,25 +202,26 @@ def scale_by_kfac(
       return ekfac.averaged_moments(moments, fresh, age, moment_decay)
 
     due = state.count % factor_period == 0
-    factors = jax.lax.cond(due, renewed_factors, lambda: state.factors)
+    kept = lambda: (state.factors, state.estimates)
+    factors, estimates = jax.lax.cond(due, renewed_factors, kept)
     kept = lambda: (state.inverses, state.second_moments)
     inverses, moments = jax.lax.cond(state.count % inverse_period == 0, renewed_inverses, kept)
     if eigenvalues == "examples":
       moments = jax.lax.cond(due, renewed_moments, lambda: moments)
-    return factors, inverses, moments
+    return ScaleByKfacState(state.count, factors, estimates, inverses, moments)
 
-  def preconditioned(gradients, factors, inverses, moments, scales, lam):
+  def preconditioned(gradients, state, scales, lam):
     """The directions by parameter path, and the second moments with these gradients."""
-    directions, moments = {}, dict(moments)
+    directions, moments = {}, dict(state.second_moments)
     for block in curvature.blocks:
-      pair = inverses.get(block.name)
+      pair = state.inverses.get(block.name)
       if block.kind == "kronecker" and block.name in moments:  # not its layer's plain parameters
         found, moments[block.name] = ekfac.precondition(
           *(block, gradients, pair, moments[block.name], scales.get(block.name)),
           *(moment_decay, lam, precondition_dtype),
         )
         directions |= found
-      elif block.kind != "gradient" and (own := factors.get(block.name)):
+      elif block.kind != "gradient" and (own := state.factors.get(block.name)):
         directions |= algebra.precondition(block, gradients, own, pair, lam, precondition_dtype)
     return directions, moments
 
@@ -229,15 +230,14 @@ def scale_by_kfac(
     axes.check(axis_name, batch)
     lam = extra.get("damping", damping)
     lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
-    factors, inverses, moments = renewed(state, whole, batch, rng, lam)
+    state = renewed(state, whole, batch, rng, lam)
     gradients = trees.by_path(updates)
     scales = curvature.moment_scales(whole, batch) if eigenvalues == "batch" else {}
-    directions, moments = preconditioned(gradients, factors, inverses, moments, scales, lam)
+    directions, moments = preconditioned(gradients, state, scales, lam)
     if norm_constraint is not None:
       rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
       directions = algebra.constrained(directions, gradients, rate, norm_constraint)
-    count = optax.safe_increment(state.count)
-    new_state = ScaleByKfacState(count, factors, inverses, moments)
-    return trees.with_directions(updates, directions), new_state
+    state = state._replace(count=optax.safe_increment(state.count), second_moments=moments)
+    return trees.with_directions(updates, directions), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
