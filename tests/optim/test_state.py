@@ -1,4 +1,4 @@
-"""Each optimizer goes on from a saved state as if it had not stopped, to the bit."""
+"""Each optimizer compiles once, and goes on from a saved state to the bit."""
 
 import functools
 
@@ -35,7 +35,13 @@ MAKES = {
 @pytest.mark.first(2)
 def test_a_saved_state_goes_on_to_the_bit(name, tmp_path):
   tx = optax.with_extra_args_support(MAKES[name]())
-  step = jax.jit(lambda g, s, p, b, t: tx.update(g, s, p, batch=b, rng=jax.random.key(t)))
+  traced = []
+
+  @jax.jit
+  def step(grads, state, params, batch, t):
+    traced.append(t)
+    return tx.update(grads, state, params, batch=batch, rng=jax.random.key(t))
+
   state, whole, saved = tx.init(PARAMS), [], None
   for t, (params, batch, grads) in enumerate(sequence()[:10]):
     if t == 5:  # between two renewals
@@ -45,6 +51,7 @@ def test_a_saved_state_goes_on_to_the_bit(name, tmp_path):
         saved = checkpointer.restore(tmp_path / "state", jax.eval_shape(tx.init, PARAMS))
     update, state = step(grads, state, params, batch, t)
     whole.append(update)
+  assert len(traced) == 1  # the types of a state are those of its updates
   for t, (params, batch, grads) in list(enumerate(sequence()[:10]))[5:]:
     update, saved = step(grads, saved, params, batch, t)
     jax.tree.map(np.testing.assert_array_equal, update, whole[t])
