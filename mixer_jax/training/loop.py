@@ -99,12 +99,7 @@ def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, 
     stack.enter_context(contextlib.closing(saved))
     started = saved.latest() is not None
     if started:
-      # Again: another process may have begun the run since `train` looked.
-      lead(lambda: directory_lib.check_config(directory, config))
-      train = run.datasets["train"]
-      lead(lambda: provenance.check_data(directory, len(train), sample(train)))
-      lead(lambda: provenance.check_grids(directory, run.task.notes()))
-      lead(lambda: provenance.check_classes(directory, run.task.class_names))
+      lead(lambda: _check_same(directory, run))
     lead(lambda: directory_lib.store_config(directory, config, started))
     if not started:
       files = tasks.find(config.task).files(config)
@@ -112,6 +107,16 @@ def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, 
     again = "the same --config and overrides with this --workdir resume"
     print(f"workdir {directory}: {again}", flush=True)
     yield directory, saved
+
+
+def _check_same(directory: pathlib.Path, run: Experiment) -> None:
+  """A UserError if the directory's run has another config, or had other data."""
+  # The config again: another process may have begun the run since `train` looked.
+  directory_lib.check_config(directory, run.config)
+  train = run.datasets["train"]
+  provenance.check_data(directory, len(train), sample(train))
+  provenance.check_grids(directory, run.task.notes())
+  provenance.check_classes(directory, run.task.class_names)
 
 
 def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None:
@@ -151,10 +156,10 @@ def _run(
       step = saved.latest() or 0
       back_to, tries = step, tries + 1 if step == back_to else 1
       if tries > most:
-        bad.why += f", after {most} other orders of examples from step {step}"
+        bad.tried = f"after {most} other orders of examples from step {step}"
       if run.config.on_nonfinite != "restore" or tries > most:
-        rows, applied = metrics_file.read(directory), nonfinite.applied(bad, run, trainer.state)
-        raise nonfinite.error(bad, run.config, applied, rows, step) from None
+        rows = metrics_file.read(directory)
+        raise nonfinite.diverged(bad, run, trainer.state, rows, step) from None
       again = f"to go on in another order of examples (try {tries} of {most})"
       print(f"{bad}: back to step {step}, {again}", flush=True)
     trainer.state = None  # its memory is needed
@@ -230,8 +235,7 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
       if run.clock.evaluates(trainer.step):
         rows.append(_row(trainer, scorers, rows))
     except nonfinite.Nonfinite as bad:
-      applied = nonfinite.applied(bad, run, trainer.state)
-      raise nonfinite.error(bad, run.config, applied, rows, None) from None
+      raise nonfinite.diverged(bad, run, trainer.state, rows, None) from None
     if run.clock.evaluates(trainer.step):
       complaint = run.task.complaint(trainer.state.variables)
       yield trainer.state, rows[-1]

@@ -1,11 +1,10 @@
 """Steps whose numbers are not finite: noticed inside the step, told in one line."""
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 import numpy as np
 
 from mixer_jax import optim, tasks
@@ -23,12 +22,13 @@ class Nonfinite(Exception):
   """A step, or an evaluation, gave numbers that are not finite.
 
   `what` is the "loss", the "update" (new variables or optimizer state) or a metric of a test set;
-  `step` the first such, from 1; of an evaluation, the last before it. `why` begins with a comma.
+  `step` the first such, from 1; of an evaluation, the last before it. `tried` tells of the steps
+  or tries before it.
   """
 
-  def __init__(self, what: str, step: int, why: str = ""):
+  def __init__(self, what: str, step: int, tried: str = ""):
     super().__init__(f"the {what} of step {step} is not finite")
-    self.step, self.why = step, why
+    self.step, self.tried = step, tried
 
 
 class Watch:
@@ -53,8 +53,8 @@ class Watch:
     for number, passed in enumerate(np.asarray(checks), step + 1):
       self._failed = 0 if passed.all() else self._failed + 1
       if self._failed > self._allowed:
-        why = f", nor were the {self._allowed} before it" if self._allowed else ""
-        raise Nonfinite(CHECKS[np.argmin(passed)], number, why)
+        tried = f"nor were the {self._allowed} before it" if self._allowed else ""
+        raise Nonfinite(CHECKS[np.argmin(passed)], number, tried)
 
 
 def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
@@ -71,37 +71,36 @@ def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
   return jnp.stack([finite(metrics), finite((variables, opt_state))])
 
 
-def applied(bad: Nonfinite, run: Experiment, state: TrainState) -> dict[str, float]:
-  """The rates and dampings of the step, and what `quadratic.chosen` has in `state`, after its call."""
-  flat = traverse_util.flatten_dict(optim.numbers(run.config.optimizer), sep=".")
-  multiplier = run.multiplier(min(bad.step - 1, int(state.step - state.skipped)))
-  flat = {k: v * multiplier if k.endswith("learning_rate") else v for k, v in flat.items()}
-  return {k: float(v) for k, v in (flat | quadratic.chosen(state.opt_state)).items()}
-
-
-def error(
-  bad: Nonfinite,
-  config: ConfigDict,
-  applied: Mapping[str, float],
-  rows: Sequence[dict],
-  checkpoint: int | None,
+def diverged(
+  bad: Nonfinite, run: Experiment, state: TrainState, rows: Sequence[dict], checkpoint: int | None
 ) -> Diverged:
-  """One line: the step, the numbers `applied`, the last good row and checkpoint, advice.
+  """The error that ends a run, in one line: the step, its numbers, the last good row, advice.
 
-  `checkpoint` is a step, 0 if there is none yet, or None where none are made.
+  `state` is that after the call of the step; `checkpoint` is the step of the last good one, 0 if
+  there is none yet, or None where none are made.
   """
+  applied = _numbers(bad.step, run, state)
   numbers = ", ".join(f"{name}={value:.4g}" for name, value in sorted(applied.items()))
-  wanted = ("loss", tasks.find(config.task).metrics[0].name)
+  happened = ", ".join(filter(None, (str(bad), bad.tried)))
+  wanted = ("loss", run.task.metrics[0].name)
   last = rows[-1] if rows else {}
   losses = [f"{k} {v:.4f}" for k, v in last.items() if k.rpartition("/")[2] in wanted]
   said = f"the evaluation at step {last['step']} had {', '.join(losses)}" if losses else ""
   kept = f"; last good checkpoint: {f'that of step {checkpoint}' if checkpoint else 'none'}"
   policies = ("skip",) if checkpoint is None else ("skip", "restore")
   damping = "a higher damping, " if any(name.endswith("damping") for name in applied) else ""
-  others = [f"on_nonfinite={p}" for p in policies if p != config.on_nonfinite]
+  others = [f"on_nonfinite={p}" for p in policies if p != run.config.on_nonfinite]
   or_others = f", or {', '.join(others)}" if others else ""
   return Diverged(
-    f"{bad}{bad.why} ({numbers}); {said or 'nothing was evaluated before'}"
+    f"{happened} ({numbers}); {said or 'nothing was evaluated before'}"
     f"{'' if checkpoint is None else kept}. Try a lower learning_rate, {damping}"
     f"schedule.warmup_epochs, optimizer.clip_norm (a norm of the gradients){or_others}"
   )
+
+
+def _numbers(step: int, run: Experiment, state: TrainState) -> dict[str, float]:
+  """The rates and dampings of a step, and those that the quadratic model chose."""
+  flat = traverse_util.flatten_dict(optim.numbers(run.config.optimizer), sep=".")
+  multiplier = run.multiplier(min(step - 1, int(state.step - state.skipped)))
+  flat = {k: v * multiplier if k.endswith("learning_rate") else v for k, v in flat.items()}
+  return {k: float(v) for k, v in (flat | quadratic.chosen(state.opt_state)).items()}

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 from docs.own_task import Derivative
-from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim, tasks
 from mixer_jax.errors import Diverged
 from mixer_jax.tasks import Metric
@@ -161,17 +160,14 @@ def test_it_does_not_skip_a_whole_epoch(config, tmp_path):
 
 
 def test_the_line_names_the_numbers_of_both_sides_of_a_pair():
-  config = config_lib.default()
-  config.optimizer = optimizer_of("graft")
-  rows = [{"step": 8, "train/loss": 1.5, "test/loss": 2.25, "test/top1": 0.5}]
-  bad = nonfinite.Nonfinite("update", 9)
-  applied = {"magnitude.learning_rate": 0.1, "direction.learning_rate": 0.05}
-  error = nonfinite.error(bad, config, applied | {"direction.damping": 0.01}, rows, 8)
+  run = experiment.build(waves("graft", **{"optimizer.direction.damping": 0.01}))
+  rows = [{"step": 8, "train/loss": 1.5, "test/loss": 2.25, "test/error": 0.5}]
+  error = nonfinite.diverged(nonfinite.Nonfinite("update", 9), run, init_state(run), rows, 8)
   assert isinstance(error, Diverged)
   numbers = "direction.damping=0.01, direction.learning_rate=0.05, magnitude.learning_rate=0.1"
   assert f"the update of step 9 is not finite ({numbers}); the evaluation at step 8" in str(error)
   assert (
-    "train/loss 1.5000, test/loss 2.2500, test/top1 0.5000; last good checkpoint: that of step 8"
+    "train/loss 1.5000, test/loss 2.2500, test/error 0.5000; last good checkpoint: that of step 8"
     in str(error)
   )
   assert "a higher damping" in str(error)
@@ -182,8 +178,10 @@ def test_the_line_has_the_rate_of_the_step(step, skipped):
   """Linear warm-up over 15 steps: the fifth has a third of the rate."""
   run = experiment.build(waves(**{"schedule.warmup_steps": 15}))
   state = init_state(run).replace(step=jnp.int32(step), skipped=jnp.int32(skipped))
-  found = nonfinite.applied(nonfinite.Nonfinite("loss", 5), run, state)
-  assert found == {"learning_rate": pytest.approx(0.1 / 3)}
+  error = nonfinite.diverged(nonfinite.Nonfinite("loss", 5), run, state, [], None)
+  assert "the loss of step 5 is not finite (learning_rate=0.03333); nothing was evaluated" in str(
+    error
+  )
 
 
 @pytest.mark.parametrize(
