@@ -97,16 +97,15 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
   return jax.tree.map(lambda x: x / weight, sums), metrics, changed
 
 
-_shared: dict[tuple[str, type], dict[Any, Callable]] = {}
-
-
 def shared(run: Experiment) -> dict[Any, Callable]:
   """The compiled programs, by shapes of data, that the runs of a recipe share and fill."""
-  key = run.recipe, tasks.find(run.config.task)  # a notebook may define the class anew
-  if key not in _shared:
-    _shared.clear()  # a program takes memory of the device
-    _shared[key] = {}
-  return _shared[key]
+  return _programs(run.recipe, tasks.find(run.config.task))  # a notebook may define the class anew
+
+
+@functools.lru_cache(maxsize=1)  # a program takes memory of the device
+def _programs(recipe: str, task: type) -> dict[Any, Callable]:
+  del recipe, task
+  return {}
 
 
 def make_train_steps(run: Experiment):

@@ -73,11 +73,10 @@ class Trainer:
     next_of = lambda every: begin - begin % every + every
     end = min(clock.num_steps, next_of(clock.eval_every), next_of(clock.checkpoint_every))
     start, compiling = time.perf_counter(), 0.0
-    hidden = None if processes.is_first() else True  # None: where there is no terminal
+    hidden = None if processes.is_first() else True  # tqdm takes None as: hide but on a terminal
     shown = dict(desc="step", unit="step", leave=False, disable=hidden)
     with tqdm(total=end, initial=begin, **shown) as bar:
       while self.step < end:
-        count = self.window - self.step % self.window
         args = (self.state, *next(self._windows), self.run.numbers)
         sizes = tuple(x.shape for x in jax.tree.leaves(args[1:3]))  # of examples and rows
         if sizes not in self._programs:
@@ -88,6 +87,7 @@ class Trainer:
           print(f"compiled in {took:.1f} s", flush=True)
         self.state, checks = self._programs[sizes](*args)
         self._watch.add(self.step, checks)
+        count = len(checks)
         self.step += count
         bar.update(count)
         if self.step < end and stop():

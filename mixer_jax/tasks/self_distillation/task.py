@@ -132,7 +132,7 @@ class SelfDistillation(ImageTask):
   def _steps(self) -> tuple[int, int]:
     """Steps of an epoch, and of the run."""
     config, epoch = self._config, len(self._loaded.splits["train"]) // self._config.batch_size
-    return epoch, config.num_steps or config.num_epochs * epoch
+    return epoch, config.num_steps or max(1, round(config.num_epochs * epoch))
 
   def init(self, key: jax.Array) -> Variables:
     side = self._data.image_size
