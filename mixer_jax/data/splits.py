@@ -23,6 +23,7 @@ _PART = re.compile(
 )
 # Base splits and rows of them.
 Parts = Sequence[tuple[str, range]]
+OWN = ("train", "test", "validation")  # splits that have their own fields
 _ELSEWHERE = ("/", "~", ".")
 _ALLOWED = 'NAME, NAME[START:STOP] with counts or percents, e.g. "train[:90%]", and sums with "+"'
 
@@ -36,6 +37,23 @@ def by_name(train: str, test: str, validation: str = "", extra: str = "") -> dic
   """Split strings by the name of the split; those of `extra`, with commas, are their own names."""
   others = {"validation": validation} | {(spec := part.strip()): spec for part in extra.split(",")}
   return {"train": train, "test": test} | {name: spec for name, spec in others.items() if spec}
+
+
+def field(name: str) -> str:
+  """The field of a config that holds the split string of a split."""
+  return f"data.{name}_split" if name in OWN else "data.extra_test_splits"
+
+
+def check(specs: Mapping[str, str], extra: str = "") -> None:
+  """Raises a UserError for split strings, those of `by_name`, that are none or stand twice."""
+  listed = [part.strip() for part in extra.split(",") if part.strip()]
+  for spec in listed:
+    if spec in OWN or listed.count(spec) > 1:
+      own = f"the name of a split with its own field; write {spec}[:]"
+      why = own if spec in OWN else "twice; allowed: once"
+      raise UserError(f"data.extra_test_splits has {spec!r}, {why}")
+  for name, spec in specs.items():
+    base_names(spec, field(name))
 
 
 def base_names(spec: str, field: str) -> list[str]:

@@ -16,8 +16,6 @@ _TEST_SETS = (
   " tfds:NAME[@SPLIT]"
 )
 _TEST_LABELS = "JSON files of right classes of such sets, NAME=FILE with commas"
-# Splits that have their own fields.
-OWN = ("train", "test", "validation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +79,7 @@ class ImageData:
     places = _pairs(self.test_sets, "data.test_sets")
     if unknown := labels.keys() - places.keys():
       raise UserError(f"data.test_labels has {min(unknown)!r}, which is not in data.test_sets")
-    if taken := places.keys() & ({*OWN} | self.split_specs.keys()):
+    if taken := places.keys() & ({*splits.OWN} | self.split_specs.keys()):
       raise UserError(f"data.test_sets has {min(taken)!r}, the name of a split; take another one")
     return {name: (place, labels.get(name, "")) for name, place in places.items()}
 
@@ -109,11 +107,7 @@ class ImageData:
       raise UserError(
         "data.random_crop is True, but data.resize, the side of the images that it crops, is 0"
       )
-    for name in sorted({part.strip() for part in self.extra_test_splits.split(",")} & set(OWN)):
-      why = f"the name of a split with its own field; write {name}[:]"
-      raise UserError(f"data.extra_test_splits has {name!r}, {why}")
-    for name, spec in self.split_specs.items():
-      splits.base_names(spec, field(name))
+    splits.check(self.split_specs, self.extra_test_splits)
     _ = self.further_sets
     if self.name == "npz":
       self.check_arrays("an .npz file")
@@ -124,11 +118,6 @@ class ImageData:
       if (value := getattr(self, name)) not in (0, "", "auto", "never"):
         why = f"images of {source} are decoded already; set it to {other}"
         raise UserError(f"data.{name}={value}: {why}")
-
-
-def field(split: str) -> str:
-  """The field that holds the split string of a split."""
-  return f"data.{split}_split" if split in OWN else "data.extra_test_splits"
 
 
 def _pairs(text: str, field: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from mixer_jax.data import cache, cpus, splits, tfds_source
 from mixer_jax.data.dataset import Arrays, Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.images import arrays_file, base_split, crops, decode, folder, test_sets, toronto
-from mixer_jax.images.image_data import ImageData, field
+from mixer_jax.images.image_data import ImageData
 from mixer_jax.runtime.imports import without
 
 SAMPLE_NAME = "cifar10_sample"
@@ -61,7 +61,7 @@ def load(data: ImageData, labelled: bool = True) -> Loaded:
     raise UserError(f"data.name={data.name}: has only the class {only}; allowed: two or more")
   read = functools.cache(source.read)  # several splits may be slices of one
   count = lambda base: len(read(base))
-  parts = {name: splits.parts(spec, field(name), count) for name, spec in specs.items()}
+  parts = {name: splits.parts(spec, splits.field(name), count) for name, spec in specs.items()}
   splits.check_apart(parts, specs)
   bases = {base: read(base) for chosen in parts.values() for base, _ in chosen}
   if not (streamed := _is_streamed(data, bases)):
@@ -77,7 +77,7 @@ def load(data: ImageData, labelled: bool = True) -> Loaded:
     if streamed:
       found[name] = _encoded(data, rows, shapes[first], name == "train", classes)
     else:
-      found[name] = _arrays(f"{field(name)}={specs[name]}", rows, classes)
+      found[name] = _arrays(f"{splits.field(name)}={specs[name]}", rows, classes)
   tfds_dir = data.dir if isinstance(source, _Tfds) else ""
   for name, (place, labels) in data.further_sets.items():
     opened, sets = test_sets.open_set(name, place, labels, source.class_names, tfds_dir)

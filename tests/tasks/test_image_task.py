@@ -203,6 +203,7 @@ def test_exported_weights_start_another_run(config, task, variables, tmp_path):
     (dict(validation_split="train["), "data.validation_split='train.': not a split"),
     (dict(extra_test_splits="a,b["), "data.extra_test_splits='b.': not a split"),
     (dict(extra_test_splits="test[:5],test"), "has 'test', the name of a split with its own"),
+    (dict(extra_test_splits="test[:5],test[:5]"), r"has 'test\[:5\]', twice; allowed: once"),
     (dict(mean=(0.5, 0.5)), "data.mean is"),
     (dict(repeats=0), "data.repeats is 0; allowed: 1 or more|data.repeats is 0; allowed: 1 to"),
   ],

@@ -114,7 +114,7 @@ class FunctionData:
   def check(self) -> None:
     """Raises a UserError for fields that contradict each other."""
     for name, spec in self.split_specs.items():
-      for base in splits.base_names(spec, f"data.{name}_split"):
+      for base in splits.base_names(spec, splits.field(name)):
         if self.name != "files" and base not in ("train", "test"):
           known = f"no split {base!r}; allowed: train, test"
           raise UserError(f"data.{name}_split: {self.name} has {known}")

@@ -10,7 +10,7 @@ import numpy as np
 from mixer_jax import options
 from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import folder
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.options import COUNT, Option, one_of
@@ -79,7 +79,7 @@ class SegmentationData:
       why = f"it must be at most data.image_size, {self.image_size}, or pixels have no window"
       raise UserError(f"data.stride is {self.stride}; {why}")
     for name, spec in self.split_specs.items():
-      bases = splits.base_names(spec, f"data.{name}_split")
+      bases = splits.base_names(spec, splits.field(name))
       if self.name == "shapes" and (others := sorted({*bases} - {"train", "test"})):
         raise UserError(
           f"data.{name}_split={spec!r}: shapes have no {others[0]!r}, but train, test"
@@ -184,7 +184,7 @@ def _given_names(data: SegmentationData) -> tuple[str, ...]:
   path = user_path(data.dir) / "classes.txt"
   if not path.exists():
     return ()
-  with told(f"{path} is not UTF-8", UnicodeDecodeError):
+  with as_user_error(f"{path} is not UTF-8", UnicodeDecodeError):
     lines = folder.read_file(path).decode("utf-8-sig").splitlines()
   return _different([line for line in lines if line.strip()], str(path))
 

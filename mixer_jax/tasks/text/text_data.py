@@ -19,7 +19,6 @@ from mixer_jax.paths import remembered, user_path
 from mixer_jax.text import sample, sequences
 from mixer_jax.text.vocabulary import Vocabulary
 
-OWN = ("train", "test", "validation")  # splits that have their own fields
 OTHERS = ("sample", "files")  # names of data beside those of TFDS
 _LOG = logging.getLogger(__name__)
 _LOOKED_AT = 10_000  # sequences
@@ -71,23 +70,15 @@ class TextData:
       raise UserError(
         f"data.dir is {self.dir!r}, but data.name is 'sample'; allowed: 'files', TFDS"
       )
-    for name, spec in self.split_specs.items():
-      splits.base_names(spec, _field(name))
-    extra = [spec.strip() for spec in self.extra_test_splits.split(",") if spec.strip()]
-    for spec in extra:
-      if spec in OWN or extra.count(spec) > 1:
-        why = "the name of a split with its own field" if spec in OWN else "twice"
-        raise UserError(f"data.extra_test_splits has {spec!r}, {why}; allowed: {spec}[:]")
+    splits.check(self.split_specs, self.extra_test_splits)
 
   def check_files(self) -> None:
     """Raises a UserError for a file or folder that is not there, with the field that names it."""
     for name, spec in self.split_specs.items() if self.name == "files" else ():
-      for base in splits.base_names(spec, _field(name)):
+      for base in splits.base_names(spec, field := splits.field(name)):
         if not pathlib.Path(path := self.source(base)[0]).exists():
           none = '; "": none' if name == "validation" else ""
-          raise UserError(
-            f"{_field(name)} is {spec!r}: {path!r}: no such file or folder of text{none}"
-          )
+          raise UserError(f"{field} is {spec!r}: {path!r}: no such file or folder of text{none}")
 
   def source(self, base: str) -> tuple[str, str]:
     """The path and "", or the TFDS name and the split, that a base split is read from."""
@@ -127,7 +118,7 @@ def load(
   read = functools.cache(read)
   number = lambda base: len(next(iter(read(base).values())))
   parts = {
-    name: splits.parts(spec, _field(name), number) for name, spec in data.split_specs.items()
+    name: splits.parts(spec, splits.field(name), number) for name, spec in data.split_specs.items()
   }
   splits.check_apart(parts, data.split_specs)
   found = {}
@@ -157,7 +148,3 @@ def _rows(arrays: Mapping[str, np.ndarray], rows: range, shuffled: bool) -> dict
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _field(split: str) -> str:
-  return f"data.{split}_split" if split in OWN else "data.extra_test_splits"
