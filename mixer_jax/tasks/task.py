@@ -210,12 +210,12 @@ def first_variables(init: Callable[[jax.Array], Variables], seed: Any) -> Variab
   return jax.device_get(jax.jit(init)(seed_keys(seed)[0]))
 
 
-def in_batches(function: Callable[[Any], jax.Array], examples: Any, batch_size: int) -> np.ndarray:
-  """The results of `function`, [n, ...], of examples [n, ...] in batches of one size."""
+def in_batches(function: Callable[[Any], Any], examples: Any, batch_size: int) -> Any:
+  """The results of `function`, arrays [n, ...], of examples [n, ...] in batches of one size."""
   number = len(jax.tree.leaves(examples)[0])
   ids, _ = order.test_indices(number, min(batch_size, number))
   found = [jax.device_get(function(jax.tree.map(lambda x: x[row], examples))) for row in ids]
-  return np.concatenate(found)[:number]
+  return jax.tree.map(lambda *x: np.concatenate(x)[:number], *found)
 
 
 def likeliest(row: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

@@ -18,14 +18,14 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, check_list, told
+from mixer_jax.errors import UserError, as_user_error, check_list
 from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
 from mixer_jax.pde.functions import leaves_grid
 from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
 from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pictures
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables, in_batches
 
 _LOSSES = 'mean of the relative L2 errors, "norm", or of their squares, "square"'
 _H1 = (
@@ -106,7 +106,7 @@ class OperatorLearning(BaseTask):
 
   def init(self, key: jax.Array) -> Variables:
     inputs = self._grids[0]
-    with told(f"model {self._config.model.name}", ValueError):
+    with as_user_error(f"model {self._config.model.name}", ValueError):
       variables = self.model.init(key, jnp.zeros((1, *inputs, 1)), self._positions(inputs))
     collections = {} if self._config.normalise == "none" else {"normaliser": self._statistics}
     self._check_grids(variables)
@@ -118,7 +118,9 @@ class OperatorLearning(BaseTask):
     for name, split in self._splits.items():
       if (grid := split.spec["inputs"].shape) != self._grids[0]:
         of = f"{name} (data.extra_test_steps)" if name.startswith("test_") else name
-        with told(f"model {self._config.model.name} cannot take the grid of {of}", ValueError):
+        with as_user_error(
+          f"model {self._config.model.name} cannot take the grid of {of}", ValueError
+        ):
           jax.eval_shape(self._applied, variables, jnp.zeros((1, *grid)))
 
   def _check_boundary(self, collections: Variables) -> None:
@@ -238,18 +240,14 @@ class OperatorLearning(BaseTask):
     return pictures.attended(sown, self.model.attention_grid(inputs.shape[1:]))
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    arrays, size = split.arrays(), self._config.eval_batch_size
+    arrays = split.arrays()
 
     @jax.jit
     def answer(examples):  # to the inputs with their noise, which are drawn
       batch = self.prepare(None, examples, train=False)
       return batch["inputs"], self.predict(variables, batch).outputs
 
-    parts = []
-    for start in range(0, len(split), size):
-      batch = {name: array[start : start + size] for name, array in arrays.items()}
-      parts.append(jax.device_get(answer(batch)))
-    inputs, found = map(np.concatenate, zip(*parts))
+    inputs, found = in_batches(answer, arrays, self._config.eval_batch_size)
     drawn = pictures.draw(inputs, arrays["outputs"], found, self._periodic)
     first = {name: array[:1] for name, array in arrays.items()}
     return drawn | pictures.draw_attention(self.attended(variables, first), self._periodic)
@@ -275,7 +273,7 @@ class OperatorLearning(BaseTask):
         raise UserError(f"{path}: has an array of {read.ndim} axes; allowed: {axes}")
       self._check_outputs_grid(path, read.shape[1:])
       for i, function in enumerate(read):
-        with told(path, ValueError):
+        with as_user_error(path, ValueError):
           found = answer(jnp.asarray(function)[None])[0]
         yield {"path": path, "function": i, "output": np.asarray(found).tolist()}
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mixer_jax import models, options, pretrained
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import augment, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.views import Views, views
@@ -121,7 +121,7 @@ class SelfDistillation(ImageTask):
     name, sizes = self._config.model.name, (self._data.image_size, self._views.local_size)
     shapes = []
     for side in filter(None, sizes):
-      with told(f"model {name}", ValueError):
+      with as_user_error(f"model {name}", ValueError):
         init = functools.partial(self.model.init, images=jnp.zeros((1, side, side, 3)))
         shapes.append(jax.tree.map(jnp.shape, jax.eval_shape(init, jax.random.key(0))))
     if shapes[0] != shapes[-1]:
@@ -253,8 +253,8 @@ class SelfDistillation(ImageTask):
         "the split train is the one that neighbours are sought in; allowed: another split"
       )
     variables, _ = mesh_lib.of_process(dict(variables))  # each process computes all of it
-    labels, features = self._labelled(variables, train, batches.spaced(train, self._knn.images))
-    wanted, queries = self._labelled(variables, split, batches.spaced(split))
+    features, labels = self._labelled(variables, train, batches.spaced(train, self._knn.images))
+    queries, wanted = self._labelled(variables, split, batches.spaced(split))
     classes = len(self.class_names)
     found = {"knn": probes.knn(features, labels, queries, self._knn, classes)}
     if self._knn.linear:
@@ -264,13 +264,13 @@ class SelfDistillation(ImageTask):
   def _labelled(
     self, variables: Variables, split: Dataset, rows: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels [n] and features [n, d] of some rows of a split."""
+    """Features [n, d] and labels [n] of some rows of a split."""
     found = [
-      (batch["label"], np.asarray(self._plain_features(variables, batch["image"])))
+      (np.asarray(self._plain_features(variables, batch["image"])), batch["label"])
       for batch in batches.each_batch(split, rows, self._config.eval_batch_size)
     ]
-    labels, features = (np.concatenate(x)[: len(rows)] for x in zip(*found))
-    return labels, features
+    features, labels = (np.concatenate(x)[: len(rows)] for x in zip(*found))
+    return features, labels
 
   @functools.cached_property
   def _plain_features(self) -> Callable[[Variables, np.ndarray], jax.Array]:
@@ -285,8 +285,8 @@ class SelfDistillation(ImageTask):
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     train, shown = self._loaded.splits["train"], batches.spaced(split, _QUERIES)
     rows = batches.spaced(train, _PICTURED)
-    labels, features = self._labelled(variables, train, rows)
-    wanted, queries = self._labelled(variables, split, shown)
+    features, labels = self._labelled(variables, train, rows)
+    queries, wanted = self._labelled(variables, split, shown)
     near, places = map(
       np.asarray, probes.nearest(features, queries, min(len(rows), pictures.NEIGHBOURS))
     )
