@@ -12,7 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import optim, options, tasks
-from mixer_jax.errors import UserError, reason, told
+from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.runtime import mesh
 
@@ -169,7 +169,7 @@ def restored(stored: Any) -> ConfigDict:
 
   Options that the library did not have when it was written take their defaults.
   """
-  with told("it has no fields", TypeError, ValueError, AttributeError):
+  with as_user_error("it has no fields", TypeError, ValueError, AttributeError):
     config = ConfigDict(stored)
   if "task" in config:
     _add_later_options(config)

@@ -46,7 +46,7 @@ def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:
 
 
 @contextlib.contextmanager
-def told(what: str, *kinds: type[Exception]) -> Iterator[None]:
+def as_user_error(what: str, *kinds: type[Exception]) -> Iterator[None]:
   """Makes a UserError, `what` and the reason, of exceptions of some kinds; none: of any kind.
 
   A UserError stays as it is. Of an OSError, if it is the only kind, the system's words are said.

@@ -19,7 +19,7 @@ from mixer_jax import models, optim, options, tasks
 from mixer_jax.data import buckets
 from mixer_jax.data.dataset import Dataset, fingerprint
 from mixer_jax.data.order import Order
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import freeze
 
@@ -137,7 +137,7 @@ class Experiment:
     flat = lambda tree: traverse_util.flatten_dict(dict(tree), sep="/")
     params = flat(freeze.joined(self.variable_shapes)["params"])
     decay = self.config.layer_decay
-    with told(f"layer_decay is {decay}, but of task {self.config.task}", ValueError):
+    with as_user_error(f"layer_decay is {decay}, but of task {self.config.task}", ValueError):
       depths = models.depths({path: x.shape for path, x in params.items()})
     own = flat(self.variable_shapes["params"])
     scales = {path: np.float32(decay ** depths[path]) for path in own}
@@ -195,7 +195,7 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
   if (steps := run.clock.num_steps) >= 2**31:
     raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
   name = config.model.name if "model" in config and "name" in config.model else config.task
-  with told(f"model {name}", ValueError):  # a Linen module's own check
+  with as_user_error(f"model {name}", ValueError):  # a Linen module's own check
     leaves = jax.tree.leaves(run.variable_shapes)
   _check_trained(run)
   size = sum(x.size * x.dtype.itemsize for x in leaves)

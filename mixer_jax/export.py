@@ -8,7 +8,7 @@ import pathlib
 from absl import flags
 import jax
 
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.runtime import cli
 from mixer_jax.training.restore import without_data
@@ -24,7 +24,7 @@ def export(path: str, which: str, out: str) -> pathlib.Path:
   if target.suffix != ".npz":
     raise UserError(f"{out}: weights are saved as .npz")
   task, variables = without_data(path, which)
-  with told(f"{out}: cannot be written", OSError):
+  with as_user_error(f"{out}: cannot be written", OSError):
     task.export(jax.device_get(variables), target)
   return target
 

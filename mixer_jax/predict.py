@@ -19,7 +19,7 @@ from absl import flags
 import jax
 import numpy as np
 
-from mixer_jax.errors import UserError, told, until_error
+from mixer_jax.errors import UserError, as_user_error, until_error
 from mixer_jax.experiment import Experiment
 from mixer_jax.paths import user_path
 from mixer_jax.pretrained import containers
@@ -65,7 +65,7 @@ def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
   """Writes the first texts into `out`, others, such as "references", beside it; a line for each."""
   for i, (name, lines) in enumerate(texts.items()):
     path = f"{out.removesuffix('.txt')}.{name}.txt" if i else out
-    with told(f"{path}: cannot be written", OSError):
+    with as_user_error(f"{path}: cannot be written", OSError):
       whole = "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
       pathlib.Path(path).write_text(whole, encoding="utf-8")
     print(f"{path}: {len(lines):,} {name}")
@@ -97,7 +97,7 @@ def _numbers_and_texts(answer: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The parts of an answer that are arrays, others left out; a UserError for ragged ones."""
   arrays = {}
   for name, part in answer.items():
-    with told(f"--out takes numbers and texts; {name} is neither", ValueError):
+    with as_user_error(f"--out takes numbers and texts; {name} is neither", ValueError):
       array = np.asarray(part)
     if array.dtype != object:  # such as the likeliest words with their probabilities
       arrays[name] = array.astype(np.float32) if array.dtype == np.float64 else array
@@ -105,7 +105,7 @@ def _numbers_and_texts(answer: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
-  with told(f"{out}: cannot be written", OSError):
+  with as_user_error(f"{out}: cannot be written", OSError):
     containers.write(pathlib.Path(out), arrays, {})
   print(f"{out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in arrays.items()))
 
@@ -115,7 +115,7 @@ def _lines(path: str) -> list[str]:
 
   They end as on Unix or Windows. A line on standard error tells how many were blank.
   """
-  with told(f"--inputs={path}", OSError, UnicodeError):
+  with as_user_error(f"--inputs={path}", OSError, UnicodeError):
     content = sys.stdin.buffer.read() if path == "-" else user_path(path).read_bytes()
     text = content.decode("utf-8-sig")
   # Not splitlines: it also splits at a lone \r, at form feeds and at Unicode's separators.

@@ -124,7 +124,7 @@ class BucketOrder:
     cut = lambda x: x[:, : self.shapes[len(x)]] if x.ndim > 1 else x
     return jax.tree.map(cut, examples)
 
-  def told(self) -> str:
+  def summary(self) -> str:
     """The shapes and the padding of an epoch, in a line."""
     batches = self.batches(1)
     cells = sum(len(ids) * self.shapes[len(ids)] for ids in batches) * self.lengths.shape[1]

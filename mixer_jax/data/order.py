@@ -61,7 +61,7 @@ class Order:
     """The part of a batch's stacked examples that is trained on: all of them (traceable)."""
     return examples
 
-  def told(self) -> str:
+  def summary(self) -> str:
     """A line on the shapes of batches; "" if they have one."""
     return ""
 

@@ -15,7 +15,7 @@ import urllib.parse
 import numpy as np
 
 from mixer_jax.data import cache, tfrecord
-from mixer_jax.errors import UserError, reason, told
+from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.paths import user_path
 from mixer_jax.runtime.imports import without
 
@@ -78,7 +78,7 @@ class Examples:
     """The features of an example by name; a UserError names a record that cannot be read."""
     if self._read is None:
       self._open()
-    with told(f"{self.where(i)}: cannot be read"):
+    with as_user_error(f"{self.where(i)}: cannot be read"):
       return self._read(i)
 
   def where(self, i: int) -> str:
@@ -110,7 +110,9 @@ def _tfds(name: str, place: pathlib.Path) -> Iterator[Any]:
   with without("tensorflow"):
     import tensorflow_datasets as tfds  # slow, so only when needed
 
-    with told(f"data.name={name}: {place} cannot be read"):  # damaged files raise nearly anything
+    with as_user_error(
+      f"data.name={name}: {place} cannot be read"
+    ):  # damaged files raise nearly anything
       yield tfds
 
 

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 
 from mixer_jax import npz
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import base_split
 from mixer_jax.paths import user_path
 
@@ -58,7 +58,7 @@ class ArraysFile:
     return base_split.Base(images, labels.astype(np.int32))
 
   def _names(self, found: np.ndarray) -> tuple[str, ...]:
-    with told(f"{self._path}: class_names is not UTF-8", UnicodeError):
+    with as_user_error(f"{self._path}: class_names is not UTF-8", UnicodeError):
       names = np.char.decode(found, "utf-8") if found.dtype.kind == "S" else found.astype(str)
     unique, counts = np.unique(names, return_counts=True)
     if len(unique) < len(names):
@@ -73,5 +73,5 @@ class ArraysFile:
     if name not in names:
       some = ", ".join(map(repr, names[:_NAMED])) or "none"
       raise UserError(f"{self._path}: has no array {name!r}, only {some}; {_ALLOWED}")
-    with told(f"{self._path}: array {name!r} cannot be read", ValueError):
+    with as_user_error(f"{self._path}: array {name!r} cannot be read", ValueError):
       return self._file.read(name)

@@ -14,7 +14,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from mixer_jax.data import cache, tfds_source
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import arrays_file, base_split, decode, folder
 from mixer_jax.paths import user_path
 
@@ -94,7 +94,7 @@ class _Sets:
 
   def __init__(self, path: str, known: Sequence[str]):
     self._path, self._known = path, {name: i for i, name in enumerate(known)}
-    with told(f"{path}: cannot be read", OSError, ValueError, RecursionError):
+    with as_user_error(f"{path}: cannot be read", OSError, ValueError, RecursionError):
       self._entries = json.loads(user_path(path).read_text())
     if not isinstance(self._entries, list | dict):
       raise UserError(f"{path}: is no JSON list or object of lists of classes")

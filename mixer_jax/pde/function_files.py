@@ -8,7 +8,7 @@ from typing import Callable, Sequence
 import numpy as np
 
 from mixer_jax import npz
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.pde import mat
 from mixer_jax.pde.functions import Functions
@@ -70,7 +70,7 @@ def _wanted(
 
 def _array(path: str, load: Callable[[str], np.ndarray], name: str) -> np.ndarray:
   """An array of finite numbers from a file."""
-  with told(f"{path}: array {name!r} cannot be read"):
+  with as_user_error(f"{path}: array {name!r} cannot be read"):
     array = load(name)
   _check_numbers(f"{path}: array {name!r}", array)
   return array
@@ -89,7 +89,7 @@ def write(path: str, functions: Functions) -> None:
   names = NAMES[len(functions.grid)]
   target = user_path(path)
   with (
-    told(f"{path}: cannot be written", OSError),
+    as_user_error(f"{path}: cannot be written", OSError),
     tempfile.TemporaryDirectory(prefix=".writing-", dir=target.parent) as folder,
   ):
     made = pathlib.Path(folder, "made.npz")
@@ -107,7 +107,7 @@ def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   if not file.is_file():
     command = "python -m mixer_jax.pde burgers --out=FILE.npz"
     raise UserError(f"{path}: no such file; `{command}`, or darcy, makes one")
-  with told(f"{path}: cannot be read", ValueError, OSError):
+  with as_user_error(f"{path}: cannot be read", ValueError, OSError):
     archive = (npz.Npz if file.suffix.lower() == ".npz" else mat.Mat)(file)
   return archive.names, archive.read
 

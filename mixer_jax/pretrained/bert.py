@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax import models
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.pretrained import containers, files, fit
 from mixer_jax.pretrained.containers import Arrays
 
@@ -147,7 +147,7 @@ def _unseen(path: pathlib.Path, hidden_dim: int) -> dict[str, Any]:
   """Fields that parameters do not show."""
   config: dict[str, Any] = {}
   if path.is_file():
-    with told(f"{path}: is no config of BERT"):
+    with as_user_error(f"{path}: is no config of BERT"):
       config = dict(json.loads(path.read_text()))
   heads = config.get("num_attention_heads", max(hidden_dim // _HEAD, 1))
   gelu, positions = (

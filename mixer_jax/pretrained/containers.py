@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.numpy
 
 from mixer_jax import npz
-from mixer_jax.errors import UserError, reason, told
+from mixer_jax.errors import UserError, as_user_error, reason
 
 _KINDS = ".npz, .safetensors and PyTorch's .pth are read"
 # Prefixes of the parameters in big_vision's checkpoints, with optax and before.
@@ -37,7 +37,7 @@ def kind(path: pathlib.Path) -> str:
     raise UserError(f"{path}: is empty")
   if head.startswith(b"PK\x03\x04"):
     # A damaged directory makes zipfile raise nearly anything.
-    with told(f"{path}: is damaged or cut off"), zipfile.ZipFile(path) as archive:
+    with as_user_error(f"{path}: is damaged or cut off"), zipfile.ZipFile(path) as archive:
       pickled = any(n.endswith("/data.pkl") for n in archive.namelist())
     return "torch" if pickled else "npz"
   if head[8:] == b"{":
@@ -56,7 +56,7 @@ def read(path: pathlib.Path, left_out: Sequence[str] = ()) -> tuple[Arrays, dict
   safe = lambda path: (safetensors.numpy.load_file(path), {})
   reader = {"npz": _read_npz, "safetensors": safe, "torch": _read_torch}[kind(path)]
   # Damaged or hostile files make readers raise anything.
-  with told(f"{path}: is damaged or no plain weights"):
+  with as_user_error(f"{path}: is damaged or no plain weights"):
     arrays, notes = reader(path)
     kept = {k: x for k, x in _without_counts(arrays).items() if k not in left_out}
     arrays = {k: _float32(k, array) for k, array in kept.items()}

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 import urllib.parse
 
-from mixer_jax.errors import UserError, reason, told
+from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.paths import sha256, user_path
 from mixer_jax.pretrained import catalog, containers
 
@@ -58,7 +58,7 @@ def _here(source: str) -> tuple[pathlib.Path, str]:
     raise UserError(f"{source}: no such file, and no such directory of a run{hint}")
   if not os.path.isfile(path):
     raise UserError(f"{source}: is no file")
-  with told(f"{source}: cannot be read", OSError):
+  with as_user_error(f"{source}: cannot be read", OSError):
     return path, sha256(path)
 
 

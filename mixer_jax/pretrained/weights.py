@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax import models
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.pretrained import catalog, containers, files, layouts
 from mixer_jax.pretrained import fit as fit_lib
@@ -236,7 +236,7 @@ def save(
   }
   notes = {"fields": fields, "normalization": normalization}
   arrays = traverse_util.flatten_dict(models.unrolled(params), sep="/")
-  with told(f"{path}: cannot be written", OSError):
+  with as_user_error(f"{path}: cannot be written", OSError):
     containers.write(path, arrays, notes if model or normalization else {})
 
 

@@ -22,7 +22,7 @@ import jax
 from ml_collections import config_flags
 
 from mixer_jax import config, pretrained, tasks
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.report import compare, curves, figures, settings, weight_pictures
 from mixer_jax.report import study as study_report
@@ -62,7 +62,7 @@ def _augment(_: list[str]) -> None:
 def _save(drawn: Mapping[str, Any], task: tasks.Task, out: pathlib.Path) -> None:
   if not drawn:
     raise UserError(f"task {type(task).__name__} has no pictures of this model")
-  with told(f"{out}: cannot be written", OSError):
+  with as_user_error(f"{out}: cannot be written", OSError):
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
       print(figures.save(figure, out / f"{name}.png"))
@@ -86,7 +86,7 @@ def _weights(_: list[str]) -> None:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
     side = data.image_size // kernel.shape[0]
   out = user_path(_FLAGS.out or out)
-  with told(f"{out}: cannot be written", OSError):
+  with as_user_error(f"{out}: cannot be written", OSError):
     paths = weight_pictures.draw(params, (side, side), out)
   print(*paths, sep="\n")
 

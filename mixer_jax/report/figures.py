@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from mixer_jax.errors import told
+from mixer_jax.errors import as_user_error
 from mixer_jax.tasks.panels import panels as panels
 
 _WIDE, _MANY = 30, 30
@@ -27,7 +27,7 @@ def fit_scale(axis: Any) -> None:
 
 def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
   """Writes a figure as PNG and returns its path, or raises a UserError."""
-  with told(f"{path}: cannot be written", OSError):
+  with as_user_error(f"{path}: cannot be written", OSError):
     figure.savefig(path, dpi=110)
   return path
 

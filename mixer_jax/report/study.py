@@ -7,7 +7,7 @@ from typing import Any, Iterable, Sequence
 from flax import traverse_util
 
 from mixer_jax import config as config_lib
-from mixer_jax.errors import told
+from mixer_jax.errors import as_user_error
 from mixer_jax.optim.step_norms import SIDES
 from mixer_jax.report import study_figures
 from mixer_jax.report.results import CellResult, gather, optimizer_name, unit_of
@@ -24,7 +24,7 @@ def write(directory: pathlib.Path) -> list[pathlib.Path]:
   """
   opened = record.load(directory)
   cells, out = gather(opened), directory / "report"
-  with told(f"{out}: cannot be written", OSError):
+  with as_user_error(f"{out}: cannot be written", OSError):
     out.mkdir(exist_ok=True)
     figures = study_figures.draw(cells, out)
     parts = (

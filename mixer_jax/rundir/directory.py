@@ -15,7 +15,7 @@ import jax
 import ml_collections
 
 from mixer_jax import config as config_lib
-from mixer_jax.errors import UserError, reason, told
+from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.paths import user_path
 
 CONFIG, STUDY = "config.json", "study.json"  # of a run, of a study
@@ -40,7 +40,7 @@ def create(path: str | None, own: str = CONFIG) -> pathlib.Path:
     path = f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
   workdir = _absolute(path)
   probe = workdir / f".writable-{os.getpid()}"
-  with told(f"workdir {workdir} cannot be written", OSError):
+  with as_user_error(f"workdir {workdir} cannot be written", OSError):
     if workdir.is_file():
       raise UserError(f"workdir {workdir} is a file; it has to be a directory, or not to exist")
     if foreign := _foreign(workdir, own):
@@ -204,7 +204,7 @@ def check_files(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> Non
   given = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field, copy in kept_files(workdir).items():
     source = user_path(given.get(field) or str(copy))
-    with told(f"{field} is {given.get(field)!r}, which cannot be read", OSError):
+    with as_user_error(f"{field} is {given.get(field)!r}, which cannot be read", OSError):
       if source.is_file() and not filecmp.cmp(source, copy, shallow=False):
         raise UserError(f"{field} is {given[field]!r}; allowed: a file like the run's copy, {copy}")
 
@@ -217,14 +217,14 @@ def keep_files(workdir: pathlib.Path, files: Mapping[str, str]) -> None:
     copy.parent.mkdir(parents=True, exist_ok=True)
     for other in set(copy.parent.iterdir()) - {copy}:  # of a start that ended before its first step
       other.unlink()
-    with told(f"{field} is {path!r}, which cannot be copied", OSError):
+    with as_user_error(f"{field} is {path!r}, which cannot be copied", OSError):
       if not copy.exists() or not copy.samefile(source):
         shutil.copyfile(source, copy)
 
 
 def read_json(path: pathlib.Path) -> Any:
   """The value in a JSON file; a UserError if it cannot be read."""
-  with told(f"{path} cannot be read", OSError, ValueError, RecursionError):
+  with as_user_error(f"{path} cannot be read", OSError, ValueError, RecursionError):
     return json.loads(path.read_text())
 
 

@@ -7,7 +7,7 @@ import pathlib
 import time
 from typing import Any
 
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.runtime.imports import without
 
 with without("torch", "tensorflow"):  # tensorboardX imports both where they are installed
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 def read(directory: pathlib.Path) -> list[Row]:
   """The rows of `metrics.jsonl` but for a torn last line; another spoiled one is a UserError."""
   path = directory / FILE
-  with told(f"{path} cannot be read", OSError, ValueError):
+  with as_user_error(f"{path} cannot be read", OSError, ValueError):
     lines = path.read_text().splitlines() if path.exists() else []
   rows, last = [], 0
   for number, line in enumerate(lines, 1):

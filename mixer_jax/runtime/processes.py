@@ -13,7 +13,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from mixer_jax.errors import UserError, reason, told
+from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.runtime import mesh as mesh_lib
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def join(
   jax.config.update("jax_enable_preemption_service", False)
   # After so long a silence a process is taken for dead, and the others end.
   seconds = dict(heartbeat_timeout_seconds=30, shutdown_timeout_seconds=60)
-  with told("the processes do not find each other", RuntimeError, ValueError):
+  with as_user_error("the processes do not find each other", RuntimeError, ValueError):
     jax.distributed.initialize(address, number, index, **seconds)
   if not is_first():
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)

@@ -16,7 +16,7 @@ from scipy.stats import qmc
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
 from mixer_jax.data import splits
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 
 _WORD = re.compile(r"[A-Za-z0-9_.+]+")  # names become directories and parts of commands
@@ -169,7 +169,7 @@ class Study:
     return self._config(found[0])
 
   def _config(self, run: Run) -> ConfigDict:
-    with told(f"the study's config of the run {run.name} fails"):  # any program's error
+    with as_user_error(f"the study's config of the run {run.name} fails"):  # any program's error
       config = copy.deepcopy(self.config(**dict(zip(self.axes, run.cell))))
       config.seed = run.seed
     return config_lib.override(

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any, Iterator, Protocol, Sequence
 
 from mixer_jax.data import cache, tfds_source
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.runtime.imports import without
 from mixer_jax.text import tables
@@ -71,7 +71,7 @@ class _Files:
       _LOG.warning("%s: %s files are empty, such as %s", self.source, number, empty[0])
 
   def fingerprint(self) -> str:
-    with told(f"{self.source}: cannot be read", OSError):
+    with as_user_error(f"{self.source}: cannot be read", OSError):
       stats = [(str(path), path.stat()) for path in self._paths]
     files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     return cache.fingerprint(("text", self._field, self._paragraphs), files)
@@ -146,7 +146,7 @@ def files(path: str) -> list[pathlib.Path]:
 def _listed(root: pathlib.Path) -> list[pathlib.Path]:
   """The text files of a folder and of its folders, without hidden ones, in order."""
   found = (path for path in _inside(root) if path.name.lower().endswith(tables.ENDINGS))
-  with told(f"{root}: cannot be read", OSError):
+  with as_user_error(f"{root}: cannot be read", OSError):
     inside = [(path.relative_to(root).parts, path) for path in found if path.is_file()]
   shown = sorted(each for each in inside if not any(part.startswith(".") for part in each[0]))
   if not shown:

@@ -31,7 +31,7 @@ class Pairs(NamedTuple):
   targets: list[str]
   empty: int  # pairs that are left out
 
-  def told(self) -> str:
+  def summary(self) -> str:
     """A line on the pairs that are left out; "" if none is."""
     if not self.empty:
       return ""
@@ -48,7 +48,7 @@ class Tokens(NamedTuple):
 
   arrays: dict[str, np.ndarray]
 
-  def told(self, max_length: int, left_out: bool) -> str:
+  def summary(self, max_length: int, left_out: bool) -> str:
     """A line on the pairs that are too long; "" if none is."""
     if not (cut := self.arrays["cut"]).any():
       return ""

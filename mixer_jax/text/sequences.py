@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from mixer_jax.data import cache
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.text.documents import Documents
 from mixer_jax.text.vocabulary import Vocabulary
 
@@ -33,7 +33,7 @@ class Corpus(NamedTuple):
   cut: int  # documents that were longer
   dropped: int  # their tokens that are left out
 
-  def told(self, max_length: int) -> str:
+  def summary(self, max_length: int) -> str:
     """A line on the documents that were cut; "" if none was."""
     if not self.cut:
       return ""
@@ -84,7 +84,7 @@ def pack(
 
   identity = (_FORMAT, vocabulary.fingerprint(), max_length, mode)
   key = cache.fingerprint(identity, [(documents.fingerprint(), 0, 0)])
-  with told(f"{documents.source}: its tokens cannot be kept on a disk", OSError):
+  with as_user_error(f"{documents.source}: its tokens cannot be kept on a disk", OSError):
     arrays = dict(cache.read(place, f"text-{mode}", key, build))
   return Corpus(arrays, *arrays.pop("counts").tolist())
 

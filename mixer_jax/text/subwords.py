@@ -8,7 +8,7 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.text.vocabulary import clean, threads
 
@@ -53,9 +53,9 @@ class Subwords:
     """Reads a tokenizer.json; a UserError if it is none."""
     from tokenizers import Tokenizer
 
-    with told(f"{path}: vocabulary cannot be read", OSError):
+    with as_user_error(f"{path}: vocabulary cannot be read", OSError):
       content = user_path(path).read_bytes()
-    with told(f"{path}: is no tokenizer.json; {_MAKE}. The library says"):
+    with as_user_error(f"{path}: is no tokenizer.json; {_MAKE}. The library says"):
       tokenizer = Tokenizer.from_str(content.decode("utf-8-sig"))
     return cls(tokenizer, str(path))
 
@@ -124,7 +124,7 @@ class Subwords:
 
   def save(self, path: str | os.PathLike) -> None:
     """Writes a tokenizer.json; a UserError if the file cannot be written."""
-    with told(f"{path}: vocabulary cannot be written", OSError):
+    with as_user_error(f"{path}: vocabulary cannot be written", OSError):
       user_path(path).write_text(self._content, encoding="utf-8")
 
   @functools.cached_property

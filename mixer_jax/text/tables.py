@@ -10,7 +10,7 @@ import pathlib
 from typing import Any, BinaryIO, Iterable, Iterator, Mapping
 import zlib
 
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 
 COLUMNS = (".tsv", ".csv", ".jsonl")
 KINDS = (".txt", ".jsonl", ".tsv", ".csv")
@@ -75,7 +75,7 @@ def text(path: pathlib.Path, line: int, record: Mapping[str, Any], column: str) 
 def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
   packed = _PACKED.get(path.suffix.lower(), open)
   kinds = (OSError,) if packed is open else (OSError, EOFError, zlib.error, lzma.LZMAError)
-  with told(f"{path}: cannot be read", *kinds), packed(os.fspath(path), "rb") as file:
+  with as_user_error(f"{path}: cannot be read", *kinds), packed(os.fspath(path), "rb") as file:
     yield file
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -51,7 +51,7 @@ class Vocabulary:
   @classmethod
   def read(cls, path: str | os.PathLike) -> "Vocabulary":
     """Reads a file with one entry a line, such as BERT's vocab.txt; or a UserError."""
-    with told(f"{path}: vocabulary cannot be read", OSError):
+    with as_user_error(f"{path}: vocabulary cannot be read", OSError):
       content = user_path(path).read_bytes()
     try:
       text = content.decode("utf-8-sig")
@@ -154,7 +154,7 @@ class Vocabulary:
 
   def save(self, path: str | os.PathLike) -> None:
     """Writes one entry a line; a UserError if the file cannot be written."""
-    with told(f"{path}: vocabulary cannot be written", OSError):
+    with as_user_error(f"{path}: vocabulary cannot be written", OSError):
       user_path(path).write_bytes("".join(f"{x}\n" for x in self.words).encode())
 
   @functools.cached_property

@@ -123,7 +123,7 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
   """Prints the size of the model and how examples are ordered; writes the tables of parameters."""
   line, tables = summary.of_model(run)
   print(f"{line}; tables in {directory / 'parameters.txt'}", flush=True)
-  if line := run.order.told():
+  if line := run.order.summary():
     print(line, flush=True)
   if bool((schedule := run.config.schedule).epochs) != (schedule.name == "step"):
     given = f"schedule.name is {schedule.name} and schedule.epochs {tuple(schedule.epochs)}"

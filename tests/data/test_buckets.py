@@ -87,8 +87,8 @@ def test_padding_is_counted():
     mask = np.arange(ordered.shapes[len(ids)]) < ordered.lengths[ids][:, :, None]
     real, cells = real + mask.sum(), cells + mask.size
   used = {len(ids) for ids in ordered.batches(1)}
-  assert ordered.told().startswith(f"{len(used)} shapes of batches: ")
-  assert ordered.told().endswith(f"; {1 - real / cells:.1%} padding")
+  assert ordered.summary().startswith(f"{len(used)} shapes of batches: ")
+  assert ordered.summary().endswith(f"; {1 - real / cells:.1%} padding")
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 30], ids=["gathered", "resident"])

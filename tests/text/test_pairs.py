@@ -45,7 +45,7 @@ def test_files_and_tables_give_the_same_pairs(tmp_path):
   for path in (written(tmp_path), str(tmp_path / "t.tsv.xz"), str(tmp_path / "t.jsonl")):
     found = pairs(path, *OWN)
     assert (found.sources, found.targets) == (stripped(ENGLISH), stripped(GERMAN))
-    assert not found.empty and not found.told()
+    assert not found.empty and not found.summary()
     back = pairs(path, "de", "en")
     assert (back.sources, back.targets) == (found.targets, found.sources)
 
@@ -53,7 +53,7 @@ def test_files_and_tables_give_the_same_pairs(tmp_path):
 def test_pairs_with_an_empty_line_are_left_out_and_counted(tmp_path):
   found = pairs(written(tmp_path, ["", "a", " ", "b"], ["x", "y", "", "z"]), *OWN)
   assert (found.sources, found.targets, found.empty) == (["a", "b"], ["y", "z"], 2)
-  assert found.told() == "2 of 4 pairs have an empty line and are left out"
+  assert found.summary() == "2 of 4 pairs have an empty line and are left out"
 
 
 def test_a_lone_surrogate_is_replaced(tmp_path):
@@ -133,7 +133,7 @@ def test_sentences_are_padded_after_their_end(vocabulary, tmp_path):
     for ids, length, text in zip(arrays[side], arrays[f"{side}_length"], texts, strict=True):
       assert ids[length - 1] == vocabulary.eos and (ids[length:] == vocabulary.pad).all()
       assert vocabulary.decode(ids) == text
-  assert not arrays["cut"].any() and not encode(found, vocabulary, 12).told(12, True)
+  assert not arrays["cut"].any() and not encode(found, vocabulary, 12).summary(12, True)
 
 
 def test_long_sentences_lose_their_end_and_are_counted(vocabulary, tmp_path):
@@ -147,8 +147,8 @@ def test_long_sentences_lose_their_end_and_are_counted(vocabulary, tmp_path):
     assert (np.take_along_axis(ids, length[:, None] - 1, 1) == vocabulary.eos).all()
   number = (longest > 4).sum()
   told = f"{number} of 4 pairs are longer than max_length=4 tokens and"
-  assert short.told(4, False) == f"{told} were cut"
-  assert short.told(4, True) == f"{told} are left out"
+  assert short.summary(4, False) == f"{told} were cut"
+  assert short.summary(4, True) == f"{told} are left out"
 
 
 def test_a_language_that_the_vocabulary_does_not_know_is_refused(vocabulary, tmp_path):

@@ -66,7 +66,7 @@ def test_documents_equal_plain_python(
   lost = lost if mode == "cut" else []
   assert (found.documents, found.cut, found.dropped) == (len(texts), len(lost), sum(lost))
   line = f"{len(lost)} of 300 documents are longer than max_length={max_length}: "
-  assert found.told(max_length) == (line + f"{sum(lost):,} tokens are left out" if lost else "")
+  assert found.summary(max_length) == (line + f"{sum(lost):,} tokens are left out" if lost else "")
 
 
 def test_the_cache_is_reused_until_something_changes(corpus, vocabulary, texts, tmp_path):

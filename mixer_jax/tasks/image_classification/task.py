@@ -14,7 +14,7 @@ import optax
 
 from mixer_jax import models, options, pretrained
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import augment, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
@@ -107,7 +107,7 @@ class ImageClassification(ImageTask):
 
   def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
     size = self._augmentation.image_size
-    with told(f"model {self._config.model.name}", ValueError):
+    with as_user_error(f"model {self._config.model.name}", ValueError):
       return dict(model.init(key, jnp.zeros((1, size, size, 3))))
 
   def init(self, key: jax.Array) -> Variables:

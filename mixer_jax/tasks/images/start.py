@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from mixer_jax import models, options, pretrained
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
 from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import RESIZES, Normalization, Weights, fit
@@ -65,7 +65,7 @@ class RunModel(NamedTuple):
 
 def run_model(path: str) -> RunModel:
   """The model of a run; a UserError if there is no such run, or it has no model of images."""
-  with told(f"{path!r} is no run", OSError, ValueError):
+  with as_user_error(f"{path!r} is no run", OSError, ValueError):
     config = json.loads((user_path(path) / "config.json").read_text())
   match config:
     case {
@@ -88,7 +88,7 @@ def describe(path: str) -> Weights:
   if not is_run(path):
     return _file(path)
   run = run_model(path)
-  with told(f"the model {run.name} of {path!r}", ValueError):
+  with as_user_error(f"the model {run.name} of {path!r}", ValueError):
     own = {k: v for k, v in run.fields.items() if k not in _FREE}
     model = models.build(run.name, 1, **own)
     images = jax.ShapeDtypeStruct((1, run.image_size, run.image_size, 3), jnp.float32)
@@ -103,7 +103,7 @@ def class_names(path: str) -> tuple[str, ...]:
   """The names of a run's classes, from its record; () if they are not in it."""
   record = user_path(path) / "run.json"
   wrong = OSError, ValueError, LookupError, TypeError, AttributeError
-  with told(f"{record} is not the record of a run's sessions", *wrong):
+  with as_user_error(f"{record} is not the record of a run's sessions", *wrong):
     sessions = json.loads(record.read_text())["sessions"] if record.exists() else []
     return tuple(next((s["class_names"] for s in reversed(sessions) if "class_names" in s), ()))
 

@@ -44,7 +44,7 @@ def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
     path, split = data.source(base)
     found = documents(path, field, data.paragraphs, split, data.dir, text_data.OTHERS)
     packed = sequences.pack(found, vocabulary, data.max_length, data.packing, data.cache_dir)
-    if line := packed.told(data.max_length):
+    if line := packed.summary(data.max_length):
       _LOG.warning("%s: %s", path, line)
     text_data.tell_unknown(packed.arrays, vocabulary, path)
     return packed.arrays

@@ -13,7 +13,7 @@ import optax
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import check_list, told
+from mixer_jax.errors import as_user_error, check_list
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import folder
 from mixer_jax.models import upernet
@@ -99,12 +99,12 @@ class Segmentation(BaseTask):
   def _build(self, num_classes: int) -> upernet.UperNet:
     group = self._config.model
     backbone = functools.partial(models.BACKBONES[group.name], **options.given(group))
-    with told(f"model {group.name}", ValueError):
+    with as_user_error(f"model {group.name}", ValueError):
       return upernet.upernet(backbone, num_classes, **options.given(self._config.decoder))
 
   def _fresh(self, model: upernet.UperNet, key: jax.Array) -> Variables:
     size = self._data.image_size
-    with told(f"model {self._config.model.name}", ValueError):
+    with as_user_error(f"model {self._config.model.name}", ValueError):
       return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
 
   def init(self, key: jax.Array) -> Variables:

@@ -10,7 +10,7 @@ import jax
 import ml_collections
 
 from mixer_jax import models, options
-from mixer_jax.errors import UserError, told
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option
 from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import bert, fit
@@ -55,7 +55,7 @@ def describe(path: str) -> Described:
   if (weights := where / "model.safetensors").exists():
     raise UserError(f"{path!r} is a folder of weights; take {str(weights)!r}")
   wrong = OSError, ValueError, LookupError, TypeError, AttributeError
-  with told(f"{path!r} is no run on text and no .safetensors file", *wrong):
+  with as_user_error(f"{path!r} is no run on text and no .safetensors file", *wrong):
     config = json.loads((where / "config.json").read_text())
     model, data = dict(config["model"]), config["data"]
     own = {k: v for k, v in model.items() if v is not None and k != "name"}
@@ -102,7 +102,7 @@ def with_vocabulary(
   if not given.vocabulary:
     return config
   own, content = config.data.vocabulary, lambda p: user_path(p).read_bytes()
-  with told(f"data.vocabulary is {own!r}", OSError):
+  with as_user_error(f"data.vocabulary is {own!r}", OSError):
     if own and content(own) != content(given.vocabulary):
       raise UserError(f"data.vocabulary is {own!r}, not that of {path!r}; leave it out")
   config.data.vocabulary = given.vocabulary
@@ -140,7 +140,7 @@ def started(
 
 def traced(config: ml_collections.ConfigDict, init: Callable[[jax.Array], Any]) -> None:
   """Tells a mistake in the fields of the model, by tracing its start."""
-  with told(f"model {config.model.name}", ValueError):
+  with as_user_error(f"model {config.model.name}", ValueError):
     jax.eval_shape(init, jax.random.key(0))
 
 

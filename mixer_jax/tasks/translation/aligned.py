@@ -74,7 +74,7 @@ def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
     path, split = data.source(base)
     languages = (data.source_language, data.target_language)
     found = pairs.pairs(path, *languages, split, data.dir, text_data.OTHERS)
-    if line := found.told():
+    if line := found.summary():
       _LOG.warning("%s: %s", path, line)
     references = {"reference": np.array(found.targets, object)}
     return pairs.encode(found, vocabulary, data.max_length).arrays | references
@@ -85,7 +85,7 @@ def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
 
 def _finished(name: str, tree: Mapping[str, np.ndarray], data: AlignedText) -> Arrays:
   """A split as it is trained on, or tested."""
-  if line := pairs.Tokens(tree).told(data.max_length, left_out=name == "train"):
+  if line := pairs.Tokens(tree).summary(data.max_length, left_out=name == "train"):
     _LOG.warning("%s: %s", data.split_specs[name], line)
   arrays = {k: v for k, v in tree.items() if k not in ("cut", "reference")}
   lengths = np.stack([arrays["source_length"], arrays["target_length"]], axis=1)
