@@ -9,6 +9,7 @@ RUN is the directory of a run of image classification on the same classes, such 
 """
 
 from mixer_jax import config as config_lib
+from mixer_jax import recipes
 from mixer_jax.errors import UserError
 
 KINDS = {
@@ -27,6 +28,6 @@ def get_config(kind="hard"):
   )
   config.data = config_lib.data("sample")
   config.num_epochs, config.batch_size = 50, 128
-  config_lib.small_deit(config)
+  recipes.small_deit(config)
   config.distillation.update(kind=kind, **KINDS[kind])
   return config

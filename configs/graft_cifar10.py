@@ -9,7 +9,7 @@ one that gives its direction; each is complete, with the settings it has alone.
 import pathlib
 
 from mixer_jax import config as config_lib
-from mixer_jax import study
+from mixer_jax import recipes, study
 from mixer_jax.errors import UserError
 
 _HERE = pathlib.Path(__file__).parent
@@ -22,6 +22,6 @@ def get_config(choice="s16,sgd,kfac"):
       f"the config takes {choice!r}; allowed: MODEL,MAGNITUDE,DIRECTION with optimizers sgd, kfac"
     )
   sides = [study.read_config(_HERE / f"{name}_cifar10.py", variant).optimizer for name in names]
-  config = config_lib.study("cifar10", variant)
+  config = recipes.kfac_study("cifar10", variant)
   config.optimizer = config_lib.grafted(*sides)
   return config

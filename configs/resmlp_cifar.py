@@ -15,6 +15,7 @@ and val of DIR, take
 """
 
 from mixer_jax import config as config_lib
+from mixer_jax import recipes
 from mixer_jax.errors import UserError
 
 RECIPES = ("deit", "old_fashioned")
@@ -30,7 +31,7 @@ def get_config(recipe="deit"):
   config.data = config_lib.data("sample")
   config.num_epochs, config.batch_size = 50, 128
   if recipe == "deit":
-    config_lib.small_deit(config)
+    recipes.small_deit(config)
   else:
     config.optimizer = config_lib.optimizer("adamw", learning_rate=5e-3, weight_decay=0.05)
     config.schedule.update(name="cosine", warmup_epochs=2.0)

@@ -13,6 +13,7 @@ TFDS's imagenet2012, prepared in DIR. Nobody has run this file to its end.
 """
 
 from mixer_jax import config as config_lib
+from mixer_jax import recipes
 from mixer_jax.errors import UserError
 
 RECIPES = ("deit", "distilled", "old_fashioned")
@@ -32,7 +33,7 @@ def get_config(choice="resmlp_s12"):
   config.batch_size, config.eval_batch_size = 2048, 1024
   config.require_accelerator = True
   if recipe != "old_fashioned":
-    config_lib.deit(config)
+    recipes.deit(config)
     config.num_epochs = 400
     config.model.stochastic_depth = 0.05 if "s12" in model else 0.1
     config.ema_decay = 0.99996

@@ -7,10 +7,11 @@ Batch 64, 100 epochs, learning rate 1e-2, a tenth of it from epoch 40, a hundred
 """
 
 from mixer_jax import config as config_lib
+from mixer_jax import recipes
 
 
 def get_config(model="b4", dataset="cifar10"):
-  config = config_lib.study(dataset, model)
+  config = recipes.kfac_study(dataset, model)
   config.optimizer = config_lib.optimizer(
     "sgd", learning_rate=1e-2, momentum=0.9, weight_decay=1e-4, decay="all"
   )

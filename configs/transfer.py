@@ -22,6 +22,7 @@ Others of use: --config.layer_decay=0.75, --config.freeze=backbone.
 """
 
 from mixer_jax import config as config_lib
+from mixer_jax import recipes
 from mixer_jax.errors import UserError
 from mixer_jax.pretrained import catalog
 
@@ -55,7 +56,7 @@ def get_config(choice="cifar10"):
 
 
 def _deit(config):
-  config_lib.deit(config)
+  recipes.deit(config)
   config.augment.erasing = 0.0
   config.data.smallest_crop = 0.08
   config.optimizer = config_lib.optimizer("sgd", learning_rate=0.01, weight_decay=1e-4)

@@ -17,8 +17,8 @@ SOURCES = {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in PACKAGE.rgl
 
 # Each room may import the rooms before it.
 ORDER = (
-  "errors paths npz options models runtime pretrained data images text pde optim tasks config experiment"
-  " rundir training study report commands"
+  "errors paths npz options models runtime pretrained data images text pde optim tasks config recipes"
+  " experiment rundir training study report commands"
 ).split()
 COMMANDS = ("main.py", "evaluate.py", "predict.py", "export.py", "probe.py")
 # Rooms that know less than the order allows.
@@ -32,11 +32,6 @@ ALONE = {
   "pretrained": {"errors", "paths", "npz", "options", "models", "runtime"},
   "rundir": {"errors", "paths", "options", "runtime", "config"},
 }
-# Modules of the house before its rooms.
-GONE = (
-  "check schema in_memory fine_tuning step_norms workdir lock provenance cli compilation flops"
-  " no_tensorflow sharding processes signals checkpoint train manifest divergence steps benchmark"
-).split()
 
 
 def room(path):
@@ -114,18 +109,6 @@ def test_a_file_is_found_by_its_name():
     path.rpartition("/")[2] for path in SOURCES if not re.match("tasks/.*/", path)
   )
   assert {n for n, count in names.items() if count > 1} <= {"__init__.py", "__main__.py"}
-
-
-def test_no_module_of_the_old_house_is_named():
-  names = "|".join(GONE)
-  old = re.compile(rf"mixer_jax(\.|/| import )({names})\b(?!/)")
-  folders = ("mixer_jax", "benchmarks", "configs", "docs", "colabs", "tests")
-  files = [p for folder in folders for p in (ROOT / folder).rglob("*")] + list(ROOT.glob("*.*"))
-  texts = {p: p.read_text() for p in files if p.suffix in (".py", ".md", ".ipynb", ".toml", ".cfg")}
-  found = {
-    f"{p.relative_to(ROOT)}: {m[0]}" for p, text in texts.items() for m in old.finditer(text)
-  }
-  assert not found
 
 
 def test_kfac_jax_is_used_in_its_adapter_alone_and_by_public_names():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment
+from mixer_jax import experiment, recipes
 from mixer_jax.training.state import init_state
 from mixer_jax.training.trainer import Trainer
 
@@ -13,7 +13,7 @@ from mixer_jax.training.trainer import Trainer
 @pytest.fixture
 def recipe(tiny_config):
   """An epoch of 8 steps of a tiny Mixer, 3 copies of each example."""
-  config_lib.deit(tiny_config)
+  recipes.deit(tiny_config)
   tiny_config.num_epochs, tiny_config.model.num_blocks = 1, 1
   tiny_config.data.repeats = 3
   tiny_config.schedule.warmup_epochs = 0.5
