@@ -232,7 +232,7 @@ def test_decay_shrinks_kernels_and_nothing_else(name):
   for layer, own in updates.items():
     assert not np.any(own["bias"])
     assert (np.sign(own["kernel"]) == -np.sign(params[layer]["kernel"])).all()
-    if name in ("adamw", "muon", "soap", "shampoo", "kfac_adam"):  # decoupled: rate * decay * w
+    if name in ("adamw", "muon", "soap", "shampoo", "kfac_adam", "kfac_muon"):  # decoupled
       np.testing.assert_allclose(own["kernel"], -0.02 * params[layer]["kernel"], rtol=1e-5)
 
 

@@ -58,6 +58,36 @@ def test_adam_in_the_basis_of_kfac(given):
     assert_steps(found, wanted)
 
 
+@pytest.mark.parametrize(
+  "make, b1, nesterov, first",
+  [
+    (functools.partial(optim.scale_by_kfac_adam, predict, *sequence()[0][:2]), 0.8, False, 0),
+    (functools.partial(optim.scale_by_kfac_muon, predict, *sequence()[0][:2]), 0.8, True, 0),
+    (optim.scale_by_soap, 0.8, False, 1),
+    (optim.scale_by_shampoo, None, False, 1),
+    (functools.partial(optim.scale_by_shampoo, corrected=True), None, False, 1),
+  ],
+  ids=["kfac_adam", "kfac_muon", "soap", "shampoo", "corrected"],
+)
+def test_parameters_without_a_basis_take_adam(make, b1, nesterov, first):
+  """With Nesterov's momentum by default under Muon, without momentum under Shampoo."""
+  options = dict(b2=0.9, eps=1e-3) | (dict(b1=b1) if b1 else {})
+  paths = [("one", "bias"), ("two", "bias")]  # of SOAP and Shampoo: arrays of one axis
+  if make not in (optim.scale_by_soap, optim.scale_by_shampoo) and make.args:
+    options, paths = options | dict(plain="^one/"), [("one", "kernel"), ("one", "bias")]
+  found = updates_of(make(**options))[0]
+  for layer, name in paths:
+    mean, squares, b1 = 0.0, 0.0, b1 or 0.0
+    for t, (update, (*_, grads)) in enumerate(zip(found[first:], sequence()[first:]), 1):
+      g = np.float64(grads[layer][name])
+      mean, squares = b1 * mean + (1 - b1) * g, 0.9 * squares + 0.1 * g**2
+      hat = mean / (1 - b1**t)
+      if nesterov:  # Dozat, 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ
+        hat = b1 * mean / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
+      wanted = hat / (np.sqrt(squares / (1 - 0.9**t)) + 1e-3)
+      np.testing.assert_allclose(update[layer][name], wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_in_coordinates_it_is_adam_to_the_bit():
   params, batch, _ = sequence()[0]
   adam = updates_of(optax.with_extra_args_support(optax.scale_by_adam(0.9, 0.95)))[0]

@@ -265,7 +265,7 @@ def test_a_layer_may_have_a_plain_parameter_beside_its_block(eigenvalues):
 
 
 @pytest.mark.parametrize("eigenvalues", ["batch", "examples"])
-@pytest.mark.first(1)
+@pytest.mark.first(2)
 def test_ekfac(eigenvalues):
   params, batch, _ = sequence()[0]
   options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, inverse_period=6)

@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
-from tests.optim.two_layers import kernels
+from tests.optim.two_layers import kernels, power_iteration
 
 
-def authors_soap(gradients, b1, b2, eps, period, decay):
-  """Algorithm 3 of Vyas et al. for one matrix, with its first step, which only makes a basis."""
-  steps, mean, squares = [], 0.0, 0.0
+def authors_soap(gradients, b1, b2, eps, period, decay, cut, tolerance):
+  """Algorithm 3 of Vyas et al. for one matrix, with its first step, which only makes a basis.
+
+  The side of rows has none if it is `cut`. Also how many bases were renewed, and how many stayed.
+  """
+  steps, mean, squares, renewed, stayed = [], 0.0, 0.0, 0, 0
   for t, g in enumerate(gradients):
     if t == 0:
       left, right = g @ g.T, g.T @ g
       ql, qr = (np.linalg.eigh(f)[1] for f in (left, right))
+      ql = np.eye(len(ql)) if cut else ql
       steps.append(np.zeros_like(g))
       continue
     mean = b1 * mean + (1 - b1) * g
@@ -27,30 +31,42 @@ def authors_soap(gradients, b1, b2, eps, period, decay):
     left = (1 - weight) * left + weight * g @ g.T
     right = (1 - weight) * right + weight * g.T @ g
     if t % period == 0:
-      ql, squares = power_iteration(left, ql, squares)
-      qr, squares = power_iteration(right, qr, squares.T)
-      squares = squares.T
-  return steps
+      for factor, q, axis in ((left, ql, 0), (right, qr, 1)):
+        if axis == 0 and cut:
+          continue
+        inside = q.T @ factor @ q
+        apart = np.linalg.norm(inside - np.diag(np.diag(inside))) / np.linalg.norm(inside)
+        if tolerance is not None and apart <= tolerance:
+          stayed += 1
+          continue
+        renewed += 1
+        new, order = power_iteration(factor, q)
+        squares = np.take(squares, order, axis)
+        ql, qr = (new, qr) if axis == 0 else (ql, new)
+  return steps, renewed, stayed
 
 
-def power_iteration(factor, q, squares):
-  order = np.argsort(-np.diag(q.T @ factor @ q))
-  return np.linalg.qr(factor @ q[:, order])[0], squares[order]
-
-
-def test_soap_is_its_authors_algorithm():
-  options = dict(b1=0.9, b2=0.8, eps=1e-3, factor_decay=0.9)
-  gradients, found, _ = kernels(optim.scale_by_soap(basis_period=4, **options))
-  wanted = authors_soap(gradients, 0.9, 0.8, 1e-3, period=4, decay=0.9)
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("tolerance", [None, 0.12])
+def test_soap_is_its_authors_algorithm(cut, tolerance):
+  options = dict(b1=0.9, b2=0.8, eps=1e-3, factor_decay=0.9, max_factor=3 if cut else None)
+  tx = optim.scale_by_soap(basis_period=4, tolerance=tolerance, **options)
+  gradients, found, _ = kernels(tx, "two")  # [4, 3]
+  both = dict(period=4, decay=0.9, cut=cut, tolerance=tolerance)
+  wanted, renewed, stayed = authors_soap(gradients, 0.9, 0.8, 1e-3, **both)
   np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+  assert renewed >= 2 and bool(stayed) == (tolerance is not None)
 
 
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
-def test_shampoo(corrected):
+def test_shampoo(corrected, cut):
+  """With the side of four rows cut, its factor is the diagonal of V V^T."""
   options = dict(b2=0.8, eps=1e-3, factor_decay=0.9, ridge=1e-3, basis_period=4)
+  options |= dict(max_factor=3 if cut else None)
   tx = optim.scale_by_shampoo(corrected=corrected, power=0.25, **options)
-  gradients, found, _ = kernels(tx)
-  left, right, squares = np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4))
+  gradients, found, _ = kernels(tx, "two")
+  left, right, squares = np.zeros((4, 4)), np.zeros((3, 3)), np.zeros((4, 3))
   basis = None
   for t, g in enumerate(gradients):
     if t and not corrected:
@@ -70,10 +86,24 @@ def test_shampoo(corrected):
     right = (1 - weight) * right + weight * g.T @ g
     if t % 4 == 0:
       old = basis
-      basis = [np.linalg.eigh(left), np.linalg.eigh(right)]
+      basis = [(np.diag(left), np.eye(4)) if cut else np.linalg.eigh(left), np.linalg.eigh(right)]
       if t:
         turns = [new.T @ q for (_, new), (_, q) in zip(basis, old)]
         squares = turns[0] ** 2 @ squares @ turns[1].T ** 2
+
+
+@pytest.mark.parametrize("make", [optim.scale_by_soap, optim.scale_by_shampoo])
+def test_an_array_of_three_axes_is_a_matrix_of_all_but_the_last_by_the_last(make):
+  gradient = np.random.default_rng(0).normal(size=(3, 2, 3, 4)).astype(np.float32)
+  steps = []
+  for shape in ((2, 3, 4), (6, 4)):
+    tx = make(basis_period=1)
+    state = tx.init(jnp.zeros(shape))
+    for g in gradient:
+      found, state = tx.update(g.reshape(shape), state)
+    steps.append(found.reshape(6, 4))
+  np.testing.assert_allclose(*steps, rtol=1e-5, atol=1e-6)
+  assert np.abs(steps[0]).max() > 0.1
 
 
 @pytest.mark.thorough

@@ -15,16 +15,26 @@ PARAMS, BATCH, _ = sequence()[0]
 KFAC = functools.partial(optim.kfac, 1e-2, predict, PARAMS, BATCH, factor_period=2)
 IN_BASIS = dict(factor_period=2, basis_period=4)
 MAKES = {
+  "kfac_muon_one_side": functools.partial(
+    optim.kfac_muon, 1e-2, predict, PARAMS, BATCH, max_factor=4, **IN_BASIS
+  ),
+  "soap": functools.partial(optim.soap, 1e-2, basis_period=4),
   "ekfac_batch": functools.partial(KFAC, inverse_period=4, eigenvalues="batch"),
   "ekfac_examples": functools.partial(KFAC, inverse_period=4, eigenvalues="examples"),
   "kfac_qr": functools.partial(KFAC, inverse_period=4, refresh="qr", tolerance=0.1),
   "kfac_factored": functools.partial(KFAC, inverse_period=4, damping_type="factored"),
   "kfac_one_side": functools.partial(KFAC, inverse_period=4, max_factor=4),
+  "kfac_adam": functools.partial(optim.kfac_adam, 1e-2, predict, PARAMS, BATCH, **IN_BASIS),
   "kfac_adam_one_side": functools.partial(
     optim.kfac_adam, 1e-2, predict, PARAMS, BATCH, max_factor=4, **IN_BASIS
   ),
+  "kfac_adam_qr": functools.partial(
+    *(optim.kfac_adam, 1e-2, predict, PARAMS, BATCH), refresh="qr", tolerance=0.1, **IN_BASIS
+  ),
   "kfac_muon": functools.partial(optim.kfac_muon, 1e-2, predict, PARAMS, BATCH, **IN_BASIS),
-  "soap": functools.partial(optim.soap, 1e-2, basis_period=4),
+  "corrected_shampoo": functools.partial(
+    optim.shampoo, 1e-2, basis_period=4, corrected=True, max_factor=4
+  ),
   "shampoo": functools.partial(optim.shampoo, 1e-2, basis_period=4),
   "muon": functools.partial(optim.OPTIMIZERS["muon"], 1e-2),
   "grafted_shampoo": lambda: optim.graft(optim.adam(1e-2), optim.shampoo(1e-2, basis_period=4)),
@@ -32,7 +42,7 @@ MAKES = {
 
 
 @pytest.mark.parametrize("name", MAKES)
-@pytest.mark.first(2)
+@pytest.mark.first(4)
 def test_a_saved_state_goes_on_to_the_bit(name, tmp_path):
   tx = optax.with_extra_args_support(MAKES[name]())
   traced = []

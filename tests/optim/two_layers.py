@@ -104,9 +104,15 @@ def assert_steps(found, wanted, rtol=2e-3):
       assert error <= rtol * scale, (t, name, error, scale)
 
 
-def kernels(tx):
-  """The updates of kernel "one" alone, an array without a bias."""
-  gradients = [np.asarray(grads["one"]["kernel"]) for _, _, grads in sequence()]
+def power_iteration(factor, q):
+  """A step of orthogonal iteration from the vectors q, and the order that they are taken in."""
+  order = np.argsort(-np.diag(q.T @ factor @ q))
+  return np.linalg.qr(factor @ q[:, order])[0], order
+
+
+def kernels(tx, name="one"):
+  """The updates of one kernel alone, an array without a bias."""
+  gradients = [np.asarray(grads[name]["kernel"]) for _, _, grads in sequence()]
   state, found, states = tx.init(gradients[0]), [], []
   step = jax.jit(tx.update)
   for g in gradients:
