@@ -135,8 +135,8 @@ class Curvature:
     covered = {path for block in blocks.values() for path in block.paths}
     if leaking := self._leaking(shapes, covered):
       raise ValueError(
-        f"the parameters {', '.join(leaking)} are also used outside of their layers, which K-FAC"
-        " cannot see; list them in `plain` to train them without curvature"
+        f"the parameters {', '.join(leaking)} are also used outside of their layers, or in a"
+        " jax.custom_vjp, which K-FAC cannot see; list them in `plain` to train them without curvature"
       )
     listed = functools.partial(matches, patterns)
     views = {}
@@ -175,13 +175,8 @@ class Curvature:
     sizes = tuple(shape[0] for shape in (layer.sums["inputs"], layer.sums["outputs"]))
     diagonal = tuple(len(layer.sums[side]) == 1 for side in ("inputs", "outputs"))
     rest = diagonal, layer.stacked, layer.call.view.axes
-    tokens = max(int(self._tokens(layer)), 1)
+    tokens = max(int(layer.tokens(self._examples)), 1)
     return Block(name, "kronecker", layer.names, full, sizes, tokens, *rest)
-
-  def _tokens(self, layer: statistics.Layer) -> float:
-    """Rows of an example; less than one in a layer of a part of the examples."""
-    rows = sum(math.prod(c.rows) * c.runs for c in layer.calls)
-    return rows / (1 if layer.shared else self._examples)
 
   def estimate(self, params: Params, batch: Batch, rng: Any = None) -> dict[str, Any]:
     """Fresh factors of one batch of any size (traceable); `rng` decides the sampled targets.
@@ -268,7 +263,7 @@ class Curvature:
       total, squares = jax.lax.psum((total, squares), self._axis_name)
     rows = total**2 / jnp.maximum(c * squares, 1e-30)
     layers = {layer.block: layer for layer in self._layers.values()}
-    of = lambda layer: layer.scale(self._tokens(layer)) if self._published else 1.0
+    of = lambda layer: layer.scale(layer.tokens(self._examples)) if self._published else 1.0
     return {b.name: rows * of(layers[b.name]) for b in self.blocks if b.kind == "kronecker"}
 
   def _sums(self, outputs, targets, pullback, scales, rng) -> Any:

@@ -11,8 +11,8 @@ of eigenvalues is that under K-FAC's independence. The second moments are averag
   "examples"  the estimates in every renewal of the factors: the mean over examples of the squares
               of each one's gradient, labels drawn as for the factors. They start from the first in
               their basis. The rows of a layer must have the examples in front, but where a layer
-              is mapped over them. Uses of a layer count apart, those in a loop over anything
-              but the batch included, and the words of an embedding.
+              is mapped over them. Uses of a layer count apart, those in a loop or `jax.vmap`
+              over anything but the batch included, and the words of an embedding.
 
 With token_averaging="published" both are multiplied by the number of tokens, as A (x) G is: by
 that of the example batch in "batch".

@@ -10,7 +10,6 @@ from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mixer_jax.errors import reason
 from mixer_jax.optim import layer_views, programs
@@ -18,12 +17,6 @@ from mixer_jax.optim.companions import COMPANION, Path, joined, largest, nodes, 
 from mixer_jax.optim.curvature_blocks import path_name
 
 _SERIAL = itertools.count(1)
-# Equations whose result has the numbers of their first operand, or a part of them, in their order.
-_IDENTITIES = frozenset(
-  "convert_element_type stop_gradient reduce_precision copy copy_p device_put sharding_constraint"
-  " reshard mesh_cast pvary pcast pbroadcast optimization_barrier name slice dynamic_slice squeeze"
-  " reshape".split()
-)
 
 
 class Call(NamedTuple):
@@ -38,6 +31,7 @@ class Call(NamedTuple):
     mapped: whether `jax.vmap` has taken the batch axis off its rows.
     runs: how often it runs, with every copy that `jax.vmap` makes of its rows.
     kind: "use", or "head" for an embedding's transposed use.
+    sliced: whether the model itself takes one layer out of the stack.
     changed: whether the model takes a function of its parameters, as `nn.WeightNorm` does.
     differentiated: whether predict itself takes a derivative through it.
     place: see `places`.
@@ -51,6 +45,7 @@ class Call(NamedTuple):
   mapped: bool
   runs: int
   kind: str
+  sliced: bool
   changed: bool
   differentiated: bool = False
   place: str = ""
@@ -88,18 +83,17 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     elif isinstance(view, layer_views.ScaleAndShift):
       rows = args[0].shape
     kind = "head" if getattr(view, "transposed", False) else "use"
-    overridden = type(module).param is not nn.Module.param
-    changed = overridden or any(_is_changed(own[name]) for name in shapes)
-    number = len(found)
-    found.append(Call(path, view, stacked, shapes, rows, False, 0, kind, changed))
+    changed = type(module).param is not nn.Module.param
+    changed |= any(programs.is_computed(own[name]) for name in shapes)
+    number, sliced = len(found), bool(stacked and getattr(companion, "parent", None))
+    found.append(Call(path, view, stacked, shapes, rows, False, 0, kind, sliced, changed))
     companions.append(i)
     _mark(args[0], companion, serial, number, lambda: mapped.add(number))
     return _watched(y, lambda: differentiated.add(number))
 
   try:
     with intercepted(note):
-      marked = lambda p, b: predict(with_companions(p, markers), b)
-      program = jax.make_jaxpr(marked)(params, batch).jaxpr
+      program = jax.make_jaxpr(_marked(predict))(params, batch, markers).jaxpr
   except layer_views.LayerError:
     raise
   except Exception as e:  # of whatever kind: it comes from the user's function
@@ -113,16 +107,20 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
   return [c._replace(runs=runs.get(i, 0), **seen(i)) for i, c in enumerate(found)]
 
 
-def _markers(held: Mapping[Path, Any]) -> tuple[list[Path], int, dict[Path, np.ndarray]]:
-  """The paths of layers, a number of this trace, and companions for it.
+def _markers(held: Mapping[Path, Any]) -> tuple[list[Path], int, dict[Path, Any]]:
+  """The paths of layers, a number of this trace, and shapes of companions for it.
 
   A companion's shape survives every transformation and says which layer it belongs to. The number
-  keeps `jit` from answering with a trace that it has in its cache. They are NumPy's arrays, since
-  JAX would compile a program for each of these shapes.
+  keeps `jit` from answering with a trace that it has in its cache.
   """
   serial = next(_SERIAL)
   shapes = {path: (*largest(own).shape, i, serial, 0) for i, (path, own) in enumerate(held.items())}
-  return list(held), serial, {path: np.zeros(s, np.float32) for path, s in shapes.items()}
+  floats = {path: jax.ShapeDtypeStruct(s, jnp.float32) for path, s in shapes.items()}
+  return list(held), serial, floats
+
+
+def _marked(predict: Callable) -> Callable:
+  return lambda params, batch, markers: predict(with_companions(params, markers), batch)
 
 
 def _stacked(path: Path, whole: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[int, ...]:
@@ -160,7 +158,7 @@ def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
 
   try:
     with nn.intercept_methods(interceptor):
-      jax.eval_shape(lambda p, b: predict(with_companions(p, markers), b), params, batch)
+      jax.eval_shape(_marked(predict), params, batch, markers)
   except Exception as e:  # of whatever kind: it comes from the user's function
     told = f"{type(e).__name__}: {reason(e)}"
     logging.getLogger(__name__).warning("stacks of layers are taken for single matrices: %s", told)
@@ -173,36 +171,6 @@ def stacked_axes(predict: Callable, params: Any, batch: Any) -> dict[str, int]:
 def paths_of(params: Any, wanted: Callable[[str], bool]) -> list[Path]:
   """The layers whose own parameters all are `wanted`, by their paths."""
   return [path for path, own in nodes(params) if all(wanted(joined(path, x)) for x in own)]
-
-
-def _is_changed(x: Any) -> bool:
-  """Whether a parameter inside a layer is computed from others, as far as JAX tells it.
-
-  Changes before a `jax.jit`, `nn.remat` or `nn.scan` are not seen inside of it.
-  """
-  while (equation := getattr(x, "parent", None)) is not None:
-    i = next(i for i, out in enumerate(equation.outvars) if out is x.val)
-    if (source := _source(equation, i)) is None:
-      return True
-    x = equation.in_tracers[source]
-  return False
-
-
-def _source(equation: Any, i: int) -> int | None:
-  """Which input an equation hands on as its i-th output; None: the output is computed."""
-  if equation.primitive.name in _IDENTITIES:
-    return 0
-  if equation.primitive.name not in ("jit", "pjit"):
-    return None
-  program = equation.params["jaxpr"].jaxpr
-  made_by = {out: e for e in program.eqns for out in e.outvars}
-  x = program.outvars[i]
-  while x in made_by:
-    inner = made_by[x]
-    if (source := _source(inner, inner.outvars.index(x))) is None:
-      return None
-    x = inner.invars[source]
-  return program.invars.index(x) if x in program.invars else None
 
 
 def _mark(
@@ -285,7 +253,8 @@ def depends(
 ) -> bool:
   """Whether outputs depend on parameters of the `chosen` names but through the layers `held`."""
   own = dict(nodes(params))
-  markers = {path: np.zeros((*largest(own[path]).shape, 0), np.float32) for path in held}
+  shapes = {path: (*largest(own[path]).shape, 0) for path in held}
+  markers = {path: jax.ShapeDtypeStruct(s, jnp.float32) for path, s in shapes.items()}
   found = []
 
   leaves, structure = jax.tree_util.tree_flatten_with_path(params)
@@ -293,7 +262,7 @@ def depends(
   arrays = [x for _, x in leaves]
   picked = [i for i, name in enumerate(names) if chosen(name)]
 
-  def outputs(some, arrays, batch):
+  def outputs(some, arrays, batch, markers):
     arrays = list(arrays)
     for i, x in zip(picked, some):
       arrays[i] = x
@@ -301,11 +270,11 @@ def depends(
       y = predict(with_companions(structure.unflatten(arrays), markers), batch)
     return jax.tree.map(lambda y: _watched(y, lambda: found.append(True)), y)
 
-  def derivative(arrays, batch):
+  def derivative(arrays, *rest):
     some = [arrays[i] for i in picked]
-    return jax.jvp(lambda s: outputs(s, arrays, batch), (some,), (some,))
+    return jax.jvp(lambda s: outputs(s, arrays, *rest), (some,), (some,))
 
-  jax.eval_shape(derivative, arrays, batch)
+  jax.eval_shape(derivative, arrays, batch, markers)
   return bool(found)
 
 

@@ -13,6 +13,7 @@ kernel, with outputs as long), "scale_and_shift" (parameters of these names,
 either may be missing) or "gradient" (the plain gradient).
 """
 
+import dataclasses
 import inspect
 import math
 import string
@@ -88,6 +89,12 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
     args, kwargs = args[:1], {}
   else:
     known = _LAYERS.get(method)
+  if known and (not args or isinstance(args[0], list | tuple)):
+    given = f"a {type(args[0]).__name__}" if args else "keywords alone"
+    raise LayerError(
+      f"{type(module).__name__} takes {given}; allowed: an array, by position, or its parameters"
+      " listed in `plain`"
+    )
   if known and jnp.iscomplexobj(args[0]):  # its gradients are no products of its rows
     gradient = known in (_norm, _declared_norm, _scale_and_shift, DECLARED["gradient"])
     return Plain("" if gradient else f"a {type(module).__name__} of complex numbers")
@@ -204,7 +211,7 @@ def _patches(module: nn.Conv, x: jax.Array) -> jax.Array:
   entries = math.prod(size)
   kernel = jnp.eye(entries, dtype=x.dtype).reshape(*size, 1, 1, entries)
   kernel = jnp.broadcast_to(kernel, (*size, 1, channels, entries))
-  copy = _bare(module, features=channels * entries, feature_group_count=channels)
+  copy = _exact(module, nn.Conv, features=channels * entries, feature_group_count=channels)
   y = copy.apply({"params": {"kernel": kernel.reshape(*size, 1, channels * entries)}}, x)
   y = y.reshape(-1, *y.shape[-rank - 1 : -1], channels, entries)
   return y.swapaxes(-2, -1).reshape(*y.shape[:-2], -1)
@@ -230,18 +237,26 @@ def _conv_transpose(module: nn.ConvTranspose, x: jax.Array) -> Dense | Plain:
     entries = math.prod(size) * x.shape[-1]
     kernel = jnp.eye(entries, dtype=x.dtype).reshape(*size, x.shape[-1], entries)
     kernel = kernel.swapaxes(-2, -1) if swapped else kernel
-    y = _bare(module, features=entries).apply({"params": {"kernel": kernel}}, x)
+    layer = _exact(module, nn.ConvTranspose, features=entries)
+    y = layer.apply({"params": {"kernel": kernel}}, x)
     return y.reshape(-1, *y.shape[-rank - 1 :])
 
   axes = (*range(rank), rank + 1, rank) if swapped else ()
   return Dense(inputs, bias=_has(module, "bias"), axes=axes, inputs_rank=rank + 1, patches=True)
 
 
-def _bare(module: nn.Module, **changes: Any) -> nn.Module:
-  """The same convolution, free of any scope, without a bias, exact on every device."""
-  return module.clone(
-    parent=None, name=None, use_bias=False, dtype=None, precision="highest", **changes
-  )
+def _exact(module: nn.Module, base: type[nn.Module], **changes: Any) -> nn.Module:
+  """The same convolution without a bias, exact on every device."""
+  return _bare(module, base, use_bias=False, dtype=None, precision="highest", **changes)
+
+
+def _bare(module: nn.Module, base: type[nn.Module], **changes: Any) -> nn.Module:
+  """The layer of a Linen class that a module is, free of any scope.
+
+  A subclass may change inputs and outputs, and a view is of the call of its base.
+  """
+  fields = {f.name for f in dataclasses.fields(base) if f.init} - {"parent", "name"}
+  return base(**{name: getattr(module, name) for name in fields} | changes, parent=None)
 
 
 def _tuple(value: Any, rank: int) -> tuple[int, ...]:
@@ -269,7 +284,8 @@ def _norm(module: nn.Module, *args: Any, **kwargs: Any) -> ScaleAndShift | Plain
 
   def inputs():
     flags = [name for name in ("use_scale", "use_bias") if hasattr(module, name)]
-    bare = module.clone(parent=None, name=None, **dict.fromkeys(flags, False))
+    base = next(norm for norm in _NORMS if isinstance(module, norm))
+    bare = _bare(module, base, **dict.fromkeys(flags, False))
     rest = {name: x for name, x in module.variables.items() if name != "params"}
     return bare.apply(rest, *args, mutable=list(rest), **kwargs)[0]
 

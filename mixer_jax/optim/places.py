@@ -7,7 +7,7 @@ from typing import Any, Callable, Collection, Iterator
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim import layer_calls, layer_views, programs
+from mixer_jax.optim import layer_calls, programs
 
 FIRST = "first"  # an example an index of the leading axis
 FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
@@ -23,34 +23,27 @@ def placed(
 ) -> list[layer_calls.Call]:
   """The calls of `layer_calls.calls`, each with its place; the outputs are of so many examples.
 
-  Rows that are as many for twice the examples are taken for those of a loop if the program has a
-  loop over examples, else for rows that every example uses: a model of both kinds is not told apart.
-  Rows that grow with all arrays of the batch alone, as nodes of graphs do, are those of examples if
+  Rows that are as many for twice the examples are those of one example, if their layer then runs
+  once more for each further example, else rows that every example uses. Rows that grow with all arrays of the batch alone, as nodes of graphs do, are those of examples if
   the program adds rows up by an index.
 
   Raises:
     ValueError: the examples are on another axis of the outputs than the first.
   """
   calls = layer_calls.calls(predict, params, batch, skipped)
-  others, more = _of_twice(predict, params, batch, examples, skipped)
+  others = _of_twice(predict, params, batch, examples, skipped)
   if [c.path for c in others] != [c.path for c in calls]:
     _check_axis(predict, params, batch)
     _LOG.warning(
       "predict takes no batch of another size: K-FAC guesses where the rows of layers have the examples"
     )
     return [call._replace(place=_likely(call, examples)) for call in calls]
-  asked = lambda call: not (call.mapped or isinstance(call.view, layer_views.Plain))
-  same = any(call.rows == other.rows and asked(call) for call, other in zip(calls, others))
-  looped = same and _loops(predict, params, batch) != _loops(predict, params, more)
-  known = [
-    call._replace(place=_place(call, other.rows, examples, looped))
-    for call, other in zip(calls, others)
-  ]
+  known = [a._replace(place=_place(a, b, examples)) for a, b in zip(calls, others)]
   return _with_ragged(known, predict, params, batch, examples, skipped)
 
 
-def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_calls.Call], Any]:
-  """The calls for twice as many examples, and these; none of a `predict` made for one size.
+def _of_twice(predict, params, batch, examples, skipped) -> list[layer_calls.Call]:
+  """The calls for twice as many examples; none of a `predict` made for one size.
 
   Outputs with more rows an example depend on another array that happens to be as long as the batch,
   such as points of a grid: another choice of arrays may leave it as it is. (The last axis grows where
@@ -62,12 +55,12 @@ def _of_twice(predict, params, batch, examples, skipped) -> tuple[list[layer_cal
     outputs = _outputs(predict, params, more)
     with contextlib.suppress(Exception):  # as in `_outputs`: another choice may do
       if outputs and outputs[0][:1] == (2 * examples,):
-        found.append((layer_calls.calls(predict, params, more, skipped), more))
+        found.append(layer_calls.calls(predict, params, more, skipped))
         if outputs[0][1:-1] == rest:
           with contextlib.suppress(Exception):
-            _tell_doubt(found[-1][0], predict, params, batch, chosen, skipped)
+            _tell_doubt(found[-1], predict, params, batch, chosen, skipped)
           return found[-1]
-  return found[0] if found else ([], None)
+  return found[0] if found else []
 
 
 def _tell_doubt(calls, predict, params, batch, chosen, skipped) -> None:
@@ -177,17 +170,14 @@ def _check_axis(predict, params, batch) -> None:
         )
 
 
-def _loops(predict, params, batch) -> list[int]:
-  """The lengths of all loops of the program: those over examples change with their number."""
-  return list(programs.loops(jax.make_jaxpr(predict)(params, batch).jaxpr))
-
-
-def _place(
-  call: layer_calls.Call, rows_of_twice: tuple[int, ...], examples: int, looped: bool
-) -> str:
-  if rows_of_twice == call.rows:
-    return MAPPED if call.mapped or looped else NOWHERE
-  if len(rows_of_twice) != len(call.rows) or rows_of_twice[0] != 2 * call.rows[0]:
+def _place(call: layer_calls.Call, twice: layer_calls.Call, examples: int) -> str:
+  """The place, by the same call for twice the examples."""
+  if twice.rows == call.rows:
+    further = twice.runs - call.runs
+    if further and further % examples:
+      return ELSEWHERE  # a loop over several examples at once
+    return MAPPED if further else NOWHERE
+  if len(twice.rows) != len(call.rows) or twice.rows[0] != 2 * call.rows[0]:
     return ELSEWHERE
   if call.rows[0] % examples:  # of a part of the batch
     return ELSEWHERE

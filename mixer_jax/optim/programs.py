@@ -1,9 +1,16 @@
-"""Loops, and runs of layers, in a program that JAX has traced (a jaxpr)."""
+"""Runs of layers, and parameters that are computed, in a program that JAX has traced (a jaxpr)."""
 
 import collections
 from typing import Any, Iterator, Sequence
 
 import numpy as np
+
+# Equations whose result has the numbers of their first operand, or a part of them, in their order.
+_IDENTITIES = frozenset(
+  "convert_element_type stop_gradient reduce_precision copy copy_p device_put sharding_constraint"
+  " reshard mesh_cast pvary pcast pbroadcast optimization_barrier name slice dynamic_slice squeeze"
+  " reshape".split()
+)
 
 
 def inside(equation: Any) -> Iterator[Any]:
@@ -22,15 +29,6 @@ def scattered(program: Any) -> Iterator[tuple[int, ...]]:
       yield equation.invars[2].aval.shape
     for inner in inside(equation):
       yield from scattered(inner)
-
-
-def loops(program: Any) -> Iterator[int]:
-  """The lengths of all loops."""
-  for equation in program.eqns:
-    if equation.primitive.name == "scan":
-      yield equation.params["length"]
-    for inner in inside(equation):
-      yield from loops(inner)
 
 
 def tag(serial: int, number: int, copies: int = 1) -> np.ndarray:
@@ -71,3 +69,33 @@ def runs(program: Any, serial: int, companions: Sequence[int]) -> dict[int, int]
 
 def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
   return [getattr(x.aval, "shape", ()) for x in variables]
+
+
+def is_computed(x: Any) -> bool:
+  """Whether a parameter inside a layer is computed from others, as far as JAX tells it.
+
+  Changes before a `jax.jit`, `nn.remat` or `nn.scan` are not seen inside of it.
+  """
+  while (equation := getattr(x, "parent", None)) is not None:
+    i = next(i for i, out in enumerate(equation.outvars) if out is x.val)
+    if (source := _source(equation, i)) is None:
+      return True
+    x = equation.in_tracers[source]
+  return False
+
+
+def _source(equation: Any, i: int) -> int | None:
+  """Which input an equation hands on as its i-th output; None: the output is computed."""
+  if equation.primitive.name in _IDENTITIES:
+    return i if len(equation.outvars) > 1 else 0
+  if equation.primitive.name not in ("jit", "pjit"):
+    return None
+  program = equation.params["jaxpr"].jaxpr
+  made_by = {out: e for e in program.eqns for out in e.outvars}
+  x = program.outvars[i]
+  while x in made_by:
+    inner = made_by[x]
+    if (source := _source(inner, inner.outvars.index(x))) is None:
+      return None
+    x = inner.invars[source]
+  return program.invars.index(x) if x in program.invars else None

@@ -295,12 +295,17 @@ def minimum(products: jax.Array, slopes: jax.Array) -> jax.Array:
 
 def inner_products(vectors: Sequence[Any]) -> jax.Array:
   """All inner products of trees, [k, k]."""
-  return jnp.array([[optax.tree.vdot(v, w) for w in vectors] for v in vectors])
+  return jnp.array([[_vdot(v, w) for w in vectors] for v in vectors])
 
 
 def slopes(gradient: Any, vectors: Sequence[Any]) -> jax.Array:
   """The derivatives along some vectors, [k]."""
-  return jnp.array([optax.tree.vdot(gradient, v) for v in vectors])
+  return jnp.array([_vdot(gradient, v) for v in vectors])
+
+
+def _vdot(v: Any, w: Any) -> jax.Array:
+  """In float32: squares of float16's numbers leave its range."""
+  return optax.tree.vdot(*(optax.tree.cast(x, jnp.float32) for x in (v, w)))
 
 
 def _tangent(params: Any, vector: Any) -> Any:

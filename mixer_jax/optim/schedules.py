@@ -101,7 +101,7 @@ class Multiplier:
     Smith and Topin, "Super-Convergence", 2018, https://arxiv.org/abs/1708.07120. Momentum stays as
     it is, where OneCycleLR has it fall and rise. The first and the last update have the end values.
     """
-    peak, last = self.rise * num_steps - 1, num_steps - 1
+    peak, last = max(self.rise * num_steps - 1, 0.0), num_steps - 1
 
     def between(count, first, final, low, high):
       share = jnp.clip((count - first) / max(final - first, 1e-9), 0, 1)

@@ -47,6 +47,12 @@ class Layer(NamedTuple):
     """Whether every example uses all of its rows."""
     return self.example_places == {places.NOWHERE}
 
+  def tokens(self, examples: int) -> float:
+    """Rows of one of so many examples; less than one in a layer of a part of them."""
+    of_stack = lambda call: math.prod(call.stacked) if call.sliced else 1
+    rows = sum(math.prod(c.rows) * c.runs / of_stack(c) for c in self.calls)
+    return rows / (1 if self.shared else examples)
+
   def companions(self, weights: jax.Array | None, basis: Any, examples: int) -> dict[str, Any]:
     """Zeros for `capture.sums`; with the basis of EK-FAC's second moments, if there is one."""
     own = capture.companion(self.sums, self.stacked)
@@ -147,9 +153,11 @@ def layers_of(
     view, shapes = own[0].view, own[0].shapes
     if any(isinstance(call.view, layer_views.Plain) for call in own):
       continue
-    names = tuple(companions.joined(path, name) for name in _parameters(view))
+    own_names = dict.fromkeys(name for call in own for name in _parameters(call.view))
+    names = tuple(companions.joined(path, name) for name in own_names)
     listed = [name for name in names if matches(plain, name)]
-    unseen = isinstance(view, layer_views.ScaleAndShift) and norms == "gradient"
+    scales = all(isinstance(call.view, layer_views.ScaleAndShift) for call in own)
+    unseen = scales and norms == "gradient"
     if unseen or len(listed) == len(names):
       continue
     if why := _mistake(own, names, listed):
@@ -165,6 +173,12 @@ def layers_of(
 def _mistake(calls: Sequence[layer_calls.Call], names: Sequence[str], listed: list[str]) -> str:
   """The reason why the parameters of a layer have no block, some of them `listed` as plain; or ""."""
   full = ", ".join(names)
+  if len({(type(call.view), getattr(call.view, "kernel", None)) for call in calls}) > 1:
+    shared = companions.joined(calls[0].path)
+    return (
+      f"layers of several kinds share the parameters of {shared!r} (nn.share_scope), which K-FAC"
+      f" cannot tell apart; list '^{shared}/' in `plain` to train them without curvature"
+    )
   if listed:
     return (
       f"plain has {', '.join(listed)} of a layer whose parameters have one block: {full}; allowed:"

@@ -145,7 +145,7 @@ def test_a_kernel_may_be_cast_placed_or_taken_from_a_stack(how):
 
 def test_a_layer_taken_from_a_stack_by_hand_is_refused_or_seen():
   """Each of them a slice of one array: then statistics are those of each slice."""
-  x, model = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32), nn.Dense(5)
+  x, model = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32), nn.Dense(5)
   init = jax.jit(jax.vmap(model.init, (0, None)))
   params = init(jax.random.split(jax.random.key(0), 2), x)["params"]
 
@@ -154,8 +154,26 @@ def test_a_layer_taken_from_a_stack_by_hand_is_refused_or_seen():
       x = nn.tanh(model.apply({"params": jax.tree.map(lambda a: a[i], p)}, x))
     return x
 
-  [block] = optim.kfac_blocks(predict, params, x)
-  assert (block.kind, block.stacked) == ("kronecker", (2,))
+  @jax.jit
+  def looped(p, x):
+    one = lambda i, x: nn.tanh(model.apply({"params": jax.tree.map(lambda a: a[i], p)}, x))
+    return jax.lax.fori_loop(0, 2, one, x)
+
+  scanned = lambda p, x: jax.lax.scan(
+    lambda x, p: (nn.tanh(model.apply({"params": p}, x)), None), x, p
+  )[0]
+  for of in (predict, looped, scanned):  # an example has one row in each layer
+    [block] = optim.kfac_blocks(of, params, x)
+    assert (block.kind, block.stacked, block.tokens) == ("kronecker", (2,), 1)
+    assert optim.stacked_axes(of, params, x) == {"kernel": 1, "bias": 1}
+
+
+def test_a_kernel_that_is_changed_before_it_is_held_is_refused():
+  x, model = np.ones((2, 5), np.float32), nn.Dense(5)
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+  changed = lambda p: jax.lax.optimization_barrier({**p, "kernel": 3 * p["kernel"]})
+  with pytest.raises(ValueError, match="the model changes kernel, bias before"):
+    optim.kfac_blocks(lambda p, x: model.apply({"params": changed(p)}, x), params, x)
 
 
 def test_a_tree_of_parameters_that_does_not_reach_apply_as_it_is():

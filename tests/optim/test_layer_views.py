@@ -325,3 +325,44 @@ def test_a_tied_embedding_mixes_the_factors_of_both_uses():
   np.testing.assert_allclose(
     product, np.kron(np.diag(inputs), outputs) * t.sum(), rtol=1e-4, atol=1e-8
   )
+
+
+class Doubled(nn.Conv):
+  def __call__(self, x):
+    return nn.relu(super().__call__(2 * x))
+
+
+class Padded(nn.ConvTranspose):
+  def __call__(self, x):
+    return super().__call__(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))))
+
+
+class Shifted(nn.LayerNorm):
+  def __call__(self, x):
+    return super().__call__(x) + 10.0
+
+
+@pytest.mark.parametrize(
+  "sub, base, around",
+  [
+    (Doubled(3, (3, 3), name="layer"), nn.Conv(3, (3, 3), name="layer"), lambda x: 2 * x),
+    (
+      Padded(3, (2, 2), (2, 2), name="layer"),
+      nn.ConvTranspose(3, (2, 2), (2, 2), name="layer"),
+      lambda x: jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))),
+    ),
+    (Shifted(name="layer"), nn.LayerNorm(name="layer"), lambda x: x),
+  ],
+)
+def test_a_subclass_that_changes_inputs_and_outputs_has_the_factors_of_its_base(sub, base, around):
+  x = np.random.default_rng(0).normal(size=(3, 4, 4, 2)).astype(np.float32)
+  after = {Doubled: nn.relu, Shifted: lambda y: y + 10.0}.get(type(sub), lambda y: y)
+  params = jax.jit(base.init)(jax.random.key(0), around(x))["params"]
+  wide = lambda y: nn.tanh(y).reshape(len(y), -1)[:, :4]
+  of_sub = lambda params, x: wide(sub.apply({"params": params}, x))
+  of_base = lambda params, x: wide(after(base.apply({"params": params}, around(x))))
+  options = dict(estimation="exact", norms="diagonal", likelihood="normal")
+  found, wanted = (optim.kfac_factors(f, params, x, None, **options) for f in (of_sub, of_base))
+  assert found
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+  jax.tree.map(close, found, wanted)

@@ -117,6 +117,37 @@ def test_words_are_words_flattened_or_one_example_at_a_time(how):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
 
 
+@pytest.mark.parametrize("over", [jax.vmap, lambda f: lambda x: jax.lax.map(f, x)])
+def test_a_map_over_rows_that_all_examples_use_is_none_over_examples(over):
+  class Net(nn.Module):
+    mapped: bool
+
+    @nn.compact
+    def __call__(self, x):
+      around = over if self.mapped else lambda f: f
+      places = around(nn.Dense(5, name="places"))(jnp.sin(jnp.arange(12.0).reshape(4, 3)))
+      return nn.Dense(3, name="head")(jnp.tanh(x[:, None] + places).mean(1))
+
+  x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+  dense = {"kernel": jnp.ones((3, 5)) / 3, "bias": jnp.zeros(5)}
+  params = {"places": dense, "head": {"kernel": jnp.eye(5, 3), "bias": jnp.zeros(3)}}
+  factors = lambda net: optim.kfac_factors(apply(net), params, x, jax.random.key(0))["places"]
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
+  jax.tree.map(close, factors(Net(True)), factors(Net(False)))
+  with pytest.raises(ValueError, match="places has rows without the batch axis"):
+    optim.kfac_blocks(apply(Net(True)), params, x, estimation="exact")
+
+
+@pytest.mark.parametrize("options", [dict(norms="diagonal"), dict(eigenvalues="examples")], ids=str)
+def test_a_loop_over_several_examples_at_once_is_refused(options):
+  x, params = pairs(4)
+  model = apply(Turned())
+  chunks = lambda p, x: jax.lax.map(lambda x: model(p, x), x.reshape(-1, 2, 2, 4)).reshape(-1, 3)
+  with pytest.raises(ValueError, match="needs the examples first in"):
+    tx = optim.scale_by_kfac(chunks, params, x, estimation="exact", **options)
+    tx.update(params, tx.init(params), params, batch=x, rng=None)
+
+
 class Turned(nn.Module):
   """A layer over tokens; its rows are [batch, tokens], or [tokens, batch], or pairs stacked."""
 

@@ -92,6 +92,12 @@ def test_coefficients_solve_the_equations():
     np.testing.assert_allclose(found, expected, rtol=1e-3 * np.linalg.cond(products) ** 0.5)
 
 
+def test_squares_that_leave_float16_are_numbers():
+  v, w = {"a": jnp.full(10, 300.0, jnp.float16)}, {"a": jnp.full(10, -200.0, jnp.float16)}
+  np.testing.assert_allclose(quadratic.inner_products([v, w]), [[9e5, -6e5], [-6e5, 4e5]])
+  np.testing.assert_allclose(quadratic.slopes(v, [v, w]), [9e5, -6e5])
+
+
 @pytest.mark.parametrize(
   "products, slopes, expected",
   [

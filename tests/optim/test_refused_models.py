@@ -12,6 +12,29 @@ from mixer_jax import optim
 _KEY = jax.random.key(0)
 
 
+class Shared(nn.Module):
+  """A normalisation and a layer in one scope; `first` is called first."""
+
+  first: str
+
+  @nn.compact
+  def __call__(self, x):
+    layers = {"dense": nn.Dense(2), "norm": nn.LayerNorm(use_bias=False)}
+    for layer in layers.values():
+      nn.share_scope(self, layer)
+    for name in sorted(layers, key=lambda name: name != self.first):
+      x = layers[name](x)
+    return x
+
+
+class ByKeyword(nn.Module):
+  curvature = "dense"
+
+  @nn.compact
+  def __call__(self, *, x):
+    return x @ self.param("kernel", nn.initializers.ones, (2, 3))
+
+
 class Field(nn.Module):
   """A scalar of each point."""
 
@@ -54,6 +77,28 @@ _DERIVATIVES = {
   "jvp": lambda p, x: jax.jvp(lambda x: field(p, x), (x,), (jnp.ones_like(x),))[1],
   "beside": lambda p, x: jnp.concatenate([field(p, x), _DERIVATIVES["grad"](p, x)], axis=-1),
 }
+
+
+@pytest.mark.parametrize("first", ["dense", "norm"])
+def test_layers_of_several_kinds_in_one_scope_are_refused(first):
+  predict, params = made(Shared(first))
+  with pytest.raises(
+    ValueError, match="layers of several kinds share the parameters .*share_scope"
+  ):
+    factors(predict, params)
+  assert not factors(predict, params, plain=".*")
+
+
+def test_an_input_that_is_no_array_by_position_is_refused_by_its_layer():
+  for model, call, given in (
+    (ByKeyword(), lambda m, v, x: m.apply(v, x=x), "ByKeyword takes keywords alone"),
+    (nn.Dense(3), lambda m, v, x: m.apply(v, [1.0, 2.0]) * x[:, :1], "Dense takes a list"),
+  ):
+    predict = lambda p, x, model=model, call=call: call(model, {"params": p}, x)
+    params = {"kernel": jnp.ones((2, 3))}
+    params |= {"bias": jnp.ones(3)} if isinstance(model, nn.Dense) else {}
+    with pytest.raises(ValueError, match=f"{given}; allowed: an array, by position"):
+      factors(predict, params)
 
 
 @pytest.mark.parametrize("predict", _DERIVATIVES.values(), ids=_DERIVATIVES)

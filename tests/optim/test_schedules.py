@@ -92,6 +92,11 @@ def test_onecycle_is_pytorchs():
   np.testing.assert_allclose(found, list(expected.values()), rtol=1e-4, atol=2e-8)
 
 
+def test_onecycle_begins_at_its_start_however_short_its_rise():
+  schedule = Multiplier("onecycle", rise=0.01, start=1e-4, end=1e-8).build(50, EPOCH)
+  np.testing.assert_allclose([schedule(0), schedule(49)], [1e-4, 1e-8], rtol=1e-5, atol=2e-8)
+
+
 def test_onecycle_has_no_other_warm_up():
   with pytest.raises(UserError, match="onecycle, which has its own"):
     Multiplier("onecycle", warmup_epochs=1.0)
