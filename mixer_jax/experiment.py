@@ -168,7 +168,9 @@ def check_accelerator(config: ml_collections.ConfigDict) -> None:
   if config.require_accelerator and platform == "cpu":
     raise UserError("require_accelerator is True, but JAX finds only a CPU")
   needed = "--xla_gpu_deterministic_ops=true"
-  if config.deterministic and platform == "gpu" and needed not in os.environ.get("XLA_FLAGS", ""):
+  given = os.environ.get("XLA_FLAGS", "").split()
+  last = [flag for flag in given if flag.startswith("--xla_gpu_deterministic_ops")][-1:]
+  if config.deterministic and platform == "gpu" and last != [needed]:
     raise UserError(f"deterministic is True, but the environment's XLA_FLAGS lack {needed}")
 
 

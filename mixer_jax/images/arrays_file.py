@@ -29,8 +29,10 @@ class ArraysFile:
     if not path:
       raise UserError("data.dir is ''; set it to the .npz file")
     self._path = path
+    if not (found := user_path(path)).is_file():
+      raise UserError(f"data.dir={path!r}: {found.absolute()} is no file; set it to the .npz file")
     try:
-      self._file = npz.Npz(str(user_path(path)))
+      self._file = npz.Npz(str(found))
     except ValueError as error:
       raise UserError(f"data.dir={path!r}: cannot be read: {error}; {_ALLOWED}") from error
     if "class_names" in self._file.names:

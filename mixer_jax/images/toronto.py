@@ -138,7 +138,10 @@ def _unpacked(path: pathlib.Path, wanted: set[str]) -> dict[str, bytes]:
     }
 
 
-_OF_ARRAYS = ("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct")
+_OF_ARRAYS = frozenset(
+  "numpy.ndarray numpy.dtype numpy.core.multiarray._reconstruct"
+  " numpy._core.multiarray._reconstruct".split()
+)
 
 
 class _Inert:

@@ -213,6 +213,6 @@ def constrained(
 ) -> dict[str, jax.Array]:
   """Shortens an update v so that rate^2 <v, g> stays within the limit."""
   inner = sum(jnp.vdot(v, gradients[path]) for path, v in directions.items())
-  inner = jnp.maximum(rate**2 * inner, jnp.finfo(jnp.float32).tiny)
-  scale = jnp.minimum(1.0, jnp.sqrt(limit / inner))
+  inner = jnp.maximum(inner, jnp.finfo(jnp.float32).tiny)
+  scale = jnp.minimum(1.0, jnp.sqrt(limit / inner) / rate)  # a rate's square may leave float32
   return {path: v * scale for path, v in directions.items()}

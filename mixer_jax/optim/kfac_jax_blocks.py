@@ -96,6 +96,9 @@ def _equation(tag: str, *shapes: tuple[int, ...]) -> Any:
   return found
 
 
+_equation("dense", (1, 1), (1, 1))  # with another JAX it fails here, not in a run's first step
+
+
 def _moment(x: jax.Array, diagonal: bool = False) -> jax.Array:
   """x^T x in float32, or its diagonal; of a wide x the lower half is mirrored, not computed."""
   if diagonal:

@@ -57,6 +57,8 @@ class Likelihood(NamedTuple):
         " weights beside outputs stand in a tuple"
       )
     for y in leaves:
+      if not jnp.issubdtype(y.dtype, jnp.floating):
+        raise ValueError(f"the outputs are {y.dtype}; allowed: floats, which have gradients")
       if len(y.shape) < 2 or y.shape[-1] < self.width:
         other = '; for one logit of a yes or no: likelihood="bernoulli", for a regression: "normal"'
         other = "; for one number: [:, None]" if len(y.shape) < 2 else other * (self.width > 1)

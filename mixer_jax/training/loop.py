@@ -128,6 +128,9 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
   if bool((schedule := run.config.schedule).epochs) != (schedule.name == "step"):
     given = f"schedule.name is {schedule.name} and schedule.epochs {tuple(schedule.epochs)}"
     print(f"{given}: the rate falls at epochs where both are given, name=step", flush=True)
+  length = run.clock.epoch(run.clock.num_steps)
+  if late := [epoch for epoch in schedule.epochs if schedule.name == "step" and epoch >= length]:
+    print(f"schedule.epochs {late} lie beyond the run's {length:g} epochs: no effect", flush=True)
   processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
   if verbose_model:
     print(tables, flush=True)

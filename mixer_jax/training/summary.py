@@ -26,6 +26,8 @@ def of_model(run: Experiment) -> tuple[str, str]:
   ):
     kinds = collections.Counter(block.kind for block in blocks)
     line += "; curvature blocks: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+    if cut := sum(block.kind == "kronecker" and any(block.diagonal) for block in blocks):
+      line += f" ({cut} with a diagonal factor)"
     width = max(len(b.name) for b in blocks)
     tables += f"\n{'curvature block':{width}}  kind       factors"
     for b in blocks:

@@ -254,6 +254,12 @@ def npy(array):
   return file.getvalue()
 
 
+def test_a_file_that_is_not_there_is_named_in_full(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=f"data.dir='d/a.npz': {tmp_path}/d/a.npz is no file"):
+    load(loading.config(name="npz", dir="d/a.npz"))
+
+
 IMAGES, LABELS = npy(np.zeros((4, 2, 3, 3), np.uint8)), npy(np.arange(4) % 2)
 
 

@@ -410,7 +410,7 @@ def test_npz_errors(tmp_path, changes, message):
 
 
 def test_npz_file_errors(tmp_path):
-  assert "No such file" in error(_config(tmp_path, name="npz", dir="/nowhere.npz"))
+  assert "/nowhere.npz is no file" in error(_config(tmp_path, name="npz", dir="/nowhere.npz"))
   (tmp_path / "text.npz").write_text("hello")
   line = error(_config(tmp_path, name="npz", dir=str(tmp_path / "text.npz")))
   assert "cannot be read" in line and "an .npz needs SPLIT_images" in line

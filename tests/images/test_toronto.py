@@ -108,6 +108,17 @@ def test_archive_and_folder_hold_the_same_images(made, tmp_path):
   assert len({x.tobytes() for x in both}) == len(expected["train"][0])
 
 
+def test_batches_that_numpy_2_pickled_again_are_read(made, tmp_path):
+  name, files, expected = made
+  for path, content in files.items():
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_bytes(pickle.dumps(pickle.loads(content, encoding="bytes")))
+  found = load(config(name, tmp_path))
+  for base, (images, labels) in expected.items():
+    np.testing.assert_array_equal(getattr(found, base).images, images)
+    np.testing.assert_array_equal(getattr(found, base).labels, labels)
+
+
 def test_an_archive_of_another_sum_is_told(made, tmp_path, caplog, monkeypatch):
   name, files, _ = made
   path = archive(tmp_path / "a.tar.gz", files)

@@ -342,6 +342,17 @@ def test_the_norm_constraint_leaves_plain_gradients_alone():
   close(bound["one"], jax.tree.map(lambda v: v * np.sqrt(1e-6 / (0.01 * inner)), free["one"]), 1e-5)
 
 
+def test_the_norm_constraint_holds_at_any_rate():
+  """The step, rate times update, is as long at rates whose squares leave float32."""
+  params, batch = problem()
+  steps = []
+  for rate in (1e3, 1e30):
+    tx = optim.scale_by_kfac(predict, params, batch, norm_constraint=1e-2, learning_rate=rate)
+    steps.append(jax.tree.map(lambda v, rate=rate: rate * v, first(tx, params, batch)))
+  close(*steps, rtol=1e-4)
+  assert max(np.abs(x).max() for x in jax.tree.leaves(steps)) > 1e-3
+
+
 def test_schedules_of_damping_and_rate_are_of_the_update_count():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)

@@ -110,6 +110,13 @@ def test_parameters_of_another_model_are_named():
         tx.update(wrong, tx.init(params), params, batch=batch, rng=jax.random.key(0))
 
 
+def test_outputs_without_gradients_are_refused():
+  params, batch = problem()
+  rounded = lambda params, batch: predict(params, batch)[0].astype(jnp.int32)
+  with pytest.raises(ValueError, match="the outputs are int32; allowed: floats"):
+    optim.scale_by_kfac(rounded, params, batch)
+
+
 def test_a_predict_without_its_parameters_or_layers_is_told():
   params, batch = problem()
   with pytest.raises(ValueError, match="outputs of predict do not depend on params"):

@@ -56,6 +56,8 @@ def test_mistakes_in_the_one_call_are_named(peer):
   google, resmlp = peer("google_mixer"), peer("timm_resmlp")
   with pytest.raises(UserError, match="num_classes is -1; allowed: 0 for the 5 of .*, or more"):
     load(google, num_classes=-1)
+  with pytest.raises(UserError, match="num_classes is '5'; allowed: a whole number"):
+    load(google, num_classes="5")
   with pytest.raises(UserError, match="patch_size 8 does not divide the image size 36x36"):
     load(google, image_size=36)
   with pytest.raises(UserError, match="image_size is -8; allowed: 0 for that of mixer_small"):

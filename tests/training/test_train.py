@@ -69,7 +69,11 @@ def test_epochs_that_a_schedule_does_not_read_are_told(name, epochs, told, tmp_p
   config = waves("sgd", num_steps=1, eval_steps=1)
   config.schedule.update(name=name, epochs=epochs)
   loop.train(config, str(tmp_path))
-  assert ("falls at epochs where both are given, name=step" in capsys.readouterr().out) == told
+  said = capsys.readouterr().out
+  assert ("falls at epochs where both are given, name=step" in said) == told
+  assert ("[1.0] lie beyond the run's 0.125 epochs: no effect" in said) == (
+    name == "step" and not told
+  )
 
 
 def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences(tmp_path, capsys):
@@ -243,9 +247,11 @@ def test_a_run_that_shall_be_deterministic_refuses_a_gpu_without_the_flag(monkey
   config, device = waves(deterministic=True), types.SimpleNamespace(platform="gpu")
   experiment.check_accelerator(config)  # on a CPU
   monkeypatch.setattr(jax, "devices", lambda: [device])
-  monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
-  with pytest.raises(UserError, match="XLA_FLAGS lack --xla_gpu_deterministic_ops=true"):
-    experiment.check_accelerator(config)
+  flag = "--xla_gpu_deterministic_ops"
+  for given in (f"{flag}=false", f"{flag}=true {flag}=false"):
+    monkeypatch.setenv("XLA_FLAGS", given)
+    with pytest.raises(UserError, match="XLA_FLAGS lack --xla_gpu_deterministic_ops=true"):
+      experiment.check_accelerator(config)
   monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_gpu_deterministic_ops=true")
   experiment.check_accelerator(config)
 

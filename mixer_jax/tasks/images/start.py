@@ -6,6 +6,7 @@ A run is one of any task with a `backbone` whose config has `model`, one of `mod
 
 import dataclasses
 import json
+import logging
 import os
 from typing import Annotated, Any, Mapping, NamedTuple, Sequence
 
@@ -23,6 +24,7 @@ from mixer_jax.pretrained import RESIZES, Normalization, Weights, fit
 from mixer_jax.tasks import task as task_lib
 
 _START = 'run on images, or weights (file, address, name of the catalog), to start from; "": none'
+_LOG = logging.getLogger(__name__)
 # Fields of a model that are no properties of its weights: layout, precision, regularisation.
 _FREE = ("scan_blocks", "remat", "dtype", "dropout_rate", "stochastic_depth", "layer_scale_init")
 # Fields in which equal trees may differ a little: there the config's own win.
@@ -166,6 +168,11 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     fit.check_tokens(weights.source, weights.num_tokens, tokens, config.resize_tokens)
   if weights.normalization and not config.any_normalization:
     _check_pixels(data, weights)
+  elif not weights.normalization:
+    line = (
+      "%s: the normalization of its pixels is not known; data.mean and data.std are not checked"
+    )
+    _LOG.info(line, weights.source)
   return config
 
 
