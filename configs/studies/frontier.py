@@ -19,7 +19,7 @@ _HERE = pathlib.Path(__file__).parent
 _STEPS = 2400  # of AdamW in the budget 1x: three epochs of batches of 64
 _BUDGETS = {"1x": 1, "2x": 2, "4x": 4}
 # Seconds of a step over those of an SGD step, this Mixer at batch 64 with the settings below, on one
-# core of an AMD EPYC; that of kfac_muon is 0.89 of Muon's, their ratio on mini16 and an Intel Xeon.
+# core of an AMD EPYC; that of kfac_muon is 0.886 of Muon's, their ratio on mini16 and an Intel Xeon.
 # On another device measure them again, in turns:
 #   python -m benchmarks costs --study=configs/studies/frontier.py --run='1x-cifar10-mini8-*-seed0'
 _COST = {
