@@ -73,7 +73,7 @@ class Problem(NamedTuple):
     predict: maps (params, batch) to (outputs, targets).
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
-    likelihood: see `scale_by_kfac`.
+    likelihood: see `scale_by_kfac`, a name or another of its forms.
     layout: from the parameters that are trained to `params`; None: they are the same.
     mesh: the devices of the training step, or None.
     part: see `scale_by_kfac`.
@@ -82,7 +82,7 @@ class Problem(NamedTuple):
   predict: Callable[[Any, Any], Any]
   params: Any
   batch: Any
-  likelihood: str
+  likelihood: Any
   layout: Layout | None = None
   mesh: jax.sharding.Mesh | None = None
   part: Callable[[Any, int], Any] | None = None
@@ -127,7 +127,7 @@ def build(
   decayed: Callable[[str], bool] | None = None,
   decay: schedules.Schedule | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds the optimizer that `config.optimizer` describes.
+  """Builds the optimizer that a group of a config describes.
 
   Args:
     config: `name`, the options of every optimizer (`_General`) and of the named one, None

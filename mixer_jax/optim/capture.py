@@ -25,7 +25,9 @@ def sums(
 
   Args:
     predict: maps (params, batch) to (outputs, aux).
+    params: the parameters.
     companions: zeros by layer path, of `companion`'s structure.
+    batch: the second argument of `predict`.
 
   Returns:
     The outputs, the aux, and a function from the gradient of the outputs to the sums of all
@@ -73,7 +75,8 @@ def _tied(statistics: Callable, x: jax.Array, y: jax.Array, own: Any) -> jax.Arr
 
   def backward(residuals, dy):
     x, own = residuals
-    # A sum that does not depend on dy would not be one over the examples of `jax.vmap`.
+    # Under `jax.vmap` JAX adds a cotangent up over the examples only if it depends on them: this 1
+    # does, because it is computed from dy.
     one = jnp.where(dy.ravel()[:1].sum() == 0, 1.0, 1.0)
     sums = {name: one * s for name, s in statistics(x, dy, own).items()}
     return None, dy, jax.tree.map(jnp.zeros_like, own) | sums

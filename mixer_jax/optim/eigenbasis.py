@@ -107,7 +107,8 @@ def in_basis(
     A transform with an `InBasisState`.
 
   Raises:
-    ValueError: an option out of range.
+    ValueError: an option out of range; of `init`, parameters that are not the source's; of the
+      update, gradients that lack some of them.
   """
   curvature_options.check_refresh(refresh, tolerance)
   inner = optax.with_extra_args_support(inner)

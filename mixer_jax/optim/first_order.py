@@ -1,7 +1,16 @@
 """First-order optimizers as chains that end in a learning rate.
 
-`decay_mask` is as in `optax.add_decayed_weights`: a function of the parameters
-or None, which decays all of them.
+Of a gradient g of parameters w with weight decay l, the rule of an optimizer gets g + l w (L2), or
+l w is added to the update that it makes of g (decoupled).
+
+All take
+
+  learning_rate   a number, or a schedule of the update count;
+  weight_decay    l, a number or a schedule;
+  decay_mask      as in `optax.add_decayed_weights`: a function of the parameters, or a tree of
+                  bools like them; None decays all;
+
+and raise a ValueError that names an option out of range, and a TypeError for one that they lack.
 """
 
 import re
@@ -32,7 +41,7 @@ AdamPaths = Annotated[
 
 
 def add_decayed_weights(weight_decay: Any, decay_mask: Any) -> Transform:
-  """optax's, whose schedules, float32 numbers, leave the types of the updates as they are."""
+  """`optax.add_decayed_weights`, whose updates keep their types: a schedule gives float32 numbers."""
   inner = optax.add_decayed_weights(weight_decay, decay_mask)
 
   def update_fn(updates, state, params=None):
@@ -45,7 +54,7 @@ def add_decayed_weights(weight_decay: Any, decay_mask: Any) -> Transform:
 def _with_l2(
   rule: Transform, learning_rate: Any, *, weight_decay: Decay = 0.0, decay_mask: Any = None
 ) -> Transform:
-  """A rule for gradients that weight decay is part of (L2)."""
+  """A rule for gradients with L2 regularisation."""
   decay = add_decayed_weights(weight_decay, decay_mask)
   return optax.chain(decay, rule, optax.scale_by_learning_rate(learning_rate))
 
@@ -53,7 +62,7 @@ def _with_l2(
 def with_decoupled_decay(
   rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
 ) -> Transform:
-  """A rule whose updates weight decay is added to, as in AdamW."""
+  """A rule with decoupled decay, as in AdamW."""
   decay = add_decayed_weights(weight_decay, decay_mask)
   return optax.chain(rule, decay, optax.scale_by_learning_rate(learning_rate))
 
@@ -66,7 +75,10 @@ def sgd(
   nesterov: Annotated[bool, Option("Nesterov's momentum")] = False,
   **options: Any,
 ) -> Transform:
-  """SGD with momentum; weight decay is part of the gradient, as in PyTorch."""
+  """SGD with momentum and L2 regularisation: m <- momentum m + g, an update of -rate m.
+
+  As in PyTorch; with `nesterov` the update is -rate (momentum m + g).
+  """
   return _with_l2(optax.trace(momentum, nesterov), learning_rate, **options)
 
 
@@ -74,7 +86,7 @@ def sgd(
 def adam(
   learning_rate: Any, *, b1: B1 = 0.9, b2: B2 = 0.999, eps: Eps = 1e-8, **options: Any
 ) -> Transform:
-  """Adam (Kingma and Ba, 2015) with L2 regularisation: decay added to the gradient.
+  """Adam (Kingma and Ba, 2015, https://arxiv.org/abs/1412.6980, Algorithm 1) with L2 regularisation.
 
   The K-FAC study's code calls this Adam; `adamw` decouples the decay.
   """
@@ -91,7 +103,10 @@ def adamw(
   weight_decay: Decay = 1e-2,
   decay_mask: Any = None,
 ) -> Transform:
-  """AdamW (Loshchilov and Hutter, 2019): the decay bypasses the moments."""
+  """AdamW (Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, Algorithm 2): decoupled.
+
+  As in PyTorch and optax, but not in the paper, the decay is multiplied by the learning rate.
+  """
   rule = optax.scale_by_adam(b1, b2, eps)
   return with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
 
@@ -106,7 +121,7 @@ def lamb(
   weight_decay: Decay = 0.0,
   decay_mask: Any = None,
 ) -> Transform:
-  """LAMB (You et al., 2020), the optimizer of ResMLP's recipes.
+  """LAMB (You et al., 2020, https://arxiv.org/abs/1904.00962, Algorithm 2), of ResMLP's recipes.
 
   As in the code that trained ResMLP (FusedLAMB of apex), a parameter without weight decay, by its
   mask, makes Adam's step: a bias that starts at 0 would hardly grow by steps of its own length.
@@ -128,7 +143,7 @@ def adagrad(
   eps: Eps = 1e-7,
   **options: Any,
 ) -> Transform:
-  """Adagrad (Duchi et al., 2011) with L2 regularisation."""
+  """Adagrad (Duchi et al., 2011, https://jmlr.org/papers/v12/duchi11a.html) with L2 regularisation."""
   return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **options)
 
 

@@ -32,6 +32,7 @@ class Predictor:
     self._predict, self.likelihood = predict, likelihood_of(likelihood)
 
   def answer(self, params: Params, batch: Batch) -> Answer:
+    """The parts of a prediction (traceable); a ValueError if it is none."""
     answer = self._asked(params, batch)
     if not isinstance(answer, tuple) or self.likelihood.is_output(answer):
       answer = (answer,)

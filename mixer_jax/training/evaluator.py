@@ -23,7 +23,7 @@ def each_batch(
   """
   rows = np.arange(len(run.datasets[split])) if rows is None else rows
   devices, number = run.mesh.size, len(rows)
-  # A batch that the devices do not divide is padded; one larger than the split would be padding.
+  # A multiple of the devices, and no larger than the split needs: more rows would all be padding.
   size = -(-min(run.config.eval_batch_size, number) // devices) * devices
   ids, masks = order.test_indices(number, size)
   ids = rows[ids]
