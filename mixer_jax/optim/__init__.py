@@ -135,7 +135,7 @@ def build(
     multiplier: the schedule, see `schedules.Multiplier`.
     problem: the task as K-FAC sees it; None, of an optimizer that needs no model.
     numbers: replace those of the config, see `numbers`; traced values are welcome.
-    decayed: whether decay="kernels" applies to the parameter of a path; None: `kernels`.
+    decayed: whether decay="kernels" applies to the parameter of a path; None: `is_kernel`.
     decay: multiplier of the weight decay by the update count; None: constant.
 
   Returns:
@@ -158,7 +158,7 @@ def build(
     else:
       rate = lambda count: given["learning_rate"] * multiplier(count)
       own = {"weight_decay": _scheduled_decay(config, decay)} if decay else {}
-      keywords = _keywords(config, given, inside, decayed or kernels)
+      keywords = _keywords(config, given, inside, decayed or is_kernel)
       tx = OPTIMIZERS[config.name](rate, **keywords | own)
   except (ValueError, ImportError) as e:
     raise UserError(f"optimizer {config.name}: {e}") from e
@@ -244,7 +244,7 @@ def kfac_sides(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigD
   return [config] if config.name in ("kfac", "kfac_adam", "kfac_muon") else []
 
 
-def kernels(path: str) -> bool:
+def is_kernel(path: str) -> bool:
   """Whether a parameter is a kernel, by its last name."""
   return path.rpartition("/")[2] == "kernel"
 

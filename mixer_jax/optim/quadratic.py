@@ -70,7 +70,7 @@ class LevenbergMarquardtState(NamedTuple):
   ratio: jax.Array
 
 
-def chosen(opt_state: Any) -> dict[str, jax.Array]:
+def chosen_numbers(opt_state: Any) -> dict[str, jax.Array]:
   """The numbers that replace options, by name, wherever they stand in a state; {}: none do.
 
   "damping" is that of the next update; "step_rate" and "step_momentum" are the coefficients of the
@@ -79,7 +79,7 @@ def chosen(opt_state: Any) -> dict[str, jax.Array]:
   kinds, found = (LevenbergMarquardtState, ByModelState), {}
   for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
     if isinstance(part, LevenbergMarquardtState):
-      found |= chosen(part.inner) | {"damping": part.damping}
+      found |= chosen_numbers(part.inner) | {"damping": part.damping}
     elif isinstance(part, ByModelState):
       found |= dict(zip(("step_rate", "step_momentum"), part.coefficients))
   return found

@@ -24,7 +24,7 @@ from mixer_jax.runtime.processes import Request
 from mixer_jax.training import contract, nonfinite, restore, summary
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.evaluator import Evaluator, evaluators
-from mixer_jax.training.state import TrainState, evaluated, init_state, state_shapes
+from mixer_jax.training.state import TrainState, evaluation_variables, init_state, state_shapes
 from mixer_jax.training.trainer import Trainer
 
 
@@ -256,7 +256,7 @@ def ended(run: Experiment, step: int, rows: Sequence[Row]) -> bool:
 
 def _row(trainer: Trainer, scorers: dict[str, Evaluator], rows: Sequence[Row]) -> Row:
   """The row of an evaluation; raises `Nonfinite` if a metric of a test set is not finite."""
-  variables, tested = evaluated(trainer.state.variables), {}
+  variables, tested = evaluation_variables(trainer.state.variables), {}
   for split, scorer in scorers.items():
     tested |= {f"{split}/{name}": value for name, value in scorer(variables).items()}
   for name, value in tested.items():

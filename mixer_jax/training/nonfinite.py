@@ -103,4 +103,4 @@ def _numbers(step: int, run: Experiment, state: TrainState) -> dict[str, float]:
   flat = traverse_util.flatten_dict(optim.numbers(run.config.optimizer), sep=".")
   multiplier = run.multiplier(min(step - 1, int(state.step - state.skipped)))
   flat = {k: v * multiplier if k.endswith("learning_rate") else v for k, v in flat.items()}
-  return {k: float(v) for k, v in (flat | quadratic.chosen(state.opt_state)).items()}
+  return {k: float(v) for k, v in (flat | quadratic.chosen_numbers(state.opt_state)).items()}

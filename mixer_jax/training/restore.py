@@ -17,7 +17,7 @@ from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training.checkpoint import Checkpoints
-from mixer_jax.training.state import averages, evaluated
+from mixer_jax.training.state import averages, evaluation_variables
 
 
 class Restored(NamedTuple):
@@ -113,10 +113,12 @@ def _variables(
     first, *others = names = _steps(saved, which, keep)
     try:
       step, found = saved.restore_variables(first, sharding, shapes)
-      total = evaluated(found)
+      total = evaluation_variables(found)
       for number, name in enumerate(others, 2):
         step, found = saved.restore_variables(name, sharding, shapes)
-        total = jax.tree.map(functools.partial(_averaged, number), total, evaluated(found))
+        total = jax.tree.map(
+          functools.partial(_averaged, number), total, evaluation_variables(found)
+        )
       return step, total
     except UserError:  # a live run may have removed one
       if _steps(saved, which, keep) == names:

@@ -40,7 +40,7 @@ class TrainState:
     return self.variables["params"]
 
 
-def evaluated(variables: dict[str, Any]) -> dict[str, Any]:
+def evaluation_variables(variables: dict[str, Any]) -> dict[str, Any]:
   """The variables that are evaluated: averaged ones in the place of their own, and frozen ones."""
   rest = {k: v for k, v in variables.items() if k not in AVERAGES.values()}
   rest |= {own: variables[name] for own, name in AVERAGES.items() if name in variables}

@@ -109,7 +109,7 @@ class Trainer:
     rate = optim.learning_rate(config.optimizer, run.multiplier)
     steps = range((self.step - 1) // every * every, self.step)
     row["learning_rate"] = float(rate(self.step - 1 - int(state.skipped)))
-    row |= {k: float(v) for k, v in quadratic.chosen(state.opt_state).items()}
+    row |= {k: float(v) for k, v in quadratic.chosen_numbers(state.opt_state).items()}
     row["examples_per_second"] = self._order.examples(steps) / max(self.seconds, 1e-9)
     row["seconds"] = self.seconds
     self.state, self.seconds = without_metrics(run, state), 0.0
