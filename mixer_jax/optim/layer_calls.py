@@ -85,7 +85,7 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     kind = "head" if getattr(view, "transposed", False) else "use"
     changed = type(module).param is not nn.Module.param
     changed |= any(programs.is_computed(own[name]) for name in shapes)
-    number, sliced = len(found), bool(stacked and getattr(companion, "parent", None))
+    number, sliced = len(found), bool(stacked and programs.is_sliced(companion))
     found.append(Call(path, view, stacked, shapes, rows, False, 0, kind, sliced, changed))
     companions.append(i)
     _mark(args[0], companion, serial, number, lambda: mapped.add(number))
@@ -189,7 +189,10 @@ def _mark(
 
   @probe.def_vmap
   def _(axis_size, in_batched, x, companion, tag):
-    if in_batched[0] and not in_batched[1]:
+    # All operands of a `lax.cond` are mapped if its predicate is, those without examples, too.
+    of_cond = in_batched[2]
+    tag, companion = (tag[0], companion[0]) if of_cond else (tag, companion)
+    if in_batched[0] and (of_cond or not in_batched[1]):
       react()
       tag = programs.tag(serial, number, tag.shape[2] * axis_size)
     return probe(x, companion, tag), in_batched[0]

@@ -89,6 +89,8 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
     args, kwargs = args[:1], {}
   else:
     known = _LAYERS.get(method)
+  if known is DECLARED["gradient"]:
+    return Plain()
   if known and (not args or isinstance(args[0], list | tuple)):
     given = f"a {type(args[0]).__name__}" if args else "keywords alone"
     raise LayerError(
@@ -96,7 +98,7 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
       " listed in `plain`"
     )
   if known and jnp.iscomplexobj(args[0]):  # its gradients are no products of its rows
-    gradient = known in (_norm, _declared_norm, _scale_and_shift, DECLARED["gradient"])
+    gradient = known in (_norm, _declared_norm, _scale_and_shift)
     return Plain("" if gradient else f"a {type(module).__name__} of complex numbers")
   return known(module, *args, **kwargs) if known else None
 

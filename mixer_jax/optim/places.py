@@ -13,6 +13,7 @@ FIRST = "first"  # an example an index of the leading axis
 FLAT = "flat"  # a multiple of them, as [batch * tokens, ...]
 ELSEWHERE = "elsewhere"  # on another axis, as [tokens, batch, ...]
 MAPPED = "mapped"  # taken off by `jax.vmap` or `jax.lax.map`
+SEVERAL = "several"  # likewise, with several examples in each run
 NOWHERE = "nowhere"  # rows that every example uses: positions, learned queries
 _MOST_PARTS = 16  # of a batch; each costs a trace
 _LOG = logging.getLogger(__name__)
@@ -23,9 +24,9 @@ def placed(
 ) -> list[layer_calls.Call]:
   """The calls of `layer_calls.calls`, each with its place; the outputs are of so many examples.
 
-  Rows that are as many for twice the examples are those of one example, if their layer then runs
-  once more for each further example, else rows that every example uses. Rows that grow with all arrays of the batch alone, as nodes of graphs do, are those of examples if
-  the program adds rows up by an index.
+  Rows that are as many for twice the examples are those of one example, or of several, if their layer
+  then runs more often, else rows that every example uses. Rows that grow with all arrays of the
+  batch alone, as nodes of graphs do, are those of examples if the program adds rows up by an index.
 
   Raises:
     ValueError: the examples are on another axis of the outputs than the first.
@@ -175,7 +176,7 @@ def _place(call: layer_calls.Call, twice: layer_calls.Call, examples: int) -> st
   if twice.rows == call.rows:
     further = twice.runs - call.runs
     if further and further % examples:
-      return ELSEWHERE  # a loop over several examples at once
+      return SEVERAL
     return MAPPED if further else NOWHERE
   if len(twice.rows) != len(call.rows) or twice.rows[0] != 2 * call.rows[0]:
     return ELSEWHERE

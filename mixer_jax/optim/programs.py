@@ -71,6 +71,18 @@ def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
   return [getattr(x.aval, "shape", ()) for x in variables]
 
 
+def is_sliced(x: Any) -> bool:
+  """Whether an array is a part of another that the traced function cuts out by an index."""
+  while (equation := getattr(x, "parent", None)) is not None:
+    if equation.primitive.name in ("slice", "dynamic_slice"):
+      return True
+    i = next(i for i, out in enumerate(equation.outvars) if out is x.val)
+    if (source := _source(equation, i)) is None:
+      return False
+    x = equation.in_tracers[source]
+  return False
+
+
 def is_computed(x: Any) -> bool:
   """Whether a parameter inside a layer is computed from others, as far as JAX tells it.
 

@@ -304,8 +304,9 @@ def slopes(gradient: Any, vectors: Sequence[Any]) -> jax.Array:
 
 
 def _vdot(v: Any, w: Any) -> jax.Array:
-  """In float32: squares of float16's numbers leave its range."""
-  return optax.tree.vdot(*(optax.tree.cast(x, jnp.float32) for x in (v, w)))
+  """In float32 or wider: squares of float16's numbers leave its range."""
+  wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return optax.tree.vdot(jax.tree.map(wide, v), jax.tree.map(wide, w))
 
 
 def _tangent(params: Any, vector: Any) -> Any:

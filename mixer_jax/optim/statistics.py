@@ -40,7 +40,8 @@ class Layer(NamedTuple):
   @property
   def example_places(self) -> set[str]:
     """Where its uses have the examples, see `places`."""
-    return {call.place for call in self.calls}
+    ran = [call for call in self.calls if call.runs]  # some bodies of loops are traced twice
+    return {call.place for call in ran or self.calls}
 
   @property
   def shared(self) -> bool:
@@ -57,7 +58,7 @@ class Layer(NamedTuple):
     """Zeros for `capture.sums`; with the basis of EK-FAC's second moments, if there is one."""
     own = capture.companion(self.sums, self.stacked)
     in_front = self.example_places <= {places.FIRST, places.FLAT}
-    if places.MAPPED in self.example_places:
+    if self.example_places & {places.MAPPED, places.SEVERAL}:
       own["mapped"] = jnp.zeros((*self.stacked, 0), jnp.float32)
     if weights is not None and isinstance(self.call.view, layer_views.Dense) and not self.shared:
       weights = weights if in_front else jnp.zeros(0, jnp.float32)
@@ -174,10 +175,9 @@ def _mistake(calls: Sequence[layer_calls.Call], names: Sequence[str], listed: li
   """The reason why the parameters of a layer have no block, some of them `listed` as plain; or ""."""
   full = ", ".join(names)
   if len({(type(call.view), getattr(call.view, "kernel", None)) for call in calls}) > 1:
-    shared = companions.joined(calls[0].path)
     return (
-      f"layers of several kinds share the parameters of {shared!r} (nn.share_scope), which K-FAC"
-      f" cannot tell apart; list '^{shared}/' in `plain` to train them without curvature"
+      f"layers of several kinds share the scope of {full} (nn.share_scope), which K-FAC cannot tell"
+      " apart; list them in `plain` to train them without curvature"
     )
   if listed:
     return (

@@ -195,7 +195,7 @@ def load(
     raise UserError(f"image_size is {size}; allowed: 0 for that of {name}, or more")
   weights = read(source, cache_dir)
   own = weights.num_classes
-  if not isinstance(num_classes, int | np.integer):
+  if not isinstance(num_classes, int | np.integer) or isinstance(num_classes, bool):
     raise UserError(f"num_classes is {num_classes!r}; allowed: a whole number")
   if num_classes < 0 or not num_classes + own:
     allowed = f"0 for the {own} of {source}, or more" if own else f"1 or more, as {source} has none"

@@ -112,7 +112,7 @@ def test_batches_that_numpy_2_pickled_again_are_read(made, tmp_path):
   name, files, expected = made
   for path, content in files.items():
     (tmp_path / path).parent.mkdir(exist_ok=True)
-    (tmp_path / path).write_bytes(pickle.dumps(pickle.loads(content, encoding="bytes")))
+    (tmp_path / path).write_bytes(pickle.dumps(pickle.loads(content, encoding="bytes"), protocol=4))
   found = load(config(name, tmp_path))
   for base, (images, labels) in expected.items():
     np.testing.assert_array_equal(getattr(found, base).images, images)

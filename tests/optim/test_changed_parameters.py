@@ -162,7 +162,11 @@ def test_a_layer_taken_from_a_stack_by_hand_is_refused_or_seen():
   scanned = lambda p, x: jax.lax.scan(
     lambda x, p: (nn.tanh(model.apply({"params": p}, x)), None), x, p
   )[0]
-  for of in (predict, looped, scanned):  # an example has one row in each layer
+  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  put = lambda p: jax.lax.with_sharding_constraint(p, one)
+  layer = lambda x, p: (nn.tanh(model.apply({"params": put(p)}, x)), None)
+  placed = lambda p, x: jax.lax.scan(layer, x, p)[0]
+  for of in (predict, looped, scanned, placed):  # an example has one row in each layer
     [block] = optim.kfac_blocks(of, params, x)
     assert (block.kind, block.stacked, block.tokens) == ("kronecker", (2,), 1)
     assert optim.stacked_axes(of, params, x) == {"kernel": 1, "bias": 1}

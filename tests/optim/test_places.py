@@ -141,10 +141,8 @@ def test_a_map_over_rows_that_all_examples_use_is_none_over_examples(over):
 @pytest.mark.parametrize("options", [dict(norms="diagonal"), dict(eigenvalues="examples")], ids=str)
 def test_a_loop_over_several_examples_at_once_is_refused(options):
   x, params = pairs(4)
-  model = apply(Turned())
-  chunks = lambda p, x: jax.lax.map(lambda x: model(p, x), x.reshape(-1, 2, 2, 4)).reshape(-1, 3)
   with pytest.raises(ValueError, match="needs the examples first in"):
-    tx = optim.scale_by_kfac(chunks, params, x, estimation="exact", **options)
+    tx = optim.scale_by_kfac(turned("in twos"), params, x, estimation="exact", **options)
     tx.update(params, tx.init(params), params, batch=x, rng=None)
 
 
@@ -174,6 +172,15 @@ def turned(how):
   if how == "looped":
     one = apply(Turned())
     return lambda params, x: jax.lax.map(lambda x: one(params, x), x)
+  if how == "in twos":
+    two = apply(Turned())
+    return lambda params, x: jax.lax.map(
+      lambda x: two(params, x), x.reshape(-1, 2, *x.shape[1:])
+    ).reshape(-1, 3)
+  if how == "chosen":
+    one = apply(Turned())
+    same = lambda params, x: jax.lax.cond(x.sum() > 0, one, lambda p, x: one(p, x) + 0, params, x)
+    return lambda params, x: jax.vmap(lambda x: same(params, x))(x)
   return apply(Turned(how))
 
 
@@ -183,7 +190,7 @@ def pairs(examples):
   return x.astype(np.float32), jax.jit(Turned().init)(jax.random.key(0), x)["params"]
 
 
-ALL = ("first", "turned", "stacked", "flat", "mapped", "looped")
+ALL = ("first", "turned", "stacked", "flat", "mapped", "looped", "in twos", "chosen")
 
 
 @pytest.mark.parametrize("examples", [2, 4])  # 2: as many tokens as examples

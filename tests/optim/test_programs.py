@@ -82,6 +82,19 @@ def test_tokens_are_those_that_the_factors_count(net, how):
     np.testing.assert_allclose(published[name].outputs, count * expand[name].outputs, rtol=1e-4)
 
 
+@pytest.mark.parametrize("how", ["vmap", "map"])
+def test_a_recurrent_layer_in_a_loop_over_examples_has_its_factors(how):
+  """The body of `nn.RNN` is traced once more than it runs."""
+  net = Net(None)
+  params, x = problem(net)
+  options = dict(estimation="exact", likelihood="normal", token_averaging="expand")
+  found, wanted = (
+    optim.kfac_factors(predict_of(net, of), params, x, None, **options) for of in (how, "whole")
+  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+  jax.tree.map(close, found, wanted)
+
+
 def test_a_stack_along_another_axis_is_refused():
   params, x = problem(Net(axis=1))
   with pytest.raises(ValueError, match="net/dense is scanned over another axis than the first"):

@@ -27,6 +27,16 @@ class Shared(nn.Module):
     return x
 
 
+class Cell(nn.Module):
+  """A layer of one's own that takes a pair."""
+
+  curvature = "gradient"
+
+  @nn.compact
+  def __call__(self, carry, x):
+    return carry[0] + x @ self.param("kernel", nn.initializers.ones, (2, 2))
+
+
 class ByKeyword(nn.Module):
   curvature = "dense"
 
@@ -82,11 +92,16 @@ _DERIVATIVES = {
 @pytest.mark.parametrize("first", ["dense", "norm"])
 def test_layers_of_several_kinds_in_one_scope_are_refused(first):
   predict, params = made(Shared(first))
-  with pytest.raises(
-    ValueError, match="layers of several kinds share the parameters .*share_scope"
-  ):
+  with pytest.raises(ValueError, match="layers of several kinds share the scope of .*scale"):
     factors(predict, params)
-  assert not factors(predict, params, plain=".*")
+  assert not factors(predict, params, plain=tuple(params))
+
+
+def test_a_layer_of_the_plain_gradient_takes_any_input():
+  model, params = Cell(), {"kernel": jnp.ones((2, 2))}
+  predict = lambda params, x: model.apply({"params": params}, (x, x), x)
+  [block] = optim.kfac_blocks(predict, params, _POINTS, likelihood="normal")
+  assert block.kind == "gradient"
 
 
 def test_an_input_that_is_no_array_by_position_is_refused_by_its_layer():
