@@ -177,3 +177,24 @@ except ImportError as e:
 def test_lengths():
   lengths = {name: text.count("\n") for name, text in SOURCES.items()}
   assert not {name: length for name, length in lengths.items() if length > 320}
+
+
+def test_a_kfac_jax_that_does_not_work_with_jax_fails_at_once_in_one_line():
+  """Its tags use parts of JAX that are not public, and would raise in a run's first step."""
+  script = """
+import kfac_jax
+from mixer_jax import optim
+def moved(*args, **options):
+  raise AttributeError("module 'jax' has no attribute 'unsafe_get_axis_names'")
+kfac_jax.register_dense = moved
+try:
+  optim.kfac(0.1, lambda p, b: b, {}, {})
+except ImportError as e:
+  print(e)
+"""
+  result = subprocess.run(
+    [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120
+  )
+  line = r"K-FAC needs a kfac-jax that works with JAX \d[\d.]+ \(kfac-jax \d.*unsafe_get_axis_names"
+  assert re.search(line, result.stdout), result.stderr
+  assert result.stdout.count("\n") == 1

@@ -110,9 +110,8 @@ def _tfds(name: str, place: pathlib.Path) -> Iterator[Any]:
   with without("tensorflow"):
     import tensorflow_datasets as tfds  # slow, so only when needed
 
-    with as_user_error(
-      f"data.name={name}: {place} cannot be read"
-    ):  # damaged files raise nearly anything
+    # Damaged files raise nearly anything.
+    with as_user_error(f"data.name={name}: {place} cannot be read"):
       yield tfds
 
 

@@ -89,8 +89,8 @@ def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> Vi
     args, kwargs = args[:1], {}
   else:
     known = _LAYERS.get(method)
-  if known is DECLARED["gradient"]:
-    return Plain()
+  if known is DECLARED["gradient"]:  # whatever it takes
+    return known(module)
   if known and (not args or isinstance(args[0], list | tuple)):
     given = f"a {type(args[0]).__name__}" if args else "keywords alone"
     raise LayerError(
@@ -298,7 +298,7 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm, nn.InstanceNorm)
 DECLARED = {
   "dense": _declared_dense,
   "scale_and_shift": _declared_norm,
-  "gradient": lambda module, *args: Plain(),
+  "gradient": lambda module: Plain(),
 }
 # By the function that computes the layer, which a subclass may call.
 _LAYERS = {inspect.unwrap(norm.__call__): _norm for norm in _NORMS} | {

@@ -73,14 +73,7 @@ def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
 
 def is_sliced(x: Any) -> bool:
   """Whether an array is a part of another that the traced function cuts out by an index."""
-  while (equation := getattr(x, "parent", None)) is not None:
-    if equation.primitive.name in ("slice", "dynamic_slice"):
-      return True
-    i = next(i for i, out in enumerate(equation.outvars) if out is x.val)
-    if (source := _source(equation, i)) is None:
-      return False
-    x = equation.in_tracers[source]
-  return False
+  return any(equation.primitive.name in ("slice", "dynamic_slice") for equation, _ in _origins(x))
 
 
 def is_computed(x: Any) -> bool:
@@ -88,12 +81,17 @@ def is_computed(x: Any) -> bool:
 
   Changes before a `jax.jit`, `nn.remat` or `nn.scan` are not seen inside of it.
   """
+  return any(source is None for _, source in _origins(x))
+
+
+def _origins(x: Any) -> Iterator[tuple[Any, int | None]]:
+  """The equations that hand an array on, the last first, each with its `_source`."""
   while (equation := getattr(x, "parent", None)) is not None:
     i = next(i for i, out in enumerate(equation.outvars) if out is x.val)
-    if (source := _source(equation, i)) is None:
-      return True
+    yield equation, (source := _source(equation, i))
+    if source is None:
+      return
     x = equation.in_tracers[source]
-  return False
 
 
 def _source(equation: Any, i: int) -> int | None:

@@ -21,6 +21,7 @@ from tests.optim.small_net import (
   problem,
   registered,
 )
+from tests.optim.two_layers import matrix
 
 
 def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
@@ -75,10 +76,6 @@ def test_options_that_would_not_be_heeded_are_refused(option, message):
   params, batch = problem()
   with pytest.raises(ValueError, match=message):
     optim.kfac(0.1, predict, params, batch, **option)
-
-
-def matrix(layer):
-  return np.concatenate([layer["kernel"], layer["bias"][None]]).astype(np.float64)
 
 
 def first_update(damping_type, damping=1e-2):
@@ -257,18 +254,6 @@ def test_factors_inverted_together_equal_those_inverted_apart(monkeypatch, dampi
       np.testing.assert_allclose(dense(together), dense(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_norm_constraint_bounds_the_step():
-  params, batch = problem()
-  grads = jax.grad(loss)(params, batch)
-  bounds = dict(norm_constraint=1e-6, learning_rate=0.1)
-  free = first(optim.scale_by_kfac(predict, params, batch), params, batch)
-  bound = first(optim.scale_by_kfac(predict, params, batch, **bounds), params, batch)
-  inner = sum(jnp.vdot(v, g) for v, g in zip(jax.tree.leaves(free), jax.tree.leaves(grads)))
-  scale = np.sqrt(1e-6 / (0.1**2 * inner))
-  assert scale < 1
-  close(bound, jax.tree.map(lambda v: v * scale, free), rtol=1e-5)
-
-
 def test_mistakes_are_refused():
   params, batch = problem()
   build = lambda **kw: optim.scale_by_kfac(predict, params, batch, **kw)
@@ -329,28 +314,6 @@ def test_the_diagonal_of_a_normalisation_divides_its_gradient():
   for name, d in zip(("scale", "bias"), fresh):
     wanted = 1 / (0.5 + 0.5 * np.float64(d) + 0.1)
     np.testing.assert_allclose(updates["norm"][name], wanted, rtol=1e-5)
-
-
-def test_the_norm_constraint_leaves_plain_gradients_alone():
-  params, batch = problem()
-  grads = jax.grad(loss)(params, batch)
-  make = functools.partial(optim.scale_by_kfac, predict, params, batch, plain="^two/")
-  free = first(make(), params, batch)
-  bound = first(make(norm_constraint=1e-6, learning_rate=0.1), params, batch)
-  inner = np.sum(matrix(free["one"]) * matrix(grads["one"]))
-  close(bound["two"], grads["two"], rtol=1e-6)
-  close(bound["one"], jax.tree.map(lambda v: v * np.sqrt(1e-6 / (0.01 * inner)), free["one"]), 1e-5)
-
-
-def test_the_norm_constraint_holds_at_any_rate():
-  """The step, rate times update, is as long at rates whose squares leave float32."""
-  params, batch = problem()
-  steps = []
-  for rate in (1e3, 1e30):
-    tx = optim.scale_by_kfac(predict, params, batch, norm_constraint=1e-2, learning_rate=rate)
-    steps.append(jax.tree.map(lambda v, rate=rate: rate * v, first(tx, params, batch)))
-  close(*steps, rtol=1e-4)
-  assert max(np.abs(x).max() for x in jax.tree.leaves(steps)) > 1e-3
 
 
 def test_schedules_of_damping_and_rate_are_of_the_update_count():

@@ -118,9 +118,8 @@ class OperatorLearning(BaseTask):
     for name, split in self._splits.items():
       if (grid := split.spec["inputs"].shape) != self._grids[0]:
         of = f"{name} (data.extra_test_steps)" if name.startswith("test_") else name
-        with as_user_error(
-          f"model {self._config.model.name} cannot take the grid of {of}", ValueError
-        ):
+        what = f"model {self._config.model.name} cannot take the grid of {of}"
+        with as_user_error(what, ValueError):
           jax.eval_shape(self._applied, variables, jnp.zeros((1, *grid)))
 
   def _check_boundary(self, collections: Variables) -> None:
