@@ -236,3 +236,19 @@ def test_a_checkpoint_is_restored_onto_other_devices(meshes, split_all, tmp_path
   assert all(x.sharding == s.sharding for x, s in pairs)
   scores = [Evaluator(run)(s.variables)["error"] for run, s in ((before, state), (after, restored))]
   assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+
+
+def test_a_run_resumed_in_mid_window_counts_its_steps():
+  """Three steps one by one, then in windows of four: the state is that of single steps."""
+  alone = experiment.build(waves(steps_per_dispatch=1))
+  whole = Trainer(alone, init_state(alone))
+  whole.advance()
+  first, asked = Trainer(alone, init_state(alone)), iter([False, False, True])
+  first.advance(lambda: next(asked))
+  assert first.step == int(first.state.step) == 3
+  run = experiment.build(waves(steps_per_dispatch=4))
+  rest = Trainer(run, first.state)
+  rest.advance()
+  assert rest.window == 4 and rest.step == int(rest.state.step) == whole.step == 8
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+  jax.tree.map(close, rest.state.params, whole.state.params)
