@@ -95,11 +95,12 @@ def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
 def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
   own = {path: arrays[path].shape for path in shapes if path in arrays}
-  if all(path in own or path.startswith("head/") for path in shapes):  # the same kind of model
-    check_patches(source, patch_of(own), patch_of(shapes))
+  if any(not path.startswith("head/") for path in shapes.keys() ^ arrays.keys()):
+    return arrays  # of another kind of model: the comparison names all that differs at once
+  check_patches(source, patch_of(own), patch_of(shapes))
   found, tokens = tokens_of(own), tokens_of(shapes)
   if found in (0, tokens) or not tokens:
-    return arrays  # if they are of another kind, they fail the comparison
+    return arrays
   agreed = {size for path, shape in own.items() for size in _sizes(path, shape)} == {found}
   if not resize and not (agreed and _is_square(found) and _is_square(tokens)):
     return arrays  # and so they do if their shapes contradict each other

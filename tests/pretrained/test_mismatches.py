@@ -73,3 +73,12 @@ def test_a_file_without_a_layer_over_tokens_is_refused_by_name_alone(peer):
   assert weights.model_fields(64, "block_diagonal") == weights.fields
   with pytest.raises(UserError, match=r"missing are .*\(blocks.\{0-1\}.mlp_tokens.fc2.bias\)"):
     weights.fit(shapes(peer.model()))
+
+
+def test_another_grid_hides_no_missing_names(peer):
+  peer = peer("timm_mixer")
+  arrays = file_arrays(peer)
+  rewrite(peer, {k: v for k, v in arrays.items() if k not in ("norm.bias", "norm.weight")})
+  template = shapes(peer.model(), 48)
+  with pytest.raises(UserError, match=r"missing are .*norm\.(bias|weight).*token_mixing.* of shape"):
+    pretrained.read(peer.path).fit(template)
