@@ -182,8 +182,10 @@ def test_lengths():
 def test_a_kfac_jax_that_does_not_work_with_jax_fails_at_once_in_one_line():
   """Its tags use parts of JAX that are not public, and would raise in a run's first step."""
   script = """
-import kfac_jax
 from mixer_jax import optim
+from mixer_jax.runtime import imports
+with imports.moved_names():
+  import kfac_jax
 def moved(*args, **options):
   raise AttributeError("module 'jax' has no attribute 'unsafe_get_axis_names'")
 kfac_jax.register_dense = moved
