@@ -192,8 +192,6 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
   if (size := config.batch_size) > (number := len(datasets["train"])):
     raise UserError(f"batch_size is {size}, more than the {number} training examples")
   run = Experiment(config, mesh, task, datasets)
-  if not run.order.steps_per_epoch:
-    raise UserError(f"data.batch_tokens: the {number} training examples do not fill a batch")
   if (steps := run.clock.num_steps) >= 2**31:
     raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
   name = config.model.name if "model" in config and "name" in config.model else config.task

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any, Mapping
+import math
+from typing import Any, Iterable, Mapping
 
 import jax
 import numpy as np
@@ -15,11 +16,13 @@ from mixer_jax.errors import UserError
 def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> dict[int, int]:
   """The lengths of batches by their sizes, shortest first, that leave the least padding.
 
+  The last may be a smaller one of the longest, for the examples of an epoch that are left.
+
   Args:
     lengths: of the examples, [n].
     batch_tokens: a size times its length, at most.
     multiple: divides each size.
-    most: number of shapes.
+    most: number of shapes, but for that last one.
 
   Raises:
     UserError: batches of `multiple` of the longest example have more tokens.
@@ -36,7 +39,29 @@ def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> 
   ends = np.array(sorted(length for length in largest if length), np.int64)
   below = np.searchsorted(np.sort(lengths), ends, side="right")
   chosen = _fewest_cells(ends, below, most)
-  return {largest[int(ends[i])]: int(ends[i]) for i in chosen}
+  found = {largest[int(ends[i])]: int(ends[i]) for i in chosen}
+  _, rest = _filled(found, _used(np.diff(below[chosen], prepend=0), multiple))
+  return found | ({rest: longest} if rest else {})
+
+
+def _used(own: np.ndarray, multiple: int) -> np.ndarray:
+  """How many of each shape's own examples an epoch takes: a multiple together.
+
+  The fullest shapes do without the others, so that no example is left out in every epoch.
+  """
+  used = own.copy()
+  for _ in range(int(used.sum()) % multiple):
+    used[np.argmax(used)] -= 1
+  return used
+
+
+def _filled(sizes: Iterable[int], own: np.ndarray) -> tuple[int, int]:
+  """The number of batches of shapes with so many examples of their own, and of examples left."""
+  batches = waiting = 0
+  for size, number in zip(sizes, own):
+    full, waiting = divmod(int(number) + waiting, size)
+    batches += full
+  return batches, waiting
 
 
 def _fewest_cells(ends: np.ndarray, below: np.ndarray, most: int) -> list[int]:
@@ -64,8 +89,8 @@ class BucketOrder:
   """Example ids of each step, from 0, int32 [size]; an `order.Order` without `copies`.
 
   Each epoch, a function of seed, epoch and restores, draws the examples anew, fills the batches of
-  each length, and shuffles them. Examples that fill none go to the next longer batches; of the
-  longest they are left out.
+  each length, and shuffles them. Examples that fill none go to the next longer batches. Fewer are
+  left out than the number that divides all sizes, others in each epoch.
 
   Attributes:
     seed: of the order.
@@ -81,21 +106,23 @@ class BucketOrder:
 
   @property
   def batch_size(self) -> int:
-    """Examples of the longest batch."""
-    return min(self.shapes)
+    """Examples of a whole batch of the longest."""
+    longest = max(self.shapes.values())
+    return max(size for size, length in self.shapes.items() if length == longest)
 
   @functools.cached_property
   def steps_per_epoch(self) -> int:
-    steps = waiting = 0
-    for size, own in zip(self.shapes, np.bincount(self._bucket, minlength=len(self.shapes))):
-      full, waiting = divmod(int(own) + waiting, size)
-      steps += full
-    return steps
+    return _filled(self.shapes, self._used)[0]
 
   @functools.cached_property
   def _bucket(self) -> np.ndarray:
     """The number of the shape that is long enough for each example, [n]."""
     return np.searchsorted(list(self.shapes.values()), self.lengths.max(1))
+
+  @functools.cached_property
+  def _used(self) -> np.ndarray:
+    own = np.bincount(self._bucket, minlength=len(self.shapes))
+    return _used(own, math.gcd(*self.shapes))
 
   def batches(self, epoch: int) -> list[np.ndarray]:
     """The batches of an epoch, from 1, each int32 [size]."""
@@ -104,7 +131,8 @@ class BucketOrder:
     drawn = rng.permutation(len(self.lengths)).astype(np.int32)
     found, waiting = [], drawn[:0]
     for number, size in enumerate(self.shapes):
-      own = np.concatenate([waiting, drawn[self._bucket[drawn] == number]])
+      own = drawn[self._bucket[drawn] == number][: self._used[number]]
+      own = rng.permutation(np.concatenate([waiting, own]))
       full = len(own) // size * size
       found += list(own[:full].reshape(-1, size))
       waiting = own[full:]

@@ -107,6 +107,9 @@ def test_mistakes_are_one_line(config):
     UserError, match="batch_tokens is 95; allowed: at least 96, batch_size 8 x 12"
   ):
     experiment.build(config)
+
+
+def test_few_examples_make_a_batch_of_their_own(config):
   config.data.update(batch_tokens=1000, examples=60)
-  with pytest.raises(UserError, match="the 60 training examples do not fill a batch"):
-    experiment.build(config)
+  run = experiment.build(config)
+  assert (len(run.order(0)), run.order.steps_per_epoch, run.order.batch_size) == (56, 1, 80)

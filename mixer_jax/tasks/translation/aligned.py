@@ -17,6 +17,7 @@ from mixer_jax.text.subwords import Subwords
 _LOG = logging.getLogger(__name__)
 _VOCABULARY = 'tokenizer.json of byte-level BPE, both languages together; "": the sample\'s'
 _SPLIT = '"train" of train.en and train.de below dir, train.tsv, or TFDS split; maybe a part of it'
+_BATCH_SHAPES = "most shapes of batches, and one for the rest of an epoch; each is compiled"
 _BATCH_TOKENS = (
   "most tokens of a batch's sources, and of its targets, padding included; batches of sentences of"
   " about one length then have multiples of batch_size; 0: batch_size sentences, padded to max_length"
@@ -37,7 +38,7 @@ class AlignedText(text_data.TextData):
   vocabulary: Annotated[str, Option(_VOCABULARY, free=True)] = ""
   max_length: Annotated[int, Option("tokens of a sentence, its end included", 4, 2**14)] = 128
   batch_tokens: Annotated[int, Option(_BATCH_TOKENS, 0, COUNT)] = 4096
-  batch_shapes: Annotated[int, Option("most shapes of batches; each is compiled", 1, 100)] = 6
+  batch_shapes: Annotated[int, Option(_BATCH_SHAPES, 1, 100)] = 6
 
   sample_splits: ClassVar[Mapping[str, pathlib.Path]] = sample.PAIRS
   sample_vocabulary: ClassVar[pathlib.Path] = sample.PAIRS_VOCABULARY

@@ -120,7 +120,7 @@ def test_padding_and_devices_change_neither_loss_nor_gradient(config):
     return jax.value_and_grad(loss)(params)
 
   steps = {len(order(step)): step for step in range(order.steps_per_epoch)}
-  assert len(steps) == 2
+  assert len(steps) == 3
   for size, step in steps.items():
     examples = jax.tree.map(lambda x, step=step: x[order(step)], train)
     whole = value_and_grad(variables["params"], examples)
@@ -169,7 +169,7 @@ def test_a_run_learns_and_its_files_have_its_bleu(config, folder, tmp_path):
   assert rows[-1]["validation/best_bleu"] > 5  # it learns
   assert rows[-1]["val/bleu"] == rows[-1]["validation/bleu"]
   assert trained.out.count("BLEU is nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:") == 1
-  assert "2 shapes of batches: " in trained.out
+  assert "3 shapes of batches: " in trained.out
   [session] = provenance.read(run)
 
   out = tmp_path / "found.txt"
@@ -220,7 +220,7 @@ def test_kfac_trains_on_batches_of_several_lengths(config):
   config.optimizer = config_lib.optimizer("kfac_adam", 5e-3, factor_period=2, basis_period=2)
   config.num_steps = config.eval_steps = config.checkpoint_steps = 12
   trainer = Trainer(run := experiment.build(config), init_state(run))
-  assert len({len(run.order(step)) for step in range(12)}) == 2
+  assert len({len(run.order(step)) for step in range(12)}) == 3
   trainer.advance()
   assert trainer.report()["train/loss"] < np.log(290)
 
