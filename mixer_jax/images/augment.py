@@ -17,6 +17,7 @@ from mixer_jax.images import mixing, rand_augment, warp
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 
+KEYS = 4  # into which `train_input` splits its own
 _LOG = logging.getLogger(__name__)
 
 
@@ -29,7 +30,7 @@ def train_input(
   the images have another size than `how` needs.
   """
   check(how, images.shape)
-  crop_rng, flip_rng = jax.random.split(rng)
+  crop_rng, flip_rng, change_rng, erase_rng = jax.random.split(rng, KEYS)
   if policy.smallest_area:
     images = _random_areas(crop_rng, images, policy.smallest_area, how.image_size)
   elif how.resize and how.random_crop:
@@ -41,9 +42,8 @@ def train_input(
   if how.flip:
     flip = jax.random.bernoulli(flip_rng, shape=(len(images), 1, 1, 1))
     images = jnp.where(flip, images[:, :, ::-1], images)
-  images = normalise(_changed(jax.random.fold_in(rng, 0), images, how, policy), how)
-  erase_key = jax.random.fold_in(rng, 1)
-  return mixing.erase(erase_key, images, policy.erasing) if policy.erasing else images
+  images = normalise(_changed(change_rng, images, how, policy), how)
+  return mixing.erase(erase_rng, images, policy.erasing) if policy.erasing else images
 
 
 def plain_input(images: jax.Array, how: ImageData) -> jax.Array:

@@ -76,6 +76,10 @@ def test_rates_of_jitter_grey_and_solarisation():
   for view in (0, 2):
     assert within(is_one(values[:, view], colour, grey).sum(), n, 0.2)
   assert within((np.ptp(values[:, 0], axis=-1) == 0).sum(), n, 0.2)
+  at_all = drawn(images, data, local=1, blur=(0, 0, 0), jitter=0.5)["global"][:, 0, 0, 0]
+  unjittered = is_one(at_all.round().astype(int), colour, grey)
+  is_grey = np.ptp(at_all, axis=-1) == 0
+  assert within((is_grey & unjittered).sum(), unjittered.sum(), 0.2)  # whatever jitter does
   plain = is_one(values[:, 1], colour, grey)
   inverted = is_one(values[:, 1], solarised(colour), solarised(grey))
   assert within(inverted.sum(), n, 0.2 * 0.2) and within((plain | inverted).sum(), n, 0.2)

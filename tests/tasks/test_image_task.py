@@ -259,3 +259,23 @@ def test_splits_that_share_examples(config, caplog):
 )
 def test_options_that_would_do_nothing(changes, message):
   assert message in error(loading.config(**{"resize": 32, "image_size": 32} | changes))
+
+
+def test_no_key_is_drawn_from_twice(config, monkeypatch):
+  """Crops, flips, policies, jitter, erasing and Mixup are independent of each other."""
+  other = config.copy_and_resolve_references()
+  other.augment.update(policy="rand", colour_jitter=0.4, erasing=0.5, mixup=0.8, cutmix=1.0)
+  task, keys = tasks.find("image_classification")(other), []
+
+  def recorded(draw):
+    def call(key, *args, **kwargs):
+      keys.append(tuple(jax.random.key_data(key).ravel().tolist()))
+      return draw(key, *args, **kwargs)
+
+    return call
+
+  for name in ("bernoulli", "normal", "randint", "split", "uniform"):
+    monkeypatch.setattr(jax.random, name, recorded(getattr(jax.random, name)))
+  with jax.disable_jit():
+    task.prepare(jax.random.key(0), task.datasets()["train"].arrays(), train=True)
+  assert len(keys) >= 10 and len(set(keys)) == len(keys)

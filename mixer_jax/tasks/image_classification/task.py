@@ -127,7 +127,8 @@ class ImageClassification(ImageTask):
       return {"image": augment.plain_input(images, how), "label": labels}
     images, shares = augment.train_input(key, images, how, self._policy), None
     if self._policy.mixes:
-      images, shares = mixing.mix(jax.random.fold_in(key, 2), images, self._policy)
+      mix_key = jax.random.fold_in(key, augment.KEYS)  # by default fold_in(key, i) is split(key)[i]
+      images, shares = mixing.mix(mix_key, images, self._policy)
     batch, smoothing = {"image": images, "label": labels}, self._config.label_smoothing
     if shares is None and not smoothing:
       return batch

@@ -92,6 +92,8 @@ def test_noise_is_the_same_in_every_epoch_and_batch(config):
   np.testing.assert_array_equal(again, first[np.array([5, 3, 60])])
   noise = (first - arrays["inputs"]) / arrays["inputs"].std(0)
   assert abs(noise.std() - 0.1) < 0.005 and abs(noise.mean()) < 0.01
+  alike = np.corrcoef(noise.reshape(64, -1))[~np.eye(64, dtype=bool)]
+  assert np.abs(alike).mean() < 0.3  # each function has its own
   test = run.task.prepare(None, run.datasets["test"].arrays(), train=False)["inputs"]
   assert not np.allclose(
     test - run.datasets["test"].arrays()["inputs"], (first - arrays["inputs"])[:21]
