@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, config_flags
 from mixer_jax import optim, options, tasks
 from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.options import COUNT, Option, one_of
-from mixer_jax.runtime import mesh
+from mixer_jax.runtime import mesh, overrides
 
 # Value of a field that a command line has to give.
 REQUIRED = "(required)"
@@ -207,14 +207,15 @@ def table(task: str = "image_classification") -> str:
 def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
   """Sets fields, in place, by "field=value" as `--config.field=value` of a command line does.
 
-  A UserError if there is no such field, or it does not take the value.
+  A UserError if there is no such field, it does not take the value, or it has epochs where steps
+  hold.
   """
   for assignment in assignments:
     values, argument = flags.FlagValues(), f"--config.{assignment}"
     field, _, value = assignment.partition("=")
     try:
       if value == "None":
-        options.clear(config, field)
+        overrides.clear(config, field)
         continue
       _give_type(config, field)
       given = dict(flag_values=values, lock_config=False, sys_argv=["", argument])
@@ -223,7 +224,8 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
     except (KeyError, AttributeError) as e:
       raise UserError(f"override {assignment}: the config has no field {field}") from e
     except (flags.Error, TypeError, ValueError) as e:
-      raise UserError(f"override {assignment}: {options.unfit(str(e)) or reason(e)}") from e
+      raise UserError(f"override {assignment}: {overrides.unfit(str(e)) or reason(e)}") from e
+  overrides.check_epochs(config, [text.partition("=")[0] for text in assignments])
   return config
 
 

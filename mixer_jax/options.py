@@ -12,7 +12,6 @@ import difflib
 import functools
 import inspect
 import math
-import re
 import types
 import typing
 from typing import Annotated, Any, Callable, Iterable, Mapping, TypeVar
@@ -33,15 +32,6 @@ _SET_BY_FILE = (
   ". If the config file sets it, take another argument of the file (as quickstart.py:sgd),"
   " or a file of your own"
 )
-
-# As absl and ml_collections word a value that a field does not take, by the type of the field.
-_UNFIT = re.compile(r"flag --config\.([\w.]+)=(.*?): (.*)", re.DOTALL)
-_WORDS = {
-  "invalid literal for int": "an integer",
-  "could not convert string to float": "a number",
-  "Non-boolean argument": "True or False",
-  "as a ConfigDict": "a value for one of its fields, as in {0}.FIELD=VALUE",
-}
 
 Group = Callable | Mapping[str, Callable]
 T = TypeVar("T")
@@ -100,15 +90,6 @@ def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
   return Annotated[str, Option(help, choices=choices, **fields)]
 
 
-def unfit(message: str) -> str:
-  """The field, its value and the kind that is allowed, of an override's error; "": of another."""
-  if found := _UNFIT.match(message):
-    for words, allowed in _WORDS.items():
-      if words in found[3]:
-        return f"{found[1]} is {found[2]!r}; allowed: {allowed.format(found[1])}"
-  return ""
-
-
 REQUIRED = inspect.Parameter.empty
 _KINDS = {
   bool: "True or False",
@@ -160,16 +141,6 @@ def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
     config[option.name] = config_dict.placeholder(option.type) if missing else option.default
   config.update(values)
   return config
-
-
-def clear(config: ConfigDict, field: str) -> None:
-  """Sets a field, such as "model.patch_size", to None; a KeyError if there is none."""
-  *groups, leaf = field.split(".")
-  for name in groups:
-    config = config[name]
-  _ = config[leaf]
-  with config.ignore_type():
-    config[leaf] = None
 
 
 def any_of(made_of: Group) -> dict[str, Option]:

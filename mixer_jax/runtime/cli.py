@@ -22,9 +22,8 @@ from absl import app, flags, logging
 import jax
 from ml_collections import ConfigDict
 
-from mixer_jax import options
 from mixer_jax.errors import UserError, reason
-from mixer_jax.runtime import devices
+from mixer_jax.runtime import devices, overrides
 
 # Flags that several commands have.
 _SHARED = {
@@ -121,7 +120,9 @@ def _parse_flags(argv: list[str]) -> list[str]:
     last = {field[1]: none for field, none in zip(given, cleared) if field}
     arguments = flags.FLAGS([arg for arg, none in zip(argv, cleared) if not none])
     for field in (name for name, none in last.items() if none and flags.FLAGS.config is not None):
-      options.clear(flags.FLAGS.config, field)
+      overrides.clear(flags.FLAGS.config, field)
+    if any(given) and isinstance(flags.FLAGS.config, ConfigDict):
+      overrides.check_epochs(flags.FLAGS.config, last)
     devices.listen()
     if not flags.FLAGS["verbosity"].present:  # Orbax logs pages of checkpoints and of errors
       logging.set_verbosity(logging.FATAL)
@@ -145,7 +146,7 @@ def _told(error: Exception, fields: Sequence[str] = ()) -> str:
     paths = [re.match(rf"(.*\.)?{unknown[1]}(?=\.|$)", field) for field in fields]
     path = next((path[0] for path in paths if path), unknown[1])
     return f"{path} is no field of the config{near}"
-  if said := options.unfit(text):
+  if said := overrides.unfit(text):
     return said
   if missing := _MISSING.search(text):
     return f"--config cannot be used: no such file: {missing[1]}"
