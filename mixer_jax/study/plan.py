@@ -1,5 +1,6 @@
 """The contents of a study, and the named runs that it expands to."""
 
+import collections
 import copy
 import dataclasses
 import fnmatch
@@ -213,14 +214,19 @@ class Study:
 
 def _check_held_out(runs: Sequence[Run]) -> None:
   """Raises a UserError if runs of tuning are compared on the test set of the others."""
-  finals = {run.tuned: run for run in runs if not run.tunes}
-  for run in (r for r in runs if r.tunes and r.cell in finals):
-    own, final = (r.config.get("data", {}) for r in (run, finals[run.cell]))
+  kept = collections.defaultdict(set)  # the test sets of each tuned cell
+  for run in (r for r in runs if not r.tunes):
+    kept[run.tuned].add(run.config.get("data", {}).get("test_split"))
+  for run in (r for r in runs if r.tunes):
+    own = run.config.get("data", {})
     field = "validation_split" if own.get("validation_split") else "test_split"
-    split, kept = own.get(field), final.get("test_split")
-    if split is not None and kept is not None and splits.surely_share(split, kept):
-      why = f"which shares examples with the test set {kept!r}; allowed: a part of the training set"
-      raise UserError(f"run {run.name} would be compared on data.{field}={split!r}, {why}")
+    for split in sorted(filter(None, kept[run.cell])):
+      if own.get(field) is not None and splits.surely_share(own[field], split):
+        why = f"which shares examples with the test set {split!r}"
+        raise UserError(
+          f"run {run.name} would be compared on data.{field}={own[field]!r}, {why}; allowed: a part"
+          " of the training set"
+        )
 
 
 def between(low: float, high: float, part: float) -> float:

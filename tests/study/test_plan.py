@@ -206,6 +206,31 @@ def test_tuning_may_not_come_later_nor_see_the_test_set(tmp_path):
       Study(**GRID, tuning=seen).planned([])
 
 
+@pytest.mark.parametrize("parts", itertools.permutations(("late", "test")))
+def test_each_test_set_of_a_shared_tuning_is_kept_apart(parts):
+  def config(part, optimizer):
+    made = tiny("m1", optimizer)
+    made.data.test_split = {"late": "train[95%:]", "test": "test"}[part]
+    return made
+
+  tuning = Tuning({"sgd": [{"optimizer.learning_rate": 0.1}]}, shared=("part",))
+  axes = {"part": parts, "optimizer": ("sgd",)}
+  study = Study(**GRID | dict(config=config, axes=axes, tuning=tuning))
+  with pytest.raises(UserError, match=r"shares examples with the test set 'train\[95%:\]'"):
+    study.planned([])
+
+
+def test_epochs_are_refused_where_steps_hold():
+  def config(model, optimizer):
+    made = tiny(model, optimizer)
+    made.num_steps = 30
+    return made
+
+  with pytest.raises(UserError, match="num_epochs is 3, but num_steps is 30, which holds in its"):
+    Study(**GRID | dict(config=config)).planned(["num_epochs=3"])
+  assert Study(**GRID | dict(config=config)).planned(["num_epochs=3", "num_steps=0"])
+
+
 def test_seeds_are_those_of_the_study():
   with pytest.raises(UserError, match="--set gives the seed; each run has its own, of"):
     Study(**GRID).planned(["seed=7"])

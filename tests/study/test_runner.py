@@ -144,7 +144,8 @@ def test_processes_share_the_processors(tmp_path):
 
 def test_the_deadline_stops_runs_and_the_next_call_resumes_them(tmp_path, capsys):
   opened = open_tiny(tmp_path)
-  late = Fakes(opened, deadline=time.monotonic() + 0.8, pause=0.5)
+  once = "sleep = time.sleep; time.sleep = lambda _: sleep(60 if metrics.exists() else 0)"
+  late = Fakes(opened, deadline=time.monotonic() + 3, code={"m1-sgd-seed0": once})
   late.run(opened.runs)
   assert late.started == ["m1-sgd-seed0"] and late.out_of_time
   assert opened.state(opened.runs[0]) == ("interrupted", "epoch 1 of 3", "")
@@ -321,6 +322,15 @@ def test_a_mistake_that_all_runs_share_ends_the_call(tmp_path):
   fakes = Fakes(opened, code={name: code for name, code in list(wrong.items())[::2]})
   fakes.run(opened.runs)
   assert len(fakes.started) == 4 and not fakes.gave_up
+
+
+def test_a_good_run_between_mistakes_goes_on(tmp_path):
+  opened = record.open_study(tmp_path, Study(**GRID), "f.py", [])
+  mistake = "print('error: data.dir is missing'); sys.exit(2)"
+  wrong = {run.name: mistake for i, run in enumerate(opened.runs) if i % 3 != 2}
+  fakes = Fakes(opened, code=wrong)
+  fakes.run(opened.runs)
+  assert len(wrong) > 3 and len(fakes.started) == len(opened.runs) and not fakes.gave_up
 
 
 def test_overrides_keep_out_of_tuning(tmp_path):
