@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 from benchmarks.timing import planned_bytes
-from mixer_jax.data import feed
+from mixer_jax.data import buckets, feed
+from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training import step as step_lib
@@ -82,10 +83,15 @@ class Real(_Steps):
   Attributes:
     compile_seconds: to trace and compile the program.
     peak_bytes: arguments, results and temporaries of the program, as XLA plans them.
+
+  Raises:
+    UserError: the run has batches of several shapes.
   """
 
   def __init__(self, run: Experiment):
     super().__init__(run)
+    if isinstance(run.order, buckets.BucketOrder):
+      raise UserError("batches have several shapes; allowed: one, as with data.batch_tokens=0")
     source = _feed(run)
     default = trainer.steps_per_dispatch(run.mesh)
     self.length = run.config.steps_per_dispatch or source.fitting(default)

@@ -23,8 +23,8 @@ from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.paths import user_path
 from mixer_jax.report import figures
 from mixer_jax.runtime import cli, devices
+from mixer_jax.training import step as step_lib
 from mixer_jax.training.state import init_state
-from mixer_jax.training.step import step_keys
 
 _PERIODS = dict(factor_period=10, basis_period=20)
 _SHAMPOO = dict(name="shampoo", basis_period=20)
@@ -64,24 +64,23 @@ def compare(run: Experiment, num_steps: int) -> Compared:
   """Follows the run for so many steps; the last third of them counts."""
   gradient = jax.jit(functools.partial(_gradient, run))
   optimizers = [_other(run, fields) for fields in OPTIMIZERS.values()]
-  own, lead = optax.with_extra_args_support(run.optimizer()), init_state(run)
-  updates = [jax.jit(tx.update) for tx in (own, *optimizers)]
-  states = [jax.jit(tx.init)(lead.params) for tx in (own, *optimizers)]
+  advance, lead = jax.jit(functools.partial(step_lib.update, run)), init_state(run)
+  updates = [jax.jit(tx.update) for tx in optimizers]
+  states = [jax.jit(tx.init)(lead.params) for tx in optimizers]
   measure, found = jax.jit(functools.partial(_measured, run)), []
   for step, batch in zip(range(num_steps), steps.batches(run)):
     grads, extra = gradient(lead, batch)
     results = [f(grads, s, lead.params, **extra) for f, s in zip(updates, states)]
-    (update, *others), states = zip(*results)
+    others, states = zip(*results)
     if step >= num_steps - max(num_steps // 3, 1):
       found.append(jax.device_get(measure(others)))
-    params = optax.apply_updates(lead.params, update)
-    lead = lead.replace(step=lead.step + 1, variables={**lead.variables, "params": params})
+    lead, _ = advance(lead, batch)
   return jax.tree.map(lambda *x: np.mean(x, axis=0), *found)
 
 
 def _gradient(run: Experiment, state: Any, batch: Any) -> tuple[Any, Mapping[str, Any]]:
   """The gradient of a batch, and the extra arguments of an update."""
-  _, loss_key, target_key = step_keys(state)
+  _, loss_key, target_key = step_lib.step_keys(state)
   others = {name: x for name, x in state.variables.items() if name in run.variable_shapes}
   others.pop("params")
 
