@@ -1,5 +1,6 @@
 """The runs of a study as they are found in its directory."""
 
+import math
 import statistics
 from typing import Any, NamedTuple, Sequence
 
@@ -125,11 +126,13 @@ def _target(opened: Record, c: CellResult, results: Sequence[CellResult]) -> flo
 
 
 def _read(opened: Record, run: Run) -> Result:
-  rows, seconds, epoch = [], 0.0, 0.0
-  for row in metrics_file.read(opened.path(run)):
+  rows, seconds, step = metrics_file.read(opened.path(run)), 0.0, 0
+  # Of the last row, for the rows' epochs are rounded.
+  per_epoch = rows[-1]["step"] / (rows[-1]["epoch"] or math.nan) if rows else math.nan
+  for i, row in enumerate(rows):
     seconds += row["seconds"]
-    rows.append(row | {"minutes": seconds / 60, "s/epoch": row["seconds"] / (row["epoch"] - epoch)})
-    epoch = row["epoch"]
+    of_epoch = row["seconds"] / (row["step"] - step) * per_epoch
+    rows[i], step = row | {"minutes": seconds / 60, "s/epoch": of_epoch}, row["step"]
   return Result(run, opened.state(run), rows, provenance.read(opened.path(run)))
 
 

@@ -46,7 +46,8 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[Any]], words: int = 1)
   """A Markdown table; the first `words` columns are text, the others numbers."""
   header = list(header)
   rule = [":--"] * words + ["--:"] * (len(header) - words)
-  return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (header, rule, *rows))
+  escaped = lambda line: (str(cell).replace("|", r"\|") for cell in line)
+  return "\n".join(f"| {' | '.join(escaped(line))} |" for line in (header, rule, *rows))
 
 
 def _spread(values: Sequence[float], mean: str = ".1f", deviation: str = ".1f") -> str:
@@ -165,7 +166,7 @@ def _tuning(opened: Record) -> str:
     if trials is None:
       rows.append((name, "not decided", "", "-", "-"))
     for i, trial in enumerate(trials or ()):
-      values = ("", "failed", trial.get("failed", "").replace("|", "\\|"))
+      values = ("", "failed", trial.get("failed", ""))
       if "failed" not in trial:
         numbers = (_shown(metric, [metric.scale * trial[at]]) for at in ("last", "best"))
         values = ("" if i else "chosen", *numbers)

@@ -64,6 +64,7 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
       filled_in = left_open - directory_lib.open_fields(config)
       processes.lead(lambda: directory_lib.store_completed(directory, filled_in))
     state, seconds = _start(run, saved, variables)
+    _tell_lost(run, directory, int(state.step))
     if not ended(run, int(state.step), metrics_file.read(directory)):
       processes.lead(lambda: saved.check_room(state))
       _tell(run, directory, verbose_model)
@@ -134,6 +135,15 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
   processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
   if verbose_model:
     print(tables, flush=True)
+
+
+def _tell_lost(run: Experiment, directory: pathlib.Path, step: int) -> None:
+  """Says so if the rows of evaluations before a checkpoint are gone; a new run has none."""
+  last = step if run.clock.evaluates(step) else step - step % run.clock.eval_every
+  rows = metrics_file.read(directory)
+  if (there := rows[-1]["step"] if rows else 0) < last:
+    found = f"{directory / metrics_file.FILE} ends at step {there}"
+    print(f"{found}: the rows of the evaluations up to step {last} are lost", flush=True)
 
 
 def _session(

@@ -80,5 +80,7 @@ def test_another_grid_hides_no_missing_names(peer):
   arrays = file_arrays(peer)
   rewrite(peer, {k: v for k, v in arrays.items() if k not in ("norm.bias", "norm.weight")})
   template = shapes(peer.model(), 48)
-  with pytest.raises(UserError, match=r"missing are .*norm\.(bias|weight).*token_mixing.* of shape"):
+  with pytest.raises(
+    UserError, match=r"missing are .*norm\.(bias|weight).*token_mixing.* of shape"
+  ):
     pretrained.read(peer.path).fit(template)
