@@ -26,8 +26,8 @@ _ENDINGS = f"images end in {', '.join(EXTENSIONS)}"
 class Folder:
   """A folder of images in one sub-folder a class, as `sources.Source`.
 
-  Classes are the sorted folders of the train split, ROOT/train_base, or one, "", of images without
-  folders. A UserError if the folder is missing or has another layout. A class without an image is an
+  Classes are the folders of the train split, ROOT/train_base, sorted, by value if all are numbers, or
+  one, "", of images without folders. A UserError if the folder is missing or has another layout. A class without an image is an
   error where the split trains, `trained`, and a warning elsewhere.
   """
 
@@ -82,7 +82,8 @@ class Folder:
     names = listed(path, folders=True)
     if not names and not _images(listed(path)):
       raise UserError(f"{path}: no class folders in it; {LAYOUT}")
-    return names or [""]
+    numbered = all(name.isascii() and name.isdecimal() for name in names)
+    return sorted(names, key=int) if numbered and names else names or [""]
 
 
 def test_files(path: str, flat: bool) -> "Files":
