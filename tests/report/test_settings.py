@@ -13,10 +13,11 @@ from tests.colabs import ROOT
 def test_a_config_s_own_settings_stand_before_the_table():
   config = config_lib.default("operator_learning", "fno_1d")
   config.data.update(name="burgers", step=16)
-  config.batch_size = 8
+  config.batch_size, config.freeze = 8, "^stem/|^head/"
   config.optimizer = config_lib.optimizer("adam", 1e-3)
   rows = settings.of_one(config).splitlines()
   assert rows[4:6] == ["| `batch_size` | `8` |", "| `data.step` | `16` |"]
+  assert r"| `freeze` | `'^stem/\|^head/'` |" in rows
   assert {"| `optimizer.name` | `'adam'` |", "| `optimizer.learning_rate` | `0.001` |"} <= {
     *rows[6:]
   }

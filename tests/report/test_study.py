@@ -149,15 +149,33 @@ def test_settings_that_share_an_optimizer_and_pairs_of_two_models_stand_apart(tm
 
 def test_runs_of_another_plan_are_named(tmp_path):
   tuning = Tuning({"sgd": [{"optimizer.weight_decay": 0.3}]}, hold_out={"points.fold": "last"})
+
+  def decaying(optimizer):
+    config = errors(optimizer)
+    config.optimizer.weight_decay = 0.1
+    return config
+
   axes = {"optimizer": ("sgd",)}
-  study = Study(title="t", config=errors, axes=axes, seeds=(0, 1), tuning=tuning)
+  study = Study(title="t", config=decaying, axes=axes, seeds=(0, 1, 2), tuning=tuning)
   opened = record.open_study(tmp_path, study, "file.py", [])
-  for run, rate in zip(opened.runs, (None, None, 0.7)):
+  for run, rate, decay in zip(opened.runs, (None, None, 0.7, None), (0.3, 0.3, 0.3, 0.1)):
     write_run(opened, run.name, [ERROR_ROW])
     config = json.loads(json.dumps(run.config))
     config["optimizer"]["learning_rate"] = rate or config["optimizer"]["learning_rate"]
-    config["optimizer"]["weight_decay"] = 0.3
+    config["optimizer"]["weight_decay"] = decay
     config["mesh"]["data"] = 1  # free
     (opened.path(run) / "config.json").write_text(json.dumps(config))
   text = report.write(tmp_path)[0].read_text()
   assert "`sgd-seed1`: optimizer.learning_rate was 0.7, is " in text and "`sgd-seed0`:" not in text
+  assert "`sgd-seed2`: optimizer.weight_decay was 0.1, is 0.3" in text  # the chosen one
+
+
+def test_an_epoch_of_millions_of_steps_has_its_seconds(tmp_path):
+  study = Study(title="t", config=errors, axes={"optimizer": ("sgd",)}, seeds=(0,))
+  opened = record.open_study(tmp_path, study, "file.py", [])
+  steps = (1, 2, 2_000_000)
+  rows = [ERROR_ROW | {"step": n, "epoch": round(n / 3e6, 6), "seconds": 2.0} for n in steps]
+  write_run(opened, "sgd-seed0", rows)
+  [run] = opened.runs
+  found = [row["s/epoch"] for row in results._read(opened, run).rows]
+  np.testing.assert_allclose(found, [6e6, 6e6, 2 / (2_000_000 - 2) * 3e6], rtol=1e-5)

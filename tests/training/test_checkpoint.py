@@ -281,7 +281,7 @@ def test_a_training_set_smaller_than_the_batch_is_restored(tmp_path):
 
 
 def test_names_of_checkpoints(tmp_path, caplog):
-  """The best is one that was evaluated; one out of turn takes no place among the latest three."""
+  """The best is the first of the best that were evaluated; one out of turn takes no place among the latest three."""
   state = init_state(experiment.build(waves("adam")))
   saved = Checkpoints(tmp_path, keep=3)
   for step, score in ((2, None), (4, None)):
@@ -289,7 +289,7 @@ def test_names_of_checkpoints(tmp_path, caplog):
   saved.wait()
   with pytest.raises(UserError, match="checkpoint 'best' is not in .*; allowed: latest, 2, 4"):
     saved.find("best")
-  for step, score, in_turn in ((6, 3.0, True), (8, None, True), (9, 1.0, False), (12, 2.0, True)):
+  for step, score, in_turn in ((6, 3.0, True), (8, None, True), (9, 1.0, False), (12, 3.0, True)):
     saved.save(step, state, 1.0, score, in_turn)
   saved.close()
   caplog.clear()

@@ -1,8 +1,12 @@
 """The clock is the step: evaluations and checkpoints by steps and by epochs, and stops between."""
 
+import json
+import types
+
 import pytest
 
 from mixer_jax import experiment
+from mixer_jax.training import loop
 from mixer_jax.training.checkpoint import Checkpoints
 from tests import children
 from tests.conftest import waves
@@ -72,3 +76,15 @@ def test_windows_end_at_evaluations_and_checkpoints(tmp_path):
     children.trained(waves(steps_per_dispatch=after), path)
     for x, y in zip(children.rows(whole), children.rows(path), strict=True):
       assert x == pytest.approx(y, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("there, step, told", [(0, 9, 8), (4, 12, 12), (8, 9, 0), (0, 3, 0)])
+def test_lost_rows_of_evaluations_are_told(there, step, told, tmp_path, capsys):
+  run = types.SimpleNamespace(clock=experiment.Clock(5, 12, 4, 1))
+  rows = [{"step": at, "epoch": at / 5, "seconds": 1.0} for at in range(4, there + 1, 4)]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  loop._tell_lost(run, tmp_path, step)
+  line = (
+    f"metrics.jsonl ends at step {there}: the rows of the evaluations up to step {told} are lost"
+  )
+  assert (line in capsys.readouterr().out) == bool(told)

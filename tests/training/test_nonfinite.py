@@ -1,5 +1,7 @@
 """Loss or update not finite: noticed at its step; the run stops, skips it, or goes back."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -268,6 +270,18 @@ def test_a_metric_that_is_better_when_lower_picks_its_lowest():
   values = [row["test/error"] for row in rows]
   assert rows[-1]["test/best_error"] == min(values)
   assert rows[-1]["test/best_step"] == 1 + int(np.argmin(values))
+
+
+def test_of_equal_evaluations_the_first_is_the_best():
+  metric = Metric("error", higher_is_better=False)
+  run = types.SimpleNamespace(task=types.SimpleNamespace(metrics=[metric]), selection="test")
+  rows = []
+  for step, value in ((1, 0.4), (2, 0.3), (3, 0.3), (4, 0.35)):
+    state = types.SimpleNamespace(variables={"params": {}})
+    trainer = types.SimpleNamespace(run=run, state=state, step=step, report=dict)
+    rows.append(loop._row(trainer, {"test": lambda _, value=value: {"error": value}}, rows))
+  assert [row["test/best_step"] for row in rows] == [1, 2, 2, 2]
+  assert [row["test/best_error"] for row in rows] == [0.4, 0.3, 0.3, 0.3]
 
 
 def test_a_row_has_the_numbers_that_the_quadratic_model_chose():
