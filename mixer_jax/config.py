@@ -207,8 +207,7 @@ def table(task: str = "image_classification") -> str:
 def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
   """Sets fields, in place, by "field=value" as `--config.field=value` of a command line does.
 
-  A UserError if there is no such field, it does not take the value, or it has epochs where steps
-  hold.
+  A UserError if there is no such field, or it does not take the value.
   """
   for assignment in assignments:
     values, argument = flags.FlagValues(), f"--config.{assignment}"
@@ -225,7 +224,7 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
       raise UserError(f"override {assignment}: the config has no field {field}") from e
     except (flags.Error, TypeError, ValueError) as e:
       raise UserError(f"override {assignment}: {overrides.unfit(str(e)) or reason(e)}") from e
-  overrides.check_epochs(config, [text.partition("=")[0] for text in assignments])
+  overrides.tell_epochs(config, [text.partition("=")[0] for text in assignments])
   return config
 
 

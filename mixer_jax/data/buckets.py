@@ -16,13 +16,13 @@ from mixer_jax.errors import UserError
 def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> dict[int, int]:
   """The lengths of batches by their sizes, shortest first, that leave the least padding.
 
-  The last may be a smaller one of the longest, for the examples of an epoch that are left.
+  The last may be a smaller batch of the same, longest length, for the rest of an epoch.
 
   Args:
     lengths: of the examples, [n].
     batch_tokens: a size times its length, at most.
     multiple: divides each size.
-    most: number of shapes, but for that last one.
+    most: number of shapes, without that last one.
 
   Raises:
     UserError: batches of `multiple` of the longest example have more tokens.
@@ -38,7 +38,7 @@ def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> 
   # No example of a batch is longer than the batch, so the last length is the longest.
   ends = np.array(sorted(length for length in largest if length), np.int64)
   below = np.searchsorted(np.sort(lengths), ends, side="right")
-  chosen = _fewest_cells(ends, below, most)
+  chosen = _fewest_cells(ends, below, min(most, max(len(lengths) // multiple, 1)))
   found = {largest[int(ends[i])]: int(ends[i]) for i in chosen}
   _, rest = _filled(found, _used(np.diff(below[chosen], prepend=0), multiple))
   return found | ({rest: longest} if rest else {})
@@ -47,7 +47,7 @@ def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> 
 def _used(own: np.ndarray, multiple: int) -> np.ndarray:
   """How many of each shape's own examples an epoch takes: a multiple together.
 
-  The fullest shapes do without the others, so that no example is left out in every epoch.
+  The shapes with most examples leave out the surplus: no example is left out in every epoch.
   """
   used = own.copy()
   for _ in range(int(used.sum()) % multiple):

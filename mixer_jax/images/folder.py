@@ -26,8 +26,8 @@ _ENDINGS = f"images end in {', '.join(EXTENSIONS)}"
 class Folder:
   """A folder of images in one sub-folder a class, as `sources.Source`.
 
-  Classes are the folders of the train split, ROOT/train_base, sorted, by value if all are numbers, or
-  one, "", of images without folders. A UserError if the folder is missing or has another layout. A class without an image is an
+  Classes are the sorted folders of the train split, ROOT/train_base, or one, "", of images without
+  folders. A UserError if the folder is missing or has another layout. A class without an image is an
   error where the split trains, `trained`, and a warning elsewhere.
   """
 
@@ -82,8 +82,9 @@ class Folder:
     names = listed(path, folders=True)
     if not names and not _images(listed(path)):
       raise UserError(f"{path}: no class folders in it; {LAYOUT}")
-    numbered = all(name.isascii() and name.isdecimal() for name in names)
-    return sorted(names, key=int) if numbered and names else names or [""]
+    if all(map(str.isdecimal, names)) and names != sorted(names, key=int):
+      _LOG.warning("%s: the classes have the order of texts: %s, ...", path, ", ".join(names[:4]))
+    return names or [""]
 
 
 def test_files(path: str, flat: bool) -> "Files":

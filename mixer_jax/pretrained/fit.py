@@ -95,9 +95,11 @@ def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
 def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
   own = {path: arrays[path].shape for path in shapes if path in arrays}
-  if any(not path.startswith("head/") for path in shapes.keys() ^ arrays.keys()):
-    return arrays  # of another kind of model: the comparison names all that differs at once
-  check_patches(source, patch_of(own), patch_of(shapes))
+  same = all(path.startswith("head/") for path in shapes.keys() ^ arrays.keys())
+  if not (same or resize):
+    return arrays  # the comparison names all that differs at once
+  if same:
+    check_patches(source, patch_of(own), patch_of(shapes))
   found, tokens = tokens_of(own), tokens_of(shapes)
   if found in (0, tokens) or not tokens:
     return arrays

@@ -121,8 +121,6 @@ def _parse_flags(argv: list[str]) -> list[str]:
     arguments = flags.FLAGS([arg for arg, none in zip(argv, cleared) if not none])
     for field in (name for name, none in last.items() if none and flags.FLAGS.config is not None):
       overrides.clear(flags.FLAGS.config, field)
-    if any(given) and isinstance(flags.FLAGS.config, ConfigDict):
-      overrides.check_epochs(flags.FLAGS.config, last)
     devices.listen()
     if not flags.FLAGS["verbosity"].present:  # Orbax logs pages of checkpoints and of errors
       logging.set_verbosity(logging.FATAL)
@@ -131,6 +129,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
     own.setLevel(std_logging.INFO)
     own.propagate = False
     own.addHandler(std_logging.StreamHandler())
+    if any(given) and isinstance(flags.FLAGS.config, ConfigDict):
+      overrides.tell_epochs(flags.FLAGS.config, last)
     return arguments
   except Exception as e:  # a config file is a program: anything can go wrong in it
     _fail(_told(e, [field[1] for field in map(_FIELD.fullmatch, argv) if field]))

@@ -1,13 +1,14 @@
 """Overrides of a config's fields, of a command line or a study."""
 
+import functools
+import logging
 import re
 from typing import Iterable
 
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from mixer_jax.errors import UserError
-
+_LOG = logging.getLogger(__name__)
 # As absl and ml_collections word a value that a field does not take, by the type of the field.
 _UNFIT = re.compile(r"flag --config\.([\w.]+)=(.*?): (.*)", re.DOTALL)
 _WORDS = {
@@ -37,11 +38,15 @@ def clear(config: ConfigDict, field: str) -> None:
     config[leaf] = None
 
 
-def check_epochs(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Raises a UserError if a number of epochs is among overridden fields, but one of steps holds."""
+def tell_epochs(config: ConfigDict, fields: Iterable[str]) -> None:
+  """Logs a warning of each overridden number of epochs that a number of steps makes idle."""
   values = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field in fields:
     steps = re.sub("_epochs$", "_steps", field)
     if steps != field and values.get(field) and values.get(steps):
-      why = f"{steps} is {values[steps]}, which holds in its place; allowed: with {steps}=0"
-      raise UserError(f"{field} is {values[field]:g}, but {why}")
+      _warn(f"{field}={values[field]} has no effect, as {steps} is {values[steps]}; set {steps}=0")
+
+
+@functools.cache  # the runs of a study are many
+def _warn(text: str) -> None:
+  _LOG.warning(text)

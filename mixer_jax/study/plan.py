@@ -214,13 +214,15 @@ class Study:
 
 def _check_held_out(runs: Sequence[Run]) -> None:
   """Raises a UserError if runs of tuning are compared on the test set of the others."""
-  kept = collections.defaultdict(set)  # the test sets of each tuned cell
+  place = lambda data: (data.get("name"), data.get("dir"))
+  kept = collections.defaultdict(set)  # the test sets of each tuned cell and data set
   for run in (r for r in runs if not r.tunes):
-    kept[run.tuned].add(run.config.get("data", {}).get("test_split"))
+    data = run.config.get("data", {})
+    kept[run.tuned, place(data)].add(data.get("test_split"))
   for run in (r for r in runs if r.tunes):
     own = run.config.get("data", {})
     field = "validation_split" if own.get("validation_split") else "test_split"
-    for split in sorted(filter(None, kept[run.cell])):
+    for split in sorted(filter(None, kept[run.cell, place(own)])):
       if own.get(field) is not None and splits.surely_share(own[field], split):
         why = f"which shares examples with the test set {split!r}"
         raise UserError(

@@ -138,12 +138,12 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
 
 
 def _tell_lost(run: Experiment, directory: pathlib.Path, step: int) -> None:
-  """Says so if the rows of evaluations before a checkpoint are gone; a new run has none."""
-  last = step if run.clock.evaluates(step) else step - step % run.clock.eval_every
-  rows = metrics_file.read(directory)
-  if (there := rows[-1]["step"] if rows else 0) < last:
-    found = f"{directory / metrics_file.FILE} ends at step {there}"
-    print(f"{found}: the rows of the evaluations up to step {last} are lost", flush=True)
+  """Prints a line if rows of evaluations up to a checkpoint are gone."""
+  every, there = run.clock.eval_every, {row["step"] for row in metrics_file.read(directory)}
+  made = {*range(every, step + 1, every)} | ({step} if step == run.clock.num_steps else set())
+  if lost := sorted(made - there):
+    found = f"rows of {len(lost)} evaluations are lost, steps {lost[0]} to {lost[-1]}"
+    print(f"{directory / metrics_file.FILE}: {found}", flush=True)
 
 
 def _session(

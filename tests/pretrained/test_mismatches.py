@@ -80,6 +80,8 @@ def test_another_grid_hides_no_missing_names(peer):
   arrays = file_arrays(peer)
   rewrite(peer, {k: v for k, v in arrays.items() if k not in ("norm.bias", "norm.weight")})
   template = shapes(peer.model(), 48)
+  with pytest.raises(UserError, match=r"missing are [^;]*$"):  # not of arrays that are resized
+    pretrained.read(peer.path).fit(template, "interpolate_bilinear")
   with pytest.raises(
     UserError, match=r"missing are .*norm\.(bias|weight).*token_mixing.* of shape"
   ):

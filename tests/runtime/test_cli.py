@@ -25,10 +25,6 @@ OWN = "--config=docs/own_task.py"
       "error: optimiser is no field of the config; did you mean optimizer?",
     ),
     (
-      [QUICKSTART, "--config.schedule.warmup_epochs=2", "--config.schedule.warmup_steps=9"],
-      "error: schedule.warmup_epochs is 2, but schedule.warmup_steps is 9, which holds in its",
-    ),
-    (
       [QUICKSTART, "--config.optimizer.learning_rte=1"],
       "error: optimizer.learning_rte is no field of the config; did you mean learning_rate?",
     ),

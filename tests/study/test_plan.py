@@ -220,15 +220,31 @@ def test_each_test_set_of_a_shared_tuning_is_kept_apart(parts):
     study.planned([])
 
 
-def test_epochs_are_refused_where_steps_hold():
+def test_epochs_without_effect_are_told(caplog):
   def config(model, optimizer):
     made = tiny(model, optimizer)
     made.num_steps = 30
     return made
 
-  with pytest.raises(UserError, match="num_epochs is 3, but num_steps is 30, which holds in its"):
-    Study(**GRID | dict(config=config)).planned(["num_epochs=3"])
-  assert Study(**GRID | dict(config=config)).planned(["num_epochs=3", "num_steps=0"])
+  Study(**GRID | dict(config=config)).planned(["num_epochs=5", "num_steps=0"])
+  assert not caplog.records
+  Study(**GRID | dict(config=config)).planned(["num_epochs=5"])
+  [told] = caplog.messages  # once, of all runs
+  assert told == "num_epochs=5 has no effect, as num_steps is 30; set num_steps=0"
+
+
+def test_other_data_sets_of_a_shared_tuning_do_not_count():
+  def config(part, optimizer):
+    made = tiny("m1", optimizer)
+    if part == "other":
+      made.data.update(
+        name="cifar100", dir="elsewhere", train_split="train[:90%]", test_split="train[90%:]"
+      )
+    return made
+
+  tuning = Tuning({"sgd": [{"optimizer.learning_rate": 0.1}]}, shared=("part",))
+  axes = {"part": ("own", "other", "third"), "optimizer": ("sgd",)}
+  assert Study(**GRID | dict(config=config, axes=axes, tuning=tuning)).planned([])
 
 
 def test_seeds_are_those_of_the_study():

@@ -17,7 +17,7 @@ from mixer_jax.text.subwords import Subwords
 _LOG = logging.getLogger(__name__)
 _VOCABULARY = 'tokenizer.json of byte-level BPE, both languages together; "": the sample\'s'
 _SPLIT = '"train" of train.en and train.de below dir, train.tsv, or TFDS split; maybe a part of it'
-_BATCH_SHAPES = "most shapes of batches, and one for the rest of an epoch; each is compiled"
+_BATCH_SHAPES = "most shapes of batches, beside one for the rest of an epoch; each is compiled"
 _BATCH_TOKENS = (
   "most tokens of a batch's sources, and of its targets, padding included; batches of sentences of"
   " about one length then have multiples of batch_size; 0: batch_size sentences, padded to max_length"
