@@ -97,7 +97,7 @@ def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arr
   own = {path: arrays[path].shape for path in shapes if path in arrays}
   same = all(path.startswith("head/") for path in shapes.keys() ^ arrays.keys())
   if not (same or resize):
-    return arrays  # the comparison names all that differs at once
+    return arrays  # they fail the comparison, which names all that differs at once
   if same:
     check_patches(source, patch_of(own), patch_of(shapes))
   found, tokens = tokens_of(own), tokens_of(shapes)
@@ -105,7 +105,7 @@ def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arr
     return arrays
   agreed = {size for path, shape in own.items() for size in _sizes(path, shape)} == {found}
   if not resize and not (agreed and _is_square(found) and _is_square(tokens)):
-    return arrays  # and so they do if their shapes contradict each other
+    return arrays  # shapes that contradict each other fail the comparison, too
   old, new = _side(source, found), _side("the model", tokens)
   check_tokens(source, found, tokens, resize)
   if resize == BLOCK_DIAGONAL:

@@ -29,7 +29,7 @@ def own(config: ConfigDict) -> dict[str, Any]:
 
 def of_one(config: ConfigDict) -> str:
   """The fields of `own` in Markdown, one a row."""
-  rows = [f"| `{k}` | `{_escaped(repr(value))}` |" for k, value in own(config).items()]
+  rows = [f"| `{k}` | `{escaped(repr(value))}` |" for k, value in own(config).items()]
   head = ["### Set by this config", "", "| field | value |", "| :-- | :-- |"]
   return "\n".join([*head, *rows]) + "\n\n"
 
@@ -63,10 +63,10 @@ def _group(config: ConfigDict, fields: dict[str, Any], group: str) -> str:
 
 
 def _listed(fields: dict[str, Any]) -> str:
-  shown = lambda x: f"{x:.6g}" if isinstance(x, float) else _escaped(str(x))
+  shown = lambda x: f"{x:.6g}" if isinstance(x, float) else escaped(str(x))
   return ", ".join(f"{name}={shown(value)}" for name, value in fields.items())
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
   """Text for a cell of a table."""
   return text.replace("|", r"\|")

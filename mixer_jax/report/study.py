@@ -11,6 +11,7 @@ from mixer_jax.errors import as_user_error
 from mixer_jax.optim.step_norms import SIDES
 from mixer_jax.report import study_figures
 from mixer_jax.report.results import CellResult, gather, optimizer_name, unit_of
+from mixer_jax.report.settings import escaped
 from mixer_jax.study import plan, record
 from mixer_jax.study.record import Record
 from mixer_jax.tasks import Metric
@@ -46,8 +47,8 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[Any]], words: int = 1)
   """A Markdown table; the first `words` columns are text, the others numbers."""
   header = list(header)
   rule = [":--"] * words + ["--:"] * (len(header) - words)
-  escaped = lambda line: (str(cell).replace("|", r"\|") for cell in line)
-  return "\n".join(f"| {' | '.join(escaped(line))} |" for line in (header, rule, *rows))
+  lines = ([escaped(str(cell)) for cell in line] for line in (header, rule, *rows))
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _spread(values: Sequence[float], mean: str = ".1f", deviation: str = ".1f") -> str:

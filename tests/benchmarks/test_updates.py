@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import updates
+from mixer_jax import config as config_lib
 from mixer_jax import experiment
 
 
@@ -35,6 +36,20 @@ def test_a_figure_has_a_row_for_each_optimizer():
   ).axes
   assert len(matrix.texts) == number**2 and len(bars.patches) == 2 * number
   assert len(lengths.patches) == number
+
+
+@pytest.mark.thorough
+def test_the_run_trains_by_its_own_step(tiny_config, monkeypatch):
+  """Also with a rule that asks for the loss, and with rates by layer, which change what others see."""
+  some = {name: updates.OPTIMIZERS[name] for name in ("SGD", "Adam")}
+  monkeypatch.setattr(updates, "OPTIMIZERS", some)
+  found = []
+  for tiny_config.layer_decay in (1.0, 0.5):
+    found.append(updates.compare(experiment.build(tiny_config), 3))
+  assert (found[0].lengths != found[1].lengths).all()
+  tiny_config.layer_decay = 1.0
+  tiny_config.optimizer = config_lib.optimizer("kfac", 0.1, adaptive_damping=True)
+  assert np.isfinite(updates.compare(experiment.build(tiny_config), 2).cosines).all()
 
 
 @pytest.mark.slow

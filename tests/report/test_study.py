@@ -179,3 +179,8 @@ def test_an_epoch_of_millions_of_steps_has_its_seconds(tmp_path):
   [run] = opened.runs
   found = [row["s/epoch"] for row in results._read(opened, run).rows]
   np.testing.assert_allclose(found, [6e6, 6e6, 2 / (2_000_000 - 2) * 3e6], rtol=1e-5)
+
+
+def test_bars_in_cells_are_escaped():
+  lines = report._table(["settings", "top-1"], [["freeze=^stem/|^head/", 20]]).splitlines()
+  assert lines[2] == r"| freeze=^stem/\|^head/ | 20 |"
