@@ -234,7 +234,7 @@ def test_finetune_b16_s_results(tmp_path):
       "tuned": "[r['test/top1'] for r in tuned]",
       "scratch": "[[r['test/top1'] for r in rows] for rows in scratch.values()]",
       "classes": "[list(PRETRAIN), list(run.task.class_names)]",
-      "same": "bool((weights.arrays['stem/kernel'] == np.load(WEIGHTS)['stem/kernel']).all())",
+      "same": "bool((weights.arrays['stem/kernel'] == np.load(source)['stem/kernel']).all())",
     },
   )
   assert found["full"] is False and found["same"]
