@@ -5,7 +5,7 @@
 
 Two cores train on the 5,000 images of the bundled sample, or on CIFAR-10. `old_fashioned` has padded
 crops and flips alone. `deit` has the parts of the recipe of `configs/resmlp_imagenet.py` at a lower
-strength (`config.small_deit`): RandAugment, Mixup, random areas, erasing, label smoothing, stochastic
+strength (`recipes.small_deit`): RandAugment, Mixup, random areas, erasing, label smoothing, stochastic
 depth, an average of the parameters; and AdamW. Larger images, such as Imagenette's in the folders train
 and val of DIR, take
 

@@ -5,8 +5,8 @@
       --runs='DIR/sgd-seed*,DIR/adam-seed*,DIR/kfac-seed*,DIR/kfac_adam-seed*'
 
 Each optimizer trains for numbers of epochs that took about fifteen seconds on two busy cores when
-they were chosen (7 to 9 in docs/results.md), in K-FAC's basis no more time than Adam, and has eight
-tries. The one with the lowest loss of the whole training set after its last epoch is run with three
+they were chosen (7 to 9 in docs/results.md; Adam in K-FAC's basis takes no more time than Adam), and
+has eight tries. The one with the lowest loss of the whole training set after its last epoch is run with three
 seeds. Learning rates are drawn from eight equal parts of a range of two decades. Another optimizer
 is another line of `_RULES`.
 """

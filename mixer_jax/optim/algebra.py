@@ -76,7 +76,7 @@ def warm_started_bases(
   tolerance: float | None,
   mesh: Mesh | None,
 ) -> tuple[dict[str, tuple[Eigen, Eigen]], dict[str, tuple[Eigen, Eigen]]]:
-  """One step of orthogonal iteration from old bases: a product and a QR for each factor.
+  """One step of orthogonal iteration from old bases: two products and a QR for each factor.
 
   The vectors are ordered by descending Rayleigh quotients first, so that the iteration turns
   each towards the eigenvector of its place (Vyas et al., 2024, Algorithm 4). A basis stays as

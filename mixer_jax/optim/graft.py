@@ -46,7 +46,7 @@ def graft(
   arguments; learning rates, momentum and weight decay live inside each. With m
   and d their updates, the step is ||m|| d / (||d|| + eps).
 
-  `graft(a, a)` makes the steps of `a` whose norms are far above eps. A step whose direction is
+  `graft(a, a)` makes the steps of `a`, as long as their norms are far above eps. A step whose direction is
   exactly zero is zero.
 
   Args:

@@ -46,7 +46,8 @@ def kfac(
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     momentum: decay of the momentum buffer (no dampening, no Nesterov).
-    weight_decay: or its schedule; added times the parameters to the preconditioned gradient.
+    weight_decay: a number or a schedule; it times the parameters is added to the preconditioned
+      gradient.
     decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
     decay_from: the first update that decays; None is 20 factor periods, as in
       the published code, which lets the curvature settle first.

@@ -65,8 +65,8 @@ def polar(x: jax.Array, steps: int) -> jax.Array:
   """Approximates X (X^T X)^(-1/2) of X [..., n, m], singular values between 0.7 and 1.2.
 
   Small singular values need more steps: those below 1e-3 of the Frobenius norm are not there after 5.
-  With n at most half of m, or the reverse, the iteration runs on X X^T [n, n] alone, which
-  takes up to half the operations: X p(X X^T) has the same polynomial p.
+  With n at most half of m, or the reverse, the iteration runs on X X^T [n, n] alone, in
+  fewer operations (3 steps: 0.63 for m = 4 n): X p(X X^T) has the same polynomial p.
   """
   if x.shape[-2] > x.shape[-1]:
     return _transposed(polar(_transposed(x), steps))

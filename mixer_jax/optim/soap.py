@@ -5,7 +5,8 @@
            element divided by the root of its second moment in the basis (Eschenhagen et al., 2025,
            https://arxiv.org/abs/2506.03595), which takes the place of grafting
 
-Parameters without a basis (biases, norms) take Adam, under Shampoo Adam without momentum.
+Parameters without a basis (biases, norms) take Adam, under `scale_by_shampoo` Adam without
+momentum; `shampoo` averages these steps, too.
 """
 
 from typing import Annotated, Any, Callable, Mapping
