@@ -214,6 +214,6 @@ def constrained(
   """Shortens an update v so that rate^2 <v, g> stays within the limit."""
   inner = sum(jnp.vdot(v, gradients[path]) for path, v in directions.items())
   inner = jnp.maximum(inner, jnp.finfo(jnp.float32).tiny)
-  # Not the root of limit / (rate^2 inner): a rate's square may leave float32.
-  scale = jnp.minimum(1.0, jnp.sqrt(limit / inner) / jnp.abs(rate))
+  # Not the root of limit / (rate^2 inner): a rate's square may leave float32. A rate may be 0.
+  scale = jnp.minimum(1.0, jnp.sqrt(limit / inner) / jnp.maximum(jnp.abs(rate), TINY))
   return {path: v * scale for path, v in directions.items()}

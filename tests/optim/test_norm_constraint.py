@@ -34,6 +34,14 @@ def test_the_norm_constraint_leaves_plain_gradients_alone():
   close(bound["one"], jax.tree.map(lambda v: v * np.sqrt(1e-6 / (0.01 * inner)), free["one"]), 1e-5)
 
 
+def test_a_constraint_of_zero_makes_no_step_at_any_rate():
+  """At the first rate of a warm-up, 0, too."""
+  params, batch = problem()
+  for rate in (0.0, 0.1):
+    tx = optim.scale_by_kfac(predict, params, batch, norm_constraint=0.0, learning_rate=rate)
+    close(first(tx, params, batch), jax.tree.map(jnp.zeros_like, params), 0)
+
+
 def test_the_norm_constraint_holds_at_any_rate():
   """The step, rate times update, is as long at rates whose squares leave float32."""
   params, batch = problem()
