@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any, Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax import options
@@ -149,13 +150,17 @@ def check_model(
 def check_ranges(function: Callable, **values: Any) -> None:
   """Raises a ValueError for a value that an annotated option does not take.
 
-  Schedules of `SCHEDULED`, types, and arrays of one number, which may be traced, are not looked at,
-  nor are several patterns: `matching` does that.
+  Schedules of `SCHEDULED` and arrays of one number, which may be traced, are not looked at, nor are
+  several patterns: `matching` does that.
   """
   for name, value in values.items():
-    several = name in ("plain", "full_factors") and isinstance(value, list | tuple)
-    schedule = isinstance(value, type) or (callable(value) and name in SCHEDULED)
-    if several or schedule or getattr(value, "shape", None) == ():
+    if isinstance(value, type | np.dtype):
+      value = jnp.dtype(value).name if name == "precondition_dtype" else value
+    elif (callable(value) and name in SCHEDULED) or getattr(value, "shape", None) == ():
+      continue
+    if name in ("plain", "full_factors") and not isinstance(value, str):
+      if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} is {value!r}; allowed: a regular expression, or a list of them")
       continue
     try:
       options.of(function)[name].check(name, value)
@@ -192,7 +197,7 @@ def _check_mask(mask: Any) -> None:
 
 def _check_rate(rate: Any) -> None:
   """Raises a ValueError for a learning rate that is neither a number of 0 or more nor a schedule."""
-  known = callable(rate) or hasattr(rate, "dtype")
+  known = callable(rate) or (hasattr(rate, "dtype") and rate.shape == ())
   number = isinstance(rate, int | float) and not isinstance(rate, bool)
   if not known and not (number and math.isfinite(rate) and rate >= 0):
     raise ValueError(f"learning_rate is {rate!r}; allowed: a number of 0 or more, or a schedule")

@@ -194,8 +194,8 @@ def muon(
     rms: root mean square of an update of a kernel, at a rate of 1.
     b1: of Adam, as are b2 and eps; of NAdam with `nesterov`.
     adam_paths: a regular expression of kernels that take Adam; "" for none.
-    dimension_numbers: a function from parameters to a tree of
-      `optax.contrib.MuonDimensionNumbers`, or None for Adam, instead of these rules and `adam_paths`.
+    dimension_numbers: a tree of `optax.contrib.MuonDimensionNumbers`, or None for Adam, or a function
+      from parameters to it, instead of these rules and `adam_paths`.
     stacked: how many leading axes of a parameter, by path, count layers; each layer is a matrix.
     weight_decay: decoupled.
     decay_mask: as in `optax.add_decayed_weights`.
@@ -204,6 +204,12 @@ def muon(
     ValueError: an option out of range; or, of the parameters, `stacked` or one's own `adam_paths`
       names none, or no kernel is left for Muon.
   """
+
+  if isinstance(dimension_numbers, str | int | float):
+    allowed = (
+      "None, a tree of optax.contrib.MuonDimensionNumbers, or a function from parameters to it"
+    )
+    raise ValueError(f"dimension_numbers is {dimension_numbers!r}; allowed: {allowed}")
 
   def matrix(path, x):
     *layers, name = path_name(path).split("/")

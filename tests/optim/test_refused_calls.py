@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from mixer_jax import optim
-from tests.optim.small_net import loss, predict, problem
+from tests.optim.small_net import first, loss, predict, problem
 
 
 def test_mistakes_of_update_are_one_line():
@@ -55,7 +55,14 @@ def test_mistakes_of_update_are_one_line():
     (dict(damping=np.array([0.1, 0.2])), "damping is array([0.1, 0.2]); allowed: a finite number"),
     (dict(factor_period=(5,)), "factor_period is (5,); allowed: an integer"),
     (dict(damping_type=None), "damping_type is None; allowed: one of the texts exact, factored"),
-    (dict(plain=b"one"), "plain is b'one'; allowed: a text"),
+    (dict(plain=b"one"), "plain is b'one'; allowed: a regular expression, or a list of them"),
+    (dict(full_factors=None), "full_factors is None; allowed: a regular expression, or a list"),
+    (
+      dict(precondition_dtype=jnp.int32),
+      "precondition_dtype is 'int32'; allowed: float32, bfloat16",
+    ),
+    (dict(precondition_dtype=np.dtype("f2")), "precondition_dtype is 'float16'; allowed: float32"),
+    (dict(damping=float), "damping is <class 'float'>; allowed: a finite number"),
     (dict(part="x"), "part is 'x'; allowed: a function of (batch, n), or None"),
   ],
 )
@@ -78,6 +85,7 @@ _MASK = "decay_mask is 'kernel'; allowed: None, a tree of bools"
   "rate, options, told",
   [
     *((rate, {}, _RATE.format(repr(rate))) for rate in (None, "0.1", -0.1, float("nan"))),
+    (np.array([0.1]), {}, re.escape(_RATE.format("array([0.1])"))),
     (0.1, dict(decay_mask="kernel"), _MASK),
   ],
 )
@@ -90,6 +98,18 @@ def test_a_wrong_rate_or_mask_is_refused_by_every_optimizer(rate, options, told)
     given = options if make in makers else dict(params=params, batch=batch, **options)
     with pytest.raises(ValueError, match=told):
       make(rate, **given)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.dtype("float32")])
+def test_a_type_may_be_given_as_one_of_numpy(dtype):
+  options = [dict(precondition_dtype=d) for d in (dtype, jnp.dtype(dtype).name)]
+  steps = [first(optim.scale_by_kfac(predict, *problem(), **o), *problem()) for o in options]
+  jax.tree.map(np.testing.assert_array_equal, *steps)
+
+
+def test_dimension_numbers_that_are_none_are_refused():
+  with pytest.raises(ValueError, match="dimension_numbers is 3; allowed: None, a tree of"):
+    optim.muon(0.1, dimension_numbers=3)
 
 
 def test_parameters_of_another_model_are_named():
