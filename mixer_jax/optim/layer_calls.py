@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
   Attributes:
     path: of the layer's parameters in the whole tree.
-    view: see `layer_views.view`.
+    view: see `layer_views.view`; without its functions.
     stacked: leading axes that `nn.scan` or `nn.vmap` takes off its parameters.
     shapes: of its own parameters inside, by name.
     rows: leading shape of its rows, of a normalisation with their channels; () of a layer without.
@@ -86,7 +86,8 @@ def calls(predict: Callable, params: Any, batch: Any, skipped: Collection[Path] 
     changed = type(module).param is not nn.Module.param
     changed |= any(programs.is_computed(own[name]) for name in shapes)
     number, sliced = len(found), bool(stacked and programs.is_sliced(companion))
-    found.append(Call(path, view, stacked, shapes, rows, False, 0, kind, sliced, changed))
+    kept = layer_views.without_functions(view)
+    found.append(Call(path, kept, stacked, shapes, rows, False, 0, kind, sliced, changed))
     companions.append(i)
     _mark(args[0], companion, serial, number, lambda: mapped.add(number))
     return _watched(y, lambda: differentiated.add(number))

@@ -73,6 +73,11 @@ class LayerError(ValueError):
 View = Dense | ScaleAndShift | Plain
 
 
+def without_functions(view: View) -> View:
+  """The view without `inputs` and `outputs`, which may hold arrays of a trace."""
+  return view._replace(**dict.fromkeys({"inputs", "outputs"} & set(view._fields)))
+
+
 def view(context: nn.module.InterceptorContext, args: tuple, kwargs: dict) -> View | None:
   """The view of a call, or None if it is no layer that K-FAC knows.
 
@@ -110,7 +115,8 @@ def own_params(module: nn.Module) -> dict[str, Any]:
 
 
 def _has(module: nn.Module, name: str) -> str | None:
-  return name if name in own_params(module) else None
+  """The name, if the module has such a parameter and uses it: a tree may hold more."""
+  return name if name in own_params(module) and getattr(module, f"use_{name}", True) else None
 
 
 def _dense(module: nn.Module, x: jax.Array) -> Dense:

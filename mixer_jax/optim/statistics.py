@@ -179,6 +179,11 @@ def _mistake(calls: Sequence[layer_calls.Call], names: Sequence[str], listed: li
       f"layers of several kinds share the scope of {full} (nn.share_scope), which K-FAC cannot tell"
       " apart; list them in `plain` to train them without curvature"
     )
+  if len({_parameters(call.view) for call in calls}) > 1:
+    return (
+      f"one call of the layer of {full} takes all of them, another only a part; list them in `plain`"
+      " to train them without curvature"
+    )
   if listed:
     return (
       f"plain has {', '.join(listed)} of a layer whose parameters have one block: {full}; allowed:"

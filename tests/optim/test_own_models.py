@@ -144,3 +144,21 @@ def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   expected = np.linalg.solve(dense + 1e-3 * np.eye(len(dense)), v)
   found = np.concatenate([updates["kernel"], updates["bias"][None]]).ravel()
   assert found @ expected > cosine * np.linalg.norm(found) * np.linalg.norm(expected)
+
+
+def test_no_array_of_a_trace_is_kept():
+  """JAX itself looks for them: such a mode blames the model of a user who has it on."""
+
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.GroupNorm(2)(nn.Conv(4, (2, 2))(x))
+      x = nn.ConvTranspose(4, (2, 2))(x).reshape(len(x), -1, 4)
+      return nn.Dense(3)(nn.LayerNorm()(nn.MultiHeadDotProductAttention(2)(x)).mean(axis=1))
+
+  x = np.ones((4, 3, 3, 2), np.float32)
+  params = Net().init(jax.random.key(0), x)["params"]
+  predict = lambda params, x: Net().apply({"params": params}, x)
+  with jax.checking_leaks():
+    tx = optim.scale_by_kfac(predict, params, x, norms="diagonal")
+    jax.eval_shape(tx.update, params, tx.init(params), params, batch=x, rng=jax.random.key(0))

@@ -301,3 +301,13 @@ def test_parameters_that_a_wrapper_flattens_have_no_names():
   predict, params = made(Field())
   with pytest.raises(ValueError, match="the parameters have no names, as one array .optax.flatten"):
     optax.flatten(optim.kfac(0.1, predict, params, _POINTS, likelihood="normal")).init(params)
+
+
+def test_a_layer_that_is_used_with_and_without_its_bias_is_refused():
+  x = np.ones((4, 3), np.float32)
+  params = {"one": nn.Dense(3).init(_KEY, x)["params"]}
+  layers = [nn.Dense(3), nn.Dense(3, use_bias=False)]
+  both = lambda params, x: sum(layer.apply({"params": params["one"]}, x) for layer in layers)
+  with pytest.raises(ValueError, match="one call of the layer of one/kernel, one/bias takes all"):
+    optim.kfac_blocks(both, params, x)
+  assert {b.kind for b in optim.kfac_blocks(both, params, x, plain="one")} == {"gradient"}

@@ -129,3 +129,20 @@ def test_a_stack_keeps_the_factor_of_a_layer_that_is_not_reached(beside):
   after = step(before, batch | {"gates": jnp.array([1.0, 0.0, 1.0])})
   (old,), (new,) = (s.factors["blocks/scale"].values for s in (before, after))
   assert np.isclose(new, old, rtol=1e-6).all(axis=-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("layer", [nn.Dense, nn.DenseGeneral])
+def test_a_bias_that_its_layer_does_not_use_has_no_influence(layer):
+  """Flax ignores entries of a tree that no module asks for."""
+  model = nn.Sequential([layer(4, use_bias=False), nn.Dense(3)])
+  without = model.init(jax.random.key(0), X)["params"]
+  held = without | {"layers_0": without["layers_0"] | {"bias": jnp.ones(4)}}
+  predict = lambda params, x: model.apply({"params": params}, x)
+  loss = lambda params: jnp.sum(jnp.sin(predict(params, X)))
+  updates = []
+  for params in (without, held):
+    tx = optim.scale_by_kfac(predict, params, X, estimation="exact")
+    grads, key = jax.grad(loss)(params), jax.random.key(0)
+    updates.append(jax.jit(tx.update)(grads, tx.init(params), params, batch=X, rng=key)[0])
+  assert not updates[1]["layers_0"].pop("bias").any()
+  jax.tree.map(np.testing.assert_array_equal, *updates)
