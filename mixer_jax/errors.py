@@ -45,6 +45,16 @@ def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:
   return found, None
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """The `object_pairs_hook` of JSON that refuses a key that stands twice, by a ValueError."""
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    double = next(name for name in names if names.count(name) > 1)
+    raise ValueError(f"the key {double!r} stands twice in an object")
+  return found
+
+
 @contextlib.contextmanager
 def as_user_error(what: str, *kinds: type[Exception]) -> Iterator[None]:
   """Makes a UserError, `what` and the reason, of exceptions of some kinds; none: of any kind.

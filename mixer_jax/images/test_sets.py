@@ -14,7 +14,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from mixer_jax.data import cache, tfds_source
-from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.errors import UserError, as_user_error, once
 from mixer_jax.images import arrays_file, base_split, decode, folder
 from mixer_jax.paths import user_path
 
@@ -95,13 +95,15 @@ class _Sets:
   def __init__(self, path: str, known: Sequence[str]):
     self._path, self._known = path, {name: i for i, name in enumerate(known)}
     with as_user_error(f"{path}: cannot be read", OSError, ValueError, RecursionError):
-      self._entries = json.loads(user_path(path).read_text())
+      self._entries = json.loads(user_path(path).read_text(), object_pairs_hook=once)
     if not isinstance(self._entries, list | dict):
       raise UserError(f"{path}: is no JSON list or object of lists of classes")
 
   def of(self, where: str, examples: Sequence[int], key: Any) -> np.ndarray:
     """The sets of some examples, bool [n, classes]; a UserError if all are empty."""
-    found = np.array([self.one(key(i), i) for i in examples])
+    keys = [key(i) for i in examples]
+    self._check_names(keys)
+    found = np.array([self.one(key, i) for key, i in zip(keys, examples)])
     if not found.any():
       raise UserError(f"{where}: no example has a class in {self._path}")
     return found
@@ -112,6 +114,15 @@ class _Sets:
       found = f"{self._path}: has {len(self._entries)} lists of classes"
       raise UserError(f"{found} for the {number} examples of {where}")
     return self.of(where, range(number), str)
+
+  def _check_names(self, paths: Sequence[str]) -> None:
+    """Raises a UserError if several images are found by one name of a file."""
+    by_name = {}
+    for path in paths if isinstance(self._entries, dict) else ():
+      name = path.rpartition("/")[2]
+      if path not in self._entries and (other := by_name.setdefault(name, path)) != path:
+        why = f"{name!r} is the name of {other} and of {path}; allowed: their paths"
+        raise UserError(f"{self._path}: {why}")
 
   def one(self, key: str, i: int) -> np.ndarray:
     """The set of the example i of a key, which is its path if it has one; bool [classes]."""

@@ -95,6 +95,20 @@ def test_sets_of_classes_by_the_number_of_the_file_or_its_path(train, tmp_path):
       assert found == expected | other
 
 
+def test_a_name_of_several_files_is_no_place_for_labels(train, tmp_path):
+  other = write(tmp_path / "other", {"c01/0.png": 1, "c02/0.png": 2})
+  own = dict(test_sets=f"x={other}", test_labels=f"x={tmp_path}/x.json")
+  (tmp_path / "x.json").write_text(json.dumps({"0.png": ["c03"]}))
+  with pytest.raises(UserError, match="'0.png' is the name of c0[12]/0.png and of c0[12]/0.png"):
+    load(options(train, **own))
+  (tmp_path / "x.json").write_text(json.dumps({"c01/0.png": ["c01"], "0.png": ["c03"]}))
+  found = load(options(train, **own)).splits["x"].arrays()["label"]
+  assert sorted(np.flatnonzero(found.any(axis=0)).tolist()) == [1, 3]
+  (tmp_path / "x.json").write_text('{"c01/0.png": [1], "c01/0.png": [2]}')
+  with pytest.raises(UserError, match="x.json: cannot be read: the key 'c01/0.png' stands twice"):
+    load(options(train, **own))
+
+
 MISTAKES = {
   "pair": (dict(test_sets="v2"), "data.test_sets has 'v2'; allowed: NAME=VALUE"),
   "twice": (dict(test_sets="a=x,a=y"), "each name once"),
