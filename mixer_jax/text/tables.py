@@ -10,7 +10,7 @@ import pathlib
 from typing import Any, BinaryIO, Iterable, Iterator, Mapping
 import zlib
 
-from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.errors import UserError, as_user_error, once
 
 COLUMNS = (".tsv", ".csv", ".jsonl")
 KINDS = (".txt", ".jsonl", ".tsv", ".csv")
@@ -36,7 +36,10 @@ def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
         decoded = line.decode("utf-8-sig" if number == 1 else "utf-8")
       except UnicodeDecodeError as error:
         raise UserError(f"{path}: line {number} is not UTF-8 (byte {error.start + 1})") from error
-      yield number, decoded.removesuffix("\n").removesuffix("\r")
+      text = decoded.removesuffix("\n").removesuffix("\r")
+      if number == 1 and "\r" in text and not decoded.endswith("\n"):  # the whole file
+        raise UserError(f"{path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
+      yield number, text
 
 
 def records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -79,18 +82,10 @@ def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
     yield file
 
 
-def _table_lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-  """As `lines`, of a file with a header: that of another system's would have all lines."""
-  for number, line in lines(path):
-    if number == 1 and "\r" in line.rstrip("\r"):
-      raise UserError(f"{path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
-    yield number, line
-
-
 def _tsv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   """Without quoting: tabs separate, and a quotation mark is a character like others."""
   header = None
-  for number, line in _table_lines(path):
+  for number, line in lines(path):
     fields = line.split("\t")
     if header is None:
       header = _header(path, fields)
@@ -100,7 +95,7 @@ def _tsv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _csv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   csv.field_size_limit(_LONGEST_FIELD)
-  reader = csv.reader((line + "\n" for _, line in _table_lines(path)), strict=True)
+  reader = csv.reader((line + "\n" for _, line in lines(path)), strict=True)
   header = None
   while True:
     number = reader.line_num + 1  # a row that is quoted may have several lines
@@ -121,7 +116,7 @@ def _jsonl(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not line.strip():
       continue
     try:
-      found = json.loads(line)
+      found = json.loads(line, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
       raise UserError(f"{path}: line {number}: broken JSON: {error}") from error
     if not isinstance(found, dict):

@@ -129,6 +129,11 @@ def test_pairs_and_quoting(tmp_path):
     ("a.tsv", b"", "is empty; it needs at least one row"),
     ("a.tsv", b"label\tsentence\r0\tgood\r", r"a.tsv: its lines end in \r alone; allowed: \n, or"),
     ("a.csv", b"label,sentence\r0,good\r", r"a.csv: its lines end in \r alone"),
+    (
+      "a.jsonl",
+      b'{"label": 1, "sentence": "a", "label": 0}\n',
+      "the key 'label' stands twice in an",
+    ),
     ("a.tsv", b"label\tsentence\n", "is empty; it needs at least one row"),
     ("a.tsv", b"label\tsentence\n0\ta\n0\tab\xff\n", "line 3 is not UTF-8 (byte 5)"),
     ("a.csv", b'label,sentence\n0,"a" b\n', "line 2: broken CSV"),
@@ -166,6 +171,10 @@ def test_bad_documents_are_a_line(tmp_path, caplog):
   assert "no such file or folder" in _error(documents, str(tmp_path / "none"))
   assert "no such file or folder" in _error(documents, "none.txt")
   assert "no such file or folder" in _error(documents, "")
+  (tmp_path / "mac.txt").write_bytes(b"a film\rit is good\r")
+  assert r"mac.txt: its lines end in \r alone" in _error(list, documents(str(tmp_path / "mac.txt")))
+  (tmp_path / "mac.txt").write_bytes(b"a film\rof old\nit is good\r\n")
+  assert list(documents(str(tmp_path / "mac.txt"))) == ["a film\rof old", "it is good"]
   (tmp_path / "empty").mkdir()
   assert "no text files in this folder" in _error(documents, str(tmp_path / "empty"))
   (tmp_path / "a.pdf").write_text("a")
