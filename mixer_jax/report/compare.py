@@ -165,7 +165,9 @@ def _tell_differences(configs: Sequence[Any]) -> None:
 
 
 def _globbed(pattern: str) -> list[str]:
-  return glob.glob(str(user_path(pattern))) if pattern else []
+  """The directory of this very name, which may have brackets, or all that fit a pattern."""
+  path = user_path(pattern) if pattern else None
+  return [str(path)] if path and path.exists() else glob.glob(str(path)) if path else []
 
 
 def _failed(run: pathlib.Path) -> bool:

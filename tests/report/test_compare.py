@@ -96,6 +96,13 @@ def test_runs_below_the_home_of_the_user(runs, monkeypatch, tmp_path):
   assert said == ["Mine: 1.5 after 12 s"]
 
 
+def test_a_directory_with_brackets_is_a_run_of_that_name(drawn, tmp_path):
+  write_run(tmp_path / "rate[1]", "adam", (4.0, 2.0), 1.0)
+  for name in (f"{tmp_path}/rate[1]", f"own={tmp_path}/rate[1]"):
+    [said] = compare.compare([name], "train/error", "step", tmp_path / "a.png")
+    assert said.endswith(": 2 after 10 steps")
+
+
 def test_runs_that_measure_otherwise_and_paths_with_an_equals_sign(drawn, monkeypatch, tmp_path):
   monkeypatch.setattr(compare, "_MEASURING", ("eval_batch_size",))  # these runs have no data.dir
   for i in range(2):
