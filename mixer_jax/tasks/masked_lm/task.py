@@ -122,13 +122,14 @@ class MaskedLm(TextTask):
     """The likeliest words for each [MASK] of a sentence, and the sentence with the first ones."""
     check_list(inputs, "sentences")
     vocabulary, length = self.vocabulary, self._data.max_length
-    for sentence, ids in zip(inputs, vocabulary.encode(inputs)):
+    for number, (sentence, ids) in enumerate(zip(inputs, vocabulary.encode(inputs)), 1):
       ids = np.concatenate([[vocabulary.cls], ids, [vocabulary.sep]]).astype(np.int32)
       hidden = np.flatnonzero(ids == vocabulary.mask)
       if not len(hidden) or len(ids) > length:
         has = f"has {len(ids)} tokens" if len(hidden) else "has no [MASK]"
         raise UserError(
-          f"{options.shown(sentence)} {has}; allowed: a [MASK] or more, at most {length} tokens"
+          f"input {number}, {options.shown(sentence)}, {has}; allowed: a [MASK] or more, at most"
+          f" {length} tokens"
         )
       padded = np.full((1, length), vocabulary.pad, np.int32)
       padded[0, : len(ids)] = ids

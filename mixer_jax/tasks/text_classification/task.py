@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, check_list
+from mixer_jax.errors import UserError, check_list, until_error
 from mixer_jax.models import text_heads
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -197,23 +198,30 @@ class TextClassification(TextTask):
     return encoders.curvature_view(self.model, self._predict)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The class of each sentence; of a pair the two sentences are apart by a tab."""
+    """The class of each sentence; of a pair the two sentences are apart by a tab.
+
+    The answers before a refused sentence come first.
+    """
     check_list(inputs, "sentences")
-    if not inputs:
-      return
-    pairs = [sentence.split("\t") for sentence in inputs]
-    for sentence, parts in zip(inputs, pairs):
-      if len(parts) != (2 if self._segments else 1) or not all(part.strip() for part in parts):
-        allowed = (
-          "two sentences with a tab between" if self._segments else "a sentence, without a tab"
-        )
-        raise UserError(f"the input {options.shown(sentence)}; allowed: {allowed}")
-    texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]
-    seconds = seconds if self._segments else None
-    tokens, cut = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)
-    labelled.tell_cut(cut, len(inputs), "inputs", self._data.max_length)
-    for sentence, row in zip(inputs, self._probabilities(variables, tokens)):
-      yield {"text": sentence} | likeliest(row, self.class_names)
+    pairs, refused = until_error(itertools.starmap(self._parts, enumerate(inputs, 1)))
+    if pairs:
+      texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]
+      seconds = seconds if self._segments else None
+      tokens, cut = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)
+      labelled.tell_cut(cut, len(pairs), "inputs", self._data.max_length)
+      for sentence, row in zip(inputs, self._probabilities(variables, tokens)):
+        yield {"text": sentence} | likeliest(row, self.class_names)
+    if refused:
+      raise refused
+
+  def _parts(self, number: int, sentence: str) -> list[str]:
+    """The sentence, or the two of a pair."""
+    parts = sentence.split("\t")
+    if len(parts) != (2 if self._segments else 1) or not all(part.strip() for part in parts):
+      pair = "two sentences with a tab between"
+      allowed = pair if self._segments else "a sentence, without a tab"
+      raise UserError(f"input {number} is {options.shown(sentence)}; allowed: {allowed}")
+    return parts
 
   def _probabilities(self, variables: Variables, tokens: Mapping[str, np.ndarray]) -> np.ndarray:
     found = functools.partial(self._softmax, variables)

@@ -174,13 +174,18 @@ class Translation(TextTask):
     return {"translations": found, "references": split.references}
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The translation of each sentence, with its log-probability over the length penalty."""
+    """The translation of each sentence, with its log-probability over the length penalty.
+
+    The answers before a refused sentence come first.
+    """
     check_list(inputs, "sentences")
     longest = self._data.max_length
-    encoded = self.vocabulary.encode([text.strip() for text in inputs])
-    for text, ids in zip(inputs, encoded):
-      if not 0 < len(ids) < longest:
-        raise UserError(f"{options.shown(text)} has {len(ids)} tokens; allowed: 1 to {longest - 1}")
+    encoded, refused = self.vocabulary.encode([text.strip() for text in inputs]), None
+    wrong = next((i for i, ids in enumerate(encoded) if not 0 < len(ids) < longest), None)
+    if wrong is not None:
+      has = f"{options.shown(inputs[wrong])} has {len(encoded[wrong])} tokens"
+      refused = UserError(f"input {wrong + 1}, {has}; allowed: 1 to {longest - 1}")
+      inputs, encoded = inputs[:wrong], encoded[:wrong]
     source = np.full((len(inputs), longest), self.vocabulary.pad, np.int32)
     for row, ids in zip(source, encoded):
       row[: len(ids) + 1] = [*ids, self.vocabulary.eos]
@@ -191,6 +196,8 @@ class Translation(TextTask):
       found = self.translated(variables, source[part], lengths[part], self._config.beams)
       for text, translation, score in zip(inputs[part], *found):
         yield {"text": text, "translation": translation, "score": float(score)}
+    if refused:
+      raise refused
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     """Matrices over tokens, and where the words of a sentence look in its source."""

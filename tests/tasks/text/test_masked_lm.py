@@ -107,7 +107,7 @@ def test_a_run_learns_and_fills_masks(config, tmp_path):
   [words] = answer["words"]
   assert answer["filled"].startswith("the film is very ") and len(words) == 5
   wrong = children.command(tmp_path / "log", "predict", f"--workdir={tmp_path / 'whole'}", "a film")
-  assert "'a film' has no [MASK]" in wrong.error
+  assert "input 1, 'a film', has no [MASK]" in wrong.error
 
 
 @pytest.mark.thorough

@@ -142,8 +142,10 @@ def test_pairs_are_told_apart_by_segments(config_of):
   variables["params"]["head"]["kernel"] = jax.random.normal(jax.random.key(1), kernel.shape)
   variables["params"]["encoder"]["segment_types"]["embedding"] *= 50.0
   assert np.abs(logits(batch) - logits(batch | {"segments": 0 * batch["segments"]})).max() > 1e-3
-  [answer] = run.task.answer(variables, ["the film\tso good"])
-  assert answer["class"] in ("negative", "positive")
+  answers = run.task.answer(variables, ["the film\tso good", "no pair", "so\tgood"])
+  assert next(answers)["class"] in ("negative", "positive")
+  with pytest.raises(UserError, match="input 2 is 'no pair'; allowed: two sentences with a tab"):
+    next(answers)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])

@@ -308,8 +308,13 @@ def test_mistakes_are_one_line(config, folder, monkeypatch):
   refused("batch_tokens is 100; allowed: at least", **{"data.batch_tokens": 100})
   task = tasks.find("translation")(config)
   for text in ("one " * 20, " "):
-    with pytest.raises(UserError, match=r"has (0|[2-9]\d) tokens; allowed: 1 to 15"):
-      list(task.answer(None, ["two", text]))
+    with pytest.raises(UserError, match=r"input 1, .* has (0|[2-9]\d) tokens; allowed: 1 to 15"):
+      list(task.answer(None, [text, "two"]))
+  monkeypatch.setattr(type(task), "translated", lambda *args: (["zwei"], [0.0]))
+  answers = task.answer(None, ["two", " ", "one"])
+  assert next(answers)["translation"] == "zwei"
+  with pytest.raises(UserError, match="input 2, ' ' has 0 tokens"):
+    next(answers)
   monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
   refused(r"sacrebleu, which is not installed: pip install 'mixer_jax\[translation\]'")
 
