@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import pathlib
 from typing import Any, NamedTuple, Sequence
 
@@ -166,8 +167,8 @@ def _tell_differences(configs: Sequence[Any]) -> None:
 
 def _globbed(pattern: str) -> list[str]:
   """The directory of this very name, which may have brackets, or all that fit a pattern."""
-  path = user_path(pattern) if pattern else None
-  return [str(path)] if path and path.exists() else glob.glob(str(path)) if path else []
+  path = str(user_path(pattern)) if pattern else ""
+  return [path] if os.path.exists(path) else glob.glob(path)
 
 
 def _failed(run: pathlib.Path) -> bool:
