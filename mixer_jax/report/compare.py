@@ -76,10 +76,11 @@ def compare(
     raise UserError(f"--over is {over!r}; allowed: {', '.join(OVER)} or a metric as test/loss")
   lines = [_line(label, [d for d, _ in found], key, over) for label, found in groups.items()]
   figure, ((axis,),) = figures.panels(1, 1, (7, 4))
-  for i, line in enumerate(lines):
+  styles = figures.styles(groups)
+  for line in lines:
     mean, low, high = (metric.scale * y for y in line[2:])
-    axis.plot(line.x, mean, marker=figures.marker(line.x), color=f"C{i}", label=line.label)
-    axis.fill_between(line.x, low, high, color=f"C{i}", alpha=0.2, linewidth=0)
+    axis.plot(line.x, mean, marker=figures.marker(line.x), label=line.label, **styles[line.label])
+    axis.fill_between(line.x, low, high, color=styles[line.label]["color"], alpha=0.2, linewidth=0)
   split, _, _ = key.rpartition("/")
   axis.set(xlabel=OVER[over], ylabel=f"{split} {metric.label}".strip())
   _finish(figure, axis, path, log)
@@ -112,7 +113,7 @@ def _finish(figure: Any, axis: Any, path: pathlib.Path, log: bool) -> None:
   if log:
     _make_logarithmic(axis)
   axis.grid(alpha=0.3, which="both")
-  axis.legend()
+  figures.legend(figure, axis)
   figures.save(figure, path)
 
 

@@ -27,7 +27,7 @@ def write(directory: pathlib.Path) -> list[pathlib.Path]:
   cells, out = gather(opened), directory / "report"
   with as_user_error(f"{out}: cannot be written", OSError):
     out.mkdir(exist_ok=True)
-    figures = study_figures.draw(cells, out)
+    figures = study_figures.draw(opened, cells, out)
     parts = (
       *(f"# {opened.title}", *opened.notes, _missing(opened), _results(opened, cells)),
       *(_compared(opened, cells), _tuning(opened)),
@@ -84,7 +84,8 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
   metric, unit = opened.primary, unit_of(cells)
   parts = [key.rpartition("/") for c in cells for r in c.done for key in r.rows[-1]]
   splits = dict.fromkeys(s for s, _, name in parts if name == metric.name and s != "train")
-  to_target, rows = ("target", f"{unit}s to it", "minutes to it"), []
+  to_target, rows = ["target", f"{unit}s to it", "minutes to it"], []
+  to_target += ["share of the run"] if opened.target_of else []
   for c in cells:
     published, ours = c.published, c.values(opened.published_at)
     gap = [statistics.fmean(ours) - published.value] if published and ours else []
@@ -121,16 +122,17 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
   return _section("Results", table, text)
 
 
-def _target(c: CellResult, unit: str) -> tuple[str, str, str]:
-  """The target, the steps or epochs to it and the minutes to it."""
+def _target(c: CellResult, unit: str) -> tuple[str, str, str, str]:
+  """The target, the steps or epochs to it, the minutes to it and their share of the run."""
   if not c.target:
-    return "-", "-", "-"
+    return "-", "-", "-", "-"
   shown, reached = _shown(c.metric, [c.metric.scale * c.target]), c.reached()
   if not reached:
-    return shown, "not reached" if c.done else "-", "-"
+    return shown, "not reached" if c.done else "-", "-", "-"
   after, minutes = (statistics.fmean(row[key] for row in reached) for key in (unit, "minutes"))
   some = f" ({len(reached)} of {len(c.done)})" if len(reached) < len(c.done) else ""
-  return shown, f"{after:.1f}{some}", f"{minutes:.1f}"
+  share = after / record.length(c.config)[1]
+  return shown, f"{after:.1f}{some}", f"{minutes:.1f}", f"{share:.2f}"
 
 
 def _compared(opened: Record, cells: Sequence[CellResult]) -> str:

@@ -17,11 +17,14 @@ _LABELS = {
 }
 
 
-def draw(cells: Sequence[CellResult], directory: pathlib.Path) -> list[pathlib.Path]:
+def draw(
+  opened: record.Record, cells: Sequence[CellResult], directory: pathlib.Path
+) -> list[pathlib.Path]:
   """Writes epochs.png or steps.png, time.png and step_norms_PANEL.png as far as runs have rows.
 
   Runs of a panel that have different lengths, as for equal times, also stand side by side in
-  share.png, each over its own length.
+  share.png, each over its own length. Last values along an axis that shares its tuning, such as
+  budgets of time, are in over_AXIS.png.
   """
   if not (begun := [c for c in cells if c.shown]):
     return []
@@ -31,6 +34,9 @@ def draw(cells: Sequence[CellResult], directory: pathlib.Path) -> list[pathlib.P
     places["share"] = "share.png"
     begun = [_with_shares(c) for c in begun]
   paths = [_draw_curves(begun, over, directory / name) for over, name in places.items()]
+  for axis in opened.shared:
+    if axis in opened.panels and (done := [c for c in begun if c.done]):
+      paths.append(_draw_last(opened, done, axis, directory / f"over_{axis}.png"))
   for panel in dict.fromkeys(c.panel for c in begun):
     if grafted := [c for c in begun if c.panel == panel and _kinds(c)]:
       name = "_".join(("step_norms", *filter(None, panel.split(", "))))
@@ -70,7 +76,7 @@ def _draw(axis: Any, results: Sequence[Result], over: str, key: str, factor: flo
 def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> pathlib.Path:
   """A column a panel: the metric above, the loss below; the mean of the seeds and their range."""
   panels = list(dict.fromkeys(c.panel for c in cells))
-  colors = {line: f"C{i}" for i, line in enumerate(dict.fromkeys(c.line for c in cells))}
+  styles = figures.styles(c.line for c in cells)
   metric = cells[0].metric
   measures = {f"test/{metric.name}": (f"test {metric.label}", metric.scale)}
   if all("test/loss" in r.rows[-1] for c in cells for r in c.shown):
@@ -78,20 +84,48 @@ def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> 
   size = 1 + 4 * len(panels), 3.5 * len(measures)
   figure, axes = figures.panels(len(measures), len(panels), size)
   for c in cells:
-    column, color = axes[:, panels.index(c.panel)], colors[c.line]
+    column, style = axes[:, panels.index(c.panel)], styles[c.line]
     for axis, (key, (name, factor)) in zip(column, measures.items()):
-      _draw(axis, c.shown, over, key, factor, color=color, label=c.line)
+      _draw(axis, c.shown, over, key, factor, label=c.line, **style)
       axis.set(xlabel=_LABELS.get(over, over), ylabel=name)
-      axis.legend(fontsize=8)
     column[0].set_title(c.panel)
     if c.published:
-      column[0].axhline(c.published.value, color=color, linestyle=":", linewidth=1)
+      column[0].axhline(c.published.value, color=style["color"], linestyle=":", linewidth=1)
   for row, name in zip(axes, measures):
     for axis in row if name == "test/loss" or not metric.higher_is_better else ():
       figures.fit_scale(axis)
+  figures.legend(figure, axes)
   dotted = "; dotted: value as published" if any(c.published for c in cells) else ""
   title = f"mean of the seeds, shaded from the lowest to the highest{dotted}"
   figures.head(figure, title)
+  return figures.save(figure, path)
+
+
+def _draw_last(
+  opened: record.Record, cells: Sequence[CellResult], over: str, path: pathlib.Path
+) -> pathlib.Path:
+  """The last values along an axis of the study, a panel for each cell of the other axes."""
+  at = opened.axes.index(over)
+  ticks = list(dict.fromkeys(run.cell[at] for run in opened.runs if not run.tunes))
+  styles, curves = figures.styles(c.line for c in cells), {}
+  for c in cells:
+    named = zip(opened.axes, c.cell)
+    panel = ", ".join(value for axis, value in named if axis in opened.panels and axis != over)
+    curves.setdefault(panel, {}).setdefault(c.line, {})[ticks.index(c.cell[at])] = c.values("last")
+  figure, axes = figures.panels(1, len(curves), (1 + 4 * len(curves), 4))
+  for axis, (panel, lines) in zip(axes[0], curves.items()):
+    for line, values in lines.items():
+      x = sorted(values)
+      middle, low, high = ([f(values[i]) for i in x] for f in (np.mean, min, max))
+      axis.plot(x, middle, marker=".", label=line, **styles[line])
+      axis.fill_between(x, low, high, color=styles[line]["color"], alpha=0.2, linewidth=0)
+    axis.set(title=panel, xlabel=over, ylabel=f"last test {cells[0].metric.label}")
+    axis.set_xticks(range(len(ticks)), ticks)
+    axis.grid(alpha=0.3)
+    if not cells[0].metric.higher_is_better:
+      figures.fit_scale(axis)
+  figures.legend(figure, axes)
+  figures.head(figure, "mean of the seeds, shaded from the lowest to the highest")
   return figures.save(figure, path)
 
 

@@ -74,6 +74,12 @@ class Record:
     """The axes that are not told apart by lines."""
     return [axis for axis in self.axes if axis not in self.lines]
 
+  @property
+  def shared(self) -> list[str]:
+    """The axes whose values share the settings that were chosen for the first of them."""
+    pairs = [(run.cell, run.tuned) for run in self.runs if run.tuned]
+    return [name for i, name in enumerate(self.axes) if any(a[i] != b[i] for a, b in pairs)]
+
   @functools.cached_property
   def primary(self) -> tasks.Metric:
     """The primary metric of the study's tasks."""

@@ -7,8 +7,8 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax.report import figures, study_figures
 from mixer_jax.report import study as report
-from mixer_jax.study import Published, Study, record
-from tests.report.written_runs import config, line_of, rows, write_run
+from mixer_jax.study import Published, Study, Tuning, record
+from tests.report.written_runs import ERROR_ROW, config, line_of, rows, write_run
 from tests.study.grid import errors
 
 
@@ -58,7 +58,58 @@ def test_runs_of_different_lengths_stand_side_by_side(tmp_path, monkeypatch):
   np.testing.assert_allclose(drawn["share"], [1 / 3, 2 / 3, 1] * 2)
 
 
-def test_rows_without_a_column_leave_the_others_at_their_steps(opened, monkeypatch):
+@pytest.fixture
+def saved(monkeypatch):
+  """The figures that were saved, by the names of their files."""
+  drawn, save = {}, figures.save
+  monkeypatch.setattr(
+    figures, "save", lambda f, path: (drawn.update({path.name: f}), save(f, path))[1]
+  )
+  return drawn
+
+
+def test_last_values_stand_over_an_axis_that_shares_its_tuning(tmp_path, saved):
+  def of_budget(data, budget, optimizer):
+    made = errors(optimizer)
+    made.num_steps = {"1x": 10, "2x": 20, "4x": 40}[budget]
+    return made
+
+  axes = {"data": ("a", "b"), "budget": ("1x", "2x", "4x"), "optimizer": ("sgd", "adam")}
+  tries = {name: [{"optimizer.learning_rate": 0.1}] for name in axes["optimizer"]}
+  tuning = Tuning(tries, hold_out={"points.fold": "last"}, shared=("budget",))
+  study = Study(title="t", config=of_budget, axes=axes, seeds=(0, 1), tuning=tuning)
+  opened = record.open_study(tmp_path, study, "file.py", [])
+  ends = {"b-1x-sgd-seed0": 0.8, "b-4x-sgd-seed0": 0.3, "b-4x-sgd-seed1": 0.5}
+  for name, error in (ends | {"a-2x-adam-seed0": 0.25}).items():
+    step = {run.name: run for run in opened.runs}[name].config["num_steps"]
+    write_run(opened, name, [ERROR_ROW | {"step": step, "test/error": error}])
+  assert "over_budget.png" in [f.name for f in report.write(tmp_path)]
+  (first, second) = saved["over_budget.png"].axes
+  lines = {
+    axis.get_title(): {x.get_label(): x.get_xydata().tolist() for x in axis.lines}
+    for axis in (first, second)
+  }
+  assert lines == {"a": {"Adam": [[1, 0.25]]}, "b": {"SGD": [[0, 0.8], [2, 0.4]]}}
+  ticks = [text.get_text() for text in second.get_xticklabels()]
+  assert (ticks, second.get_xlabel()) == (["1x", "2x", "4x"], "budget")
+
+
+def test_each_of_many_lines_has_a_style_and_a_name_beneath_the_panels():
+  names = [f"optimizer {i}" for i in range(24)]
+  styles = figures.styles(names)
+  assert len({tuple(style.values()) for style in styles.values()}) == 24
+  for number in (3, 24):
+    figure, axes = figures.panels(1, 2, (8, 4))
+    for i, name in enumerate(names[:number]):
+      axes[0, i % 2].plot([0, 1], [i, i + 1], label=name, **styles[name])
+    figures.legend(figure, axes)
+    beneath = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    inside = [axis.get_legend() for axis in axes[0]]
+    assert sorted(beneath) == sorted(names if number == 24 else [])
+    assert (None in inside) == (number == 24)
+
+
+def test_rows_without_a_column_leave_the_others_at_their_steps(opened, saved):
   """As rows of skipped steps have no lengths; one seed lacks the second, the other the first."""
   for seed, lacking in ((0, 2), (1, 1)):
     written = list(rows("m1-sgd_kfac", (0.1, 0.2, 0.3, 0.4)))
@@ -68,12 +119,8 @@ def test_rows_without_a_column_leave_the_others_at_their_steps(opened, monkeypat
         if i == lacking:
           del row[name]
     write_run(opened, f"m1-sgd_kfac-seed{seed}", written)
-  drawn, save = {}, figures.save
-  monkeypatch.setattr(
-    figures, "save", lambda f, path: (drawn.update({path.name: f}), save(f, path))[1]
-  )
   report.write(opened.directory)
-  (panel, *_) = drawn["step_norms_m1.png"].axes
+  (panel, *_) = saved["step_norms_m1.png"].axes
   for line in panel.lines:
     np.testing.assert_array_equal(line.get_xdata(), [3, 4])
     np.testing.assert_array_equal(line.get_ydata(), [3, 4])
@@ -120,7 +167,7 @@ def pair_study(tmp_path):
   return record.open_study(tmp_path, study, "file.py", [])
 
 
-def test_lengths_stand_by_their_side(tmp_path, monkeypatch):
+def test_lengths_stand_by_their_side(tmp_path, saved):
   opened = pair_study(tmp_path)
   row = {
     "step": 10,
@@ -133,18 +180,14 @@ def test_lengths_stand_by_their_side(tmp_path, monkeypatch):
   write_run(
     opened, "sgd_adam-seed0", [row | {"train/norm.magnitude.a": 2.0, "train/norm.direction.a": 7.0}]
   )
-  drawn, save = {}, figures.save
-  monkeypatch.setattr(
-    figures, "save", lambda f, path: (drawn.update({path.name: f}), save(f, path))[1]
-  )
   report.write(tmp_path)
   lines = {
-    line.get_label(): list(line.get_ydata()) for line in drawn["step_norms.png"].axes[0].lines
+    line.get_label(): list(line.get_ydata()) for line in saved["step_norms.png"].axes[0].lines
   }
   assert lines == {"magnitude: SGD": [2.0], "direction: Adam": [7.0]}
 
 
-def test_a_published_value_is_dotted_at_its_height(tmp_path, monkeypatch):
+def test_a_published_value_is_dotted_at_its_height(tmp_path, saved):
   study = Study(
     title="t",
     config=config,
@@ -154,10 +197,6 @@ def test_a_published_value_is_dotted_at_its_height(tmp_path, monkeypatch):
   )
   opened = record.open_study(tmp_path, study, "file.py", [])
   write_run(opened, "m1-sgd-seed0", (0.1, 0.2, 0.3, 0.4))
-  drawn, save = {}, figures.save
-  monkeypatch.setattr(
-    figures, "save", lambda f, path: (drawn.update({path.name: f}), save(f, path))[1]
-  )
   report.write(tmp_path)
-  [dotted] = [line for line in drawn["epochs.png"].axes[0].lines if line.get_linestyle() == ":"]
+  [dotted] = [line for line in saved["epochs.png"].axes[0].lines if line.get_linestyle() == ":"]
   assert set(dotted.get_ydata()) == {60.5}

@@ -89,6 +89,7 @@ def test_an_optimizer_may_be_the_target_of_the_others(tmp_path):
   sgd, adam = (dict(zip(names, line_of(text, "m1", line))) for line in ("SGD", "Adam"))
   assert sgd["target"] == adam["target"] == "45.00"
   assert (sgd["epochs to it"], adam["epochs to it"]) == ("4.0 (1 of 2)", "2.0 (1 of 2)")
+  assert (sgd["share of the run"], adam["share of the run"]) == ("1.00", "0.50")
 
 
 def test_the_run_that_sets_the_target_reaches_it(tmp_path):
