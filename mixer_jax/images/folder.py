@@ -36,7 +36,10 @@ class Folder:
     if not root or not os.path.isdir(self._root):
       raise UserError(f"data.dir={root!r}: no such folder; {LAYOUT}")
     self._train_base, self._trained = train_base, trained
-    self.class_names = tuple(self._classes(train_base))
+    self.class_names = names = tuple(self._classes(train_base))
+    if all(map(str.isdecimal, names)) and list(names) != sorted(names, key=int):
+      place, first = self._root / train_base, ", ".join(names[:4])
+      _LOG.warning("%s: the classes have the order of texts: %s, ...", place, first)
 
   def read(self, base: str) -> "Files":
     """Lists the images of ROOT/base in a shuffled order that depends on their names only.
@@ -82,8 +85,6 @@ class Folder:
     names = listed(path, folders=True)
     if not names and not _images(listed(path)):
       raise UserError(f"{path}: no class folders in it; {LAYOUT}")
-    if all(map(str.isdecimal, names)) and names != sorted(names, key=int):
-      _LOG.warning("%s: the classes have the order of texts: %s, ...", path, ", ".join(names[:4]))
     return names or [""]
 
 
