@@ -154,18 +154,26 @@ def check_ranges(function: Callable, **values: Any) -> None:
   several patterns: `matching` does that.
   """
   for name, value in values.items():
+    option = options.of(function)[name]
     if isinstance(value, type | np.dtype):
       value = jnp.dtype(value).name if name == "precondition_dtype" else value
-    elif (callable(value) and name in SCHEDULED) or getattr(value, "shape", None) == ():
+    elif (callable(value) and name in SCHEDULED) or (option.type is not str and _one_number(value)):
       continue
     if name in ("plain", "full_factors") and not isinstance(value, str):
       if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} is {value!r}; allowed: a regular expression, or a list of them")
+        allowed = "a regular expression, or a list of them"
+        raise ValueError(f"{name} is {options.shown(value)}; allowed: {allowed}")
       continue
     try:
-      options.of(function)[name].check(name, value)
+      option.check(name, value)
     except UserError as e:
       raise ValueError(str(e)) from None
+
+
+def _one_number(value: Any) -> bool:
+  """Whether a value is an array of one number, maybe a traced one."""
+  one = isinstance(value, jax.Array | np.ndarray) and value.shape == ()
+  return one and any(jnp.issubdtype(value.dtype, kind) for kind in (np.number, np.bool_))
 
 
 def matching(option: str, given: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -192,15 +200,16 @@ def _check_mask(mask: Any) -> None:
   """Raises a ValueError for a mask of decay that is a text, such as a pattern, or a number."""
   if isinstance(mask, str | int | float):
     allowed = "None, a tree of bools like the parameters, or a function from parameters to it"
-    raise ValueError(f"decay_mask is {mask!r}; allowed: {allowed}")
+    raise ValueError(f"decay_mask is {options.shown(mask)}; allowed: {allowed}")
 
 
 def _check_rate(rate: Any) -> None:
   """Raises a ValueError for a learning rate that is neither a number of 0 or more nor a schedule."""
-  known = callable(rate) or (hasattr(rate, "dtype") and rate.shape == ())
   number = isinstance(rate, int | float) and not isinstance(rate, bool)
-  if not known and not (number and math.isfinite(rate) and rate >= 0):
-    raise ValueError(f"learning_rate is {rate!r}; allowed: a number of 0 or more, or a schedule")
+  fits = number and math.isfinite(rate) and rate >= 0
+  if not (fits or callable(rate) or _one_number(rate)):
+    allowed = "a number of 0 or more, or a schedule"
+    raise ValueError(f"learning_rate is {options.shown(rate)}; allowed: {allowed}")
 
 
 def checked(*inner: Callable) -> Callable:
@@ -220,7 +229,8 @@ def checked(*inner: Callable) -> Callable:
         allowed = f"{unknown[0]!r}; allowed: {', '.join(optional)}"
         raise TypeError(f"{function.__name__} has no option {allowed}")
       # NumPy's numbers have a type that would be that of the state, Python's have none.
-      keywords = {k: x.item() if isinstance(x, np.number) else x for k, x in keywords.items()}
+      plain = lambda x: x.item() if isinstance(x, np.generic) else x
+      args, keywords = tuple(map(plain, args)), {k: plain(x) for k, x in keywords.items()}
       known = options.of(call)
       check_ranges(call, **{name: x for name, x in keywords.items() if name in known})
       given = signature.bind_partial(*args, **keywords).arguments

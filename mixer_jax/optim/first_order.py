@@ -17,9 +17,11 @@ import re
 from typing import Annotated, Any, Mapping
 
 import jax
+import numpy as np
 import optax
 import optax.contrib
 
+from mixer_jax import options
 from mixer_jax.optim import curvature_options
 from mixer_jax.optim.block_trees import by_path, check_stacked
 from mixer_jax.optim.curvature_blocks import path_name
@@ -205,11 +207,11 @@ def muon(
       names none, or no kernel is left for Muon.
   """
 
-  if isinstance(dimension_numbers, str | int | float):
+  if isinstance(dimension_numbers, str | bytes | int | float | np.ndarray | jax.Array):
     allowed = (
       "None, a tree of optax.contrib.MuonDimensionNumbers, or a function from parameters to it"
     )
-    raise ValueError(f"dimension_numbers is {dimension_numbers!r}; allowed: {allowed}")
+    raise ValueError(f"dimension_numbers is {options.shown(dimension_numbers)}; allowed: {allowed}")
 
   def matrix(path, x):
     *layers, name = path_name(path).split("/")
@@ -237,7 +239,7 @@ def muon(
     adam_b1=b1,
     adam_b2=b2,
     eps=eps,
-    muon_weight_dimension_numbers=dimension_numbers or numbers,
+    muon_weight_dimension_numbers=numbers if dimension_numbers is None else dimension_numbers,
     consistent_rms=rms,
   )
   decay = add_decayed_weights(weight_decay, decay_mask)

@@ -63,6 +63,17 @@ def test_mistakes_of_update_are_one_line():
     ),
     (dict(precondition_dtype=np.dtype("f2")), "precondition_dtype is 'float16'; allowed: float32"),
     (dict(damping=float), "damping is <class 'float'>; allowed: a finite number"),
+    (dict(damping=np.str_("0.1")), "damping is '0.1'; allowed: a finite number"),
+    (dict(damping_type=np.str_("exat")), "damping_type is 'exat'; allowed: exact, factored"),
+    (dict(refresh=jnp.zeros(())), "refresh is Array(0., dtype=float32); allowed: one of the texts"),
+    (
+      dict(plain=np.array([["a"], ["b"]])),
+      "plain is array([['a'], ['b']], dtype='<U1'); allowed: a",
+    ),
+    (
+      dict(full_factors=jnp.zeros(())),
+      "full_factors is Array(0., dtype=float32); allowed: a regular",
+    ),
     (dict(part="x"), "part is 'x'; allowed: a function of (batch, n), or None"),
   ],
 )
@@ -85,6 +96,9 @@ _MASK = "decay_mask is 'kernel'; allowed: None, a tree of bools"
   "rate, options, told",
   [
     *((rate, {}, _RATE.format(repr(rate))) for rate in (None, "0.1", -0.1, float("nan"))),
+    *((rate, {}, _RATE.format(rate.item())) for rate in (np.float64(-0.1), np.bool_(True))),
+    (np.array("x"), {}, re.escape(_RATE.format("array('x', dtype='<U1')"))),
+    (np.array([[1.0], [2.0]]), {}, re.escape(_RATE.format("array([[1.], [2.]])"))),
     (np.array([0.1]), {}, re.escape(_RATE.format("array([0.1])"))),
     (0.1, dict(decay_mask="kernel"), _MASK),
   ],
@@ -107,9 +121,11 @@ def test_a_type_may_be_given_as_one_of_numpy(dtype):
   jax.tree.map(np.testing.assert_array_equal, *steps)
 
 
-def test_dimension_numbers_that_are_none_are_refused():
-  with pytest.raises(ValueError, match="dimension_numbers is 3; allowed: None, a tree of"):
-    optim.muon(0.1, dimension_numbers=3)
+@pytest.mark.parametrize("wrong", [3, b"x", np.ones(3)])
+def test_dimension_numbers_that_are_none_are_refused(wrong):
+  told = re.escape(f"dimension_numbers is {wrong!r}; allowed: None, a tree of")
+  with pytest.raises(ValueError, match=told):
+    optim.muon(0.1, dimension_numbers=wrong)
 
 
 def test_parameters_of_another_model_are_named():
