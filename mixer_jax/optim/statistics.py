@@ -181,8 +181,8 @@ def _mistake(calls: Sequence[layer_calls.Call], names: Sequence[str], listed: li
     )
   if len({_parameters(call.view) for call in calls}) > 1:
     return (
-      f"one call of the layer of {full} takes all of them, another only a part; list them in `plain`"
-      " to train them without curvature"
+      f"calls of the layer of {full} take different ones of them; list them in `plain` to train them"
+      " without curvature"
     )
   if listed:
     return (

@@ -273,6 +273,7 @@ class OwnDense(nn.Module):
   """A layer of one's own, y = x @ kernel + bias."""
 
   curvature = "dense"
+  use_bias: bool | None = None  # False alone says that a layer leaves its bias out
 
   @nn.compact
   def __call__(self, x):

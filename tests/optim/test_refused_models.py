@@ -308,6 +308,6 @@ def test_a_layer_that_is_used_with_and_without_its_bias_is_refused():
   params = {"one": nn.Dense(3).init(_KEY, x)["params"]}
   layers = [nn.Dense(3), nn.Dense(3, use_bias=False)]
   both = lambda params, x: sum(layer.apply({"params": params["one"]}, x) for layer in layers)
-  with pytest.raises(ValueError, match="one call of the layer of one/kernel, one/bias takes all"):
+  with pytest.raises(ValueError, match="calls of the layer of one/kernel, one/bias take different"):
     optim.kfac_blocks(both, params, x)
   assert {b.kind for b in optim.kfac_blocks(both, params, x, plain="one")} == {"gradient"}
