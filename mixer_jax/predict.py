@@ -113,15 +113,20 @@ def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
 def _lines(path: str) -> list[str]:
   """The lines of a file, or of the standard input, that are not blank, as data are read.
 
-  They end as on Unix or Windows. A line on standard error tells how many were blank.
+  They end as on Unix or Windows; a UserError if they end in \\r alone. A line on standard error tells
+  how many were blank.
   """
   with as_user_error(f"--inputs={path}", OSError, UnicodeError):
     content = sys.stdin.buffer.read() if path == "-" else user_path(path).read_bytes()
     text = content.decode("utf-8-sig")
+  if text.endswith("\r") and "\n" not in text:
+    raise UserError(f"--inputs={path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
   # Not splitlines: it also splits at a lone \r, at form feeds and at Unicode's separators.
   lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
   if (kept := [line for line in lines if line.strip()]) and len(kept) < len(lines):
-    what = f"{len(lines) - len(kept)} of {len(lines)} lines are blank and have no answer"
+    what = (
+      f"{len(lines) - len(kept)} of {len(lines)} lines are blank: no answer, no number of an input"
+    )
     print(f"--inputs={path}: {what}", file=sys.stderr)
   return kept
 

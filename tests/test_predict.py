@@ -87,6 +87,11 @@ def test_lines_of_inputs_may_end_as_on_windows_and_keep_their_blanks(tmp_path, c
   expected = ["cat.jpg ", " two words\t", "a\rb\x0cc\u2028d", "end"]
   assert predict._lines(str(tmp_path / "a.txt")) == expected
   told = capsys.readouterr().err
-  assert told == f"--inputs={tmp_path}/a.txt: 2 of 6 lines are blank and have no answer\n"
+  assert (
+    told == f"--inputs={tmp_path}/a.txt: 2 of 6 lines are blank: no answer, no number of an input\n"
+  )
   monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\r\n")))
   assert predict._lines("-") == ["one", "two"] and not capsys.readouterr().err
+  (tmp_path / "mac.txt").write_bytes(b"one\rtwo\r")
+  with pytest.raises(UserError, match=r"mac.txt: its lines end in \\r alone; allowed: \\n, or"):
+    predict._lines(str(tmp_path / "mac.txt"))

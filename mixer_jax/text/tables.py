@@ -37,9 +37,22 @@ def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
       except UnicodeDecodeError as error:
         raise UserError(f"{path}: line {number} is not UTF-8 (byte {error.start + 1})") from error
       text = decoded.removesuffix("\n").removesuffix("\r")
-      if number == 1 and "\r" in text and not decoded.endswith("\n"):  # the whole file
-        raise UserError(f"{path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
+      many = decoded.endswith("\r") or text.count("\r") > 1
+      if number == 1 and "\r" in text and many and not decoded.endswith("\n"):  # the whole file
+        raise _lone(path)
       yield number, text
+
+
+def _lone(path: pathlib.Path) -> UserError:
+  return UserError(f"{path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
+
+
+def _table(path: pathlib.Path, quoting: bool) -> Iterator[tuple[int, str]]:
+  """The lines of a table; a UserError if there is a \\r in its header, unless it is quoted."""
+  for number, line in lines(path):
+    if number == 1 and "\r" in line and not (quoting and '"' in line):
+      raise _lone(path)
+    yield number, line
 
 
 def records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -85,7 +98,7 @@ def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
 def _tsv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   """Without quoting: tabs separate, and a quotation mark is a character like others."""
   header = None
-  for number, line in lines(path):
+  for number, line in _table(path, quoting=False):
     fields = line.split("\t")
     if header is None:
       header = _header(path, fields)
@@ -95,7 +108,7 @@ def _tsv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _csv(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   csv.field_size_limit(_LONGEST_FIELD)
-  reader = csv.reader((line + "\n" for _, line in lines(path)), strict=True)
+  reader = csv.reader((line + "\n" for _, line in _table(path, quoting=True)), strict=True)
   header = None
   while True:
     number = reader.line_num + 1  # a row that is quoted may have several lines

@@ -129,6 +129,8 @@ def test_pairs_and_quoting(tmp_path):
     ("a.tsv", b"", "is empty; it needs at least one row"),
     ("a.tsv", b"label\tsentence\r0\tgood\r", r"a.tsv: its lines end in \r alone; allowed: \n, or"),
     ("a.csv", b"label,sentence\r0,good\r", r"a.csv: its lines end in \r alone"),
+    ("a.tsv", b"label\tsentence\r0\tgood\r1\tbad\n", r"a.tsv: its lines end in \r alone"),
+    ("a.csv", b"label,sentence\r0,good\r1,bad\n", r"a.csv: its lines end in \r alone"),
     (
       "a.jsonl",
       b'{"label": 1, "sentence": "a", "label": 0}\n',
@@ -173,8 +175,12 @@ def test_bad_documents_are_a_line(tmp_path, caplog):
   assert "no such file or folder" in _error(documents, "")
   (tmp_path / "mac.txt").write_bytes(b"a film\rit is good\r")
   assert r"mac.txt: its lines end in \r alone" in _error(list, documents(str(tmp_path / "mac.txt")))
-  (tmp_path / "mac.txt").write_bytes(b"a film\rof old\nit is good\r\n")
-  assert list(documents(str(tmp_path / "mac.txt"))) == ["a film\rof old", "it is good"]
+  for end in (b"\r\n", b"\rthe end"):  # the last line may have no end
+    (tmp_path / "mac.txt").write_bytes(b"a film\rof old\nit is good" + end)
+    last = "it is good" + end.decode().removesuffix("\r\n")
+    assert list(documents(str(tmp_path / "mac.txt"))) == ["a film\rof old", last]
+  (tmp_path / "mac.txt").write_bytes(b"a film\rof old")
+  assert list(documents(str(tmp_path / "mac.txt"))) == ["a film\rof old"]
   (tmp_path / "empty").mkdir()
   assert "no text files in this folder" in _error(documents, str(tmp_path / "empty"))
   (tmp_path / "a.pdf").write_text("a")
