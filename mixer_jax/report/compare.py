@@ -167,9 +167,12 @@ def _tell_differences(configs: Sequence[Any]) -> None:
 
 
 def _globbed(pattern: str) -> list[str]:
-  """The directory of this very name, which may have brackets, or all that fit a pattern."""
-  path = str(user_path(pattern)) if pattern else ""
-  return [path] if os.path.exists(path) else glob.glob(path)
+  """The directory of this very name, or all that fit a pattern; directories may have brackets."""
+  path = user_path(pattern)
+  if not pattern or os.path.exists(path):
+    return [str(path)] if pattern else []
+  root = next(filter(os.path.exists, path.parents))
+  return glob.glob(os.path.join(glob.escape(str(root)), path.relative_to(root)))
 
 
 def _failed(run: pathlib.Path) -> bool:

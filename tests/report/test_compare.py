@@ -98,7 +98,8 @@ def test_runs_below_the_home_of_the_user(runs, monkeypatch, tmp_path):
 
 def test_a_directory_with_brackets_is_a_run_of_that_name(drawn, tmp_path):
   write_run(tmp_path / "rate[1]", "adam", (4.0, 2.0), 1.0)
-  for name in (f"{tmp_path}/rate[1]", f"own={tmp_path}/rate[1]"):
+  write_run(tmp_path / "of[2]" / "a", "adam", (4.0, 2.0), 1.0)
+  for name in (*(f"{tmp_path}/rate[1]", f"own={tmp_path}/rate[1]"), f"{tmp_path}/of[2]/*"):
     [said] = compare.compare([name], "train/error", "step", tmp_path / "a.png")
     assert said.endswith(": 2 after 10 steps")
 
