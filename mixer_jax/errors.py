@@ -47,11 +47,11 @@ def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   """The `object_pairs_hook` of JSON that refuses a key that stands twice, by a ValueError."""
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    names = [name for name, _ in pairs]
-    double = next(name for name in names if names.count(name) > 1)
-    raise ValueError(f"the key {double!r} stands twice in an object")
+  found = {}
+  for name, value in pairs:
+    if name in found:
+      raise ValueError(f"the key {name[:_LONGEST]!r} stands twice in an object")
+    found[name] = value
   return found
 
 
