@@ -34,13 +34,14 @@ def averaged_moments(
   """The averages after one more estimate, each weighted by decay^its age; of one it is this one.
 
   A name that the estimate lacks keeps its average, as does a layer whose estimate is zero, which saw
-  only padding; `age` is the number of estimates before.
+  only padding, or not finite; `age` is the number of estimates before.
   """
   decay = jnp.float32(decay)
   total = jnp.where(decay == 1.0, age + 1.0, (1.0 - decay ** (age + 1)) / (1.0 - decay))
 
   def mixed(old, fresh):
-    seen = fresh.any(axis=(-2, -1), keepdims=True)
+    axes = dict(axis=(-2, -1), keepdims=True)
+    seen = fresh.any(**axes) & jnp.isfinite(fresh).all(**axes)
     return jnp.where(seen, old + (fresh - old) / total, old)
 
   return {name: mixed(x, fresh[name]) if name in fresh else x for name, x in old.items()}

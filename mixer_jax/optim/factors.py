@@ -86,7 +86,7 @@ def averaged(
     decay: weight of the old average.
     identity_start: whether averages start at `old`; False: weights decay^age that sum to 1.
     skip_zeros: whether a layer whose estimate is zero keeps its average: it was not reached, or saw
-      only padding.
+      only padding. One whose estimate is not finite always does: a bad batch would stay for good.
   """
   log = jnp.log(jnp.float32(decay))
 
@@ -99,6 +99,7 @@ def averaged(
 
   def mixed(name, number):
     own, seen = weight(number), _seen(fresh[name], number.ndim) | (not skip_zeros)
+    seen &= _finite(fresh[name], number.ndim)
 
     def mix(old, new):
       w, kept = (jnp.expand_dims(x, range(number.ndim, old.ndim)) for x in (own, ~seen))
@@ -108,6 +109,15 @@ def averaged(
 
   both = {name: mixed(name, number) for name, number in estimates.items()}
   return tuple({name: pair[i] for name, pair in both.items()} for i in (0, 1))
+
+
+def _finite(factors: Kronecker | Diagonal, stacked: int) -> jax.Array:
+  """Whether the estimate of a layer, of each of a stack, is finite, by its traces."""
+  if isinstance(factors, Kronecker):
+    found = [jnp.isfinite(algebra.mean_eigenvalue(factor)) for factor in factors]
+  else:
+    found = [jnp.isfinite(x).all(axis=tuple(range(stacked, x.ndim))) for x in factors.values]
+  return functools.reduce(jnp.logical_and, found)
 
 
 def _seen(factors: Kronecker | Diagonal, stacked: int) -> jax.Array:

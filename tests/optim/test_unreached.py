@@ -9,6 +9,7 @@ import pytest
 from mixer_jax import optim
 from tests.optim.small_net import close
 
+_KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 
 
@@ -129,6 +130,28 @@ def test_a_stack_keeps_the_factor_of_a_layer_that_is_not_reached(beside):
   after = step(before, batch | {"gates": jnp.array([1.0, 0.0, 1.0])})
   (old,), (new,) = (s.factors["blocks/scale"].values for s in (before, after))
   assert np.isclose(new, old, rtol=1e-6).all(axis=-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e25])
+@pytest.mark.parametrize("eigenvalues", ["factors", "examples"])
+def test_a_batch_that_is_not_finite_leaves_the_averages_as_they_are(eigenvalues, value):
+  """Its gradient is left out by the caller; 1e25 has no square in float32."""
+  model = nn.Sequential([nn.Dense(4), nn.LayerNorm(), nn.Dense(3)])
+  params = model.init(jax.random.key(0), X)["params"]
+  predict = lambda params, x: model.apply({"params": params}, x)
+  tx = optim.scale_by_kfac(
+    *(predict, params, X),
+    **dict(factor_period=1, inverse_period=1, norms="diagonal", eigenvalues=eigenvalues),
+  )
+  step = jax.jit(lambda state, x, grads: tx.update(grads, state, params, batch=x, rng=_KEY)[1])
+  before = step(tx.init(params), X, jax.tree.map(jnp.ones_like, params))
+  after = step(
+    before,
+    X.copy() * np.where(np.arange(6) == 1, value, 1)[:, None],
+    jax.tree.map(jnp.zeros_like, params),
+  )
+  jax.tree.map(np.testing.assert_array_equal, after.factors, before.factors)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
 
 @pytest.mark.parametrize("layer", [nn.Dense, nn.DenseGeneral])
