@@ -116,7 +116,8 @@ def own_params(module: nn.Module) -> dict[str, Any]:
 
 def _has(module: nn.Module, name: str) -> str | None:
   """The name, if the module has such a parameter and uses it: a tree may hold more."""
-  unused = getattr(module, f"use_{name}", True) is False  # None or an array may mean another thing
+  used = getattr(module, f"use_{name}", True)  # Linen asks for its truth; elsewhere None may differ
+  unused = used is False or (not hasattr(module, "curvature") and not used)
   return name if name in own_params(module) and not unused else None
 
 
@@ -135,8 +136,7 @@ def _declared_dense(module: nn.Module, x: jax.Array) -> Dense:
 
 def _declared_norm(module: nn.Module, x: jax.Array) -> ScaleAndShift:
   if own_params(module) and not (_has(module, "scale") or _has(module, "bias")):
-    allowed = "a scale and a bias, of these names (use_scale=False leaves one out)"
-    raise _declared_wrongly(module, "scale_and_shift", allowed)
+    raise _declared_wrongly(module, "scale_and_shift", "a scale and a bias, of these names")
   return _scale_and_shift(module, x)
 
 

@@ -131,7 +131,8 @@ def _target(c: CellResult, unit: str) -> tuple[str, str, str, str]:
     return shown, "not reached" if c.done else "-", "-", "-"
   after, minutes = (statistics.fmean(row[key] for row in reached) for key in (unit, "minutes"))
   some = f" ({len(reached)} of {len(c.done)})" if len(reached) < len(c.done) else ""
-  share = after / record.length(c.config)[1]
+  own, length = record.length(c.config)
+  share = statistics.fmean(row[own] for row in reached) / length
   return shown, f"{after:.1f}{some}", f"{minutes:.1f}", f"{share:.2f}"
 
 

@@ -35,7 +35,7 @@ def draw(
     begun = [_with_shares(c) for c in begun]
   paths = [_draw_curves(begun, over, directory / name) for over, name in places.items()]
   for axis in opened.shared:
-    if axis in opened.panels and (done := [c for c in begun if c.done]):
+    if axis in opened.panels and (done := [c for c in begun if c.values("last")]):
       paths.append(_draw_last(opened, done, axis, directory / f"over_{axis}.png"))
   for panel in dict.fromkeys(c.panel for c in begun):
     if grafted := [c for c in begun if c.panel == panel and _kinds(c)]:

@@ -154,10 +154,12 @@ def test_a_batch_that_is_not_finite_leaves_the_averages_as_they_are(eigenvalues,
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
 
-@pytest.mark.parametrize("layer", [nn.Dense, nn.DenseGeneral])
-def test_a_bias_that_its_layer_does_not_use_has_no_influence(layer):
+@pytest.mark.parametrize(
+  "layer, unused", [(nn.Dense, False), (nn.Dense, None), (nn.DenseGeneral, False)]
+)
+def test_a_bias_that_its_layer_does_not_use_has_no_influence(layer, unused):
   """Flax ignores entries of a tree that no module asks for."""
-  model = nn.Sequential([layer(4, use_bias=False), nn.Dense(3)])
+  model = nn.Sequential([layer(4, use_bias=unused), nn.Dense(3)])
   without = model.init(jax.random.key(0), X)["params"]
   held = without | {"layers_0": without["layers_0"] | {"bias": jnp.ones(4)}}
   predict = lambda params, x: model.apply({"params": params}, x)
