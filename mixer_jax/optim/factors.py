@@ -98,8 +98,8 @@ def averaged(
     return jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
 
   def mixed(name, number):
-    own, seen = weight(number), _seen(fresh[name], number.ndim) | (not skip_zeros)
-    seen &= _finite(fresh[name], number.ndim)
+    own, sizes = weight(number), _sizes(fresh[name], number.ndim)
+    seen = ((sizes > 0).any(axis=0) | (not skip_zeros)) & jnp.isfinite(sizes).all(axis=0)
 
     def mix(old, new):
       w, kept = (jnp.expand_dims(x, range(number.ndim, old.ndim)) for x in (own, ~seen))
@@ -111,22 +111,12 @@ def averaged(
   return tuple({name: pair[i] for name, pair in both.items()} for i in (0, 1))
 
 
-def _finite(factors: Kronecker | Diagonal, stacked: int) -> jax.Array:
-  """Whether the estimate of a layer, of each of a stack, is finite, by its traces."""
+def _sizes(factors: Kronecker | Diagonal, stacked: int) -> jax.Array:
+  """A size of each factor of a layer, of each of a stack, [factors, *stacked]: 0 only of zeros."""
   if isinstance(factors, Kronecker):
-    found = [jnp.isfinite(algebra.mean_eigenvalue(factor)) for factor in factors]
-  else:
-    found = [jnp.isfinite(x).all(axis=tuple(range(stacked, x.ndim))) for x in factors.values]
-  return functools.reduce(jnp.logical_and, found)
-
-
-def _seen(factors: Kronecker | Diagonal, stacked: int) -> jax.Array:
-  """Whether the estimate of a layer, of each of a stack, is not zero."""
-  if isinstance(factors, Kronecker):
-    found = [algebra.mean_eigenvalue(factor) > 0 for factor in factors]
-  else:
-    found = [(x != 0).any(axis=tuple(range(stacked, x.ndim))) for x in factors.values]
-  return functools.reduce(jnp.logical_or, found)
+    return jnp.stack([algebra.mean_eigenvalue(factor) for factor in factors])
+  total = lambda x: jnp.abs(x).sum(axis=tuple(range(stacked, x.ndim)))
+  return jnp.stack([total(x) for x in factors.values])
 
 
 def curvature_of(

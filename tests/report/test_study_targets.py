@@ -123,6 +123,22 @@ def test_tuning_shows_every_trial(tmp_path):
   assert line_of(text, "m1", "SGD", "0 of 3")  # validation values stand in no other table
 
 
+def test_the_share_of_a_run_until_the_target_is_of_its_own_length(tmp_path):
+  """SGD is counted in steps, Adam in epochs of ten steps; both reach 0.3 after three quarters."""
+
+  def mixed(optimizer):
+    made = config("m1", optimizer)
+    made.num_steps = 40 if optimizer == "sgd" else 0  # else four epochs
+    return made
+
+  axes = {"optimizer": ("sgd", "adam")}
+  study = Study(title="T", config=mixed, axes=axes, seeds=(0,), target_of="sgd")
+  opened = record.open_study(tmp_path, study, "s.py", [])
+  for name in ("sgd", "adam"):
+    write_run(opened, f"{name}-seed0", (0.1, 0.2, 0.3, 0.3))
+  assert [report._target(c, "step")[3] for c in results.gather(opened)] == ["0.75", "0.75"]
+
+
 def test_a_target_is_of_its_own_panel(tmp_path):
   axes = {"model": ("m1", "m2"), "optimizer": ("sgd", "adam")}
   study = Study(title="T", config=config, axes=axes, seeds=(0,), target_of="sgd")
