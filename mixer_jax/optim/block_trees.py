@@ -10,6 +10,8 @@ import optax
 from mixer_jax.optim import axes
 from mixer_jax.optim.curvature_blocks import Block, path_name
 
+_ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
+
 
 def by_path(tree: Any) -> dict[str, jax.Array]:
   """The leaves by path.
@@ -102,6 +104,21 @@ def check_stacked(params: Any, stacked: Mapping[str, int]) -> None:
       )
     if path not in leaves and not any(f"{path}/".startswith(f"{h}/") for h in hidden):
       raise ValueError(f"stacked has {path!r}, which is no parameter; they are {', '.join(leaves)}")
+
+
+def output_axes(path: str, leaves: Mapping[str, Any], stacked: int = 0) -> int:
+  """How many last axes of a kernel, beside `stacked` leading ones, are outputs.
+
+  As many as its bias has, in Linen one for each of a layer's `features`. Without a bias two of a
+  query, key or value of Linen's attention, [inputs, heads, features], and one of any other array.
+  """
+  shape = jnp.shape(leaves[path])[stacked:]
+  *layers, name = path.split("/")
+  bias = jnp.shape(leaves.get("/".join([*layers, "bias"]), 0.0))[stacked:]
+  if name == "kernel" and 0 < len(bias) < len(shape) and shape[-len(bias) :] == bias:
+    return len(bias)
+  attends = name == "kernel" and len(shape) == 3 and layers[-1:] and layers[-1] in _ATTENDING
+  return 2 if attends else 1
 
 
 def with_directions(updates: Any, directions: dict[str, jax.Array]) -> Any:

@@ -18,6 +18,7 @@ from mixer_jax.optim.block_trees import (
   check_stacked,
   covered_by,
   from_matrix,
+  output_axes,
   taken,
   to_matrix,
   with_directions,
@@ -254,9 +255,9 @@ def gradient_source(
 ) -> Source:
   """Factors V V^T and V^T V of the gradient itself: no model is needed.
 
-  An array of two or more axes, beside the leading ones that `stacked` counts, is a matrix of all
-  axes but the last by the last; a side above max_factor keeps its coordinates, but in arrays
-  whose path `full_factors` matches. Arrays of fewer axes have no basis.
+  An array of two or more axes, beside the leading ones that `stacked` counts, is a matrix of its
+  inputs by its `block_trees.output_axes`; a side above max_factor keeps its coordinates, but in
+  arrays whose path `full_factors` matches. Arrays of fewer axes and biases have no basis.
   """
 
   most = curvature_options.MAX_FACTOR if max_factor is None else max_factor
@@ -266,9 +267,15 @@ def gradient_source(
     patterns = curvature_options.matching("full_factors", full_factors, tuple(leaves))
     full = lambda path: curvature_options.matches(patterns, path)
     return [
-      _tensor(path, jnp.shape(x), apart[path], math.inf if full(path) else most)
+      _tensor(
+        path,
+        jnp.shape(x),
+        apart[path],
+        output_axes(path, leaves, apart[path]),
+        math.inf if full(path) else most,
+      )
       for path, x in leaves.items()
-      if jnp.ndim(x) - apart[path] > 1 and jnp.size(x)
+      if jnp.ndim(x) - apart[path] > 1 and jnp.size(x) and path.split("/")[-1] != "bias"
     ]
 
   def estimate(blocks, gradients, params, batch, rng):
@@ -279,8 +286,10 @@ def gradient_source(
   return Source(blocks, estimate, True, check, growth)
 
 
-def _tensor(path: str, shape: tuple[int, ...], stacked: int, max_factor: float) -> Block:
-  sizes = math.prod(shape[stacked:-1]), shape[-1]
+def _tensor(
+  path: str, shape: tuple[int, ...], stacked: int, outputs: int, max_factor: float
+) -> Block:
+  sizes = math.prod(shape[stacked:-outputs]), math.prod(shape[-outputs:])
   diagonal = tuple(size > max_factor for size in sizes)
   whole = shape[:stacked]
   return Block(path, "kronecker", (path,), (shape,), sizes, 1, diagonal, whole)

@@ -23,7 +23,7 @@ import optax.contrib
 
 from mixer_jax import options
 from mixer_jax.optim import curvature_options
-from mixer_jax.optim.block_trees import by_path, check_stacked
+from mixer_jax.optim.block_trees import by_path, check_stacked, output_axes
 from mixer_jax.optim.curvature_blocks import path_name
 from mixer_jax.options import TINY, Option
 
@@ -149,9 +149,6 @@ def adagrad(
   return _with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, **options)
 
 
-_ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
-
-
 def takes_adam(name: str, adam_paths: str) -> bool:
   """Whether `adam_paths`, a regular expression, matches a parameter; "" matches none."""
   return bool(adam_paths and re.search(adam_paths, name))
@@ -185,8 +182,7 @@ def muon(
   https://arxiv.org/abs/2502.16982, Section 2.2). The head and embeddings take Adam, as is usual.
 
   Kernels are the parameters of that name with two axes or more. One of more than two axes is a
-  matrix of all axes but the last by the last; that of a query, key or value of Linen's attention,
-  [inputs, heads, features], is one of the first by the others. A stack of layers, as of `nn.scan` or
+  matrix of its inputs by its `block_trees.output_axes`. A stack of layers, as of `nn.scan` or
   `nn.vmap`, cannot be told from these by its shape: `stacked` names it.
 
   Args:
@@ -213,40 +209,48 @@ def muon(
     )
     raise ValueError(f"dimension_numbers is {options.shown(dimension_numbers)}; allowed: {allowed}")
 
-  def matrix(path, x):
-    *layers, name = path_name(path).split("/")
-    first = (stacked or {}).get(path_name(path), 0)
-    axes = range(first, x.ndim)
-    if name != "kernel" or len(axes) < 2 or takes_adam(path_name(path), adam_paths):
-      return None
-    inputs = 1 if len(axes) == 3 and layers[-1:] and layers[-1] in _ATTENDING else len(axes) - 1
-    return optax.contrib.MuonDimensionNumbers(tuple(axes[:inputs]), tuple(axes[inputs:]))
-
   def numbers(params):
     check_stacked(params, stacked or {})
+    leaves = by_path(params)
+
+    def matrix(path, x):
+      name = path_name(path)
+      axes = range(first := (stacked or {}).get(name, 0), x.ndim)
+      if name.split("/")[-1] != "kernel" or len(axes) < 2 or takes_adam(name, adam_paths):
+        return None
+      outputs = output_axes(name, leaves, first)
+      return optax.contrib.MuonDimensionNumbers(tuple(axes[:-outputs]), tuple(axes[-outputs:]))
+
     found = jax.tree_util.tree_map_with_path(matrix, params)
-    if (leaves := by_path(params)) and not jax.tree.leaves(found):
+    if leaves and not jax.tree.leaves(found):
       raise ValueError(
         f"no kernel is left for Muon; the parameters are {', '.join(leaves)}: pass dimension_numbers,"
         " or take adamw"
       )
     return found
 
-  rule = optax.contrib.muon(
-    1.0,
-    beta=momentum,
-    nesterov=nesterov,
-    adam_b1=b1,
-    adam_b2=b2,
-    eps=eps,
-    muon_weight_dimension_numbers=numbers if dimension_numbers is None else dimension_numbers,
-    consistent_rms=rms,
+  def rule(params):
+    # Of the whole tree: optax asks a function for parts of it, where a kernel's bias is missing.
+    own = numbers(params) if dimension_numbers is None else dimension_numbers
+    return optax.contrib.muon(
+      1.0,
+      beta=momentum,
+      nesterov=nesterov,
+      adam_b1=b1,
+      adam_b2=b2,
+      eps=eps,
+      muon_weight_dimension_numbers=own,
+      consistent_rms=rms,
+    )
+
+  whole = optax.GradientTransformation(
+    lambda params: rule(params).init(params),
+    lambda updates, state, params=None: rule(updates).update(updates, state, params),
   )
   decay = add_decayed_weights(weight_decay, decay_mask)
-  chain = optax.chain(rule, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))
+  chain = optax.chain(whole, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))
 
   def init_fn(params):
-    # Here, for `numbers` sees parts of the parameters as well.
     check_adam_paths(adam_paths, params)
     return chain.init(params)
 

@@ -10,6 +10,7 @@ import optax
 import optax.contrib
 import pytest
 
+from mixer_jax import optim
 from mixer_jax.optim import first_order
 
 
@@ -130,6 +131,27 @@ def test_muon_sees_the_matrices_of_attention():
     values = np.linalg.svd(np.reshape(updates[name]["kernel"], (16, 16)), compute_uv=False)
     assert values.min() > 0.5 and values.max() < 1.3
     np.testing.assert_allclose(updates[name]["bias"], -np.sign(grads[name]["bias"]), rtol=1e-3)
+
+
+@pytest.mark.parametrize("fields", [(), ("bias",)], ids=["query", "bias"])
+@pytest.mark.parametrize("name", ["muon", "soap", "shampoo"])
+def test_several_features_are_as_one(name, fields):
+  """By its bias, or by its name in attention, a kernel [6, 2, 5] is the matrix [6, 10]."""
+  layer = nn.DenseGeneral((2, 5), use_bias=bool(fields), name="any" if fields else "query")
+  params = layer.init(jax.random.key(0), jnp.ones((1, 6)))["params"]
+  tx = getattr(optim, name)(0.1)
+  several = {layer.name: params}
+  one = jax.tree.map(lambda x: x.reshape(*x.shape[:-2], 10), several)
+  states = {True: tx.init(several), False: tx.init(one)}
+  for i in range(4):
+    grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(i), x.shape), one)
+    wide = jax.tree.map(lambda g, x: g.reshape(x.shape), grads, several)
+    expected, states[False] = tx.update(grads, states[False], one)
+    found, states[True] = tx.update(wide, states[True], several)
+    flat = jax.tree.map(lambda f, e: f.reshape(e.shape), found, expected)
+    jax.tree.map(
+      lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-7), flat, expected
+    )
 
 
 def test_muon_s_adam_has_nesterov_s_momentum_by_default():
