@@ -93,14 +93,14 @@ def _against(
   """Draws the last value of a metric against that of another one, a point for each label."""
   config = next(iter(groups.values()))[0][1]
   figure, ((axis,),) = figures.panels(1, 1, (6, 5))
-  said = []
+  said, marks = [], figures.marks(groups)
   for label, found in groups.items():
     flags, runs = {"--over": over, "--metric": key}, [d for d, _ in found]
     lines = [_line(label, runs, name, "step", flag) for flag, name in flags.items()]
     (x, *_), (y, *_) = points = [[line.mean[-1], line.low[-1], line.high[-1]] for line in lines]
     scales = [_metric(config, name).scale for name in (over, key)]
     errors = [[[s * (m - low)], [s * (high - m)]] for s, (m, low, high) in zip(scales, points)]
-    axis.errorbar(scales[0] * x, scales[1] * y, errors[1], errors[0], fmt="o", label=label)
+    axis.errorbar(scales[0] * x, scales[1] * y, errors[1], errors[0], label=label, **marks[label])
     shown = (f"{name} {_metric(config, name).shown(v)}" for name, v in ((over, x), (key, y)))
     said.append(f"{label}: {', '.join(shown)}")
   named = (f"{n.rpartition('/')[0]} {_metric(config, n).label}".strip() for n in (over, key))

@@ -10,8 +10,11 @@ from mixer_jax.errors import as_user_error
 from mixer_jax.tasks.panels import panels as panels
 
 _WIDE, _MANY = 30, 30
+_LETTERS = 14  # of a legend, to an inch
 _INSIDE = 6  # most names of lines that leave room for the lines in a panel
-_COLORS, _DASHES = 10, ("-", "--", ":", "-.")
+_COLORS = 10
+_DASHES = ("-", "--", "-.", (0, (5, 2, 1, 2, 1, 2)))  # dots alone are values as published
+_MARKS = "os^D"
 
 
 def marker(points: Sequence) -> str:
@@ -19,21 +22,35 @@ def marker(points: Sequence) -> str:
   return "." if len(points) < _MANY else ""
 
 
-def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
+def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
   """The colour and the dashes of each line: ten colours, then the same dashed."""
-  lines = enumerate(dict.fromkeys(names))
-  dashes = lambda i: _DASHES[i // _COLORS % len(_DASHES)]
-  return {name: {"color": f"C{i % _COLORS}", "linestyle": dashes(i)} for i, name in lines}
+  return _numbered(names, "linestyle", _DASHES)
+
+
+def marks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+  """The colour and the mark of each point: ten colours, then the same with another mark."""
+  return _numbered(names, "fmt", _MARKS)
+
+
+def _numbered(names: Iterable[str], field: str, values: Sequence) -> dict[str, dict[str, Any]]:
+  value = lambda i: values[i // _COLORS % len(values)]
+  of = lambda i: {"color": f"C{i % _COLORS}", field: value(i)}
+  return {name: of(i) for i, name in enumerate(dict.fromkeys(names))}
 
 
 def legend(figure: Any, axes: np.ndarray) -> None:
-  """The names of the lines: a few in each panel, many beneath all panels."""
+  """The names of the lines: a few short ones in each panel, others beneath, where panels keep their height."""
   drawn = {axis: axis.get_legend_handles_labels() for axis in np.ravel(axes)}
   named = {name: handle for lines in drawn.values() for handle, name in zip(*lines)}
-  if len(named) > _INSIDE:
-    columns = max(1, int(figure.get_figwidth() / 2.5))
+  width, longest = figure.get_figwidth(), max(map(len, named), default=0)
+  if len(named) > _INSIDE or longest > _LETTERS * width / np.atleast_2d(axes).shape[1] / 2:
+    texts = [textwrap.fill(name, int(_LETTERS * width) - 8) for name in named]
+    rows = [line for text in texts for line in text.split("\n")]
+    columns = max(1, int(width / (0.6 + max(map(len, rows)) / _LETTERS)))
     place = dict(loc="outside lower center", ncols=columns, fontsize=8)
-    figure.legend(named.values(), named, **place)
+    inches = 0.13 * -(-len(rows) // columns) + 0.06 * -(-len(texts) // columns) + 0.2
+    figure.set_figheight(figure.get_figheight() + inches)
+    figure.legend(named.values(), texts, **place)
     return
   for axis, (handles, _) in drawn.items():
     if handles:

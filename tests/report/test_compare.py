@@ -195,6 +195,14 @@ def test_a_spoiled_outcome_is_told(runs, tmp_path):
     compare.compare(runs, "train/error", "step", tmp_path / "a.png")
 
 
+@pytest.mark.parametrize("over", ["step", "test/error"])
+def test_each_of_many_labels_has_its_own_colour_and_form(runs, drawn, tmp_path, over):
+  labelled = [f"{i}={tmp_path}/kfac-0" for i in range(21)]
+  compare.compare(labelled, "train/error", over, tmp_path / "a.png")
+  drawn_as = lambda line: (line.get_color(), line.get_linestyle(), line.get_marker())
+  assert len({drawn_as(line) for line in drawn[0].lines}) >= 21
+
+
 def test_other_axes_and_labels(runs, drawn, tmp_path):
   labelled = [f"first={tmp_path}/adam-0", f"second={tmp_path}/adam-1"]
   said = compare.compare(labelled, "train/error", "step", tmp_path / "a.png")

@@ -109,6 +109,23 @@ def test_each_of_many_lines_has_a_style_and_a_name_beneath_the_panels():
     assert (None in inside) == (number == 24)
 
 
+@pytest.mark.parametrize("number, letters", [(30, 3), (30, 60), (30, 300), (2, 60), (2, 300)])
+def test_a_legend_beneath_stays_in_the_figure_and_leaves_the_panel_its_height(number, letters):
+  heights = []
+  for named in (False, True):
+    figure, axes = figures.panels(1, 1, (6, 4))
+    for i in range(number):
+      name = f"{i:{letters}d}".replace(" ", "a")
+      axes[0, 0].plot([0, 1], [i, i + 1], label=name if named else None)
+    figures.legend(figure, axes)
+    figure.draw_without_rendering()
+    heights.append(axes[0, 0].get_window_extent().height)
+  box, (legend,) = figure.bbox, figure.legends
+  inside = legend.get_window_extent()
+  assert inside.x0 >= box.x0 and inside.x1 <= box.x1 and inside.y0 >= box.y0
+  assert heights[1] > 0.9 * heights[0]
+
+
 def test_rows_without_a_column_leave_the_others_at_their_steps(opened, saved):
   """As rows of skipped steps have no lengths; one seed lacks the second, the other the first."""
   for seed, lacking in ((0, 2), (1, 1)):
