@@ -4,11 +4,10 @@
   python -m mixer_jax.report compare --log --runs='DIR/sample-*-seed*'
 
 `sample` is the small one of the bundled images; `cifar10` and `mnist` have the widths of Hinton and
-Salakhutdinov's, and other files of these sets are `--set=mnist:data.name=npz
---set=mnist:data.dir=FILE`. On one core of an AMD EPYC a run takes about fifteen seconds on the sample
-and eighty on the others, and no more in K-FAC's basis than for Adam. Each optimizer has eight tries
-from a Halton sequence; the one with the lowest loss of the whole training set after its last epoch is
-run with three seeds.
+Salakhutdinov's. Files of one's own take `--set=mnist:data.name=npz --set=mnist:data.dir=FILE`. On
+one core of an AMD EPYC a run takes about ten seconds on the sample and eighty on the others, and no
+more in K-FAC's basis than for Adam. Each optimizer has eight tries from a Halton sequence; the one
+with the lowest loss of the whole training set after its last epoch is run with three seeds.
 """
 
 import pathlib

@@ -39,7 +39,10 @@ def _numbered(names: Iterable[str], field: str, values: Sequence) -> dict[str, d
 
 
 def legend(figure: Any, axes: np.ndarray) -> None:
-  """The names of the lines: a few short ones in each panel, others beneath, where panels keep their height."""
+  """The names of the lines: a few short ones in each panel, others beneath all panels.
+
+  Panels keep their height.
+  """
   drawn = {axis: axis.get_legend_handles_labels() for axis in np.ravel(axes)}
   named = {name: handle for lines in drawn.values() for handle, name in zip(*lines)}
   width, longest = figure.get_figwidth(), max(map(len, named), default=0)
