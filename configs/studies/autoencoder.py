@@ -51,8 +51,8 @@ def get_study():
       study.halton(_SEARCH, _TRIALS), hold_out={"data.test_split": "train", "eval_epochs": 300.0}
     ),
     notes=[
-      "Batches of 500, cosine. The loss is the sum of squares of an image, on MNIST the cross-entropy"
-      " of its pixels. Runs know epochs, not seconds: their numbers were chosen for equal times.",
+      "Batches of 500, cosine. The loss is the sum of squares of an image, on MNIST the"
+      " cross-entropy of its pixels. Runs know epochs, not seconds: their numbers were chosen for equal times.",
     ],
   )
 

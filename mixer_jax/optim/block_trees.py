@@ -109,16 +109,27 @@ def check_stacked(params: Any, stacked: Mapping[str, int]) -> None:
 def output_axes(path: str, leaves: Mapping[str, Any], stacked: int = 0) -> int:
   """How many last axes of a kernel, beside `stacked` leading ones, are outputs.
 
-  As many as its bias has, in Linen one for each of a layer's `features`. Without a bias two of a
-  query, key or value of Linen's attention, [inputs, heads, features], and one of any other array.
+  As many as its bias has, in Linen one for each of a layer's `features`, if the kernel ends in the
+  bias's shape. Without a bias, also where a wrapper such as `optax.masked` hides it, two of a query,
+  key or value of Linen's attention, [inputs, heads, features]. One of any other array.
   """
   shape = jnp.shape(leaves[path])[stacked:]
   *layers, name = path.split("/")
-  bias = jnp.shape(leaves.get("/".join([*layers, "bias"]), 0.0))[stacked:]
-  if name == "kernel" and 0 < len(bias) < len(shape) and shape[-len(bias) :] == bias:
-    return len(bias)
-  attends = name == "kernel" and len(shape) == 3 and layers[-1:] and layers[-1] in _ATTENDING
-  return 2 if attends else 1
+  if name != "kernel":
+    return 1
+  if (bias := leaves.get(_sibling(path, "bias"))) is not None:
+    outputs = jnp.shape(bias)[stacked:]
+    return len(outputs) if outputs and shape[1:][-len(outputs) :] == outputs else 1
+  return 2 if len(shape) == 3 and layers[-1:] and layers[-1] in _ATTENDING else 1
+
+
+def is_bias(path: str, leaves: Mapping[str, Any]) -> bool:
+  """Whether a parameter is named bias and stands beside a kernel."""
+  return path == _sibling(path, "bias") and _sibling(path, "kernel") in leaves
+
+
+def _sibling(path: str, name: str) -> str:
+  return "/".join([*path.split("/")[:-1], name])
 
 
 def with_directions(updates: Any, directions: dict[str, jax.Array]) -> Any:

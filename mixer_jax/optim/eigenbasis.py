@@ -18,6 +18,7 @@ from mixer_jax.optim.block_trees import (
   check_stacked,
   covered_by,
   from_matrix,
+  is_bias,
   output_axes,
   taken,
   to_matrix,
@@ -257,7 +258,7 @@ def gradient_source(
 
   An array of two or more axes, beside the leading ones that `stacked` counts, is a matrix of its
   inputs by its `block_trees.output_axes`; a side above max_factor keeps its coordinates, but in
-  arrays whose path `full_factors` matches. Arrays of fewer axes and biases have no basis.
+  arrays whose path `full_factors` matches. Arrays of fewer axes and biases of kernels have no basis.
   """
 
   most = curvature_options.MAX_FACTOR if max_factor is None else max_factor
@@ -275,7 +276,7 @@ def gradient_source(
         math.inf if full(path) else most,
       )
       for path, x in leaves.items()
-      if jnp.ndim(x) - apart[path] > 1 and jnp.size(x) and path.split("/")[-1] != "bias"
+      if jnp.ndim(x) - apart[path] > 1 and jnp.size(x) and not is_bias(path, leaves)
     ]
 
   def estimate(blocks, gradients, params, batch, rng):

@@ -11,7 +11,7 @@ import optax.contrib
 import pytest
 
 from mixer_jax import optim
-from mixer_jax.optim import first_order
+from mixer_jax.optim import block_trees, first_order
 
 
 def path(tx, steps=25):
@@ -152,6 +152,25 @@ def test_several_features_are_as_one(name, fields):
     jax.tree.map(
       lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-7), flat, expected
     )
+
+
+@pytest.mark.parametrize(
+  "path, kernel, bias, stacked, outputs",
+  [
+    ("any/kernel", (6, 2, 5), (2, 5), 0, 2),
+    ("any/kernel", (6, 2, 5), None, 0, 1),
+    ("any/kernel", (3, 6, 2, 5), (3, 2, 5), 1, 2),
+    ("query/kernel", (6, 2, 5), None, 0, 2),
+    ("query/kernel", (3, 6, 5), (3, 5), 0, 1),  # a stack of layers that nobody named
+    ("kernel", (5, 5, 3, 8), (8,), 0, 1),
+    ("any/embedding", (6, 2, 5), (2, 5), 0, 1),
+  ],
+)
+def test_a_kernel_has_the_output_axes_of_its_bias(path, kernel, bias, stacked, outputs):
+  leaves = {path: np.zeros(kernel)}
+  if bias is not None:
+    leaves[path.replace("kernel", "bias").replace("embedding", "bias")] = np.zeros(bias)
+  assert block_trees.output_axes(path, leaves, stacked) == outputs
 
 
 def test_muon_s_adam_has_nesterov_s_momentum_by_default():
