@@ -52,7 +52,8 @@ def get_study():
     ),
     notes=[
       "Batches of 500, cosine. The loss is the sum of squares of an image, on MNIST the"
-      " cross-entropy of its pixels. Runs know epochs, not seconds: their numbers were chosen for equal times.",
+      " cross-entropy of its pixels. Runs know epochs, not seconds: their numbers were chosen for"
+      " equal times.",
     ],
   )
 

@@ -182,8 +182,9 @@ def muon(
   https://arxiv.org/abs/2502.16982, Section 2.2). The head and embeddings take Adam, as is usual.
 
   Kernels are the parameters of that name with two axes or more. One of more than two axes is a
-  matrix of its inputs by its `block_trees.output_axes`. A stack of layers, as of `nn.scan` or
-  `nn.vmap`, cannot be told from these by its shape: `stacked` names it.
+  matrix [inputs, outputs] with as many axes of outputs as its bias has, without a bias in sight the
+  last alone, but two of a query, key or value of Linen's attention. A stack of layers, as of
+  `nn.scan` or `nn.vmap`, cannot be told from these by its shape: `stacked` names it.
 
   Args:
     learning_rate: a number or a schedule of the update count.
@@ -229,10 +230,10 @@ def muon(
       )
     return found
 
-  def rule(params):
+  def chain(params):
     # Of the whole tree: optax asks a function for parts of it, where a kernel's bias is missing.
     own = numbers(params) if dimension_numbers is None else dimension_numbers
-    return optax.contrib.muon(
+    rule = optax.contrib.muon(
       1.0,
       beta=momentum,
       nesterov=nesterov,
@@ -242,16 +243,14 @@ def muon(
       muon_weight_dimension_numbers=own,
       consistent_rms=rms,
     )
-
-  whole = optax.GradientTransformation(
-    lambda params: rule(params).init(params),
-    lambda updates, state, params=None: rule(updates).update(updates, state, params),
-  )
-  decay = add_decayed_weights(weight_decay, decay_mask)
-  chain = optax.chain(whole, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))
+    decay = add_decayed_weights(weight_decay, decay_mask)
+    return optax.chain(rule, optax.scale(-1.0), decay, optax.scale_by_learning_rate(learning_rate))
 
   def init_fn(params):
     check_adam_paths(adam_paths, params)
-    return chain.init(params)
+    return chain(params).init(params)
 
-  return chain._replace(init=init_fn)
+  def update_fn(updates, state, params=None, **extra):
+    return chain(updates).update(updates, state, params, **extra)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
