@@ -1,5 +1,6 @@
 """The studies of `configs/studies`: their runs, settings and published values."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -21,7 +22,7 @@ SIZES = {
   "small": 2 * 7 * 3,
   "tuned": 3 * 8 + 3 * 3,
   "frontier": 2 * 2 * 12 * 12 + 3 * 2 * 2 * 12 * 3,
-  "autoencoder": 3 * (4 * 8 + 4 * 3),
+  "autoencoder": 3 * 2 * (4 * 8 + 4 * 3),
   "quickstart": 6 * 8 + 6 * 10,
   "costs": 2 * 10,
   "gates": 4 * 3,
@@ -179,13 +180,18 @@ def test_autoencoders_are_compared_by_their_training_loss_at_equal_budgets():
   for optimizer, tried in study.tuning.candidates.items():
     rates = np.sort(np.log10([settings["optimizer.learning_rate"] for settings in tried]))
     np.testing.assert_allclose(np.diff(rates), np.ptp(rates) / 7, atol=0.02)  # one of each eighth
-    for data, evaluations in {"sample": 100, "cifar10": 24, "mnist": 24}.items():
-      names = [f"tune-{data}-{optimizer}-0", f"{data}-{optimizer}-seed0"]
+    evaluated = {"sample": 100, "cifar10": 24, "mnist": 24}.items()
+    for (data, evaluations), batch in itertools.product(evaluated, ("b100", "b500")):
+      names = [f"tune-{data}-{batch}-{optimizer}-0", f"{data}-{batch}-{optimizer}-seed0"]
       trial, last = (study.run_config(name) for name in names)
       assert (trial.data.train_split, trial.data.test_split) == ("train", "train")
       assert (last.data.train_split, last.data.test_split) == ("train", "test")
       assert trial.num_epochs == last.num_epochs == pytest.approx(evaluations * last.eval_epochs)
       assert trial.eval_epochs >= trial.num_epochs  # once, at the end
+      assert last.batch_size == int(batch[1:])
+      warmup = last.schedule.warmup_epochs * 50_000 / last.batch_size  # equal steps
+      factors = last.batch_size * (last.optimizer.get("factor_fraction") or 1)  # and images
+      assert warmup == pytest.approx(50) and factors in (100, 125, last.batch_size)
 
 
 def test_the_study_of_the_docs_expands_as_its_head_says():
