@@ -163,6 +163,7 @@ def test_autoencoders_take_an_optimizer():
   assert load("autoencoder").optimizer.name == load("autoencoder", "mnist,kfac").optimizer.name
   adam = load("autoencoder", "mnist,adam")
   assert (adam.optimizer.name, adam.data.name, adam.likelihood) == ("adam", "mnist", "bernoulli")
+  assert (load("autoencoder").batch_size, adam.batch_size) == (500, 100)
   for choice in ("faces", "sample,lion", "sample,", ""):
     with pytest.raises(UserError, match=f"takes '{choice}'; allowed: SET,OPTIMIZER of sample"):
       load("autoencoder", choice)

@@ -27,7 +27,7 @@ _WIDE = {
   "b500": {"sgd": 8, "adam": 8, "kfac": 3, "kfac_adam": 5},
 }
 _EPOCHS = {"sample": _SMALL, "cifar10": _WIDE, "mnist": _WIDE}
-_EVALUATIONS = {"sample": 100, "cifar10": 24, "mnist": 24}
+_EVALUATIONS = {"sample": 100, "cifar10": 20, "mnist": 20}  # of equal numbers of steps
 # Lowest and highest values; logarithms are drawn uniformly.
 _SEARCH = {
   "sgd": {"learning_rate": (1e-4, 5e-2), "momentum": (0.9, 0.99)},
@@ -46,7 +46,7 @@ def config(data, batch, optimizer):
   config.batch_size = _BATCHES[batch]
   if "factor_fraction" in config.optimizer and batch == "b100":
     config.optimizer.factor_fraction = None  # all 100 images; of 500 a quarter
-  config.schedule.warmup_epochs *= _BATCHES[batch] / 500  # as many steps
+  config.schedule.warmup_epochs = config.batch_size / 1000  # as many steps with each
   config.num_epochs = config.checkpoint_epochs = _EPOCHS[data][batch][optimizer]
   config.eval_epochs = config.num_epochs / _EVALUATIONS[data]
   config.save_best = False  # a hundred times, it would take as long as the steps of K-FAC
