@@ -44,8 +44,8 @@ _SEARCH = {
 def config(data, batch, optimizer):
   config = study.read_config(_CONFIG, f"{data},{optimizer}")
   config.batch_size = _BATCHES[batch]
-  if "factor_fraction" in config.optimizer and batch == "b100":
-    config.optimizer.factor_fraction = None  # all 100 images; of 500 a quarter
+  if optimizer in ("kfac", "kfac_adam"):  # nearly equal numbers of images
+    config.optimizer.factor_fraction = {"b100": None, "b500": 0.25}[batch]
   config.schedule.warmup_epochs = config.batch_size / 1000  # as many steps with each
   config.num_epochs = config.checkpoint_epochs = _EPOCHS[data][batch][optimizer]
   config.eval_epochs = config.num_epochs / _EVALUATIONS[data]
