@@ -20,8 +20,9 @@ _ALL = {
 }
 # For factors of 1,025 rows: two products a step instead of four, and no basis of the widest sides.
 _WIDE = {"kfac": dict(damping_type="factored"), "kfac_adam": dict(max_factor=600)}
-# The best of eight settings with batches of 500 and eight with batches of 100 (K-FAC on the wide
-# nets: 500 alone), by configs/studies/autoencoder.py, whose runs on these have one to eight epochs.
+# The best of eight settings with batches of 500 and eight with batches of 100, by the study
+# configs/studies/autoencoder.py; K-FAC had batches of 500 alone on the wide nets. Runs on the wide
+# nets have two to eight epochs. Of 100 images the factors take all: factor_fraction=None.
 OPTIMIZERS = {
   "sample": {
     "kfac": dict(learning_rate=0.018, damping=3.6e-3, norm_constraint=0.021),

@@ -164,6 +164,9 @@ def test_autoencoders_take_an_optimizer():
   adam = load("autoencoder", "mnist,adam")
   assert (adam.optimizer.name, adam.data.name, adam.likelihood) == ("adam", "mnist", "bernoulli")
   assert (load("autoencoder").batch_size, adam.batch_size) == (500, 100)
+  basis = load("autoencoder", "cifar10,kfac_adam")
+  assert (basis.batch_size, basis.optimizer.factor_fraction) == (100, None)
+  assert basis.schedule.warmup_epochs == 0.1
   for choice in ("faces", "sample,lion", "sample,", ""):
     with pytest.raises(UserError, match=f"takes '{choice}'; allowed: SET,OPTIMIZER of sample"):
       load("autoencoder", choice)

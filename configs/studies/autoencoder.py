@@ -7,7 +7,8 @@
 Salakhutdinov's. Files of one's own take `--set=mnist:data.name=npz --set=mnist:data.dir=FILE`. On
 one core of an AMD EPYC a run takes about ten seconds on the sample and eighty on the others. Each
 optimizer has eight tries from a Halton sequence with batches of 100 and eight with batches of 500;
-the one with the lowest loss of the whole training set after its last epoch is run with three seeds.
+for each batch the one with the lowest loss of the whole training set after its last epoch is run
+with three seeds.
 """
 
 import pathlib
