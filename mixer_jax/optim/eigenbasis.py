@@ -258,7 +258,7 @@ def gradient_source(
 
   An array of two or more axes, beside the leading ones that `stacked` counts, is a matrix of its
   inputs by its `block_trees.output_axes`; a side above max_factor keeps its coordinates, but in
-  arrays whose path `full_factors` matches. Arrays of fewer axes and biases of kernels have no basis.
+  arrays whose path `full_factors` matches. Arrays of fewer axes and kernels' biases have no basis.
   """
 
   most = curvature_options.MAX_FACTOR if max_factor is None else max_factor

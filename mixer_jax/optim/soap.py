@@ -40,11 +40,11 @@ def scale_by_soap(
 
   The first update is zero and makes the first basis. A later one is made in the basis of the
   gradients before it, as by the authors. The options are those of `in_basis`. An array of more
-  than two axes is a matrix [inputs, outputs]; its last axis is outputs, of a kernel as many axes as
-  its bias has, or two of a query, key or value of Linen's attention without a bias in sight.
-  `stacked` says how many leading axes of a parameter, by path, count layers (of `nn.scan` or
-  `nn.vmap`), each a matrix of its own. A kernel's bias has no basis. A side of more than max_factor rows has no basis, but in parameters that `full_factors`
-  matches.
+  than two axes is a matrix [inputs, outputs]. Its outputs are the last axis; of a kernel they are
+  as many last axes as its bias has, or, without a bias in sight, two of a query, key or value of
+  Linen's attention. `stacked` says how many leading axes of a parameter, by path, count layers (of
+  `nn.scan` or `nn.vmap`), each a matrix of its own. A kernel's bias has no basis, and a side of more
+  than max_factor rows has one only in parameters that `full_factors` matches.
 
   Returns:
     A transform with an `InBasisState`.
