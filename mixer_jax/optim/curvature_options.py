@@ -60,6 +60,7 @@ FactorFraction = Annotated[
   Option("part of the batch, 1/n, that the factors are estimated from; None: all", 1e-6, 1),
 ]
 NormConstraint = Annotated[float | None, Option("kl_clip, of layers with curvature", 0)]
+MOMENT_DECAY = 0.95
 MomentDecay = Annotated[float, Option("decay of EK-FAC's second moments", 0, 1)]
 Plain = Annotated[str, Option("regular expression of parameter paths that take the plain gradient")]
 
@@ -89,9 +90,19 @@ def check_fraction(fraction: float | None) -> None:
 
 
 def check_combination(
-  damping_type: str, refresh: str, eigenvalues: str, factor_period: Any, inverse_period: Any
+  damping_type: str,
+  refresh: str,
+  eigenvalues: str,
+  moment_decay: Any,
+  factor_period: Any,
+  inverse_period: Any,
 ) -> None:
   """Raises a ValueError for options that do not go together."""
+  set_in_vain = isinstance(moment_decay, int | float) and moment_decay != MOMENT_DECAY
+  if eigenvalues == "factors" and set_in_vain:
+    raise ValueError(
+      f"moment_decay is {moment_decay}; it needs eigenvalues='batch' or 'examples' (EK-FAC)"
+    )
   if damping_type != "exact" and (eigenvalues != "factors" or refresh == "qr"):
     option = f"eigenvalues={eigenvalues!r}" if eigenvalues != "factors" else 'refresh="qr"'
     raise ValueError(f'{option} needs damping_type="exact"')

@@ -56,6 +56,8 @@ class Likelihood(NamedTuple):
         f"the outputs are {len(leaves)} arrays; the likelihood has {self.parts}, and targets or"
         " weights beside outputs stand in a tuple"
       )
+    if self.parts == 1 and not self.keys and leaves[0] is not outputs:
+      raise ValueError(f"the outputs are a {type(outputs).__name__}; allowed: the one array in it")
     for y in leaves:
       if not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError(f"the outputs are {y.dtype}; allowed: floats, which have gradients")

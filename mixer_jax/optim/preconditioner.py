@@ -61,7 +61,7 @@ def scale_by_kfac(
   refresh: curvature_options.Refresh = "eigh",
   tolerance: curvature_options.Tolerance = None,
   eigenvalues: curvature_options.Eigenvalues = "factors",
-  moment_decay: curvature_options.MomentDecay = 0.95,
+  moment_decay: curvature_options.MomentDecay = curvature_options.MOMENT_DECAY,
   factor_fraction: curvature_options.FactorFraction = None,
   precondition_dtype: curvature_options.PreconditionDtype = "float32",
   mesh: jax.sharding.Mesh | None = None,
@@ -160,8 +160,9 @@ def scale_by_kfac(
   )
   curvature_options.check_fraction(factor_fraction)
   curvature_options.check_refresh(refresh, tolerance)
-  periods = factor_period, inverse_period
-  curvature_options.check_combination(damping_type, refresh, eigenvalues, *periods)
+  curvature_options.check_combination(
+    damping_type, refresh, eigenvalues, moment_decay, factor_period, inverse_period
+  )
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):

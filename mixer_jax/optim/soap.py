@@ -108,8 +108,8 @@ def scale_by_shampoo(
     eps: added to the roots of second moments.
     power: p of L^-p V R^-p.
     ridge: eigenvalues get this part of the factor's largest one added.
-    corrected: divides by roots of second moments in the eigenbasis, whatever `power` is. Without
-      it bases are also renewed when the squares of gradients have grown fourfold.
+    corrected: divides by roots of second moments in the eigenbasis, whatever `power` and `ridge`
+      are. Without it bases are also renewed when the squares of gradients have grown fourfold.
     max_factor: a side of more rows has no basis; None is 8,192.
     full_factors: a regular expression of the paths of parameters whose sides all have one.
     stacked: see `scale_by_soap`.

@@ -191,6 +191,8 @@ def test_mistakes_of_kfac_s_relatives_are_named():
     make(eigenvalues="examples", inverse_period=15)
   with pytest.raises(ValueError, match="moment_decay is 1.5; allowed: 0 to 1"):
     make(eigenvalues="batch", moment_decay=1.5)
+  with pytest.raises(ValueError, match="moment_decay is 0.5; it needs eigenvalues='batch' or"):
+    make(moment_decay=0.5)
   with pytest.raises(ValueError, match="factor_fraction is 2.0; allowed: 1e-06 to 1"):
     make(factor_fraction=2.0)
   tx = optim.scale_by_kfac_adam(predict, params, batch)

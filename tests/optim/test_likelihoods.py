@@ -189,6 +189,8 @@ def test_predictions_that_do_not_fit_are_refused():
     blocks(lambda p, x: predict(p, x)[:, :1])
   with pytest.raises(ValueError, match="the outputs are 2 arrays; .* stand in a tuple"):
     blocks(lambda p, x: [predict(p, x), jnp.zeros(6)])
+  with pytest.raises(ValueError, match="the outputs are a list; allowed: the one array in it"):
+    blocks(lambda p, x: [predict(p, x)])
   with pytest.raises(ValueError, match="depends on the parameters, so it is no targets"):
     blocks(lambda p, x: (predict(p, x), predict(p, x)), likelihood="normal")
   with pytest.raises(ValueError, match="leave them out"):
