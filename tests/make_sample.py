@@ -21,7 +21,7 @@ NAME = "cifar10_sample"
 _IMAGE_SHAPE = (32, 32, 3)
 _DESCRIPTION = """\
 A class-balanced sample of CIFAR-10: real images of the JPEG edition, chosen by
-mixer_jax/data/make_sample.py with {train_per_class} training and {test_per_class} test images a class, seed {seed}.
+tests/make_sample.py with {train_per_class} training and {test_per_class} test images a class, seed {seed}.
 
 Origin: the 60,000 PNG files of github.com/cyizhuo/CIFAR-10-dataset at commit
 a828d74fc38cd82a82ecfdeca6522873baf96efa, re-encoded as JPEG (quality 90, 4:4:4). That repository states
