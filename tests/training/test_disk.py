@@ -117,6 +117,14 @@ def test_a_workdir_that_cannot_be_is_refused_before_training(tmp_path):
   assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["lr[1e-3]", "[thesis]/run", "all*", "which?", "a\\b"])
+def test_a_workdir_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name):
+  """Orbax looks for their files by a pattern: it would merge none, and say nothing."""
+  with pytest.raises(UserError, match="workdir .* has '.{1,2}'; allowed: a path without"):
+    loop.train(waves(), str(tmp_path / name))
+  assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_workdir_without_permission_is_refused_before_training(tmp_path):
   tmp_path.chmod(0o500)
