@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import itertools
 import json
+import math
 import pathlib
 import re
 import runpy
@@ -232,8 +233,13 @@ def _check_held_out(runs: Sequence[Run]) -> None:
 
 
 def between(low: float, high: float, part: float) -> float:
-  """The number at a part of the way from low to high in logarithms: two digits, within both."""
-  return min(max(float(f"{low * (high / low) ** part:.2g}"), low), high)
+  """The number at a part of the way from low to high in logarithms, within both.
+
+  It has two digits, and one more for each power of ten by which the range is narrower than a tenth.
+  """
+  narrow = math.floor(math.log10(high / low - 1) + 1e-9) if high > low else 0
+  digits = max(2, 1 - narrow)
+  return min(max(float(f"{low * (high / low) ** part:.{digits}g}"), low), high)
 
 
 def halton(

@@ -178,6 +178,11 @@ def test_a_number_between_stays_in_its_range():
   assert between(0.9, 0.999, 0.97) == 0.999 and between(0.0123, 1.0, 0.0) == 0.0123
 
 
+def test_numbers_of_a_narrow_range_differ():
+  assert len({between(0.99, 0.9999, i / 8) for i in range(8)}) == 8
+  assert len({between(0.9, 0.99, i / 8) for i in range(8)}) == 8 and between(2.0, 2.0, 0.5) == 2.0
+
+
 def test_a_halton_sequence_has_one_point_in_each_equal_part_of_a_range():
   """Of eight in base 2, and of nine in base 3: the axes' bases are the first primes."""
   ranges = {"learning_rate": (1e-3, 10.0), "damping": (1e-6, 1e-2)}
