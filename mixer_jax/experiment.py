@@ -189,6 +189,10 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
   datasets = dict(task.datasets())
   if missing := {"train", "test"} - datasets.keys():
     raise UserError(f"task {config.task} gives no split {sorted(missing)[0]!r}")
+  if empty := [name for name, dataset in datasets.items() if not len(dataset)]:
+    raise UserError(
+      f"task {config.task} gives no example of the split {empty[0]!r}; allowed: 1 or more"
+    )
   if (size := config.batch_size) > (number := len(datasets["train"])):
     raise UserError(f"batch_size is {size}, more than the {number} training examples")
   run = Experiment(config, mesh, task, datasets)

@@ -60,7 +60,8 @@ class Evaluator:
     with contextlib.closing(self._sums(variables)) as sums:
       first = next(sums)  # a task with metrics of the host alone has no sums, and needs no pass
       total = metrics_lib.values(functools.reduce(_merge, sums, first)) if first else {}
-    return total | dict(self._run.task.host_metrics(variables, self._split))
+    own = self._run.task.host_metrics(variables, self._split)
+    return total | {name: float(x) for name, x in own.items()}  # NumPy's numbers are no JSON
 
 
 _merge = jax.jit(metrics_lib.merge)

@@ -1,10 +1,13 @@
 """Evaluation counts each example once, for any batch and any devices."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
-from mixer_jax import experiment
+from mixer_jax import experiment, tasks
+from mixer_jax.errors import UserError
 from mixer_jax.training.evaluator import Evaluator, evaluators
 from tests.conftest import waves
 
@@ -60,10 +63,20 @@ def test_metrics_of_the_host_alone_need_no_pass_over_a_split(monkeypatch):
   run = experiment.build(waves(eval_batch_size=64))
   variables, taken = jax.jit(run.task.init)(jax.random.key(0)), []
   monkeypatch.setattr(run.task, "evaluate", lambda *_: {})
-  monkeypatch.setattr(run.task, "host_metrics", lambda *_: {"best": 2.0})
+  monkeypatch.setattr(run.task, "host_metrics", lambda *_: {"best": np.float32(2.0)})
   evaluator = Evaluator(run)
   batches = evaluator._sums
   counted = lambda variables: (taken.append(1) or batch for batch in batches(variables))
   monkeypatch.setattr(evaluator, "_sums", counted)
   assert evaluator(variables) == {"best": 2.0} == evaluator(variables)
-  assert len(taken) == 2
+  assert json.dumps(evaluator(variables)) == '{"best": 2.0}'
+  assert len(taken) == 3
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_a_split_without_examples_is_refused(monkeypatch, split):
+  task = tasks.find(waves().task)
+  whole = task.datasets
+  monkeypatch.setattr(task, "datasets", lambda self: {**whole(self), split: []})
+  with pytest.raises(UserError, match=f"gives no example of the split '{split}'"):
+    experiment.build(waves())
