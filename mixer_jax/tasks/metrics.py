@@ -118,6 +118,7 @@ class Confusion:
     cls, labels: jax.Array, found: jax.Array, classes: int, weights: Any = True
   ) -> "Confusion":
     """Of int labels and answers [...], both below `classes`, where the weights [...] are not 0."""
+    labels, found = (jnp.asarray(x, jnp.int32) for x in (labels, found))  # uint8 would wrap at 256
     counted = jnp.broadcast_to(jnp.asarray(weights) != 0, labels.shape).reshape(-1)
     pairs = (jnp.where(counted.reshape(labels.shape), labels, 0) * classes + found).reshape(-1)
     counts = jnp.zeros(classes**2, jnp.int32).at[pairs].add(counted.astype(jnp.int32))

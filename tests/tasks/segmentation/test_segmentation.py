@@ -253,3 +253,9 @@ def test_a_convnet_has_no_tokens(config):
   config.model.name = "resnet18"
   with pytest.raises(UserError, match="model.name is 'resnet18'; allowed: "):
     config_lib.check(config)
+
+
+def test_labels_of_eight_bits_do_not_wrap():
+  labels = np.array([0, 20, 5, 13], np.uint8)
+  for metric in (Hits, MeanIou):
+    assert metric.of(labels, labels.astype(np.int32), 21).value() == 1
