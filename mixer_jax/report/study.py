@@ -35,7 +35,7 @@ def write(directory: pathlib.Path) -> list[pathlib.Path]:
       *(_settings(cells), _origin(opened, cells)),
     )
     path = out / "study.md"
-    path.write_text("\n\n".join(filter(None, parts)) + "\n")
+    path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
   return [path, *figures]
 
 
