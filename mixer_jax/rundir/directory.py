@@ -24,7 +24,9 @@ _COMPLETED = "completed.json"  # the fields that the task has filled in at the f
 # Of a start that ended before its config was written, and of whoever started it.
 _NOT_FOREIGN = ("lock", "checkpoints", "lost+found")
 _LOGS = (".log", ".out", ".err", ".txt")
-_PATTERNS = "[*?\\"  # Orbax looks for a checkpoint's files by a pattern that holds the directory
+# Orbax looks for a checkpoint's files by a glob pattern that holds the directory's path: with one of
+# these characters it finds none, and what it saves cannot be read.
+_UNREADABLE = "[\\"
 # Errors that only a write can meet; missing permission is one, too, for the run's files.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
@@ -40,9 +42,11 @@ def create(path: str | None, own: str = CONFIG) -> pathlib.Path:
       raise UserError("--workdir is missing; several processes need one that all of them see")
     path = f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
   workdir = _absolute(path)
-  if special := [c for c in str(workdir) if c in _PATTERNS]:
-    allowed = f"a path without {' '.join(_PATTERNS)}, with which checkpoints cannot be read again"
-    raise UserError(f"workdir {workdir} has {special[0]!r}; allowed: {allowed}")
+  if special := [c for c in str(workdir) if c in _UNREADABLE]:
+    raise UserError(
+      f"workdir {workdir} has {special[0]!r}, with which its checkpoints could not be read again;"
+      f" allowed: a path without {' and '.join(_UNREADABLE)}"
+    )
   probe = workdir / f".writable-{os.getpid()}"
   with as_user_error(f"workdir {workdir} cannot be written", OSError):
     if workdir.is_file():

@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from mixer_jax.errors import UserError
+from mixer_jax.evaluate import evaluate
 from mixer_jax.rundir import directory, metrics_file
 from mixer_jax.training import loop
 from mixer_jax.training.checkpoint import Checkpoints
@@ -117,12 +118,20 @@ def test_a_workdir_that_cannot_be_is_refused_before_training(tmp_path):
   assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["lr[1e-3]", "[thesis]/run", "all*", "which?", "a\\b"])
+@pytest.mark.parametrize("name", ["lr[1e-3]", "[thesis]/run", "a\\b"])
 def test_a_workdir_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name):
   """Orbax looks for their files by a pattern: it would merge none, and say nothing."""
-  with pytest.raises(UserError, match="workdir .* has '.{1,2}'; allowed: a path without"):
+  with pytest.raises(
+    UserError, match="workdir .* has '.{1,2}', with which .* allowed: a path without"
+  ):
     loop.train(waves(), str(tmp_path / name))
   assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["all*", "which?", "two words", "50%", "a]"])
+def test_checkpoints_in_a_workdir_with_other_special_characters_are_read(tmp_path, name):
+  loop.train(waves(), str(tmp_path / name))
+  assert evaluate(str(tmp_path / name))["test"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
