@@ -122,9 +122,11 @@ def test_without_identity_padding_at_first_leaves_none(max_factor):
   close(update(state, np.ones(8)).factors, seen.factors)
 
 
-@pytest.mark.parametrize("span, cosine", [(1, 0.9999), (2, 0.99)])
+@pytest.mark.parametrize(
+  "kind, span, cosine", [("exact", 1, 0.9999), ("exact", 2, 0.99), ("factored", 4, 0.9999)]
+)
 @pytest.mark.thorough
-def test_exact_damping_of_badly_scaled_inputs(span, cosine):
+def test_damping_of_badly_scaled_inputs(kind, span, cosine):
   """Inputs of scales 10^-span to 10^span: docs/kfac_details.md says where float32 ends."""
   rng = np.random.default_rng(0)
   x = (rng.normal(size=(200, 8)) * np.logspace(-span, span, 8)).astype(np.float32)
@@ -132,7 +134,7 @@ def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   params = jax.jit(model.init)(jax.random.key(0), 1e-3 * x)["params"]
   params = {**params, "kernel": params["kernel"] / np.logspace(-span, span, 8)[:, None]}
   apply = lambda p, x: model.apply({"params": p}, x)
-  options = dict(estimation="exact", damping=1e-3, identity_start=False)
+  options = dict(estimation="exact", damping=1e-3, damping_type=kind, identity_start=False)
   factor = next(iter(optim.kfac_factors(apply, params, x, None, estimation="exact").values()))
   labels = rng.integers(0, 4, 200)
   losses = optax.softmax_cross_entropy_with_integer_labels
@@ -140,8 +142,14 @@ def test_exact_damping_of_badly_scaled_inputs(span, cosine):
   tx = optim.scale_by_kfac(apply, params, x, **options)
   updates, _ = jax.jit(tx.update)(grads, tx.init(params), params, batch=x)
   v = np.concatenate([grads["kernel"], grads["bias"][None]]).ravel()
-  dense = np.kron(np.float64(factor.inputs), np.float64(factor.outputs))
-  expected = np.linalg.solve(dense + 1e-3 * np.eye(len(dense)), v)
+  a, g = (np.asarray(side, np.float64) for side in (factor.inputs, factor.outputs))
+  pi = np.sqrt(np.trace(a) / len(a) / (np.trace(g) / len(g)))
+  if kind == "factored":  # Martens and Grosse, Section 6.3
+    shifted = a + pi * 1e-3**0.5 * np.eye(len(a)), g + 1e-3**0.5 / pi * np.eye(len(g))
+    dense = np.kron(*shifted)
+  else:
+    dense = np.kron(a, g) + 1e-3 * np.eye(len(a) * len(g))
+  expected = np.linalg.solve(dense, v)
   found = np.concatenate([updates["kernel"], updates["bias"][None]]).ravel()
   assert found @ expected > cosine * np.linalg.norm(found) * np.linalg.norm(expected)
 
