@@ -60,7 +60,7 @@ FactorFraction = Annotated[
   Option("part of the batch, 1/n, that the factors are estimated from; None: all", 1e-6, 1),
 ]
 NormConstraint = Annotated[float | None, Option("kl_clip, of layers with curvature", 0)]
-MOMENT_DECAY = 0.95
+MOMENT_DECAY = 0.95  # another one without EK-FAC is refused
 MomentDecay = Annotated[float, Option("decay of EK-FAC's second moments", 0, 1)]
 Plain = Annotated[str, Option("regular expression of parameter paths that take the plain gradient")]
 

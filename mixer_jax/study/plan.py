@@ -237,6 +237,7 @@ def between(low: float, high: float, part: float) -> float:
 
   It has two digits, and one more for each power of ten by which the range is narrower than a tenth.
   """
+  # 0.9 to 0.99 is a tenth, but for rounding, and has two digits.
   narrow = math.floor(math.log10(high / low - 1) + 1e-9) if high > low else 0
   digits = max(2, 1 - narrow)
   return min(max(float(f"{low * (high / low) ** part:.{digits}g}"), low), high)
