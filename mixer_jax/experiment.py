@@ -1,5 +1,6 @@
 """A config made real: mesh, task, data, clock and optimizer."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -177,8 +178,10 @@ def check_accelerator(config: ml_collections.ConfigDict) -> None:
 def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = None) -> Experiment:
   """Loads the data and builds the task of a config; a UserError if either is not usable.
 
-  `notes` are those of a finished run's record, which the task recalls; the data may be others.
+  `notes` are those of a finished run's record, which the task recalls; the data may be others. The
+  experiment has a copy of the config.
   """
+  config = copy.deepcopy(config)
   config_lib.check(config)
   check_accelerator(config)
   mesh = mesh_lib.make_mesh(config)

@@ -64,7 +64,7 @@ def restore(
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config, provenance.notes(directory))
   provenance.check_classes(directory, run.task.class_names)
-  config.batch_size = batch_size
+  run.config.batch_size = batch_size
   run = dataclasses.replace(run)  # the old one has the order and clock of the smaller batch
   averaged = averages(run.variable_shapes) if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)

@@ -277,6 +277,7 @@ def test_a_training_set_smaller_than_the_batch_is_restored(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(stored))
   restored = restore.restore(str(tmp_path))
   assert (restored.step, restored.place) == (2, "step 2")
+  assert restored.run.config.batch_size == 128
   assert evaluate.evaluate(str(tmp_path)).keys() == {"test"}
 
 

@@ -30,6 +30,13 @@ def test_evaluations_and_checkpoints(fields, evaluated, saved):
   assert clock.epoch(12) == 1.5
 
 
+def test_experiments_of_a_config_that_changes_between_them():
+  config, runs = waves(), []
+  for config.num_epochs in (1, 2, 3):
+    runs.append(experiment.build(config))
+  assert [run.clock.num_steps for run in runs] == [8, 16, 24]
+
+
 def keep_all(path):
   """In a child: notes the step of every checkpoint."""
   save = Checkpoints.save
