@@ -16,10 +16,10 @@ from mixer_jax.training.restore import restore
 
 def evaluate(
   path: str,
-  which: str = "latest",
+  which: str | int = "latest",
   data_dir: str | None = None,
   split: str | None = None,
-  overrides: Sequence[str] = (),
+  overrides: Sequence[str] | str = (),
   **data: str | None,
 ) -> dict[str, dict[str, float]]:
   """Metrics of a checkpoint by split, equal to those that training logged.

@@ -36,9 +36,9 @@ class Restored(NamedTuple):
 
 def restore(
   path: str,
-  which: str = "latest",
+  which: str | int = "latest",
   data_dir: str | None = None,
-  overrides: Sequence[str] = (),
+  overrides: Sequence[str] | str = (),
   **data: str | None,
 ) -> Restored:
   """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
@@ -72,7 +72,7 @@ def restore(
   return Restored(run, variables, step)
 
 
-def change(config: ConfigDict, overrides: Sequence[str] = (), **data: str | None) -> None:
+def change(config: ConfigDict, overrides: Sequence[str] | str = (), **data: str | None) -> None:
   """Replaces fields of `data`, unless they are None, and free ones; a UserError for others."""
   if changes := {k: v for k, v in data.items() if v is not None}:
     if "data" not in config:
@@ -80,6 +80,7 @@ def change(config: ConfigDict, overrides: Sequence[str] = (), **data: str | None
     own = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in changes.items()}
     config.data.update(own)
   free = config_lib.free_fields(config)
+  overrides = [overrides] if isinstance(overrides, str) else overrides
   for assignment in overrides:
     if assignment.partition("=")[0] not in free:
       raise UserError(f"--set is {assignment!r}; allowed: {', '.join(sorted(free))}")
@@ -87,7 +88,7 @@ def change(config: ConfigDict, overrides: Sequence[str] = (), **data: str | None
     config_lib.check(config_lib.override(config, overrides))
 
 
-def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]]:
+def stored(path: str, which: str | int = "latest") -> tuple[ConfigDict, dict[str, Any]]:
   """The config and the variables of a checkpoint (see `restore`), on the host."""
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
@@ -97,8 +98,9 @@ def stored(path: str, which: str = "latest") -> tuple[ConfigDict, dict[str, Any]
   return config, jax.device_get(variables)
 
 
-def _steps(saved: Checkpoints, which: str, keep: int) -> list[str]:
+def _steps(saved: Checkpoints, which: str | int, keep: int) -> list[str]:
   """The checkpoints whose variables are averaged."""
+  which = str(which)
   if which.startswith("mean:"):
     return [str(step) for step in saved.latest_steps(which.removeprefix("mean:"), keep)]
   saved.find(which)
@@ -106,7 +108,7 @@ def _steps(saved: Checkpoints, which: str, keep: int) -> list[str]:
 
 
 def _variables(
-  saved: Checkpoints, which: str, keep: int, sharding: Any, shapes: Any = None
+  saved: Checkpoints, which: str | int, keep: int, sharding: Any, shapes: Any = None
 ) -> tuple[int, dict[str, Any]]:
   """The step and the variables that are evaluated; see `Checkpoints.restore_variables`."""
   while True:
@@ -131,7 +133,10 @@ def _averaged(number: int, mean: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def without_data(
-  path: str, which: str = "latest", data_dir: str | None = None, overrides: Sequence[str] = ()
+  path: str,
+  which: str | int = "latest",
+  data_dir: str | None = None,
+  overrides: Sequence[str] | str = (),
 ) -> tuple[tasks.Task, dict[str, Any]]:
   """The task and variables of a checkpoint (see `restore`); data may be missing.
 

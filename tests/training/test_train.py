@@ -96,6 +96,7 @@ def test_a_finished_run_says_so_and_another_config_is_refused_by_its_differences
 
   row = json.loads(before.splitlines()[-1])
   found = evaluate.evaluate(str(tmp_path), overrides=["eval_batch_size=7"])
+  assert evaluate.evaluate(str(tmp_path), 16, overrides="eval_batch_size=7") == found
   assert found["test"]["error"] == pytest.approx(row["test/error"], rel=1e-6)
   with pytest.raises(UserError, match="--set is 'seed=1'; allowed: .*eval_batch_size, "):
     evaluate.evaluate(str(tmp_path), overrides=["seed=1"])
