@@ -7,6 +7,7 @@ import filecmp
 import json
 import os
 import pathlib
+import re
 import shutil
 from typing import Any, Iterator, Mapping
 
@@ -29,6 +30,7 @@ _LOGS = (".log", ".out", ".err", ".txt")
 _UNREADABLE = "[\\"
 # Errors that only a write can meet; missing permission is one, too, for the run's files.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_ADDRESS = re.compile(r"\w{2,}:/")  # such as gs://bucket, which pathlib takes for a folder "gs:"
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
@@ -73,6 +75,8 @@ def _foreign(workdir: pathlib.Path, own: str) -> str | None:
 def _absolute(path: str) -> pathlib.Path:
   return user_path(path).absolute()
 
+  if _ADDRESS.match(os.fspath(path)):
+    raise UserError(f"workdir is {str(path)!r}; allowed: a folder, such as a mounted bucket")
 
 @contextlib.contextmanager
 def writing(workdir: pathlib.Path) -> Iterator[None]:

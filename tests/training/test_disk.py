@@ -1,6 +1,7 @@
 """Disks that are full, small or read-only: one line, and nothing that was finished is lost."""
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -116,6 +117,17 @@ def test_a_workdir_that_cannot_be_is_refused_before_training(tmp_path):
     with pytest.raises(UserError, match=f"workdir {tmp_path}/{path}.* {reason}"):
       loop.train(waves(), str(tmp_path / path))
   assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+  "path", ["gs://bucket/run", "s3://bucket", pathlib.Path("gs://bucket/run")]
+)
+def test_a_bucket_is_no_folder(tmp_path, monkeypatch, path):
+  monkeypatch.chdir(tmp_path)
+  for use in (functools.partial(loop.train, waves()), evaluate):
+    with pytest.raises(UserError, match="workdir is '(gs|s3):/.*'; allowed: a folder"):
+      use(path)
+  assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["lr[1e-3]", "[thesis]/run", "a\\b"])
