@@ -272,6 +272,8 @@ def settings(fields: Mapping[str, Any]) -> list[str]:
 def load(path: str) -> Study:
   """The study of a file; a UserError if it cannot be read, or holds no study."""
   study = _call(path, "get_study")
+  if ":" in str(path):  # --config of the runs is FILE:RUN
+    raise UserError(f"--study={path} has a ':'; allowed: a path without one")
   if not isinstance(study, Study):
     raise UserError(f"--study={path}: get_study() gives a {type(study).__name__}, not a Study")
   return study

@@ -375,6 +375,17 @@ def test_a_file_without_its_function_is_told(tmp_path):
     plan.load(str(file))
 
 
+def test_a_study_in_a_folder_with_a_colon_is_refused(tmp_path):
+  """Its runs are started by --config=FILE:RUN."""
+  file = tmp_path / "a:b" / "study.py"
+  file.parent.mkdir()
+  lines = ("from mixer_jax import study", "from tests.study.grid import GRID")
+  file.write_text("\n".join((*lines, "get_study = lambda: study.Study(**GRID)")))
+  with pytest.raises(UserError, match="study.py has a ':'; allowed: a path without one"):
+    plan.load(str(file))
+  assert plan.load(str(file.rename(tmp_path / "study.py"))).title == "t"
+
+
 class Flags(types.SimpleNamespace):
   """Flags of the command, as absl has them."""
 
