@@ -17,6 +17,7 @@ import typing
 from typing import Annotated, Any, Callable, Iterable, Mapping, TypeVar
 
 from ml_collections import ConfigDict, config_dict
+import numpy as np
 
 from mixer_jax.errors import UserError
 
@@ -35,6 +36,11 @@ _SET_BY_FILE = (
 
 Group = Callable | Mapping[str, Callable]
 T = TypeVar("T")
+
+
+def plain(value: Any) -> Any:
+  """A NumPy number as Python's; any other value as it is."""
+  return value.item() if isinstance(value, np.generic) else value
 
 
 @dataclasses.dataclass(frozen=True)

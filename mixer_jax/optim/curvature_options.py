@@ -240,8 +240,8 @@ def checked(*inner: Callable) -> Callable:
         allowed = f"{unknown[0]!r}; allowed: {', '.join(optional)}"
         raise TypeError(f"{function.__name__} has no option {allowed}")
       # NumPy's numbers have a type that would be that of the state, Python's have none.
-      plain = lambda x: x.item() if isinstance(x, np.generic) else x
-      args, keywords = tuple(map(plain, args)), {k: plain(x) for k, x in keywords.items()}
+      args = tuple(map(options.plain, args))
+      keywords = {name: options.plain(x) for name, x in keywords.items()}
       known = options.of(call)
       check_ranges(call, **{name: x for name, x in keywords.items() if name in known})
       given = signature.bind_partial(*args, **keywords).arguments

@@ -14,6 +14,7 @@ from typing import Any, Iterator, Mapping
 from flax import traverse_util
 import jax
 import ml_collections
+import numpy as np
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError, as_user_error, reason
@@ -28,9 +29,9 @@ _LOGS = (".log", ".out", ".err", ".txt")
 # Orbax looks for a checkpoint's files by a glob pattern that holds the directory's path: with one of
 # these characters it finds none, and what it saves cannot be read.
 _UNREADABLE = "[\\"
+_ADDRESS = re.compile(r"\w{2,}:/")  # such as gs://bucket, which pathlib takes for a folder "gs:"
 # Errors that only a write can meet; missing permission is one, too, for the run's files.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_ADDRESS = re.compile(r"\w{2,}:/")  # such as gs://bucket, which pathlib takes for a folder "gs:"
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
 
 
@@ -73,10 +74,10 @@ def _foreign(workdir: pathlib.Path, own: str) -> str | None:
 
 
 def _absolute(path: str) -> pathlib.Path:
-  return user_path(path).absolute()
-
   if _ADDRESS.match(os.fspath(path)):
     raise UserError(f"workdir is {str(path)!r}; allowed: a folder, such as a mounted bucket")
+  return user_path(path).absolute()
+
 
 @contextlib.contextmanager
 def writing(workdir: pathlib.Path) -> Iterator[None]:
@@ -244,7 +245,14 @@ def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes a JSON file, which is there whole or as it was before."""
   temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
   try:
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.write_text(json.dumps(value, indent=1, default=plain) + "\n")
     temporary.replace(path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def plain(value: Any) -> Any:
+  """A NumPy number or array as JSON has it, for `json.dumps`; a TypeError of anything else."""
+  if isinstance(value, np.generic | np.ndarray):
+    return value.tolist()
+  raise TypeError(f"{value!r} cannot be written as JSON")

@@ -43,7 +43,7 @@ def session(
     | {library: _version(library) for library in _LIBRARIES},
     "device": {"platform": device.platform, "kind": kind, "count": num_devices},
     "data": data,
-    **({"class_names": list(class_names)} if class_names else {}),
+    **({"class_names": [str(name) for name in class_names]} if len(class_names) else {}),
     "from_step": step,
     "started": now().isoformat(timespec="seconds"),
     "ended": None,
@@ -113,7 +113,7 @@ def check_data(
 
 def check_grids(directory: pathlib.Path, notes: Mapping[str, Any]) -> None:
   """A UserError if functions have other grids than those that a run was trained on."""
-  match read(directory), json.loads(json.dumps(notes)):
+  match read(directory), json.loads(json.dumps(notes, default=directory_lib.plain)):
     case [*_, {"data": {"grids": before}}], {"grids": now} if before != now:
       had = f"{directory} was trained on grids {before} (inputs, outputs), and the data have {now}"
       raise UserError(f"{had}: take the same data to resume, or another --workdir")
@@ -121,6 +121,7 @@ def check_grids(directory: pathlib.Path, notes: Mapping[str, Any]) -> None:
 
 def check_classes(directory: pathlib.Path, names: Sequence[str]) -> None:
   """A UserError if a label means another class in the data than in the run's record."""
+  names = [str(name) for name in names]
   if not names or not (trained := class_names(directory)):
     return
   for label, (own, other) in enumerate(itertools.zip_longest(trained, names)):

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from scipy.stats import qmc
 
 from mixer_jax import config as config_lib
-from mixer_jax import tasks
+from mixer_jax import options, tasks
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
@@ -105,7 +105,7 @@ class Study:
       even = len({0, *counts.values()}) == 2
       if not even or counts.keys() != set(self.axes.get("optimizer", ())):
         yield f"{counts} candidates of tuning; allowed: equally many for each value of 'optimizer'"
-    if not (self._cells() and self.seeds):
+    if not (self._cells() and len(self.seeds)):
       yield "no runs; allowed: a value or more on each axis, and a seed or more"
     names = [run.name for run in self.runs()]
     for name in names:
@@ -144,8 +144,9 @@ class Study:
     for cell in dict.fromkeys(map(self._tuned, self._cells())) if self.tuning else ():
       candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
       for i, tried in enumerate(candidates):
-        runs.append(Run("-".join(("tune", *cell, str(i))), cell, self.tuning.seed, dict(tried)))
-    for cell, seed in itertools.product(self._cells(), self.seeds):
+        own = {field: options.plain(value) for field, value in tried.items()}
+        runs.append(Run("-".join(("tune", *cell, str(i))), cell, self.tuning.seed, own))
+    for cell, seed in itertools.product(self._cells(), map(options.plain, self.seeds)):
       runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed, tuned=self._tuned(cell)))
     return runs
 
@@ -271,9 +272,9 @@ def settings(fields: Mapping[str, Any]) -> list[str]:
 
 def load(path: str) -> Study:
   """The study of a file; a UserError if it cannot be read, or holds no study."""
-  study = _call(path, "get_study")
   if ":" in str(path):  # --config of the runs is FILE:RUN
     raise UserError(f"--study={path} has a ':'; allowed: a path without one")
+  study = _call(path, "get_study")
   if not isinstance(study, Study):
     raise UserError(f"--study={path}: get_study() gives a {type(study).__name__}, not a Study")
   return study

@@ -44,6 +44,28 @@ def test_classes_in_another_order_are_refused(tmp_path):
         provenance.check_classes(tmp_path, names)
 
 
+@pytest.mark.parametrize("names", [np.array(["cat", "dog"]), np.arange(2), (0, 1)])
+def test_names_of_classes_may_be_an_array_or_numbers(tmp_path, names):
+  with provenance.session(tmp_path, 0, 1, {"train": 1}, names):
+    assert provenance.class_names(tmp_path) == tuple(map(str, names))
+    provenance.check_classes(tmp_path, names)
+    with pytest.raises(UserError, match="label 0 is"):
+      provenance.check_classes(tmp_path, names[::-1])
+
+
+def test_notes_may_be_numbers_and_arrays_of_numpy(tmp_path):
+  notes = {"train": np.int64(3), "scale": np.float32(0.5), "grids": np.array([64, 32])}
+  with provenance.session(tmp_path, 0, 1, notes):
+    assert provenance.notes(tmp_path) == {"train": 3, "scale": 0.5, "grids": [64, 32]}
+    provenance.check_grids(tmp_path, notes)
+    with pytest.raises(UserError, match=r"grids \[64, 32\] .* have \[64, 64\]"):
+      provenance.check_grids(tmp_path, {"grids": np.array([64, 64])})
+  with pytest.raises(TypeError, match="cannot be written as JSON"):
+    with provenance.session(tmp_path, 0, 1, {"train": 3, "kinds": {1}}):
+      pass
+  assert len(provenance.read(tmp_path)) == 1
+
+
 def git(path, *args):
   identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
   subprocess.run(["git", "-C", str(path), *identity, *args], check=True, capture_output=True)
