@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax import tasks
+from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.tasks import Aux, BaseTask, Metric, WeightedSum
@@ -13,7 +14,7 @@ from mixer_jax.tasks import Aux, BaseTask, Metric, WeightedSum
 
 def check(run: Experiment) -> None:
   """Raises a UserError for a method of the task whose answer is not that of `tasks.Task`."""
-  task, key = run.task, jax.random.key(0)
+  task = run.task
   listed = isinstance(task.metrics, tuple | list) and task.metrics
   known = listed and all(isinstance(metric, Metric) for metric in task.metrics)
   _require(run, "metrics", known, task.metrics, "a list of tasks.Metric")
@@ -22,12 +23,15 @@ def check(run: Experiment) -> None:
   pair = pair and isinstance(answer[0], WeightedSum) and isinstance(answer[1], Aux)
   _require(run, "loss", pair, answer, "a pair of tasks.WeightedSum and tasks.Aux")
   _require_sums(run, "loss", answer[1].metrics)
+  for name in run.datasets.keys() - {"train"}:
+    _check_evaluate(run, run.datasets[name])
 
-  test = run.datasets["test"]
-  size = min(run.config.eval_batch_size, len(test))
+
+def _check_evaluate(run: Experiment, split: Dataset) -> None:
+  task, size = run.task, min(run.config.eval_batch_size, len(split))
   batched = lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
   prepare = lambda key, examples: task.prepare(key, examples, train=False)
-  batch = jax.eval_shape(prepare, key, jax.tree.map(batched, test.spec))
+  batch = jax.eval_shape(prepare, jax.random.key(0), jax.tree.map(batched, split.spec))
   mask = jax.ShapeDtypeStruct((size,), jnp.bool_)
   sums = jax.eval_shape(task.evaluate, run.variable_shapes, batch, mask)
   _require_sums(run, "evaluate", sums)

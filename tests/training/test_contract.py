@@ -1,10 +1,12 @@
 """Tasks of one's own whose methods answer otherwise than the contract says: one line, before compiling."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from docs.own_task import Derivative
 from mixer_jax import experiment, tasks
+from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.training import contract, loop
 from tests.conftest import waves
@@ -63,6 +65,22 @@ def test_the_primary_metric_of_a_frozen_task_is_checked(monkeypatch):
   config = waves("sgd", num_steps=1, eval_steps=1, freeze="Dense_0")
   config.task = f"{__name__}:Own"
   with pytest.raises(UserError, match="allowed: 'error', the first of metrics"):
+    contract.check(experiment.build(config))
+
+
+def test_each_split_that_is_evaluated_is_checked(monkeypatch):
+  class Own(Derivative):
+    def datasets(self):
+      test = super().datasets()["test"]
+      further = Arrays(test.tree | {"scale": np.ones(len(test), np.float32)})
+      return super().datasets() | {"validation": further}
+
+    def evaluate(self, variables, batch, mask):
+      return batch if "scale" in batch else super().evaluate(variables, batch, mask)
+
+  monkeypatch.setattr(f"{__name__}.Own", Own, raising=False)
+  config = waves("sgd", task=f"{__name__}:Own")
+  with pytest.raises(UserError, match=r"evaluate gives {'mask': .*, 'scale': float32\[64\]"):
     contract.check(experiment.build(config))
 
 
