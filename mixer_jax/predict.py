@@ -37,7 +37,7 @@ def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
 def arrays(run: Experiment, variables: Any, split: str = "test") -> dict[str, np.ndarray]:
   """The parts of the prediction and the task's `representations`, else as `predict`, by name.
 
-  Where there are any, "paths", texts [n], are the files of the examples below the directory of the
+  Outputs or targets of several arrays have names such as "outputs/mean" or "outputs/0". Where there are any, "paths", texts [n], are the files of the examples below the directory of the
   set, and "class_names", texts [classes], the names of the labels.
   """
 
@@ -45,7 +45,10 @@ def arrays(run: Experiment, variables: Any, split: str = "test") -> dict[str, np
     parts = run.task.predict(*args)._asdict() | dict(run.task.representations(*args))
     return {name: x for name, x in parts.items() if x is not None}
 
-  found = _of_all(run, variables, split, both)
+  found = {
+    jax.tree_util.keystr(path, simple=True, separator="/"): x
+    for path, x in jax.tree.leaves_with_path(_of_all(run, variables, split, both))
+  }
   if (paths := getattr(run.datasets[split], "paths", None)) is not None:
     found["paths"] = np.array([os.fsdecode(path) for path in paths])
   if any(names := run.task.class_names):

@@ -6,8 +6,31 @@ import json
 import numpy as np
 import pytest
 
-from mixer_jax import predict
+from docs.own_task import Derivative
+from mixer_jax import experiment, predict
 from mixer_jax.errors import UserError
+from mixer_jax.training.state import init_state
+from tests.conftest import waves
+
+
+class TwoOutputs(Derivative):
+  """Means and variances as a tuple, and targets by name."""
+
+  def predict(self, variables, batch):
+    found = super().predict(variables, batch)
+    outputs = found.outputs, found.outputs**2
+    return found._replace(outputs=outputs, targets={"y": found.targets, "twice": 2 * found.targets})
+
+
+def test_each_array_of_a_prediction_has_a_name(tmp_path):
+  run = experiment.build(waves(task=f"{__name__}:TwoOutputs"))
+  found = predict.arrays(run, init_state(run).variables)
+  predict._save(str(tmp_path / "a.npz"), found)
+  y = run.datasets["test"].tree["y"]
+  with np.load(tmp_path / "a.npz") as kept:
+    assert set(kept.files) == {"outputs/0", "outputs/1", "targets/y", "targets/twice", "weights"}
+    np.testing.assert_allclose(kept["outputs/1"], kept["outputs/0"] ** 2, rtol=1e-6)
+    np.testing.assert_allclose(kept["targets/twice"], 2 * y, rtol=1e-6)
 
 
 def test_numbers_and_texts_of_answers_become_arrays(tmp_path):
