@@ -23,8 +23,28 @@ def check(run: Experiment) -> None:
   pair = pair and isinstance(answer[0], WeightedSum) and isinstance(answer[1], Aux)
   _require(run, "loss", pair, answer, "a pair of tasks.WeightedSum and tasks.Aux")
   _require_sums(run, "loss", answer[1].metrics)
+  _check_collections(run, answer[1].collections)
   for name in run.datasets.keys() - {"train"}:
     _check_evaluate(run, run.datasets[name])
+
+
+def _check_collections(run: Experiment, found: Any) -> None:
+  """Changed collections have the names and shapes of `init`; a step gives them its types."""
+  known = {name: x for name, x in run.variable_shapes.items() if name != "params"}
+  fine = isinstance(found, Mapping) and found.keys() <= known.keys()
+  told = {"collections": tuple(found) if isinstance(found, Mapping) else found}
+  _require(run, "loss", fine, told, f"those of init, {', '.join(known) or 'none'}")
+  own = {name: known[name] for name in found}
+  paths = lambda tree: {
+    jax.tree_util.keystr(path, simple=True, separator="/"): x
+    for path, x in jax.tree.leaves_with_path(tree)
+  }
+  own, found = paths(own), paths(found)
+  real = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  for path in sorted(own.keys() | found.keys()):
+    old, new = own.get(path), found.get(path)
+    fine = old and new and old.shape == new.shape and (real(old) == real(new))
+    _require(run, "loss", fine, {path: new}, f"{_told(old)}, as init")
 
 
 def _check_evaluate(run: Experiment, split: Dataset) -> None:
@@ -61,6 +81,8 @@ def _told(found: Any) -> str:
     return f"{{{', '.join(f'{name!r}: {_told(x)}' for name, x in found.items())}}}"
   if type(found) in (tuple, list):
     return f"({', '.join(map(_told, found))})"
+  if found is None:
+    return "nothing"
   if isinstance(found, jax.ShapeDtypeStruct):
     return f"{found.dtype.name}{list(found.shape)}"
   return repr(found) if isinstance(found, str) else type(found).__name__

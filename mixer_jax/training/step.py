@@ -72,12 +72,16 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
   def mean_loss(params, variables, batch, key):
     loss, aux = run.task.loss({**variables, "params": params}, batch, key)
     weight = jax.lax.stop_gradient(loss.weight)
+    # A model may compute averages in another precision than they are kept in.
+    own = {name: variables[name] for name in aux.collections}
+    kept = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), own, dict(aux.collections))
+    aux = aux._replace(collections=kept)
     return (loss.total / weight if parts == 1 else loss.total), (weight, aux)
 
   derived = jax.grad(mean_loss, has_aux=True) if gradient else mean_loss
   if parts == 1:
     value, (_, aux) = derived(params, variables, batch, key)
-    return value, dict(aux.metrics), dict(aux.collections)
+    return value, dict(aux.metrics), aux.collections
 
   def add_part(carry, part):
     sums, weights, collections = carry

@@ -1,6 +1,9 @@
 """Collections that are not trained, averages of the parameters, and several test sets."""
 
+import itertools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +15,7 @@ from mixer_jax.training.evaluator import Evaluator
 from mixer_jax.training.state import init_state
 from tests import children
 from tests.conftest import waves
-from tests.training.collections_task import KEPT
+from tests.training.collections_task import KEPT, WithCollections
 
 TASK = "tests.training.collections_task:WithCollections"
 
@@ -90,6 +93,29 @@ def test_validation_picks_the_checkpoint_although_the_test_set_would_pick_anothe
   for row in rows:
     parts = 30 * row["test[:30]/top1"] + 60 * row["test[30:]/top1"]
     assert parts == pytest.approx(90 * row["test/top1"], abs=1e-3)
+
+
+class HalfMean(WithCollections):
+  """Its mean is computed in half precision, as a model with a compute dtype may do."""
+
+  def loss(self, *args):
+    loss, aux = super().loss(*args)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), aux.collections)
+    return loss, aux._replace(collections=half)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_collections_keep_their_type(parts):
+  fields = dict(task=f"{__name__}:HalfMean", num_steps=2, eval_steps=2, accum_steps=parts)
+  run = experiment.build(waves(**fields))
+  [(state, _)] = loop.evaluations(run)
+  mean = np.asarray(state.variables["statistics"]["mean"])
+  x, ids, expected = run.datasets["train"].tree["x"], order.Order(0, 256, 32), 0.0
+  for step, part in itertools.product(range(2), range(parts)):
+    own = x[ids(step)][part::parts].mean(axis=0)
+    expected = jnp.bfloat16(KEPT * expected + (1 - KEPT) * own).astype(np.float32)
+  assert mean.dtype == np.float32
+  np.testing.assert_allclose(mean, expected, rtol=1e-2, atol=1e-4)
 
 
 def test_the_average_is_the_recursion_and_is_evaluated(tmp_path):

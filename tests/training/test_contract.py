@@ -10,6 +10,7 @@ from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.training import contract, loop
 from tests.conftest import waves
+from tests.training.collections_task import WithCollections
 
 
 def answers(method, change):
@@ -30,6 +31,11 @@ WRONG = {
     "loss",
     lambda found: (found[0], tasks.Aux({"error": jnp.ones(())})),
     r"loss gives {'error': float32\[\]}; allowed: a mapping of sums such as tasks.WeightedSum.of",
+  ),
+  "a new collection": (
+    "loss",
+    lambda found: (found[0], found[1]._replace(collections={"means": jnp.ones(3)})),
+    r"loss gives {'collections': \('means'\)}; allowed: those of init, none",
   ),
   "numbers": (
     "evaluate",
@@ -66,6 +72,34 @@ def test_the_primary_metric_of_a_frozen_task_is_checked(monkeypatch):
   config.task = f"{__name__}:Own"
   with pytest.raises(UserError, match="allowed: 'error', the first of metrics"):
     contract.check(experiment.build(config))
+
+
+COLLECTIONS = {
+  "another shape": (
+    {"mean": jnp.zeros((1, 8))},
+    r"{'statistics/mean': float32\[1, 8\]}; allowed: float32\[8\], as init",
+  ),
+  "integers": ({"mean": jnp.zeros(8, int)}, r"{'statistics/mean': int32\[8\]}; allowed: float32"),
+  "another name": ({"means": jnp.zeros(8)}, "{'statistics/mean': nothing}; allowed: float32"),
+  "one more": (
+    {"mean": jnp.zeros(8), "n": jnp.zeros(())},
+    r"{'statistics/n': float32\[\]}; allowed: nothing",
+  ),
+}
+
+
+@pytest.mark.parametrize("mistake", COLLECTIONS)
+def test_changed_collections_are_those_of_init(mistake, monkeypatch):
+  changed, message = COLLECTIONS[mistake]
+
+  class Own(WithCollections):
+    def loss(self, *args):
+      loss, aux = super().loss(*args)
+      return loss, aux._replace(collections={"statistics": changed})
+
+  monkeypatch.setattr(f"{__name__}.Own", Own, raising=False)
+  with pytest.raises(UserError, match=f"^task {__name__}:Own: loss gives {message}"):
+    contract.check(experiment.build(waves("sgd", task=f"{__name__}:Own")))
 
 
 def test_each_split_that_is_evaluated_is_checked(monkeypatch):
