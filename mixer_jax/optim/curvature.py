@@ -244,12 +244,24 @@ class Curvature:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block.
 
     The gradient c sum w g / sum w of independent rows with weights w has the mean square
-    c^2 E[g^2] sum w^2 / (sum w)^2, and the Fisher matrix c E[g^2].
-
-    A ValueError if the outputs are several with different rows or weights c: each layer may see
-    other ones.
+    c^2 E[g^2] sum w^2 / (sum w)^2, and the Fisher matrix c E[g^2]. For errors see `common_rows`.
     """
-    if (c := self._likelihood.weight) is None:
+    shape, c = self.common_rows(params, batch), self._likelihood.weight
+    axes.check_distinct(self._axis_name)
+    total, squares = sums_of_weights(self._predictor.weights(params, batch)[0], shape)
+    if self._axis_name is not None:
+      total, squares = jax.lax.psum((total, squares), self._axis_name)
+    rows = total**2 / jnp.maximum(c * squares, 1e-30)
+    layers = {layer.block: layer for layer in self._layers.values()}
+    of = lambda layer: layer.scale(layer.tokens(self._examples)) if self._published else 1.0
+    return {b.name: rows * of(layers[b.name]) for b in self.blocks if b.kind == "kronecker"}
+
+  def common_rows(self, params: Params, batch: Batch) -> tuple[int, ...]:
+    """The shape of the rows of all outputs, [batch] or [batch, tokens].
+
+    A ValueError if outputs differ in their rows or weights: each layer may see other ones.
+    """
+    if self._likelihood.weight is None:
       raise ValueError('eigenvalues="batch" needs one weight for the likelihoods of all outputs')
     outputs = jax.tree.leaves(jax.eval_shape(self._outputs, params, batch))
     first, *others = {y.shape[:-1]: None for y in outputs}
@@ -257,14 +269,7 @@ class Curvature:
       raise ValueError(
         f'eigenvalues="batch" needs outputs of equally many rows; they have {first} and {others[0]}'
       )
-    axes.check_distinct(self._axis_name)
-    total, squares = sums_of_weights(self._predictor.weights(params, batch)[0], first)
-    if self._axis_name is not None:
-      total, squares = jax.lax.psum((total, squares), self._axis_name)
-    rows = total**2 / jnp.maximum(c * squares, 1e-30)
-    layers = {layer.block: layer for layer in self._layers.values()}
-    of = lambda layer: layer.scale(layer.tokens(self._examples)) if self._published else 1.0
-    return {b.name: rows * of(layers[b.name]) for b in self.blocks if b.kind == "kronecker"}
+    return first
 
   def _sums(self, outputs, targets, pullback, scales, rng) -> Any:
     """The sums over rows, with gradients of the labels that `estimation` says."""

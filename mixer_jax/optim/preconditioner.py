@@ -163,6 +163,8 @@ def scale_by_kfac(
   curvature_options.check_combination(
     damping_type, refresh, eigenvalues, moment_decay, factor_period, inverse_period
   )
+  if eigenvalues == "batch":
+    curvature.common_rows(params, batch)
   exact, corrected = damping_type == "exact", eigenvalues != "factors"
 
   def init_fn(params):
