@@ -80,6 +80,8 @@ def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
     if targets.shape != wanted:
       given = f"{tuple(targets.shape)} for outputs {tuple(shape)}"
       raise ValueError(f"targets have shape {given}; allowed: {tuple(wanted)}")
+    if targets.dtype == bool:  # labels of two classes: kfac-jax makes no one-hot vectors of them
+      targets = targets.astype(jnp.int32)
     return like(outputs, loss(outputs, targets).grad_of_evaluate(targets, "off"))
 
   def factor(outputs, v):

@@ -260,6 +260,18 @@ def test_the_weight_of_a_likelihood_is_that_of_given_labels():
   np.testing.assert_allclose(factor.outputs, 0.25 * d.T @ d / 6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.float32])
+def test_labels_of_two_classes_may_have_any_type(kind):
+  model, rng = nn.Dense(2), np.random.default_rng(0)
+  x, y = rng.normal(size=(6, 3)).astype(np.float32), np.array([0, 1, 1, 0, 0, 1])
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  found = optim.kfac_factors(predict, params, (x, y.astype(kind)), None, estimation="empirical")
+  d = np.float64(jax.nn.softmax(predict(params, (x, y))[0])) - np.eye(2)[y]
+  [factor] = found.values()
+  np.testing.assert_allclose(factor.outputs, d.T @ d / 6, rtol=1e-5)
+
+
 def test_labels_of_several_outputs_are_independent():
   model, x = (
     nn.Dense(3, use_bias=False),
