@@ -37,8 +37,9 @@ def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
 def arrays(run: Experiment, variables: Any, split: str = "test") -> dict[str, np.ndarray]:
   """The parts of the prediction and the task's `representations`, else as `predict`, by name.
 
-  Outputs or targets of several arrays have names such as "outputs/mean" or "outputs/0". Where there are any, "paths", texts [n], are the files of the examples below the directory of the
-  set, and "class_names", texts [classes], the names of the labels.
+  Outputs or targets of several arrays have names such as "outputs/mean" or "outputs/0". Where there
+  are any, "paths", texts [n], are the files of the examples below the directory of the set, and
+  "class_names", texts [classes], the names of the labels.
   """
 
   def both(*args):  # in one program: it computes no part that a representation replaces

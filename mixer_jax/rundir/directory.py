@@ -245,13 +245,13 @@ def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes a JSON file, which is there whole or as it was before."""
   temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
   try:
-    temporary.write_text(json.dumps(value, indent=1, default=plain) + "\n")
+    temporary.write_text(json.dumps(value, indent=1, default=as_json) + "\n")
     temporary.replace(path)
   finally:
     temporary.unlink(missing_ok=True)
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
   """A NumPy number or array as JSON has it, for `json.dumps`; a TypeError of anything else."""
   if isinstance(value, np.generic | np.ndarray):
     return value.tolist()

@@ -113,7 +113,7 @@ def check_data(
 
 def check_grids(directory: pathlib.Path, notes: Mapping[str, Any]) -> None:
   """A UserError if functions have other grids than those that a run was trained on."""
-  match read(directory), json.loads(json.dumps(notes, default=directory_lib.plain)):
+  match read(directory), json.loads(json.dumps(notes, default=directory_lib.as_json)):
     case [*_, {"data": {"grids": before}}], {"grids": now} if before != now:
       had = f"{directory} was trained on grids {before} (inputs, outputs), and the data have {now}"
       raise UserError(f"{had}: take the same data to resume, or another --workdir")

@@ -24,8 +24,9 @@ def check(run: Experiment) -> None:
   _require(run, "loss", pair, answer, "a pair of tasks.WeightedSum and tasks.Aux")
   _require_sums(run, "loss", answer[1].metrics)
   _check_collections(run, answer[1].collections)
-  for name in run.datasets.keys() - {"train"}:
-    _check_evaluate(run, run.datasets[name])
+  for name, split in run.datasets.items():
+    if name != "train":
+      _check_evaluate(run, split)
 
 
 def _check_collections(run: Experiment, found: Any) -> None:
