@@ -23,6 +23,7 @@ SIZES = {
   "tuned": 3 * 8 + 3 * 3,
   "frontier": 2 * 2 * 12 * 12 + 3 * 2 * 2 * 12 * 3,
   "autoencoder": 3 * 2 * (4 * 8 + 4 * 3),
+  "autoencoder_tenth": 2 * (4 * 8 + 4 * 3),
   "quickstart": 6 * 8 + 6 * 10,
   "costs": 2 * 10,
   "gates": 4 * 3,
