@@ -32,7 +32,7 @@ _SEARCH = {
 def config(batch, optimizer):
   config = study.read_config(_STUDY, f"sample-{batch}-{optimizer}-seed0")
   config.num_epochs = config.checkpoint_epochs = _EPOCHS[batch][optimizer]
-  config.eval_epochs = config.num_epochs / 20
+  config.eval_epochs = config.num_epochs / 10  # equal numbers of steps
   if optimizer == "kfac":
     config.optimizer.damping_type = "factored"
   return config
