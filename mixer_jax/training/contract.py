@@ -44,7 +44,8 @@ def _check_collections(run: Experiment, found: Any) -> None:
   real = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
   for path in sorted(own.keys() | found.keys()):
     old, new = own.get(path), found.get(path)
-    fine = old and new and old.shape == new.shape and (real(old) == real(new))
+    both = old is not None and new is not None
+    fine = both and old.shape == new.shape and real(old) == real(new)
     _require(run, "loss", fine, {path: new}, f"{_told(old)}, as init")
 
 

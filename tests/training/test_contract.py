@@ -88,6 +88,24 @@ COLLECTIONS = {
 }
 
 
+def test_a_collection_may_be_a_number(monkeypatch):
+  class Own(Derivative):
+    def init(self, key):
+      return super().init(key) | {"seen": {"steps": jnp.zeros((), int)}}
+
+    def loss(self, variables, batch, key):
+      loss, aux = super().loss({"params": variables["params"]}, batch, key)
+      return loss, aux._replace(collections={"seen": {"steps": variables["seen"]["steps"] + 1}})
+
+    def evaluate(self, variables, batch, mask):
+      return super().evaluate({"params": variables["params"]}, batch, mask)
+
+  monkeypatch.setattr(f"{__name__}.Own", Own, raising=False)
+  config = waves("sgd", task=f"{__name__}:Own", num_steps=3, eval_steps=3)
+  [(state, _)] = loop.evaluations(experiment.build(config))
+  assert state.variables["seen"]["steps"] == 3
+
+
 @pytest.mark.parametrize("mistake", COLLECTIONS)
 def test_changed_collections_are_those_of_init(mistake, monkeypatch):
   changed, message = COLLECTIONS[mistake]
