@@ -223,7 +223,7 @@ def test_the_largest_of_no_values_is_no_failure(value, fine):
 
 
 @pytest.mark.thorough
-def test_a_lost_curvature_factor_is_noticed_before_it_is_used(tiny_config):
+def test_a_curvature_factor_that_overflows_is_left_out(tiny_config):
   """Pixels of 1e22: LayerNorm makes loss and gradients finite, the factor's squares overflow."""
   tiny_config.optimizer = optimizer_of("kfac")
   tiny_config.optimizer.update(factor_period=1, inverse_period=100)
@@ -237,12 +237,13 @@ def test_a_lost_curvature_factor_is_noticed_before_it_is_used(tiny_config):
   assert passed.all()
   stem = jax.tree.map(lambda x: 1e-6 * x, state.params["stem"])
   state = state.replace(variables={"params": state.params | {"stem": stem}})
+  before = state.opt_state[0].factors
   state, passed = step(state, batch | {"image": 1e22 * batch["image"]})
   kfac = state.opt_state[0]
-  assert isinstance(kfac, optim.ScaleByKfacState)
-  finite = lambda tree: all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(tree))
-  assert finite(state.params) and finite(kfac.inverses) and not finite(kfac.factors)
-  assert passed.tolist() == [True, False]
+  assert isinstance(kfac, optim.ScaleByKfacState) and passed.all()
+  assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves((state.params, kfac)))
+  jax.tree.map(np.testing.assert_array_equal, kfac.factors["stem"], before["stem"])
+  assert not np.array_equal(kfac.factors["head"].inputs, before["head"].inputs)
 
 
 @pytest.mark.parametrize("policy", ["stop", "restore"])
