@@ -52,7 +52,7 @@ def arrays(run: Experiment, variables: Any, split: str = "test") -> dict[str, np
   }
   if (paths := getattr(run.datasets[split], "paths", None)) is not None:
     found["paths"] = np.array([os.fsdecode(path) for path in paths])
-  if any(names := run.task.class_names):
+  if any(names := [str(name) for name in run.task.class_names]):
     found["class_names"] = np.array(names)
   return found
 

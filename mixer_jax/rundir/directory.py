@@ -29,7 +29,9 @@ _LOGS = (".log", ".out", ".err", ".txt")
 # Orbax looks for a checkpoint's files by a glob pattern that holds the directory's path: with one of
 # these characters it finds none, and what it saves cannot be read.
 _UNREADABLE = "[\\"
-_ADDRESS = re.compile(r"\w{2,}:/")  # such as gs://bucket, which pathlib takes for a folder "gs:"
+_ADDRESS = re.compile(
+  r"[A-Za-z][\w+.-]+:/"
+)  # such as gs://bucket, which pathlib takes for a folder "gs:"
 # Errors that only a write can meet; missing permission is one, too, for the run's files.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
@@ -252,7 +254,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def as_json(value: Any) -> Any:
-  """A NumPy number or array as JSON has it, for `json.dumps`; a TypeError of anything else."""
-  if isinstance(value, np.generic | np.ndarray):
-    return value.tolist()
+  """An array, or a number of NumPy, as JSON has it, for `json.dumps`; a TypeError of all else."""
+  if isinstance(value, np.generic | np.ndarray | jax.Array):
+    return np.asarray(value).tolist()
   raise TypeError(f"{value!r} cannot be written as JSON")

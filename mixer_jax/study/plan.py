@@ -145,7 +145,8 @@ class Study:
       candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
       for i, tried in enumerate(candidates):
         own = {field: options.plain(value) for field, value in tried.items()}
-        runs.append(Run("-".join(("tune", *cell, str(i))), cell, self.tuning.seed, own))
+        seed = options.plain(self.tuning.seed)
+        runs.append(Run("-".join(("tune", *cell, str(i))), cell, seed, own))
     for cell, seed in itertools.product(self._cells(), map(options.plain, self.seeds)):
       runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed, tuned=self._tuned(cell)))
     return runs

@@ -26,7 +26,7 @@ def check(run: Experiment) -> None:
   _check_collections(run, answer[1].collections)
   for name, split in run.datasets.items():
     if name != "train":
-      _check_evaluate(run, split)
+      _check_evaluate(run, split, primary=name in ("test", run.selection))
 
 
 def _check_collections(run: Experiment, found: Any) -> None:
@@ -41,15 +41,21 @@ def _check_collections(run: Experiment, found: Any) -> None:
     for path, x in jax.tree.leaves_with_path(tree)
   }
   own, found = paths(own), paths(found)
-  real = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
   for path in sorted(own.keys() | found.keys()):
     old, new = own.get(path), found.get(path)
     both = old is not None and new is not None
-    fine = both and old.shape == new.shape and real(old) == real(new)
-    _require(run, "loss", fine, {path: new}, f"{_told(old)}, as init")
+    fine = both and old.shape == new.shape and _kind(old.dtype) == _kind(new.dtype)
+    allowed = f"{_told(old)}, as init" if old is not None else "the names of init"
+    _require(run, "loss", fine, {path: new}, allowed)
 
 
-def _check_evaluate(run: Experiment, split: Dataset) -> None:
+def _kind(dtype: Any) -> Any:
+  """The types of which one may take the place of another: any floats, or any integers."""
+  kinds = (kind for kind in (jnp.floating, jnp.integer) if jnp.issubdtype(dtype, kind))
+  return next(kinds, dtype)
+
+
+def _check_evaluate(run: Experiment, split: Dataset, primary: bool) -> None:
   task, size = run.task, min(run.config.eval_batch_size, len(split))
   batched = lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
   prepare = lambda key, examples: task.prepare(key, examples, train=False)
@@ -59,9 +65,9 @@ def _check_evaluate(run: Experiment, split: Dataset) -> None:
   _require_sums(run, "evaluate", sums)
   own = getattr(tasks.find(run.config.task), "host_metrics", None)
   elsewhere = own is not BaseTask.host_metrics or "host_metrics" in vars(task)
-  primary = elsewhere or task.metrics[0].name in sums
+  fine = not primary or elsewhere or task.metrics[0].name in sums
   _require(
-    run, "evaluate", primary, sums, f"{task.metrics[0].name!r}, the first of metrics, and others"
+    run, "evaluate", fine, sums, f"{task.metrics[0].name!r}, the first of metrics, and others"
   )
 
 

@@ -80,7 +80,7 @@ def change(config: ConfigDict, overrides: Sequence[str] | str = (), **data: str 
     own = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in changes.items()}
     config.data.update(own)
   free = config_lib.free_fields(config)
-  overrides = [overrides] if isinstance(overrides, str) else overrides
+  overrides = [overrides] if isinstance(overrides, str) and overrides else overrides
   for assignment in overrides:
     if assignment.partition("=")[0] not in free:
       raise UserError(f"--set is {assignment!r}; allowed: {', '.join(sorted(free))}")

@@ -74,7 +74,9 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
     weight = jax.lax.stop_gradient(loss.weight)
     # A model may compute averages in another precision than they are kept in.
     own = {name: variables[name] for name in aux.collections}
-    kept = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), own, dict(aux.collections))
+    leaves, structure = jax.tree.flatten(own)
+    pairs = zip(jax.tree.leaves(dict(aux.collections)), leaves, strict=True)
+    kept = structure.unflatten(jnp.asarray(new, old.dtype) for new, old in pairs)
     aux = aux._replace(collections=kept)
     return (loss.total / weight if parts == 1 else loss.total), (weight, aux)
 

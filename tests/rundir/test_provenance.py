@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -54,7 +55,7 @@ def test_names_of_classes_may_be_an_array_or_numbers(tmp_path, names):
 
 
 def test_notes_may_be_numbers_and_arrays_of_numpy(tmp_path):
-  notes = {"train": np.int64(3), "scale": np.float32(0.5), "grids": np.array([64, 32])}
+  notes = {"train": np.int64(3), "scale": np.float32(0.5), "grids": jnp.array([64, 32])}
   with provenance.session(tmp_path, 0, 1, notes):
     assert provenance.notes(tmp_path) == {"train": 3, "scale": 0.5, "grids": [64, 32]}
     provenance.check_grids(tmp_path, notes)

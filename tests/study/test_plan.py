@@ -155,7 +155,9 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
 def test_seeds_and_tries_may_be_numbers_of_numpy(tmp_path):
   both = zip(np.float32([0.5, 0.25]), np.int64([8, 16]))
   tried = [{"optimizer.learning_rate": rate, "batch_size": size} for rate, size in both]
-  study = Study(**GRID, seeds=np.arange(2), tuning=Tuning(dict(sgd=tried, adam=tried)))
+  study = Study(
+    **GRID, seeds=np.arange(2), tuning=Tuning(dict(sgd=tried, adam=tried), seed=np.int64(7))
+  )
   record.open_study(tmp_path, study, "f.py", [])
   tries, runs = [], []
   for run in record.load(tmp_path).runs:
@@ -163,6 +165,7 @@ def test_seeds_and_tries_may_be_numbers_of_numpy(tmp_path):
   assert [run.settings["optimizer.learning_rate"] for run in tries] == [0.5, 0.25] * 4
   assert [run.config["batch_size"] for run in tries] == [8, 16] * 4
   assert [run.config["seed"] for run in runs] == [0, 1] * 4
+  assert {run.config["seed"] for run in tries} == {7}
 
 
 def test_an_axis_may_share_the_choice_of_its_first_value(tmp_path):

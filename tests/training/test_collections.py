@@ -2,6 +2,7 @@
 
 import itertools
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,7 +102,7 @@ class HalfMean(WithCollections):
   def loss(self, *args):
     loss, aux = super().loss(*args)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), aux.collections)
-    return loss, aux._replace(collections=half)
+    return loss, aux._replace(collections=flax.core.freeze(half))
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -80,10 +80,11 @@ COLLECTIONS = {
     r"{'statistics/mean': float32\[1, 8\]}; allowed: float32\[8\], as init",
   ),
   "integers": ({"mean": jnp.zeros(8, int)}, r"{'statistics/mean': int32\[8\]}; allowed: float32"),
+  "truths": ({"mean": jnp.zeros(8, bool)}, r"{'statistics/mean': bool\[8\]}; allowed: float32"),
   "another name": ({"means": jnp.zeros(8)}, "{'statistics/mean': nothing}; allowed: float32"),
   "one more": (
     {"mean": jnp.zeros(8), "n": jnp.zeros(())},
-    r"{'statistics/n': float32\[\]}; allowed: nothing",
+    r"{'statistics/n': float32\[\]}; allowed: the names of init",
   ),
 }
 
@@ -134,6 +135,23 @@ def test_each_split_that_is_evaluated_is_checked(monkeypatch):
   config = waves("sgd", task=f"{__name__}:Own")
   with pytest.raises(UserError, match=r"evaluate gives {'mask': .*, 'scale': float32\[64\]"):
     contract.check(experiment.build(config))
+
+
+def test_a_further_split_may_lack_the_primary_metric(monkeypatch):
+  class Own(Derivative):
+    def datasets(self):
+      test = super().datasets()["test"]
+      scaled = Arrays(test.tree | {"scale": np.ones(len(test), np.float32)})
+      return super().datasets() | {"scaled": scaled}
+
+    def evaluate(self, variables, batch, mask):
+      sums = super().evaluate(variables, batch, mask)
+      return {"scaled": sums["error"]} if "scale" in batch else sums
+
+  monkeypatch.setattr(f"{__name__}.Own", Own, raising=False)
+  run = experiment.build(waves("sgd", task=f"{__name__}:Own", num_steps=1, eval_steps=1))
+  [(_, row)] = loop.evaluations(run)
+  assert {"test/error", "scaled/scaled"} <= row.keys()
 
 
 def test_metrics_are_checked(monkeypatch):

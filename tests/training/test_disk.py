@@ -120,12 +120,12 @@ def test_a_workdir_that_cannot_be_is_refused_before_training(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "path", ["gs://bucket/run", "s3://bucket", pathlib.Path("gs://bucket/run")]
+  "path", ["gs://bucket/run", "s3://bucket", "abfs+s://b", pathlib.Path("gs://bucket/run")]
 )
 def test_a_bucket_is_no_folder(tmp_path, monkeypatch, path):
   monkeypatch.chdir(tmp_path)
   for use in (functools.partial(loop.train, waves()), evaluate):
-    with pytest.raises(UserError, match="workdir is '(gs|s3):/.*'; allowed: a folder"):
+    with pytest.raises(UserError, match="workdir is '(gs|s3|abfs.s):/.*'; allowed: a folder"):
       use(path)
   assert not any(tmp_path.iterdir())
 
