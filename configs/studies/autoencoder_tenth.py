@@ -1,10 +1,11 @@
-"""The small deep autoencoder in a tenth of the time of `autoencoder.py`, on the bundled sample.
+"""The small deep autoencoder in about a tenth of the time of `autoencoder.py`.
 
   python -m mixer_jax.study --study=configs/studies/autoencoder_tenth.py --workdir=DIR
 
-Does K-FAC reach in this time the training loss that Adam has after all of it? On one core of an AMD
-EPYC a run trains for about a second. Tries and choice are as in `autoencoder.py`; K-FAC has factored
-damping, whose steps cost less, and higher rates and lower dampings, which short runs need.
+Does K-FAC reach in this time the training loss that Adam has at the end of `autoencoder.py`? On one
+core of an AMD EPYC a run trains for about a second. Each optimizer has as many tries as there. K-FAC
+alone has other ranges, with higher rates and lower dampings, and factored damping, with which a step
+costs less.
 """
 
 import pathlib
@@ -40,7 +41,7 @@ def config(batch, optimizer):
 
 def get_study():
   return study.Study(
-    title="A deep autoencoder in a tenth of the time",
+    title="A deep autoencoder in about a tenth of the time",
     config=config,
     axes={"batch": tuple(_EPOCHS), "optimizer": tuple(_SEARCH)},
     lines=("batch", "optimizer"),
