@@ -29,9 +29,8 @@ _LOGS = (".log", ".out", ".err", ".txt")
 # Orbax looks for a checkpoint's files by a glob pattern that holds the directory's path: with one of
 # these characters it finds none, and what it saves cannot be read.
 _UNREADABLE = "[\\"
-_ADDRESS = re.compile(
-  r"[A-Za-z][\w+.-]+:/"
-)  # such as gs://bucket, which pathlib takes for a folder "gs:"
+# Such as gs://bucket, which pathlib takes for a folder "gs:".
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")
 # Errors that only a write can meet; missing permission is one, too, for the run's files.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM)
