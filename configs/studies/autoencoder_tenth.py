@@ -3,9 +3,9 @@
   python -m mixer_jax.study --study=configs/studies/autoencoder_tenth.py --workdir=DIR
 
 Does K-FAC reach in this time the training loss that Adam has at the end of `autoencoder.py`? On one
-core of an AMD EPYC a run trains for about a second. The optimizers have the tries of that study, K-FAC
-alone as many others, with higher rates and lower dampings, and factored damping, with which a step
-costs less.
+core of an AMD EPYC a run trains for about a second. The optimizers have the tries of that study.
+K-FAC alone has as many others, with higher rates and lower dampings, and factored damping, with
+which a step costs less.
 """
 
 import dataclasses
