@@ -19,6 +19,8 @@ from mixer_jax.optim import curvature_options, first_order
 from mixer_jax.optim.eigenbasis import gradient_source, in_basis
 from mixer_jax.options import Option
 
+# Defaults of `scale_by_shampoo`; corrected=True refuses other values.
+_POWER, _RIDGE = 0.25, 1e-6
 # Shampoo renews its bases where the squares of a gradient have grown by more since they were made: by
 # the old eigenvalues its steps would be more than twice too long.
 _GROWTH = 4.0
@@ -93,8 +95,8 @@ def scale_by_shampoo(
   *,
   b2: first_order.B2 = 0.95,
   eps: first_order.Eps = 1e-8,
-  power: Annotated[float, Option("exponent p of the factors: L^-p V R^-p", 0.01, 1)] = 0.25,
-  ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6,
+  power: Annotated[float, Option("exponent p of the factors: L^-p V R^-p", 0.01, 1)] = _POWER,
+  ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = _RIDGE,
   corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
   max_factor: curvature_options.MaxFactor = None,
   full_factors: curvature_options.FullFactors = "",
@@ -108,8 +110,9 @@ def scale_by_shampoo(
     eps: added to the roots of second moments.
     power: p of L^-p V R^-p.
     ridge: eigenvalues get this part of the factor's largest one added.
-    corrected: divides by roots of second moments in the eigenbasis, whatever `power` and `ridge`
-      are. Without it bases are also renewed when the squares of gradients have grown fourfold.
+    corrected: divides by roots of second moments in the eigenbasis; `power` and `ridge` are left at
+      their defaults. Without it bases are also renewed when the squares of gradients have grown
+      fourfold.
     max_factor: a side of more rows has no basis; None is 8,192.
     full_factors: a regular expression of the paths of parameters whose sides all have one.
     stacked: see `scale_by_soap`.
@@ -119,8 +122,11 @@ def scale_by_shampoo(
     A transform with an `InBasisState`; its first update is zero, as SOAP's.
 
   Raises:
-    ValueError: an option out of range.
+    ValueError: an option out of range, or `power` or `ridge` with `corrected`.
   """
+  for name, value, default in (("power", power, _POWER), ("ridge", ridge, _RIDGE)):
+    if corrected and isinstance(value, int | float) and value != default:
+      raise ValueError(f"{name} is {value}; it needs corrected=False")
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   inner = rms if corrected else _by_eigenvalues(power, ridge)
   growth = None if corrected else _GROWTH

@@ -58,13 +58,19 @@ def test_soap_is_its_authors_algorithm(cut, tolerance):
   assert renewed >= 2 and bool(stayed) == (tolerance is not None)
 
 
+@pytest.mark.parametrize("name, value", [("power", 0.5), ("ridge", 0)])
+def test_corrected_shampoo_refuses_options_of_the_other(name, value):
+  with pytest.raises(ValueError, match=f"{name} is {value}; it needs corrected=False"):
+    optim.shampoo(0.1, corrected=True, **{name: value})
+
+
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 def test_shampoo(corrected, cut):
   """With the side of four rows cut, its factor is the diagonal of V V^T."""
-  options = dict(b2=0.8, eps=1e-3, factor_decay=0.9, ridge=1e-3, basis_period=4)
-  options |= dict(max_factor=3 if cut else None)
-  tx = optim.scale_by_shampoo(corrected=corrected, power=0.25, **options)
+  options = dict(b2=0.8, eps=1e-3, factor_decay=0.9, basis_period=4, max_factor=3 if cut else None)
+  options |= {} if corrected else dict(power=0.25, ridge=1e-3)
+  tx = optim.scale_by_shampoo(corrected=corrected, **options)
   gradients, found, _ = kernels(tx, "two")
   left, right, squares = np.zeros((4, 4)), np.zeros((3, 3)), np.zeros((4, 3))
   basis = None
