@@ -178,8 +178,8 @@ def check_accelerator(config: ml_collections.ConfigDict) -> None:
 def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = None) -> Experiment:
   """Loads the data and builds the task of a config; a UserError if either is not usable.
 
-  `notes` are those of a finished run's record, which the task recalls; the data may be others. The
-  experiment has a copy of the config.
+  `notes` are those of a finished run's record, which the task recalls; the data may be others, and
+  too few for training. The experiment has a copy of the config.
   """
   config = copy.deepcopy(config)
   config_lib.check(config)
@@ -196,11 +196,9 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
     raise UserError(
       f"task {config.task} gives no example of the split {empty[0]!r}; allowed: 1 or more"
     )
-  if (size := config.batch_size) > (number := len(datasets["train"])):
-    raise UserError(f"batch_size is {size}, more than the {number} training examples")
   run = Experiment(config, mesh, task, datasets)
-  if (steps := run.clock.num_steps) >= 2**31:
-    raise UserError(f"num_epochs is {config.num_epochs}, {steps} steps; allowed: below 2^31 steps")
+  if notes is None:
+    _check_length(run)
   name = config.model.name if "model" in config and "name" in config.model else config.task
   with as_user_error(f"model {name}", ValueError):  # a Linen module's own check
     leaves = jax.tree.leaves(run.variable_shapes)
@@ -215,6 +213,15 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
       f" {memory / 2**30:,.1f} GiB of the device; check the fields of the model and of data"
     )
   return run
+
+
+def _check_length(run: Experiment) -> None:
+  """Raises a UserError for a training set that is too small, and for too many steps."""
+  if (size := run.config.batch_size) > (number := len(run.datasets["train"])):
+    raise UserError(f"batch_size is {size}, more than the {number} training examples")
+  if (steps := run.clock.num_steps) >= 2**31:
+    epochs = run.config.num_epochs
+    raise UserError(f"num_epochs is {epochs}, {steps} steps; allowed: below 2^31 steps")
 
 
 def _check_trained(run: Experiment) -> None:

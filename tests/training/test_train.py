@@ -193,12 +193,27 @@ def test_a_last_step_that_diverges_saves_nothing(tmp_path):
 def test_a_run_may_move_and_be_evaluated_elsewhere(tmp_path):
   path = loop.train(waves(), str(tmp_path))
   stored = json.loads((path / "config.json").read_text())
-  stored |= {"require_accelerator": True, "eval_batch_size": 30}
+  stored |= {"require_accelerator": True, "eval_batch_size": 30, "num_epochs": 10**9}
   # Of more devices, and of a number that does not divide those here.
   for mesh in (dict(data=64, model=1), dict(data=-1, model=3)):
     (path / "config.json").write_text(json.dumps(stored | {"mesh": mesh}))
     found = evaluate.evaluate(str(path))["test"]["error"]
     assert found == pytest.approx(metrics_file.read(path)[-1]["test/error"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  "fields, refused",
+  [
+    (dict(num_epochs=10**9), "num_epochs is 1000000000, .* steps; allowed: below"),
+    (dict(batch_size=4096), "batch_size is 4096, more than the .* training examples"),
+  ],
+)
+def test_a_finished_run_needs_no_training_set_that_fits(fields, refused):
+  """Restoring builds it with the least batch of the devices, on the data that are there."""
+  config = waves(**fields)
+  with pytest.raises(UserError, match=refused):
+    experiment.build(config)
+  experiment.build(config, notes={})
 
 
 @pytest.mark.thorough
