@@ -43,9 +43,11 @@ class Augment:
   def mixes(self) -> bool:
     return bool(self.mixup or self.cutmix)
 
-  def check(self, *, pad: int, random_crop: bool, crop: str) -> None:
+  def check(self, *, pad: int, resize: int, random_crop: bool, crop: str) -> None:
     """Raises a UserError for a random area beside another crop, see `ImageData`."""
-    other = f"pad={pad}" if pad else "random_crop=True" if random_crop else crop and f"crop={crop}"
+    crops = {f"pad={pad}": pad and not resize, "random_crop=True": random_crop}
+    crops[f"crop={crop}"] = crop
+    other = next((name for name, given in crops.items() if given), "")
     if self.smallest_area and other:
       why = f"it crops at random, and so does data.{other}; turn one of them off"
       raise UserError(f"augment.smallest_area is {self.smallest_area}: {why}")

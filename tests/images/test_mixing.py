@@ -176,10 +176,16 @@ def test_a_batch_is_a_function_of_the_key_on_one_device_and_on_eight():
 
 @pytest.mark.parametrize(
   "other, named",
-  [(dict(pad=4), "data.pad=4"), (dict(random_crop=True), "data.random_crop=True")],
+  [
+    (dict(pad=4), "data.pad=4"),
+    (dict(pad=4, resize=36, random_crop=True), "data.random_crop=True"),
+    (dict(resize=36, crop="inception"), "data.crop=inception"),
+  ],
 )
 def test_two_random_crops_are_refused(other, named):
-  fields = dict(pad=0, random_crop=False, crop="") | other
+  fields = dict(pad=0, resize=0, random_crop=False, crop="")
   with pytest.raises(UserError, match=f"augment.smallest_area is 0.08: .*{named}"):
-    Augment(smallest_area=0.08).check(**fields)
-  Augment().check(**fields)
+    Augment(smallest_area=0.08).check(**fields | other)
+  Augment().check(**fields | other)
+  # With a resize nothing is padded.
+  Augment(smallest_area=0.08).check(**fields | dict(pad=4, resize=36))

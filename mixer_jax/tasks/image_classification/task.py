@@ -80,7 +80,7 @@ class ImageClassification(ImageTask):
   def check(cls, config: ml_collections.ConfigDict) -> None:
     (data := options.made(ImageData, config.data)).check()
     options.made(Augment, config.augment).check(
-      pad=data.pad, random_crop=data.random_crop, crop=data.crop
+      pad=data.pad, resize=data.resize, random_crop=data.random_crop, crop=data.crop
     )
     start.check(config)
 
