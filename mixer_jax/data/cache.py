@@ -2,9 +2,12 @@
 
 An entry is a directory NAME-KEY with a .npy file for each array and meta.json. It appears by one
 rename, so a reader sees all of it or nothing, and programs that start together do no harm. An entry
-that does not agree with its meta.json is built anew.
+that does not agree with its meta.json is built anew. A killed program leaves an unfinished entry; the
+next program that builds one removes it.
 """
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -12,8 +15,10 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 import tempfile
-from typing import Any, Callable, Iterable
+import time
+from typing import Any, Callable, Iterable, Iterator
 import zlib
 
 import numpy as np
@@ -23,6 +28,7 @@ from mixer_jax.paths import user_path
 
 _LOG = logging.getLogger(__name__)
 
+_UNFINISHED = ".building-"
 _CHECKED_BYTES = 2**30  # checksum all of an array up to this size, else a sample
 
 # Name, shape and dtype of an array -> the array, to be filled.
@@ -87,8 +93,9 @@ def _open(entry: pathlib.Path) -> dict[str, np.ndarray] | None:
 def _build(entry: pathlib.Path, build: Build, level: int) -> None:
   """Builds an entry; OSError: the directory cannot be written or the disk is too small."""
   entry.parent.mkdir(parents=True, exist_ok=True)
-  options = dict(prefix=".building-", dir=entry.parent, ignore_cleanup_errors=True)
-  with tempfile.TemporaryDirectory(**options) as directory:
+  _remove_abandoned(entry.parent)
+  options = dict(prefix=_UNFINISHED, dir=entry.parent, ignore_cleanup_errors=True)
+  with tempfile.TemporaryDirectory(**options) as directory, _held(directory):
     made = pathlib.Path(directory, "made")
     made.mkdir()
     arrays = build(lambda name, *like: _create(made / f"{name}.npy", *like))
@@ -103,6 +110,32 @@ def _build(entry: pathlib.Path, build: Build, level: int) -> None:
     except OSError:
       if not os.path.exists(entry):  # else another process was quicker; its entry is as good
         raise
+
+
+@contextlib.contextmanager
+def _held(directory: str | os.PathLike) -> Iterator[bool]:
+  """Locks a directory, for the life of this process at most; False: it cannot be locked."""
+  descriptor = os.open(directory, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      held = True
+    except OSError:  # another process has it, or the file system has no locks
+      held = False
+    yield held
+  finally:
+    os.close(descriptor)
+
+
+def _remove_abandoned(parent: pathlib.Path) -> None:
+  """Removes unfinished entries of programs that were killed."""
+  for directory in parent.glob(f"{_UNFINISHED}*"):
+    with contextlib.suppress(OSError):  # another program was quicker, or it is not ours
+      # The program that makes a directory locks it within a minute.
+      if time.time() - directory.stat().st_mtime > 60:
+        with _held(directory) as abandoned:
+          if abandoned:
+            shutil.rmtree(directory)
 
 
 def _create(path: pathlib.Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

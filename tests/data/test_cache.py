@@ -1,0 +1,57 @@
+"""Entries of the cache that are left unfinished."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+
+from mixer_jax.data import cache
+
+KILLED = """
+import os, pathlib, sys
+from mixer_jax.data import cache
+
+def build(allocate):
+  allocate("x", (1000,), "float32")
+  os.kill(os.getpid(), 9)
+
+cache.read(pathlib.Path(sys.argv[1]), "set", "key", build)
+"""
+
+
+def _unfinished(folder: pathlib.Path, old: bool = True) -> list[pathlib.Path]:
+  """The unfinished entries, made two minutes older if `old`."""
+  found = list(folder.glob(".building-*"))
+  for path in found if old else ():
+    os.utime(path, (path.stat().st_mtime - 120,) * 2)
+  return found
+
+
+def build(allocate):
+  array = allocate("x", (3,), "float32")
+  array[:] = 1
+  return {"x": array}
+
+
+def test_what_a_killed_program_left_is_removed(tmp_path):
+  for _ in range(2):
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)]).returncode == -9
+  left = _unfinished(tmp_path, old=False)
+  assert len(left) == 2  # too young, for all that the second program knew
+  os.utime(left[0], (0, 0))
+  np.testing.assert_array_equal(cache.read(tmp_path, "set", "key", build)["x"], [1, 1, 1])
+  assert _unfinished(tmp_path, old=False) == [left[1]]
+
+
+def test_an_entry_that_another_program_builds_stays(tmp_path):
+  def slow(allocate):
+    arrays = build(allocate)
+    (own,) = _unfinished(tmp_path)
+    cache.read(tmp_path, "other", "key", build)
+    assert own.exists()
+    return arrays
+
+  np.testing.assert_array_equal(cache.read(tmp_path, "set", "key", slow)["x"], [1, 1, 1])
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["other-key", "set-key"]
