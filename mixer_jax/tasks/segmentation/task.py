@@ -145,7 +145,11 @@ class Segmentation(BaseTask):
 
   def _sums(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Sums]:
     """Metrics of logits of pixels [batch, height, width, classes]."""
-    counts = Confusion.of(batch["label"], jnp.argmax(logits, -1), logits.shape[-1], weights)
+    labels, classes = jnp.asarray(batch["label"], jnp.int32), logits.shape[-1]
+    answers = jnp.argmax(logits, -1)
+    # Of logits with a NaN the argmax is a class like any other; the answer is a wrong one.
+    answers = jnp.where(jnp.isnan(logits).any(-1), (labels + 1) % classes, answers)
+    counts = Confusion.of(labels, answers, classes, weights)
     loss = WeightedSum.of(_cross_entropy(logits, batch), weights)
     parts = counts.high, counts.low
     return {"miou": MeanIou(*parts), "accuracy": Hits(*parts), "loss": loss}

@@ -103,6 +103,15 @@ def test_counts_are_exact_beyond_float32_and_absent_classes_do_not_count():
   assert values(total) == pytest.approx({"x": (1 / 3 + 2 / 4) / 2, "y": 3 / 5}, rel=1e-6)
 
 
+def test_an_answer_of_nan_is_wrong(config):
+  task = built(config)
+  images = jnp.zeros((2, 8, 8, 3)).at[1].set(jnp.nan)
+  batch = dict(image=images, label=jnp.zeros((2, 8, 8), jnp.uint8), weight=jnp.ones((2, 8, 8)))
+  variables = task.init(jax.random.key(0))  # a zero head answers class 0
+  found = values(task.evaluate(variables, batch, jnp.ones(2, bool)))
+  assert found["accuracy"] == 0.5 and found["miou"] == 0.25 and np.isnan(found["loss"])
+
+
 @pytest.mark.thorough
 def test_void_pixels_give_no_gradient(config):
   task = built(config)
