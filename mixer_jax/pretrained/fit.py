@@ -54,9 +54,9 @@ def tokens_of(shapes: Shapes) -> int:
 
 
 def patch_of(shapes: Shapes) -> int:
-  """Side of a patch in pixels, that of the stem's kernel; 0 without such a stem."""
-  shape = shapes.get("stem/kernel", ())
-  return shape[0] if len(shape) == 4 and shape[0] == shape[1] else 0
+  """Side of a patch in pixels, that of the stem's kernel; 0 without a stem of patches."""
+  shape, overlaps = shapes.get("stem/kernel", ()), "stem_norm/scale" in shapes  # of a ConvNet
+  return shape[0] if len(shape) == 4 and shape[0] == shape[1] and not overlaps else 0
 
 
 def widened(source: str, shapes: Shapes, tokens: int) -> int:

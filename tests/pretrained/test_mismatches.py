@@ -2,9 +2,11 @@
 
 import re
 
+import jax
+import numpy as np
 import pytest
 
-from mixer_jax import pretrained
+from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
 from tests.pretrained.conftest import FAMILIES, file_arrays, rewrite, shapes
 
@@ -30,6 +32,16 @@ def test_other_patches_are_told_before_the_tokens(peer, resize):
   template = shapes(peer.model(patch_size=4))
   with pytest.raises(UserError, match="patches of 8x8 pixels, the model of 4x4; set the .* to 8$"):
     pretrained.read(peer.path).fit(template, resize)
+
+
+def test_the_stem_of_a_convnet_has_no_patches(tmp_path):
+  make = lambda stem: models.build("resnet_18", 5, width=4, stages=(1, 1, 1, 1), stem=stem)
+  of = lambda model: jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3)))
+  large = make("large")
+  ones = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), of(large))
+  pretrained.save(tmp_path / "large.npz", pretrained.beside(ones), large)
+  with pytest.raises(UserError, match=r"stem/kernel of shape \[7, 7, 3, 4\] instead of \[3, 3"):
+    pretrained.read(tmp_path / "large.npz").fit_variables(of(make("small")))
 
 
 @pytest.mark.parametrize("name", PEERS[1:])
