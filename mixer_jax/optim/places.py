@@ -85,7 +85,7 @@ def _tell_doubt(calls, predict, params, batch, chosen, skipped) -> None:
 
 
 def _choices(batch: Any, examples: int) -> Iterator[frozenset[int]]:
-  """Sets of leaves that may have the examples first: all of a size, then some of the outputs' size.
+  """Sets of leaves that may have the examples first: all of a size, then some of them.
 
   The outputs' size comes first, but an example may have several rows of outputs. Another array may
   happen to be as long.
@@ -93,15 +93,15 @@ def _choices(batch: Any, examples: int) -> Iterator[frozenset[int]]:
   found = jax.tree_util.tree_flatten_with_path(batch)[0]
   sizes = [x.shape[0] if x.shape else 0 for _, x in found]
   of = lambda size: frozenset(i for i, n in enumerate(sizes) if n == size)
-  whole = of(examples)
-  yield from (of(size) for size in dict.fromkeys((examples, *filter(None, sizes))) if of(size))
+  whole = [of(size) for size in dict.fromkeys((examples, *filter(None, sizes))) if of(size)]
+  yield from whole
   prefixes = dict.fromkeys(path[:k] for k in (1, 2) for path, _ in found)
   parts = [
     frozenset(i for i, (path, _) in enumerate(found) if path[: len(prefix)] == prefix)
     for prefix in prefixes
   ]
-  apart = dict.fromkeys(choice for p in parts for choice in (whole - p, whole & p))
-  yield from [choice for choice in apart if choice and choice != whole][:_MOST_PARTS]
+  apart = dict.fromkeys(part for w in whole for p in parts for part in (w - p, w & p))
+  yield from [part for part in apart if part and part not in whole][:_MOST_PARTS]
 
 
 def _twice(batch: Any, chosen: Collection[int]) -> Any:

@@ -237,6 +237,23 @@ def test_views_of_an_example_may_be_examples(key):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
+def test_views_beside_an_array_as_long_as_the_batch(caplog):
+  """As a teacher whose width is the size of the batch, which its model takes in no other size."""
+  x, params = pairs(4)
+
+  def views(params, batch):
+    turn = jnp.eye(4) @ batch["teacher"]["turn"]
+    return turned("first")(params, (batch["views"] @ turn).reshape(-1, 2, 4))
+
+  turn = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0].astype(np.float32)
+  batch = {"teacher": {"turn": turn}, "views": np.stack([x, -x], axis=1)}
+  found = optim.kfac_factors(views, params, batch, None, estimation="exact")
+  flat = (batch["views"] @ turn).reshape(-1, 2, 4)
+  expected = optim.kfac_factors(turned("first"), params, flat, None, estimation="exact")
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+  assert "another size" not in caplog.text
+
+
 def test_a_model_for_one_size_of_batch():
   x, params = pairs(4)
   constant = np.arange(8, dtype=np.float32).reshape(4, 2, 1)
