@@ -20,7 +20,7 @@ from mixer_jax.text.vocabulary import Vocabulary
 MODES = ("cut", "packed")
 SHORTEST = 4  # [CLS] a [SEP], and a token to spare
 _LOG = logging.getLogger(__name__)
-_FORMAT = 1  # raise it when sequences change, so that old cache entries are not read
+_FORMAT = 2  # raise it when sequences change, so that old cache entries are not read
 _CHARACTERS, _DOCUMENTS = 2**20, 4096  # in a chunk, at most
 _ROWS = 2**14  # copied at once
 

@@ -27,7 +27,7 @@ class Vocabulary:
   """WordPiece (Schuster and Nakajima, 2012) after BERT's basic tokenisation (Devlin et al., 2019).
 
   `words` has the entry of each id, `pad`, `unk`, `cls`, `sep` and `mask` are ids. Texts lose their
-  capitals if no entry outside [..] has one, and likewise their accents.
+  capitals if no entry has one, and likewise their accents; entries [..] and <..> do not count.
   A UserError, which names `source`, if entries are empty or double, or a special one is missing.
   """
 
@@ -129,7 +129,8 @@ class Vocabulary:
 
   @property
   def _plain(self) -> list[str]:
-    return [word for word in self.words if not (word[0] == "[" and word[-1] == "]")]
+    """The entries without [..], which are special, and <..>, such as <S> in BERT's Chinese one."""
+    return [word for word in self.words if word[0] + word[-1] not in ("[]", "<>")]
 
   def fingerprint(self) -> str:
     """A hash of the entries."""

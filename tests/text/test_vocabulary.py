@@ -65,6 +65,15 @@ def test_a_cased_vocabulary_keeps_capitals_and_accents(sentences):
     assert ids.tolist() == wordpiece.encode(text, cased.words, False), text
 
 
+def test_entries_in_brackets_have_no_say_in_capitals():
+  """BERT's Chinese vocabulary has <S> and <T>, and no other capital."""
+  words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<S>", "<T>", "<", "的", "apple", "##s"]
+  vocabulary = Vocabulary(words)
+  found = vocabulary.encode(["Apples 的 <S>"])[0]
+  assert [words[i] for i in found] == ["apple", "##s", "的", "<", "[UNK]", "[UNK]"]
+  assert not Vocabulary([*words, "S"]).lowercase
+
+
 def test_accents_are_kept_where_entries_have_some(tmp_path):
   texts = ["der große bär läuft", "das mädchen hört den bär"] * 3
   cased = Vocabulary.train(texts, 60, lowercase=False)
