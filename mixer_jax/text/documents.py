@@ -78,7 +78,7 @@ class _Files:
 
   def _read(self, path: pathlib.Path) -> Iterator[str]:
     if tables.kind(path) != ".txt":
-      for line, record in tables.records(path):
+      for line, record in tables.records(path, may_be_empty=True):
         text = tables.text(path, line, record, self._field)
         if text.strip():
           yield text

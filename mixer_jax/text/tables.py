@@ -55,7 +55,9 @@ def _table(path: pathlib.Path, quoting: bool) -> Iterator[tuple[int, str]]:
     yield number, line
 
 
-def records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def records(
+  path: pathlib.Path, may_be_empty: bool = False
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
   """The rows of a .tsv, .csv or .jsonl, by column, and their line numbers; or a UserError."""
   readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
   if (reader := readers.get(kind(path))) is None:
@@ -63,7 +65,7 @@ def records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
   found = None
   for found in reader(path):
     yield found
-  if found is None:
+  if found is None and not may_be_empty:
     raise UserError(f"{path}: is empty; it needs at least one row")
 
 

@@ -170,6 +170,11 @@ def test_bad_documents_are_a_line(tmp_path, caplog):
   (tmp_path / "b.txt").write_text("a film\n")
   assert list(documents(str(tmp_path))) == ["a film"]
   assert f"{tmp_path}: 1 of 2 files are empty, such as {tmp_path}/a.txt" in caplog.text
+  for name, content in (("c.jsonl", ""), ("d.tsv", "text\n"), ("e.csv", "")):
+    (tmp_path / name).write_text(content)
+    assert f"{name}: is empty; it needs" in _error(list, documents(str(tmp_path / name)))
+  assert list(documents(str(tmp_path))) == ["a film"]
+  assert f"{tmp_path}: 4 of 5 files are empty" in caplog.text
   assert "no such file or folder" in _error(documents, str(tmp_path / "none"))
   assert "no such file or folder" in _error(documents, "none.txt")
   assert "no such file or folder" in _error(documents, "")
