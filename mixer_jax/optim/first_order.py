@@ -160,6 +160,28 @@ def check_adam_paths(adam_paths: str, params: Any) -> None:
     curvature_options.matching("adam_paths", adam_paths, names)
 
 
+def _matrices(params: Any, adam_paths: str, stacked: Mapping[str, int]) -> Any:
+  """The axes of each kernel as a matrix, None for parameters that take Adam; see `muon`."""
+  check_stacked(params, stacked)
+  leaves = by_path(params)
+
+  def matrix(path, x):
+    name = path_name(path)
+    axes = range(first := stacked.get(name, 0), x.ndim)
+    if name.split("/")[-1] != "kernel" or len(axes) < 2 or takes_adam(name, adam_paths):
+      return None
+    outputs = output_axes(name, leaves, first)
+    return optax.contrib.MuonDimensionNumbers(tuple(axes[:-outputs]), tuple(axes[-outputs:]))
+
+  found = jax.tree_util.tree_map_with_path(matrix, params)
+  if leaves and not jax.tree.leaves(found):
+    raise ValueError(
+      f"no kernel is left for Muon; the parameters are {', '.join(leaves)}: pass dimension_numbers,"
+      " or take adamw"
+    )
+  return found
+
+
 @curvature_options.checked()
 def muon(
   learning_rate: Any,
@@ -210,29 +232,10 @@ def muon(
     )
     raise ValueError(f"dimension_numbers is {options.shown(dimension_numbers)}; allowed: {allowed}")
 
-  def numbers(params):
-    check_stacked(params, stacked or {})
-    leaves = by_path(params)
-
-    def matrix(path, x):
-      name = path_name(path)
-      axes = range(first := (stacked or {}).get(name, 0), x.ndim)
-      if name.split("/")[-1] != "kernel" or len(axes) < 2 or takes_adam(name, adam_paths):
-        return None
-      outputs = output_axes(name, leaves, first)
-      return optax.contrib.MuonDimensionNumbers(tuple(axes[:-outputs]), tuple(axes[-outputs:]))
-
-    found = jax.tree_util.tree_map_with_path(matrix, params)
-    if leaves and not jax.tree.leaves(found):
-      raise ValueError(
-        f"no kernel is left for Muon; the parameters are {', '.join(leaves)}: pass dimension_numbers,"
-        " or take adamw"
-      )
-    return found
-
   def chain(params):
     # Of the whole tree: optax asks a function for parts of it, where a kernel's bias is missing.
-    own = numbers(params) if dimension_numbers is None else dimension_numbers
+    own = dimension_numbers
+    own = _matrices(params, adam_paths, stacked or {}) if own is None else own
     rule = optax.contrib.muon(
       1.0,
       beta=momentum,
