@@ -108,6 +108,16 @@ def test_the_polar_factor(shape, steps):
     )
 
 
+@pytest.mark.parametrize("steps", [3, 5, 12, 100])
+def test_the_polar_factor_without_full_rank(steps):
+  """As of a batch smaller than the layer: no step lets rounding errors grow."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(32, 8)) @ rng.normal(size=(8, 128))
+  values = np.linalg.svd(polar.polar(jnp.asarray(x, jnp.float32), steps), compute_uv=False)
+  assert 0.6 < values[:8].min() and values.max() < 1.25
+  assert values[8:].max() < (1e-2 if steps < 10 else 1.25)  # zeros up to rounding, which grow to 1
+
+
 def test_head_and_embeddings_take_adam():
   class Words(nn.Module):
     @nn.compact
