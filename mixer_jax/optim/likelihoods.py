@@ -22,6 +22,7 @@ class Likelihood(NamedTuple):
     keys: of the outputs, if they are a mapping.
     weight: of minus the log-likelihood in the loss; None: of a mapping whose weights differ.
     labelled: whether a row has one target, so that its outputs have no weights of their own.
+    widths: pairs (key, least n) of outputs for which it is more than `width`.
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -32,6 +33,7 @@ class Likelihood(NamedTuple):
   keys: tuple[str, ...] = ()
   weight: Any = 1.0
   labelled: bool = False
+  widths: tuple[tuple[str, int], ...] = ()
 
   def is_output(self, answer: tuple) -> bool:
     """Whether a tuple is outputs, not outputs and targets."""
@@ -45,11 +47,9 @@ class Likelihood(NamedTuple):
         f"the outputs have the keys {', '.join(map(str, found))}; allowed: a likelihood that is a"
         " mapping with these keys"
       )
-    if sorted(found) != sorted(self.keys):
-      named = ", ".join(found) or "none"
-      raise ValueError(
-        f"the outputs have the keys {named}; allowed: {', '.join(self.keys) or 'none'}"
-      )
+    if set(found) != set(self.keys):
+      named, allowed = (", ".join(map(str, keys)) or "none" for keys in (found, self.keys))
+      raise ValueError(f"the outputs have the keys {named}; allowed: {allowed}")
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != self.parts:
       raise ValueError(
@@ -58,6 +58,8 @@ class Likelihood(NamedTuple):
       )
     if self.parts == 1 and not self.keys and leaves[0] is not outputs:
       raise ValueError(f"the outputs are a {type(outputs).__name__}; allowed: the one array in it")
+    for key, width in self.widths:
+      self._replace(width=width, parts=1, keys=(), widths=()).check(outputs[key])
     for y in leaves:
       if not jnp.issubdtype(y.dtype, jnp.floating):
         raise ValueError(f"the outputs are {y.dtype}; allowed: floats, which have gradients")
@@ -161,4 +163,6 @@ def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
   first, *others = (p.weight for p in parts.values())
   equal = lambda w: w is first or (isinstance(w, int | float) and w == first)
   about = dict(keys=tuple(parts), weight=first if all(map(equal, others)) else None)
+  about["labelled"] = any(p.labelled for p in parts.values())
+  about["widths"] = tuple((k, p.width) for k, p in parts.items() if p.width > 1)
   return Likelihood(sample, gradient, factor if exact else None, count, **about)

@@ -214,6 +214,17 @@ def test_predictions_that_do_not_fit_are_refused():
     blocks(lambda p, x: {"a": predict(p, x)}, likelihood={"b": "normal"})
   with pytest.raises(ValueError, match="outputs have the keys none; allowed: b"):
     blocks(predict, likelihood={"b": "normal"})
+  with pytest.raises(ValueError, match="outputs have the keys 0; allowed: 1"):
+    blocks(lambda p, x: {0: predict(p, x)}, likelihood={1: "normal"})
+  # A part of a mapping is as strict as it is alone.
+  one_column = lambda p, x: {"a": predict(p, x)[:, :1], "b": predict(p, x)[:, :1]}
+  with pytest.raises(ValueError, match=r"shape \(6, 1\); allowed: .* with n of 2 or more; .*bern"):
+    blocks(one_column, likelihood={"a": "normal", "b": "categorical"})
+  blocks(one_column, likelihood=dict.fromkeys("ab", "normal"))
+  with pytest.raises(ValueError, match=r"weights have shape \(6, 3\); .*\(6, 3\): \(6,\)$"):
+    blocks(
+      lambda p, x: ({"a": predict(p, x)}, None, jnp.ones((6, 3))), likelihood={"a": "categorical"}
+    )
   with pytest.raises(ValueError, match='"empirical" needs predict to return'):
     blocks(predict, estimation="empirical")
 
