@@ -60,7 +60,7 @@ def restore(
   directory_lib.check_files(directory, config)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
-  # The least batch that the devices share: the training set here may be smaller than a run's batch.
+  # The least batch that the devices share: the run's need not be a multiple of theirs.
   batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
   run = experiment.build(config, provenance.notes(directory))
   provenance.check_classes(directory, run.task.class_names)

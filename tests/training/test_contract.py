@@ -121,12 +121,18 @@ def test_changed_collections_are_those_of_init(mistake, monkeypatch):
     contract.check(experiment.build(waves("sgd", task=f"{__name__}:Own")))
 
 
+class Scaled(Derivative):
+  """With a further split, whose examples have another array."""
+
+  def datasets(self):
+    test = super().datasets()["test"]
+    further = Arrays(test.tree | {"scale": np.ones(len(test), np.float32)})
+    return super().datasets() | {self.further: further}
+
+
 def test_each_split_that_is_evaluated_is_checked(monkeypatch):
-  class Own(Derivative):
-    def datasets(self):
-      test = super().datasets()["test"]
-      further = Arrays(test.tree | {"scale": np.ones(len(test), np.float32)})
-      return super().datasets() | {"validation": further}
+  class Own(Scaled):
+    further = "validation"
 
     def evaluate(self, variables, batch, mask):
       return batch if "scale" in batch else super().evaluate(variables, batch, mask)
@@ -138,11 +144,8 @@ def test_each_split_that_is_evaluated_is_checked(monkeypatch):
 
 
 def test_a_further_split_may_lack_the_primary_metric(monkeypatch):
-  class Own(Derivative):
-    def datasets(self):
-      test = super().datasets()["test"]
-      scaled = Arrays(test.tree | {"scale": np.ones(len(test), np.float32)})
-      return super().datasets() | {"scaled": scaled}
+  class Own(Scaled):
+    further = "scaled"
 
     def evaluate(self, variables, batch, mask):
       sums = super().evaluate(variables, batch, mask)
