@@ -311,3 +311,19 @@ def test_a_layer_that_is_used_with_and_without_its_bias_is_refused():
   with pytest.raises(ValueError, match="calls of the layer of one/kernel, one/bias take different"):
     optim.kfac_blocks(both, params, x)
   assert {b.kind for b in optim.kfac_blocks(both, params, x, plain="one")} == {"gradient"}
+
+
+@pytest.mark.parametrize("inputs, outputs", [(0, 2), (2, 0)])
+def test_a_layer_without_elements_is_refused_or_plain(inputs, outputs):
+  class Empty(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      other = nn.Dense(outputs, kernel_init=nn.initializers.zeros, name="empty")(x[:, :inputs])
+      return jnp.concatenate([nn.Dense(2, name="full")(x), other], axis=-1)
+
+  predict, params = made(Empty())
+  with pytest.raises(
+    ValueError, match="one of empty/kernel, empty/bias has no elements; list them"
+  ):
+    factors(predict, params)
+  assert factors(predict, params, plain="^empty/").keys() == {"full"}
