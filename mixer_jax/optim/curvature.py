@@ -119,9 +119,8 @@ class Curvature:
         "the second part of the prediction depends on the parameters, so it is no targets;"
         ' for means and variances use likelihood="normal_variance", for several outputs a mapping'
       )
-    for outputs in jax.tree.leaves(answer.outputs):
-      if answer.weights is not None:
-        self._predictor.weights_like(answer.weights, outputs)
+    if answer.weights is not None:
+      self._predictor.weights_shape(answer)
 
   def _list_blocks(self, shapes, calls, patterns) -> tuple[Block, ...]:
     """A `Block` for each layer, and one for each parameter that has no curvature."""

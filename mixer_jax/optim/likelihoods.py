@@ -19,10 +19,9 @@ class Likelihood(NamedTuple):
       outputs. None: `estimation="exact"` is refused.
     parts: number of arrays of the outputs; more than one stand in a tuple.
     width: the least n.
-    keys: of the outputs, if they are a mapping.
     weight: of minus the log-likelihood in the loss; None: of a mapping whose weights differ.
     labelled: whether a row has one target, so that its outputs have no weights of their own.
-    widths: pairs (key, least n) of outputs for which it is more than `width`.
+    inner: the likelihoods by the keys of the outputs, if they are a mapping.
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -30,44 +29,53 @@ class Likelihood(NamedTuple):
   factor: Callable[[Any, Any], Any] | None = None
   parts: int = 1
   width: int = 1
-  keys: tuple[str, ...] = ()
   weight: Any = 1.0
   labelled: bool = False
-  widths: tuple[tuple[str, int], ...] = ()
+  inner: Mapping[str, Any] | None = None
 
   def is_output(self, answer: tuple) -> bool:
     """Whether a tuple is outputs, not outputs and targets."""
     return self.parts > 1 and len(answer) == self.parts and hasattr(answer[0], "shape")
 
-  def check(self, outputs: Any) -> None:
-    """Raises a ValueError for outputs that are no rows of this distribution."""
-    found = tuple(outputs) if isinstance(outputs, Mapping) else ()
-    if found and not self.keys:
+  def arrays(self, outputs: Any) -> list[tuple[Any, bool]]:
+    """Each array of the outputs, and whether its rows are `labelled`."""
+    if self.inner:
+      return [pair for key, part in self.inner.items() for pair in part.arrays(outputs[key])]
+    return [(y, self.labelled) for y in jax.tree.leaves(outputs)]
+
+  def check(self, outputs: Any, name: str = "the outputs") -> None:
+    """Raises a ValueError for outputs, under this name, that are no rows of this distribution."""
+    found, inner = tuple(outputs) if isinstance(outputs, Mapping) else (), self.inner or {}
+    if found and not inner:
       raise ValueError(
-        f"the outputs have the keys {', '.join(map(str, found))}; allowed: a likelihood that is a"
+        f"{name} have the keys {', '.join(map(str, found))}; allowed: a likelihood that is a"
         " mapping with these keys"
       )
-    if set(found) != set(self.keys):
-      named, allowed = (", ".join(map(str, keys)) or "none" for keys in (found, self.keys))
-      raise ValueError(f"the outputs have the keys {named}; allowed: {allowed}")
+    if set(found) != set(inner):
+      named, allowed = (", ".join(map(str, keys)) or "none" for keys in (found, inner))
+      raise ValueError(f"{name} have the keys {named}; allowed: {allowed}")
+    for key, part in inner.items():
+      part.check(outputs[key], f"{name}[{key!r}]")
+    if not inner:
+      self._check_arrays(outputs, name)
+
+  def _check_arrays(self, outputs: Any, name: str) -> None:
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != self.parts:
       raise ValueError(
-        f"the outputs are {len(leaves)} arrays; the likelihood has {self.parts}, and targets or"
+        f"{name} are {len(leaves)} arrays; the likelihood has {self.parts}, and targets or"
         " weights beside outputs stand in a tuple"
       )
-    if self.parts == 1 and not self.keys and leaves[0] is not outputs:
-      raise ValueError(f"the outputs are a {type(outputs).__name__}; allowed: the one array in it")
-    for key, width in self.widths:
-      self._replace(width=width, parts=1, keys=(), widths=()).check(outputs[key])
+    if self.parts == 1 and leaves[0] is not outputs:
+      raise ValueError(f"{name} are a {type(outputs).__name__}; allowed: the one array in it")
     for y in leaves:
       if not jnp.issubdtype(y.dtype, jnp.floating):
-        raise ValueError(f"the outputs are {y.dtype}; allowed: floats, which have gradients")
+        raise ValueError(f"{name} are {y.dtype}; allowed: floats, which have gradients")
       if len(y.shape) < 2 or y.shape[-1] < self.width:
         other = '; for one logit of a yes or no: likelihood="bernoulli", for a regression: "normal"'
         other = "; for one number: [:, None]" if len(y.shape) < 2 else other * (self.width > 1)
         raise ValueError(
-          f"the outputs have shape {tuple(y.shape)}; allowed: [batch, n] or [batch, tokens, n]"
+          f"{name} have shape {tuple(y.shape)}; allowed: [batch, n] or [batch, tokens, n]"
           f" with n of {self.width} or more{other}"
         )
 
@@ -159,10 +167,7 @@ def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
     return {k: p.factor(outputs[k], v[k]) for k, p in parts.items()}
 
   exact = all(p.factor for p in parts.values())
-  count = sum(p.parts for p in parts.values())
   first, *others = (p.weight for p in parts.values())
   equal = lambda w: w is first or (isinstance(w, int | float) and w == first)
-  about = dict(keys=tuple(parts), weight=first if all(map(equal, others)) else None)
-  about["labelled"] = any(p.labelled for p in parts.values())
-  about["widths"] = tuple((k, p.width) for k, p in parts.items() if p.width > 1)
-  return Likelihood(sample, gradient, factor if exact else None, count, **about)
+  weight = first if all(map(equal, others)) else None
+  return Likelihood(sample, gradient, factor if exact else None, weight=weight, inner=parts)

@@ -69,27 +69,27 @@ class Predictor:
 
   def weights(self, params: Params, batch: Batch) -> tuple[Any, Any]:
     """The weights of outputs, and whether examples (or, of tokens, rows) count; or two None."""
-    weights = self.answer(params, batch).weights
-    if weights is None:
+    answer = self.answer(params, batch)
+    if answer.weights is None:
       return None, None
-    outputs = jax.tree.leaves(jax.eval_shape(self.outputs, params, batch))[0]
-    weights = self.weights_like(weights, outputs).astype(jnp.float32)
-    rows = max(outputs.ndim - 1, 1)
+    weights = jnp.reshape(answer.weights, self.weights_shape(answer)).astype(jnp.float32)
+    rows = max(max(y.ndim for y in jax.tree.leaves(answer.outputs)) - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)
 
-  def weights_like(self, weights: Any, outputs: Any) -> Any:
-    """Weights without trailing axes of 1, which must begin the shape of the outputs."""
-    shape = weights.shape
+  def weights_shape(self, answer: Answer) -> tuple[int, ...]:
+    """That of the weights without trailing axes of 1, which must begin those of the outputs."""
+    shape = answer.weights.shape
     while len(shape) > 1 and shape[-1] == 1:
       shape = shape[:-1]
-    allowed = [outputs.shape[:n] for n in range(1, outputs.ndim + 1 - self.likelihood.labelled)]
-    if shape not in allowed:
-      raise ValueError(
-        f"weights have shape {tuple(weights.shape)}; allowed for outputs {tuple(outputs.shape)}:"
-        f" {', '.join(map(str, allowed))}"
-      )
-    return weights.reshape(shape) if hasattr(weights, "reshape") else weights
+    for outputs, labelled in self.likelihood.arrays(answer.outputs):
+      allowed = [outputs.shape[:n] for n in range(1, outputs.ndim + 1 - labelled)]
+      if shape not in allowed:
+        raise ValueError(
+          f"weights have shape {tuple(answer.weights.shape)}; allowed for outputs"
+          f" {tuple(outputs.shape)}: {', '.join(map(str, allowed))}"
+        )
+    return shape
 
   def rows(self, params: Params, batch: Batch) -> Any:
     """The weights that say which hidden rows count, [batch] or [batch, tokens]; or None."""

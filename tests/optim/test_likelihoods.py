@@ -218,15 +218,40 @@ def test_predictions_that_do_not_fit_are_refused():
     blocks(lambda p, x: {0: predict(p, x)}, likelihood={1: "normal"})
   # A part of a mapping is as strict as it is alone.
   one_column = lambda p, x: {"a": predict(p, x)[:, :1], "b": predict(p, x)[:, :1]}
-  with pytest.raises(ValueError, match=r"shape \(6, 1\); allowed: .* with n of 2 or more; .*bern"):
+  with pytest.raises(
+    ValueError, match=r"outputs\['b'\] have shape \(6, 1\); .* of 2 or more; .*bern"
+  ):
     blocks(one_column, likelihood={"a": "normal", "b": "categorical"})
   blocks(one_column, likelihood=dict.fromkeys("ab", "normal"))
+  nested = lambda p, x: {"c": one_column(p, x)}
+  with pytest.raises(
+    ValueError, match=r"outputs\['c'\]\['b'\] have shape \(6, 1\); .* of 2 or more"
+  ):
+    blocks(nested, likelihood={"c": {"a": "normal", "b": "categorical"}})
+  with pytest.raises(ValueError, match=r"outputs\['c'\] have the keys a, b; allowed: a, d"):
+    blocks(nested, likelihood={"c": {"a": "normal", "d": "normal"}})
+  with pytest.raises(ValueError, match=r"outputs\['a'\] are 1 arrays; the likelihood has 2"):
+    blocks(one_column, likelihood={"a": "normal_variance", "b": "normal"})
+  with pytest.raises(ValueError, match=r"outputs\['a'\] are a list; allowed: the one array"):
+    blocks(lambda p, x: {"a": [predict(p, x)]}, likelihood={"a": "normal"})
   with pytest.raises(ValueError, match=r"weights have shape \(6, 3\); .*\(6, 3\): \(6,\)$"):
     blocks(
       lambda p, x: ({"a": predict(p, x)}, None, jnp.ones((6, 3))), likelihood={"a": "categorical"}
     )
   with pytest.raises(ValueError, match='"empirical" needs predict to return'):
     blocks(predict, estimation="empirical")
+
+
+def test_parts_of_a_mapping_are_allowed_what_they_are_allowed_alone():
+  """Weights of numbers beside logits, and a pair of arrays as one output."""
+  predict, params, x = setup()
+  y = predict(params, x)
+  tokens = lambda p, x: jnp.stack([predict(p, x)] * y.shape[1], axis=1)
+  both = lambda p, x: ({"class": tokens(p, x), "number": predict(p, x)}, None, jnp.ones(y.shape))
+  assert optim.kfac_blocks(both, params, x, likelihood={"class": "categorical", "number": "normal"})
+  pair = optim.Likelihood(lambda key, y: y, lambda y, t: y, parts=2)
+  two = lambda p, x: {"a": (predict(p, x), predict(p, x))}
+  assert optim.kfac_blocks(two, params, x, likelihood={"a": pair})
 
 
 class Positions(nn.Module):
