@@ -106,8 +106,8 @@ _LOW = 20  # bits of a count that are kept apart
 class Confusion:
   """How often each class (row) was taken for each (column), as exact counts below 2^51.
 
-  A float32 counts to 2^24 only, and an int32 to 2^31: a count is `high` 2^20 + `low`, both int32
-  [classes, classes].
+  The last column counts pixels without an answer. A float32 counts to 2^24 only, and an int32 to
+  2^31: a count is `high` 2^20 + `low`, both int32 [classes, classes + 1].
   """
 
   high: jax.Array
@@ -117,12 +117,16 @@ class Confusion:
   def of(
     cls, labels: jax.Array, found: jax.Array, classes: int, weights: Any = True
   ) -> "Confusion":
-    """Of int labels and answers [...], both below `classes`, where the weights [...] are not 0."""
+    """Of int labels and answers [...] where the weights [...] are not 0.
+
+    Labels are below `classes`; the answer `classes` says that there is none.
+    """
     labels, found = (jnp.asarray(x, jnp.int32) for x in (labels, found))  # uint8 would wrap at 256
     counted = jnp.broadcast_to(jnp.asarray(weights) != 0, labels.shape).reshape(-1)
-    pairs = (jnp.where(counted.reshape(labels.shape), labels, 0) * classes + found).reshape(-1)
-    counts = jnp.zeros(classes**2, jnp.int32).at[pairs].add(counted.astype(jnp.int32))
-    return cls._of_counts(jnp.zeros_like(counts), counts, (classes, classes))
+    shape = classes, classes + 1
+    pairs = (jnp.where(counted.reshape(labels.shape), labels, 0) * shape[1] + found).reshape(-1)
+    counts = jnp.zeros(shape[0] * shape[1], jnp.int32).at[pairs].add(counted.astype(jnp.int32))
+    return cls._of_counts(jnp.zeros_like(counts), counts, shape)
 
   @classmethod
   def _of_counts(cls, high: jax.Array, low: jax.Array, shape: tuple[int, int]) -> "Confusion":
@@ -136,7 +140,7 @@ class Confusion:
     return self._of_counts(self.high + other.high, self.low + other.low, self.low.shape)
 
   def counts(self) -> jax.Array:
-    """As float32 [classes, classes], each rounded once."""
+    """As float32 [classes, classes + 1], each rounded once."""
     return self.high.astype(jnp.float32) * 2**_LOW + self.low.astype(jnp.float32)
 
 
@@ -163,7 +167,7 @@ class Hits(Confusion):
 def ious(counts: jax.Array) -> jax.Array:
   """Intersection over union of each class from counts as in `Confusion`; NaN where both are 0."""
   own = jnp.diagonal(counts)
-  return own / (counts.sum(0) + counts.sum(1) - own)
+  return own / (counts[:, : len(own)].sum(0) + counts.sum(1) - own)
 
 
 class Sums(Protocol):

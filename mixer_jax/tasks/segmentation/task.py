@@ -146,9 +146,9 @@ class Segmentation(BaseTask):
   def _sums(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Sums]:
     """Metrics of logits of pixels [batch, height, width, classes]."""
     labels, classes = jnp.asarray(batch["label"], jnp.int32), logits.shape[-1]
-    answers = jnp.argmax(logits, -1)
-    # Of logits with a NaN the argmax is a class like any other; the answer is a wrong one.
-    answers = jnp.where(jnp.isnan(logits).any(-1), (labels + 1) % classes, answers)
+    # A NaN among the logits is their maximum, and its place a class like any other.
+    none = ~jnp.isfinite(logits.max(-1))
+    answers = jnp.where(none, classes, jnp.argmax(logits, -1))
     counts = Confusion.of(labels, answers, classes, weights)
     loss = WeightedSum.of(_cross_entropy(logits, batch), weights)
     parts = counts.high, counts.low
@@ -240,7 +240,7 @@ class Segmentation(BaseTask):
       {"image": arrays["image"][:, :1, :1], "mask": arrays["mask"]}
     )
     labels, weights = np.asarray(batch["label"]), np.asarray(batch["weight"])
-    counts = np.asarray(Confusion.of(labels, found, len(names), weights).counts())
+    counts = np.asarray(Confusion.of(labels, found, len(names), weights).counts())[:, :-1]
     return {
       "masks": pictures.draw_masks(arrays["image"], labels, found, weights, names),
       "confusion": pictures.draw_confusion(counts, names),

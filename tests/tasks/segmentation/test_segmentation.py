@@ -99,17 +99,25 @@ def test_counts_are_exact_beyond_float32_and_absent_classes_do_not_count():
     total, sums = doubled(total, sums), doubled(sums, sums)
   n = 2**33 - 1
   exact = np.asarray(total["x"].high, object) * 2**20 + np.asarray(total["x"].low)
-  assert exact.tolist()[:2] == [[n, n, 0, 0, 0], [n, 2 * n, 0, 0, 0]]
+  assert exact.tolist()[:2] == [[n, n, 0, 0, 0, 0], [n, 2 * n, 0, 0, 0, 0]]
   assert values(total) == pytest.approx({"x": (1 / 3 + 2 / 4) / 2, "y": 3 / 5}, rel=1e-6)
 
 
-def test_an_answer_of_nan_is_wrong(config):
+def test_a_pixel_without_an_answer_is_a_wrong_one_of_its_own_class_alone():
+  labels, found = np.array([0, 0, 2, 2]), np.array([0, 5, 2, 2])
+  assert MeanIou.of(labels, found, 5).value() == (1 / 2 + 1) / 2
+  one = MeanIou.of(labels, found, 5)
+  assert Hits(one.high, one.low).value() == 3 / 4
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_answer_that_is_not_finite_is_wrong(config, value):
   task = built(config)
-  images = jnp.zeros((2, 8, 8, 3)).at[1].set(jnp.nan)
+  images = jnp.zeros((2, 8, 8, 3)).at[1].set(value)
   batch = dict(image=images, label=jnp.zeros((2, 8, 8), jnp.uint8), weight=jnp.ones((2, 8, 8)))
   variables = task.init(jax.random.key(0))  # a zero head answers class 0
   found = values(task.evaluate(variables, batch, jnp.ones(2, bool)))
-  assert found["accuracy"] == 0.5 and found["miou"] == 0.25 and np.isnan(found["loss"])
+  assert found["accuracy"] == 0.5 and found["miou"] == 0.5 and np.isnan(found["loss"])
 
 
 @pytest.mark.thorough
