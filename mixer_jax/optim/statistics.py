@@ -174,8 +174,13 @@ def layers_of(
 def _mistake(calls: Sequence[layer_calls.Call], names: Sequence[str], listed: list[str]) -> str:
   """The reason why the parameters of a layer have no block, some of them `listed` as plain; or ""."""
   full = ", ".join(names)
-  if any(0 in shape for call in calls for shape in call.shapes.values()):
-    return f"one of {full} has no elements; list them in `plain`, or leave the layer out"
+  empty = {name: shape for call in calls for name, shape in call.shapes.items() if 0 in shape}
+  if empty:
+    name, shape = next(iter(empty.items()))
+    return (
+      f"{companions.joined(calls[0].path, name)} has shape {tuple(shape)}, no elements; list {full}"
+      " in `plain`, or leave the layer out"
+    )
   if len({(type(call.view), getattr(call.view, "kernel", None)) for call in calls}) > 1:
     return (
       f"layers of several kinds share the scope of {full} (nn.share_scope), which K-FAC cannot tell"
