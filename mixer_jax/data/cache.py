@@ -2,8 +2,8 @@
 
 An entry is a directory NAME-KEY with a .npy file for each array and meta.json. It appears by one
 rename, so a reader sees all of it or nothing, and programs that start together do no harm. An entry
-that does not agree with its meta.json is built anew. A killed program leaves an unfinished entry; the
-next program that builds one removes it.
+that does not agree with its meta.json is built anew. A killed program leaves an unfinished entry; a
+program that builds one a day later removes it, where the file system has locks for directories.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from mixer_jax.paths import user_path
 _LOG = logging.getLogger(__name__)
 
 _UNFINISHED = ".building-"
+_ABANDONED = 24 * 3600  # seconds since the last file was begun
 _CHECKED_BYTES = 2**30  # checksum all of an array up to this size, else a sample
 
 # Name, shape and dtype of an array -> the array, to be filled.
@@ -131,8 +132,8 @@ def _remove_abandoned(parent: pathlib.Path) -> None:
   """Removes unfinished entries of programs that were killed."""
   for directory in parent.glob(f"{_UNFINISHED}*"):
     with contextlib.suppress(OSError):  # another program was quicker, or it is not ours
-      # The program that makes a directory locks it within a minute.
-      if time.time() - directory.stat().st_mtime > 60:
+      # Locks may be unknown to other machines that share the file system.
+      if time.time() - directory.stat().st_mtime > _ABANDONED:
         with _held(directory) as abandoned:
           if abandoned:
             shutil.rmtree(directory)
