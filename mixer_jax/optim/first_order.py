@@ -235,7 +235,8 @@ def muon(
   def chain(params):
     # Of the whole tree: optax asks a function for parts of it, where a kernel's bias is missing.
     own = dimension_numbers
-    own = _matrices(params, adam_paths, stacked or {}) if own is None else own
+    if own is None:
+      own = _matrices(params, adam_paths, stacked or {})
     rule = optax.contrib.muon(
       1.0,
       beta=momentum,

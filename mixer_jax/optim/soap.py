@@ -125,7 +125,7 @@ def scale_by_shampoo(
     ValueError: an option out of range, or `power` or `ridge` with `corrected`.
   """
   for name, value, default in (("power", power, _POWER), ("ridge", ridge, _RIDGE)):
-    if corrected and isinstance(value, int | float) and value != default:
+    if corrected and not isinstance(value, jax.core.Tracer) and value != default:
       raise ValueError(f"{name} is {value}; it needs corrected=False")
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   inner = rms if corrected else _by_eigenvalues(power, ridge)

@@ -209,7 +209,7 @@ def test_a_run_may_move_and_be_evaluated_elsewhere(tmp_path):
   ],
 )
 def test_a_finished_run_needs_no_training_set_that_fits(fields, refused):
-  """Restoring builds it with the least batch of the devices, on the data that are there."""
+  """With the notes of its first start it is built on the data that are there."""
   config = waves(**fields)
   with pytest.raises(UserError, match=refused):
     experiment.build(config)
