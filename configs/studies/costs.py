@@ -15,19 +15,21 @@ _CONFIG = pathlib.Path(__file__).parent.parent / "kfac_cifar10.py"
 _QUARTER = dict(factor_fraction=0.25)
 _FACTORED = dict(damping_type="factored")
 _KFAC = dict(factor_period=10, inverse_period=100)
-_ADAM = dict(factor_period=10, basis_period=100)
+_BASIS = dict(factor_period=10, basis_period=100)
 _WIDTH = {"s4": 512, "b4": 768}
 _OPTIMIZERS = {
   "sgd": ("sgd", {}),
+  "muon": ("muon", {}),
   "kfac": ("kfac", _KFAC),
   "kfac_quarter": ("kfac", _KFAC | _QUARTER),
   "kfac_factored": ("kfac", _KFAC | _FACTORED),
   "kfac_factored_quarter": ("kfac", _KFAC | _FACTORED | _QUARTER),
   "kfac_one_sided": ("kfac", _KFAC),
   "kfac_one_sided_quarter": ("kfac", _KFAC | _QUARTER),
-  "kfac_adam": ("kfac_adam", _ADAM),
-  "kfac_adam_one_sided": ("kfac_adam", _ADAM),
-  "kfac_adam_one_sided_quarter": ("kfac_adam", _ADAM | _QUARTER),
+  "kfac_adam": ("kfac_adam", _BASIS),
+  "kfac_adam_one_sided": ("kfac_adam", _BASIS),
+  "kfac_adam_one_sided_quarter": ("kfac_adam", _BASIS | _QUARTER),
+  "kfac_muon_one_sided_quarter": ("kfac_muon", _BASIS | _QUARTER),
 }
 
 

@@ -25,7 +25,7 @@ SIZES = {
   "autoencoder": 3 * 2 * (4 * 8 + 4 * 3),
   "autoencoder_tenth": 2 * (4 * 8 + 4 * 3),
   "quickstart": 6 * 8 + 6 * 10,
-  "costs": 2 * 10,
+  "costs": 2 * 12,
   "gates": 4 * 3,
   "sst2": 7 * 3,
   "sick": 5 * 3,
