@@ -5,7 +5,7 @@
 
 `sample` is the small one of the bundled images; `cifar10` and `mnist` have the widths of Hinton and
 Salakhutdinov's. Files of one's own take `--set=mnist:data.name=npz --set=mnist:data.dir=FILE`. On
-one core of an AMD EPYC a run takes about ten seconds on the sample and eighty on the others. Each
+one core of an AMD EPYC a run takes about ten seconds on the sample and 70 to 100 on the others. Each
 optimizer has eight tries from a Halton sequence with batches of 100 and eight with batches of 500;
 for each batch the one with the lowest loss of the whole training set after its last epoch is run
 with three seeds.
