@@ -59,17 +59,17 @@ def _counts(d: jax.Array, own: Any, lead: int) -> jax.Array:
   """1 for each row that counts, 0 for padding, float32; `lead` is the rows' leading size.
 
   Where the rows begin with the examples, an example's rows count if the example has any weight.
-  Where its tokens have weights of their own, or the examples are elsewhere (then `weights` have
-  size 0), a row counts if an output that counts depends on it: its gradient is not 0.
+  Where its tokens have weights of their own, or the examples are elsewhere (then `weights` is a
+  number), a row counts if an output that counts depends on it: its gradient is not 0.
   """
   if "weights" not in own:
     return jnp.ones(len(d), jnp.float32)
   weights, reached = own["weights"], (d != 0).any(axis=-1).astype(jnp.float32)
   if "mapped" in own:
     return reached
+  if not weights.ndim or len(d) % len(weights):
+    return jnp.where(reached.any(), reached, (weights != 0).any().astype(jnp.float32))
   examples = len(weights)
-  if not examples or len(d) % examples:
-    return jnp.where(reached.any(), reached, 1.0)
   of_example = jnp.repeat(weights.reshape(examples, -1).any(axis=1), len(d) // examples)
   of_example = of_example.astype(jnp.float32)
   # Rows in another order of the examples, as sorted ones: then rows of examples without weight are

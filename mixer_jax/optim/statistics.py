@@ -61,7 +61,7 @@ class Layer(NamedTuple):
     if self.example_places & {places.MAPPED, places.SEVERAL}:
       own["mapped"] = jnp.zeros((*self.stacked, 0), jnp.float32)
     if weights is not None and isinstance(self.call.view, layer_views.Dense) and not self.shared:
-      weights = weights if in_front else jnp.zeros(0, jnp.float32)
+      weights = weights if in_front else weights.max()
       own["weights"] = jnp.broadcast_to(weights, (*self.stacked, *weights.shape))
     if basis is not None:
       if not in_front and self.example_places not in ({places.MAPPED}, {places.NOWHERE}):
