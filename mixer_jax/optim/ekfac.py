@@ -72,6 +72,7 @@ def precondition(
   """
   v = algebra.rotated(to_matrix(block, taken(block, gradients)), basis, dtype)
   if scale is not None:
+    decay = jnp.float32(decay)
     averaged = decay * moments + (1.0 - decay) * scale * v**2
     moments = jnp.where(v.any(axis=(-2, -1), keepdims=True), averaged, moments)
   v = algebra.rotated_back(v / (moments + damping), basis, dtype)

@@ -74,6 +74,8 @@ def polar(x: jax.Array, steps: int) -> jax.Array:
   # Not more: a rounding error below zero grows twelvefold a step, and X X^T made anew has none.
   group = 3 if 2 * x.shape[-2] <= x.shape[-1] else 1
   x = jax.lax.fori_loop(0, steps // group, lambda _, x: _steps(x, group), x)
+  if not isinstance(steps, int):  # traced, as by optax.inject_hyperparams
+    return jax.lax.fori_loop(0, steps % group, lambda _, x: _steps(x, 1), x)
   return _steps(x, steps % group) if steps % group else x
 
 

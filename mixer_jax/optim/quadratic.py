@@ -272,7 +272,8 @@ def levenberg_marquardt(
       ratio = jnp.nan_to_num(ratio.astype(jnp.float32), nan=-1.0)
       change = jnp.float32(damping_decay) ** damping_period
       factor = jnp.select([ratio > _HIGH, ratio < _LOW], [change, 1 / change], 1.0)
-      return jnp.clip(factor * state.damping, min_damping, max_damping), ratio
+      lowest, highest = jnp.float32(min_damping), jnp.float32(max_damping)
+      return jnp.clip(factor * state.damping, lowest, highest), ratio
 
     count = optax.safe_increment(state.count)
     kept = lambda: (state.damping, state.ratio)
