@@ -13,6 +13,14 @@ def check(axis_name: Any, batch: Any) -> None:
   """
   before_0_10 = getattr(jax.core, "unsafe_get_axis_names_DO_NOT_USE", tuple)  # pmap's, there
   manual, names = _manual(), set(_names(axis_name))
+  for name in names:
+    try:
+      jax.lax.axis_size(name)
+    except NameError:
+      raise ValueError(
+        f"axis_name is {name!r}, no axis of a shard_map or pmap around the update; allowed under"
+        " jit: None"
+      ) from None
   copies = (manual if _tracked() else set()) - _spread_over(batch)
   shown = lambda axes: ", ".join(sorted(map(str, axes)))
   if ({*manual, *before_0_10()} - copies) - names:

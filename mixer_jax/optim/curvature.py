@@ -272,6 +272,7 @@ class Curvature:
 
   def _sums(self, outputs, targets, pullback, scales, rng) -> Any:
     """The sums over rows, with gradients of the labels that `estimation` says."""
+    rng = jax.random.key(0) if rng is None and self._estimation == "exact" else rng
     if self._axis_name is not None and rng is not None:
       rng = jax.random.fold_in(rng, jax.lax.axis_index(self._axis_name))
     pull = lambda gradient: pullback(jax.tree.map(jnp.multiply, gradient, scales))
@@ -284,11 +285,11 @@ class Curvature:
     # One backward pass for each column of the factor of the Fisher matrix of the outputs. Random
     # signs of examples cancel, in the mean, products of two that a layer's rows depend on.
     leaves, structure = jax.tree.flatten(outputs)
-    sizes, key = [math.prod(y.shape[1:]) for y in leaves], jax.random.key(0) if rng is None else rng
+    sizes = [math.prod(y.shape[1:]) for y in leaves]
 
     def column(i):
       parts = jnp.split(jnp.arange(sum(sizes)) == i, list(itertools.accumulate(sizes))[:-1])
-      signs = jax.random.rademacher(jax.random.fold_in(key, i), leaves[0].shape[:1], jnp.float32)
+      signs = jax.random.rademacher(jax.random.fold_in(rng, i), leaves[0].shape[:1], jnp.float32)
       signed = lambda p, y: p.reshape(y.shape[1:]) * signs.reshape(-1, *(1,) * (y.ndim - 1))
       v = structure.unflatten(map(signed, parts, leaves))
       return pull(self._likelihood.factor(outputs, v))
@@ -297,7 +298,7 @@ class Curvature:
     # Inputs and numbers of rows do not depend on the labels: they are summed once. A gradient drawn
     # at random reaches every row that outputs depend on; ones would cancel in outputs z and -z.
     drawn = lambda y, key: jnp.ones_like(y) * jax.random.normal(key, y.shape, y.dtype)
-    once = pull(structure.unflatten(map(drawn, leaves, jax.random.split(key, len(leaves)))))
+    once = pull(structure.unflatten(map(drawn, leaves, jax.random.split(rng, len(leaves)))))
     zeros = jax.tree.map(jnp.zeros_like, once)
     total, _ = jax.lax.scan(add, zeros, jnp.arange(sum(sizes)))
     return {path: statistics.inputs_once(once[path], total[path]) for path in once}

@@ -90,6 +90,38 @@ def test_manual_axes(how, name, weighted):
     update(None)
 
 
+class Turned(nn.Module):
+  """A dense layer whose rows begin with the tokens."""
+
+  @nn.compact
+  def __call__(self, x):
+    h = nn.Dense(3, name="turned")(x.swapaxes(0, 1)).swapaxes(0, 1)
+    return nn.Dense(4, name="head")(nn.tanh(h))
+
+
+def test_a_device_with_padding_alone_adds_nothing():
+  """The factors are those of the examples that count, also where rows begin with the tokens."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(4, 5, 2)).astype(np.float32)
+  params = jax.jit(Turned().init)(jax.random.key(0), x)["params"]
+  weights = np.array([1, 1, 0, 0], np.float32)[:, None] * np.ones((4, 5), np.float32)
+  apply = lambda params, batch: (Turned().apply({"params": params}, batch["x"]), None, batch["w"])
+  batch = dict(x=x * weights[..., None], w=weights)
+  found = functools.partial(optim.kfac_factors, apply, estimation="exact", rng=jax.random.key(0))
+  expected = found(params=params, batch=jax.tree.map(lambda x: x[:2], batch))
+  mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+  spread = lambda batch: found(params=params, batch=batch, axis_name="data")
+  specs = dict(in_specs=P("data"), out_specs=P(), check_vma=False)
+  close(jax.jit(jax.shard_map(spread, mesh=mesh, **specs))(batch), expected, rtol=1e-4)
+
+
+def test_an_axis_that_is_not_there_is_refused():
+  params, batch = problem()
+  tx = optim.kfac(0.1, predict, params, batch, axis_name="data")
+  with pytest.raises(ValueError, match="axis_name is 'data', no axis of a shard_map or pmap"):
+    jax.jit(tx.update)(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
+
+
 @pytest.mark.parametrize("eigenvalues", ["factors", "batch"])
 def test_copies_of_a_batch_on_a_second_axis_do_not_count(eigenvalues):
   params, batch = problem()
