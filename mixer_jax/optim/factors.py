@@ -11,17 +11,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.optim import algebra
+from mixer_jax.optim import algebra, curvature_options
 from mixer_jax.optim.curvature_blocks import Diagonal, Kronecker
-from mixer_jax.optim.curvature_options import MAX_FACTOR
 from mixer_jax.runtime.imports import without
 
 
+def _options(
+  *,
+  likelihood: Any = "categorical",
+  estimation: curvature_options.Estimation = "sampled",
+  token_averaging: curvature_options.TokenAveraging = "published",
+  norms: curvature_options.Norms = "gradient",
+  plain: curvature_options.Plain = "",
+  max_factor: curvature_options.MaxFactor = None,
+  full_factors: curvature_options.FullFactors = "",
+  axis_name: Any = None,
+) -> None:
+  """The keywords of `scale_by_kfac` that concern the curvature."""
+
+
+@curvature_options.checked(_options)
 def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
   """The tuple of `curvature_blocks.Block` that `scale_by_kfac` of these arguments uses."""
   return curvature_of(predict, params, batch, **options).blocks
 
 
+@curvature_options.checked(_options)
 def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
   """Estimates the factors of one batch, without any average over steps.
 
@@ -129,7 +144,7 @@ def curvature_of(
   **options: Any,
 ):
   """The curvature of a model, traced once for all optimizers of the same model and batch."""
-  options["max_factor"] = MAX_FACTOR if max_factor is None else max_factor
+  options["max_factor"] = curvature_options.MAX_FACTOR if max_factor is None else max_factor
   if isinstance(several := options.get("likelihood"), Mapping):
     options["likelihood"] = FrozenDict(several)  # has a hash
   hashable = lambda patterns: patterns if isinstance(patterns, str) else tuple(patterns)
@@ -153,7 +168,7 @@ def curvature_of(
 def _traced(predict, structure, leaves, options):
   params, batch = jax.tree.unflatten(structure, leaves)
   curvature = _curvature_module().Curvature(predict, params, batch, **dict(options))
-  _warn(curvature.blocks, unasked=dict(options)["max_factor"] == MAX_FACTOR)
+  _warn(curvature.blocks, unasked=dict(options)["max_factor"] == curvature_options.MAX_FACTOR)
   return curvature
 
 
