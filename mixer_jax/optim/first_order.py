@@ -142,7 +142,7 @@ def adagrad(
   learning_rate: Any,
   *,
   initial_accumulator: Annotated[float, Option("sum of squares to start from", 0)] = 0.1,
-  eps: Eps = 1e-7,
+  eps: Annotated[float, Option("added to the sum of squares, under the root", TINY)] = 1e-7,
   **options: Any,
 ) -> Transform:
   """Adagrad (Duchi et al., 2011, https://jmlr.org/papers/v12/duchi11a.html) with L2 regularisation."""
@@ -167,7 +167,7 @@ def _matrices(params: Any, adam_paths: str, stacked: Mapping[str, int]) -> Any:
 
   def matrix(path, x):
     name = path_name(path)
-    axes = range(first := stacked.get(name, 0), x.ndim)
+    axes = range(first := stacked.get(name, 0), np.ndim(x))
     if name.split("/")[-1] != "kernel" or len(axes) < 2 or takes_adam(name, adam_paths):
       return None
     outputs = output_axes(name, leaves, first)

@@ -278,12 +278,24 @@ def test_parameters_may_be_in_a_defaultdict():
   close(found, optim.kfac_factors(predict, params, batch, None, **options))
 
 
-@pytest.mark.parametrize("make", [optim.soap, optim.shampoo])
+@pytest.mark.parametrize("make", [optim.soap, optim.shampoo, optim.muon])
 def test_a_parameter_may_be_a_number(make):
   params = {"kernel": jnp.ones((3, 2)), "temperature": 1.0}
   tx = make(0.1)
   updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), tx.init(params), params)
   assert jnp.shape(updates["temperature"]) == ()
+
+
+@pytest.mark.parametrize("wrong", [dict(damping=1), dict(max_factor="8"), dict(plain=None)])
+def test_a_look_at_blocks_and_factors_checks_its_options(wrong):
+  params, batch = problem()
+  allowed = (
+    rf"kfac_\w+ has no option 'damping'; allowed: likelihood|{next(iter(wrong))} is .*; allowed"
+  )
+  with pytest.raises((TypeError, ValueError), match=allowed):
+    optim.kfac_blocks(predict, params, batch, **wrong)
+  with pytest.raises((TypeError, ValueError), match=allowed):
+    optim.kfac_factors(predict, params, batch, None, **wrong)
 
 
 def test_exact_labels_need_outputs_of_one_length():
@@ -295,17 +307,32 @@ def test_exact_labels_need_outputs_of_one_length():
     optim.kfac_blocks(both, params, batch, **kinds)
 
 
-@pytest.mark.parametrize("name", ["kfac", "ekfac", "kfac_adam", "kfac_muon", "soap", "shampoo"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "kfac_muon",
+    "ekfac batch",
+    "kfac",
+    "ekfac examples",
+    "adaptive",
+    "kfac_adam",
+    "soap",
+    "shampoo",
+  ],
+)
 @pytest.mark.first(3)
 def test_injected_numbers_of_float64_parameters_leave_the_state_s_types(name):
   """`optax.inject_hyperparams` makes all numbers as wide as the parameters."""
   with jax.enable_x64(True):
     params, batch = jax.tree.map(jnp.float64, problem()[0]), problem()[1]
     model = dict(predict=predict, params=params, batch=batch)
-    options = model if name.startswith(("kfac", "ek")) else {}
+    options = {} if name in ("soap", "shampoo") else model
     extra = dict(batch=batch, rng=jax.random.key(0)) if options else {}
-    options |= dict(eigenvalues="examples") if name == "ekfac" else {}
-    make = optim.kfac if name == "ekfac" else getattr(optim, name)
+    options |= dict(eigenvalues=name.removeprefix("ekfac ")) if name.startswith("ek") else {}
+    if name == "adaptive":
+      options |= dict(quadratic_model=True, adaptive_damping=True)
+      extra["value_fn"] = lambda params: loss(params, batch)
+    make = getattr(optim, name, optim.kfac)
     tx = optax.inject_hyperparams(make, static_args=tuple(options))(0.1, **options)
     state = jax.eval_shape(tx.init, params)
     updates, after = jax.eval_shape(lambda s: tx.update(params, s, params, **extra), state)
