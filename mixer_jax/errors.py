@@ -16,6 +16,12 @@ class UserError(Exception):
   exit_code = 2
 
 
+class Unwritten(UserError):
+  """A file that could not be written, as on a full disk; nothing saved before is lost."""
+
+  exit_code = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on later
+
+
 class Diverged(UserError):
   """Training gave numbers that are not finite, or its task refuses to go on."""
 

@@ -7,10 +7,13 @@ docs/scaling.md has the flags of several hosts, or of several processes on one.
 """
 
 import contextlib
+import sys
+from typing import Any, Callable
 
 from absl import flags
 from ml_collections import config_flags
 
+from mixer_jax.errors import reason
 from mixer_jax.runtime import cli
 
 
@@ -22,6 +25,14 @@ def _resumable():
   except KeyboardInterrupt:
     print("\nthe same command with the same --workdir resumes from the last checkpoint", end="")
     raise
+
+
+def _drawn(draw: Callable[[Any], Any], directory: Any) -> None:
+  """Draws the curves of a run; the run is done whether or not they can be drawn."""
+  try:
+    print(f"curves in {draw(directory)}")
+  except Exception as e:
+    print(f"curves are not drawn: {reason(e)}", file=sys.stderr)
 
 
 def main(_: list[str]) -> None:
@@ -37,8 +48,7 @@ def main(_: list[str]) -> None:
   compilation.keep_in(options.compilation_cache)
   with processes.together(), _resumable():
     directory = loop.train(config, options.workdir, options.verbose_model)
-    if figure := processes.lead(lambda: curves.draw(directory)):
-      print(f"curves in {figure}")
+    processes.lead(lambda: _drawn(curves.draw, directory))
 
 
 if __name__ == "__main__":

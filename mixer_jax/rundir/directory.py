@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 
 from mixer_jax import config as config_lib
-from mixer_jax.errors import UserError, as_user_error, reason
+from mixer_jax.errors import Unwritten, UserError, as_user_error, reason
 from mixer_jax.paths import user_path
 
 CONFIG, STUDY = "config.json", "study.json"  # of a run, of a study
@@ -88,14 +88,14 @@ def writing(workdir: pathlib.Path) -> Iterator[None]:
   except OSError as e:
     path = str(e.filename or workdir)
     if e.errno in _NO_ROOM or e.errno in _NO_PERMISSION and path.startswith(str(workdir)):
-      raise UserError(unwritten(path, e.strerror)) from e
+      raise unwritten(path, e.strerror) from e
     raise
 
 
-def unwritten(path: Any, reason: str) -> str:
-  """The line about a write that failed."""
+def unwritten(path: Any, reason: str) -> Unwritten:
+  """The error of a write that failed."""
   rest = "mend it, and the same command goes on"
-  return f"{path} cannot be written: {reason}. All that was saved before is kept: {rest}"
+  return Unwritten(f"{path} cannot be written: {reason}. All that was saved before is kept: {rest}")
 
 
 def existing(path: str) -> pathlib.Path:
@@ -180,6 +180,10 @@ def stored_config(path: str | None) -> ml_collections.ConfigDict | None:
   workdir = _absolute(path or "")
   # A directory that is still written, STEP.orbax-checkpoint-tmp, is no checkpoint.
   begun = path and any(place.name.isdigit() for place in workdir.glob("checkpoints/*"))
+  if begun and not (workdir / CONFIG).exists():
+    raise UserError(
+      f"workdir {workdir} has checkpoints and no {CONFIG}; take an empty or a new directory"
+    )
   return load_config(workdir) if begun else None
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any, Mapping, Sequence
 
+from mixer_jax.errors import Diverged, Unwritten, UserError
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.study import plan
 from mixer_jax.study.plan import Run
@@ -20,7 +21,6 @@ _POLL_SECONDS = 0.2
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 # Exit codes of a run that was asked to stop: with a checkpoint, or before it heeds signals.
 _INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
-_DIVERGED, _MISTAKE = 3, 2  # exit codes
 _ENOUGH = 3  # runs in a row that a mistake ends before they have a result
 
 
@@ -155,10 +155,15 @@ class Runner:
     if code in _INTERRUPTED:
       after = f" after {record.progress(run, rows[-1])}" if rows else ""
       print(f"{run.name}: stopped{after}", flush=True)
+      return
+    reason = "" if code == 0 and rows else _reason(code, path, start)
+    unwritten = code == Unwritten.exit_code  # the run goes on from its last checkpoint
+    mistake = code == UserError.exit_code and not rows
+    self._mistakes = self._mistakes + 1 if mistake or unwritten else 0
+    if unwritten:
+      print(f"{run.name}: stopped: {reason}", flush=True)
     else:
-      self._mistakes = self._mistakes + 1 if code == _MISTAKE and not rows else 0
-      reason = "" if code == 0 and rows else _reason(code, path, start)
-      self._finish(run, reason, diverged=code == _DIVERGED)
+      self._finish(run, reason, diverged=code == Diverged.exit_code)
 
   def _finish(self, run: Run, reason: str = "", diverged: bool = True) -> None:
     self._record.finish(run, reason, diverged)

@@ -17,7 +17,7 @@ from flax import serialization
 import jax
 import orbax.checkpoint as ocp
 
-from mixer_jax.errors import UserError, reason
+from mixer_jax.errors import Unwritten, UserError, reason
 from mixer_jax.paths import sha256
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import processes
@@ -148,14 +148,14 @@ class Checkpoints:
       code = re.search(r"os_error_code='(\d+)'", str(e))
       known = os.strerror(int(code[1])) if code else getattr(e, "strerror", None)
       place = f"a checkpoint in {self.path}"
-      raise UserError(directory_lib.unwritten(place, known or reason(e))) from e
+      raise directory_lib.unwritten(place, known or reason(e)) from e
 
   def check_room(self, state: Any) -> None:
-    """Raises a UserError if a checkpoint of these arrays or shapes does not fit on the disk."""
+    """Raises an Unwritten if a checkpoint of these arrays or shapes does not fit on the disk."""
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     if (free := shutil.disk_usage(self.path).free) < size:
       mb = lambda size: f"{size / 1e6:,.1f} MB"
-      raise UserError(f"{self.path} has {mb(free)} free; a checkpoint takes {mb(size)}")
+      raise Unwritten(f"{self.path} has {mb(free)} free; a checkpoint takes {mb(size)}")
 
   def close(self) -> None:
     self.wait()

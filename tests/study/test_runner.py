@@ -324,6 +324,17 @@ def test_a_mistake_that_all_runs_share_ends_the_call(tmp_path):
   assert len(fakes.started) == 4 and not fakes.gave_up
 
 
+def test_a_full_disk_leaves_runs_interrupted(tmp_path, capsys):
+  opened = open_tiny(tmp_path)
+  full = "print('error: DIR cannot be written: No space left on device'); sys.exit(75)"
+  fakes = Fakes(opened, code={run.name: full for run in opened.runs})
+  fakes.run(opened.runs)
+  assert fakes.gave_up and [kinds(opened)[name] for name in fakes.started] == 3 * ["interrupted"]
+  assert f"{fakes.started[0]}: stopped: DIR cannot be written: No space" in capsys.readouterr().out
+  Fakes(opened).run(opened.runs)
+  assert set(kinds(opened).values()) == {"done"}
+
+
 def test_a_good_run_between_mistakes_goes_on(tmp_path):
   opened = record.open_study(tmp_path, Study(**GRID), "f.py", [])
   mistake = "print('error: data.dir is missing'); sys.exit(2)"

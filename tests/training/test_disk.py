@@ -50,7 +50,7 @@ def config():
 def test_a_write_that_fails_is_one_line_and_the_run_goes_on_later(config, tmp_path):
   path, whole = tmp_path / "run", tmp_path / "whole"
   child = children.Child(config, path, starve, (20_000,))
-  assert child.wait() == 2
+  assert child.wait() == 75
   line = child.error
   assert f"a checkpoint in {path}/checkpoints cannot be written: File too large" in line
   assert "the same command goes on" in line
@@ -92,11 +92,11 @@ def test_a_disk_that_fills_up_and_is_cleared(config, tmp_path):
   with small_disk(tmp_path / "disk", "8m") as disk:
     path = disk / "run"
     child = children.Child(config, path, fill, (disk,), logs=tmp_path)
-    assert child.wait() == 2
+    assert child.wait() == 75
     assert "cannot be written: No space left on device" in child.error
     assert children.latest(path) == 8
     full = children.Child(config, path, logs=tmp_path)
-    assert full.wait() == 2
+    assert full.wait() == 75
     assert "disk/run" in full.error
     (disk / "ballast").unlink()
     children.trained(config, path, logs=tmp_path)
@@ -185,6 +185,6 @@ def test_a_study_on_a_full_disk_is_told(tmp_path):
   line = f"ulimit -f 1; exec {study} --workdir={tmp_path / 'study'}"
   root = pathlib.Path(__file__).parents[2]
   done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=root)
-  assert done.returncode == 2 and "Traceback" not in done.stderr
+  assert done.returncode == 75 and "Traceback" not in done.stderr
   assert "cannot be written: File too large. All that was saved before is kept" in done.stderr
   assert not list((tmp_path / "study").glob("*.tmp")) + list((tmp_path / "study").glob(".*.tmp"))
