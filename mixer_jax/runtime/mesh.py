@@ -38,9 +38,11 @@ def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
   shape = mesh_shape(config)
   size, steps, batch_size = math.prod(shape), config.accum_steps, config.batch_size
   if batch_size % (size * steps):
+    fewer = [n for n in range(1, shape[0]) if batch_size % (n * shape[1] * steps) == 0]
     raise UserError(
       f"batch_size is {batch_size}; it must be a positive multiple of {size * steps}"
       f" ({size} devices x {steps} accumulation steps)"
+      + (f", or mesh.data={fewer[-1]} takes fewer devices" if fewer else "")
     )
   # Automatic axes: kfac-jax's contractions are refused under explicit ones.
   return jax.make_mesh(shape, AXES, (AxisType.Auto,) * 2, devices=jax.devices()[:size])

@@ -35,10 +35,8 @@ def main(_: list[str]) -> None:
   jax.config.update("jax_platforms", "cpu")
   file = str(user_path(options.study))
   study = plan.load(file)
-  begun = user_path(options.workdir) / record.PLAN
-  if options.list and not begun.exists():
-    for run in study.select(options.run):
-      print(f"{run.name}  waiting, nothing was begun")
+  if options.list:
+    _list(study, user_path(options.workdir))
     return
   where = directory.create(options.workdir, record.PLAN)
   with directory.writing(where):
@@ -46,20 +44,27 @@ def main(_: list[str]) -> None:
 
 
 def _go_on(where: pathlib.Path, study: plan.Study, file: str) -> int:
-  """Runs the chosen runs of the study in a directory, or lists them; the exit code."""
+  """Runs the chosen runs of the study in a directory; the exit code."""
   options = flags.FLAGS
   opened = record.open_study(where, study, file, options.set)
   planned = {run.name: run for run in opened.runs}
   chosen = [planned[run.name] for run in study.select(options.run)]
-  if options.list:
-    for run in chosen:
-      waits = f" for {tries}" if (tries := _tries(opened, run)) else ""
-      print(f"{run.name}  {opened.state(run)}{waits}")
-    return 0
   for run in chosen if options.retry_failed else ():
     if opened.state(run).kind == "failed" and not opened.forget(run):
       print(f"{run.name}  stays failed: runs have begun with the settings that its cell chose")
   return _told(opened, chosen, _run(opened, chosen))
+
+
+def _list(study: plan.Study, where: pathlib.Path) -> None:
+  """Prints the states of the chosen runs; writes nothing."""
+  begun = record.load(where) if (where / record.PLAN).exists() else None
+  planned = {run.name: run for run in begun.runs} if begun else {}
+  for run in study.select(flags.FLAGS.run):
+    state = "waiting, nothing was begun"
+    if own := planned.get(run.name):
+      waits = f" for {tries}" if (tries := _tries(begun, own)) else ""
+      state = f"{begun.state(own)}{waits}"
+    print(f"{run.name}  {state}")
 
 
 def _run(opened: record.Record, chosen: Sequence[plan.Run]) -> runner.Runner:
