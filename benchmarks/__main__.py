@@ -1,6 +1,7 @@
 """Runs a benchmark; `benchmarks/__init__.py` lists them."""
 
 import functools
+import os
 
 from absl import flags
 from ml_collections import config_flags
@@ -41,8 +42,29 @@ _COMMANDS = {
 }
 
 
+# The flags that each command takes.
+_TAKEN = {
+  "input": "config models batch_size rounds photos workers",
+  "dispatch": "config rounds",
+  "optimizers": "config rounds",
+  "costs": "study run set rounds kfac_jax",
+  "updates": "config steps out",
+  "train": "models optimizers batch_size dtype rounds",
+  "compile": "models optimizers batch_size dtype",
+  "configs": "configs set rounds memory_only",
+  "inference": "models batch_size dtype rounds",
+  "zoo": "models batch_size dtype rounds",
+  "peers": "models batch_size dtype rounds profile torch_python",
+  "text_peers": "models batch_size dtype max_length rounds torch_python",
+  "translation_peers": "models batch_size dtype max_length rounds torch_python",
+  "operator_peers": "models batch_size dtype points published rounds torch_python",
+  "scaling": "models",
+}
+
+
 def _run(command, argv: list[str]) -> None:
-  del argv
+  if "peers" in argv[1]:  # several processes on one device
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   if command not in (text_peers.main, translation_peers.main, operator_peers.main):  # of images
     train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
   command(flags.FLAGS)
@@ -87,4 +109,5 @@ if __name__ == "__main__":
   flags.DEFINE_multi_integer("points", [512], "Points of grids of functions.", lower_bound=64)
   flags.DEFINE_string("published", None, "Folder of the published code of operator_peers.")
   flags.DEFINE_string("torch_python", None, "Python with PyTorch, and for peers timm.")
-  cli.run_commands({name: functools.partial(_run, main) for name, main in _COMMANDS.items()})
+  commands = {name: functools.partial(_run, main) for name, main in _COMMANDS.items()}
+  cli.run_commands(commands, _TAKEN)

@@ -40,6 +40,6 @@ def measure(run: Experiment, rounds: int) -> dict[int, tuple[float, float]]:
 def main(options: Any) -> None:
   config = cli.checked_config(options.config)
   devices.print_line()
-  print(f"{config.model.name}, {config.optimizer.name}, batch {config.batch_size}")
+  print(f"{steps.title(config)}, {config.optimizer.name}")
   for size, (seconds, over_one) in measure(experiment.build(config), options.rounds).items():
     print(f"{size:3} steps a call  {seconds:9.4f} s/step  {over_one:6.3f} x one step a call")

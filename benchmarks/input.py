@@ -146,7 +146,7 @@ def main(options: Any) -> None:
 
 def _print_rates(config: ml_collections.ConfigDict, rounds: int) -> dict[str, float]:
   rates = measure(experiment.build(config), rounds)
-  print(f"{config.model.name}, {config.optimizer.name}, batch {config.batch_size}")
+  print(f"{steps.title(config)}, {config.optimizer.name}")
   print(f"real data    {rates['real']:.2f} steps/s")
   print(f"fixed batch  {rates['fixed']:.2f} steps/s")
   print(f"ratio        {rates['ratio']:.3f}", flush=True)

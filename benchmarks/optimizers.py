@@ -237,12 +237,21 @@ def main(options: Any) -> None:
   problem = run.problem
   blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
   predicted = flops.step_costs(blocks, config.batch_size).ratio(*PERIODS.values())
-  costs = measure(run, options.rounds, [*optim.OPTIMIZERS, _THEIRS])
-  print(f"{config.model.name}, batch {config.batch_size}, {config.model.dtype or 'float32'}")
+  theirs = [_THEIRS] if _classifies(run) else []
+  costs = measure(run, options.rounds, [*optim.OPTIMIZERS, *theirs])
+  print(f"{steps.title(config)}, {config.model.get('dtype') or 'float32'}")
   _show(costs, "SGD")
-  measured, theirs = costs["kfac"].ratio, costs[_THEIRS].ratio
+  measured = costs["kfac"].ratio
   print(f"K-FAC predicted from FLOPs {predicted:.2f} x SGD; measured {measured:.2f}")
-  print(f"{_THEIRS} takes {theirs / measured:.2f} times K-FAC's step")
+  if theirs:
+    print(f"{_THEIRS} takes {costs[_THEIRS].ratio / measured:.2f} times K-FAC's step")
+  else:
+    print(f"{_THEIRS} is left out: it is measured on classifiers of images alone")
+
+
+def _classifies(run: Experiment) -> bool:
+  """Whether `kfac_jax_step` takes the task of a run."""
+  return run.config.task == "image_classification" and run.task.likelihood == "categorical"
 
 
 def of_study(options: Any) -> None:
@@ -256,6 +265,8 @@ def of_study(options: Any) -> None:
   names = [run.name for run in study.select(options.run)]
   devices.print_line()
   runs = {name: experiment.build(config_lib.restored(configs[name])) for name in names}
+  if options.kfac_jax and not _classifies(runs[names[0]]):
+    raise UserError(f"--kfac_jax is given, and {names[0]} is no classifier of images")
   _show(compare(runs, options.rounds, names[0], theirs=options.kfac_jax), names[0])
 
 

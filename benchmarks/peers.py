@@ -241,12 +241,19 @@ def has(python: str, *modules: str) -> bool:
 
 
 def main(options: Any) -> None:
+  from mixer_jax import models
+  from mixer_jax.errors import UserError
+
+  names = options.models or ["mixer_s16"]
+  for name in names:
+    if "tokens_mlp_dim" not in models.fields(name):
+      raise UserError(f"--models has {name!r}; allowed: Mixers, such as mixer_s16")
   torch_python = options.torch_python or sys.executable
   pythons = dict.fromkeys(CANDIDATES, sys.executable) | {"timm": torch_python}
   if not has(torch_python, "torch", "timm"):
     print("timm is left out: PyTorch and timm are not installed")
     del pythons["timm"]
-  for model in options.models or ["mixer_s16"]:
+  for model in names:
     _compare(model, pythons, options)
 
 

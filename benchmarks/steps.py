@@ -39,6 +39,11 @@ def batches(run: Experiment) -> Iterator[Any]:
       yield prepare(jax.random.key(i), *window)
 
 
+def title(config: Any) -> str:
+  """The model of a config, or its task where models have no names, and its batch."""
+  return f"{config.model.get('name', config.task)}, batch {config.batch_size}"
+
+
 def batch(run: Experiment) -> Any:
   """The first training batch, prepared, on the devices."""
   with contextlib.closing(batches(run)) as made:

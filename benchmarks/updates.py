@@ -148,7 +148,7 @@ def main(options: Any) -> None:
     raise UserError(f"--out is {options.out!r}; the picture is a .png")
   devices.print_line()
   found = compare(experiment.build(config), options.steps)
-  print(f"{config.model.name}, batch {config.batch_size}, led by {config.optimizer.name}")
+  print(f"{steps.title(config)}, led by {config.optimizer.name}")
   names = [name.replace("\n", " ") for name in OPTIMIZERS]
   for name, row in zip(names, found.cosines):
     print(f"{name:22}" + "".join(f"{value:7.3f}" for value in row))

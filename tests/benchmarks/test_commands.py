@@ -8,8 +8,9 @@ import types
 
 import pytest
 
+from benchmarks import __main__ as command_line
 from benchmarks import compile as compile_benchmark
-from benchmarks import tables, train
+from benchmarks import peers, tables, train
 from mixer_jax import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -49,6 +50,23 @@ def test_unknown_names_are_refused(names, chosen, message):
     train.check(names, chosen)
 
 
+def test_each_command_says_which_flags_it_takes():
+  assert command_line._TAKEN.keys() == command_line._COMMANDS.keys()
+  done = subprocess.run(
+    [sys.executable, "-m", "benchmarks", "dispatch", "--batch_size=2"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 2
+  assert done.stderr == "error: dispatch takes no --batch_size; it takes --config, --rounds\n"
+
+
+def test_peers_are_of_mixers():
+  with pytest.raises(errors.UserError, match="--models has 'resmlp_s12'; allowed: Mixers"):
+    peers.main(types.SimpleNamespace(models=["mixer_s16", "resmlp_s12"]))
+
+
 def test_a_table_in_markdown(capsys):
   tables.show(("model", "rate"), [("`a`", tables.number(0.02, ".1f", 1e-3)), ("`b`", "-")])
   assert capsys.readouterr().out.splitlines() == [
@@ -62,7 +80,8 @@ def test_a_table_in_markdown(capsys):
 
 def run(*arguments):
   one_device = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-  command = [sys.executable, "-m", "benchmarks", *arguments, "--rounds=1", "--batch_size=2"]
+  command = [sys.executable, "-m", "benchmarks", *arguments, "--batch_size=2"]
+  command += ["--rounds=1"] if arguments[0] != "compile" else []
   done = subprocess.run(command, cwd=ROOT, env=one_device, capture_output=True, text=True)
   assert not done.returncode, done.stderr
   return done.stdout
@@ -95,5 +114,6 @@ def test_text_peers_run_in_processes_of_their_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "compile", "inference", "zoo"])
 def test_a_table_of_models(command):
-  printed = run(command, "--models=mixer_small", "--optimizers=sgd")
+  some = ["--optimizers=sgd"] if command in ("train", "compile") else []
+  printed = run(command, "--models=mixer_small", *some)
   assert "\n| `mixer_small` | " in printed
