@@ -239,4 +239,8 @@ def find(name: str) -> type[Task]:
     raise UserError(f"task is {shown(name)}, which cannot be imported: {reason(e)}{here}") from e
   if not isinstance(getattr(found, "options", None), Mapping):
     raise UserError(f"task is {shown(name)}, which is no task; see tasks.Task")
+  listed = getattr(found, "metrics", None)
+  if not (listed and isinstance(listed, tuple | list)):  # read of runs whose task is not built
+    allowed = "an attribute of the class, a list of tasks.Metric"
+    raise UserError(f"metrics of task {shown(name)} is {listed!r}; allowed: {allowed}")
   return found

@@ -17,7 +17,8 @@ def check(run: Experiment) -> None:
   task = run.task
   listed = isinstance(task.metrics, tuple | list) and task.metrics
   known = listed and all(isinstance(metric, Metric) for metric in task.metrics)
-  _require(run, "metrics", known, task.metrics, "a list of tasks.Metric")
+  known = known and task.metrics == tasks.find(run.config.task).metrics
+  _require(run, "metrics", known, task.metrics, "a list of tasks.Metric, that of the class")
   answer = run.loss_shapes
   pair = isinstance(answer, tuple) and len(answer) == 2
   pair = pair and isinstance(answer[0], WeightedSum) and isinstance(answer[1], Aux)

@@ -161,9 +161,21 @@ def test_metrics_are_checked(monkeypatch):
   run = experiment.build(waves("sgd"))
   monkeypatch.setattr(type(run.task), "metrics", ("error",))
   with pytest.raises(
-    UserError, match=r"metrics gives \('error'\); allowed: a list of tasks.Metric"
+    UserError,
+    match=r"metrics gives \('error'\); allowed: a list of tasks.Metric, that of the class",
   ):
     contract.check(run)
+
+
+def test_metrics_are_those_of_the_class(monkeypatch):
+  """Reports and studies read them of a task that is not built."""
+  run = experiment.build(waves("sgd"))
+  run.task.metrics = (tasks.Metric("other", False), *type(run.task).metrics)
+  with pytest.raises(UserError, match="metrics gives .*that of the class"):
+    contract.check(run)
+  monkeypatch.delattr(type(run.task), "metrics")
+  with pytest.raises(UserError, match="metrics of task .* is None; allowed: an attribute of the"):
+    tasks.find(run.config.task)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "kfac"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import evaluate, experiment, predict
+from mixer_jax import evaluate, experiment, main, predict
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.rundir import directory, metrics_file
 from mixer_jax.tasks import Metric
@@ -216,6 +216,11 @@ def test_a_finished_run_needs_no_training_set_that_fits(fields, refused):
   experiment.build(config, notes={})
 
 
+def test_a_run_ends_well_without_its_picture(capsys):
+  main._drawn(lambda directory: 1 / 0, "runs/first")
+  assert capsys.readouterr().err == "curves are not drawn: division by zero\n"
+
+
 @pytest.mark.thorough
 def test_the_table_of_blocks_follows_the_options(tiny_config):
   for norms in ("gradient", "diagonal"):
@@ -287,7 +292,7 @@ def test_a_run_that_shall_be_deterministic_refuses_a_gpu_without_the_flag(monkey
     ("optimizer.damping", 0.1, "optimizer.damping is no option of sgd; there are "),
     ("optimizer.name", "kfca", "optimizer.name is 'kfca'; allowed: sgd, "),
     ("on_nonfinite", "ignore", "on_nonfinite is 'ignore'; allowed: stop, skip, restore"),
-    ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8"),
+    ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8 .*, or mesh.data=3 "),
     ("batch_size", 512, "batch_size is 512, more than the 256 training examples"),
     ("mesh.data", 9, "mesh.data is 9; allowed: -1 for all, or 1 to 8 devices"),
     ("mesh.model", 2, "mesh.data is 8; allowed: -1 for all, or 1 to 4 devices of 2 .mesh.model"),
