@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mixer_jax import models, optim
-from mixer_jax.optim import factors
+from mixer_jax.optim import curvature_options, factors
 from tests.optim.small_net import close, first, loss, predict, problem
 
 
@@ -199,7 +199,7 @@ def test_no_nan(damping_type, identity_start):
 
 def test_a_diagonal_factor_is_told_where_nobody_asked_for_it(caplog, monkeypatch):
   params, batch = problem()
-  monkeypatch.setattr(factors, "MAX_FACTOR", 5)
+  monkeypatch.setattr(curvature_options, "MAX_FACTOR", 5)
   factors._say.cache_clear()  # a line is told once in a process
   optim.scale_by_kfac(predict, params, batch, max_factor=4)
   assert "max_factor" not in caplog.text
