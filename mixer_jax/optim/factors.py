@@ -16,42 +16,6 @@ from mixer_jax.optim.curvature_blocks import Diagonal, Kronecker
 from mixer_jax.runtime.imports import without
 
 
-def _options(
-  *,
-  likelihood: Any = "categorical",
-  estimation: curvature_options.Estimation = "sampled",
-  token_averaging: curvature_options.TokenAveraging = "published",
-  norms: curvature_options.Norms = "gradient",
-  plain: curvature_options.Plain = "",
-  max_factor: curvature_options.MaxFactor = None,
-  full_factors: curvature_options.FullFactors = "",
-  axis_name: Any = None,
-) -> None:
-  """The keywords of `scale_by_kfac` that concern the curvature."""
-
-
-@curvature_options.checked(_options)
-def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
-  """The tuple of `curvature_blocks.Block` that `scale_by_kfac` of these arguments uses."""
-  return curvature_of(predict, params, batch, **options).blocks
-
-
-@curvature_options.checked(_options)
-def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
-  """Estimates the factors of one batch, without any average over steps.
-
-  `rng` is a key for sampled targets; options are those of `scale_by_kfac` that concern the
-  curvature: likelihood, estimation, token_averaging, norms, plain, max_factor,
-  full_factors, axis_name. The function is compiled once for a `predict`: hand arrays that change to
-  it in `params` or `batch`, not by a closure.
-
-  Returns:
-    By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
-    `Diagonal`.
-  """
-  return _estimator(curvature_of(predict, params, batch, **options))(params, batch, rng)
-
-
 @functools.lru_cache(maxsize=4)
 def _estimator(curvature):
   return jax.jit(curvature.estimate)
@@ -138,17 +102,28 @@ def curvature_of(
   predict: Callable,
   params: Any,
   batch: Any,
-  plain: Any = (),
-  full_factors: Any = (),
-  max_factor: Any = None,
-  **options: Any,
+  *,
+  likelihood: Any = "categorical",
+  estimation: curvature_options.Estimation = "sampled",
+  token_averaging: curvature_options.TokenAveraging = "published",
+  norms: curvature_options.Norms = "gradient",
+  plain: curvature_options.Plain = "",
+  max_factor: curvature_options.MaxFactor = None,
+  full_factors: curvature_options.FullFactors = "",
+  axis_name: Any = None,
 ):
-  """The curvature of a model, traced once for all optimizers of the same model and batch."""
-  options["max_factor"] = curvature_options.MAX_FACTOR if max_factor is None else max_factor
-  if isinstance(several := options.get("likelihood"), Mapping):
-    options["likelihood"] = FrozenDict(several)  # has a hash
+  """The curvature of a model, traced once for all optimizers of it; options: see `scale_by_kfac`."""
   hashable = lambda patterns: patterns if isinstance(patterns, str) else tuple(patterns)
-  options |= {"plain": hashable(plain), "full_factors": hashable(full_factors)}
+  options = dict(
+    likelihood=FrozenDict(likelihood) if isinstance(likelihood, Mapping) else likelihood,
+    estimation=estimation,
+    token_averaging=token_averaging,
+    norms=norms,
+    plain=hashable(plain),
+    max_factor=curvature_options.MAX_FACTOR if max_factor is None else max_factor,
+    full_factors=hashable(full_factors),
+    axis_name=axis_name,
+  )
   if not callable(predict):
     raise ValueError(
       f"predict is of type {type(predict).__name__}; allowed: a function of (params, batch)"
@@ -170,6 +145,28 @@ def _traced(predict, structure, leaves, options):
   curvature = _curvature_module().Curvature(predict, params, batch, **dict(options))
   _warn(curvature.blocks, unasked=dict(options)["max_factor"] == curvature_options.MAX_FACTOR)
   return curvature
+
+
+@curvature_options.checked(curvature_of)
+def kfac_blocks(predict: Callable, params: Any, batch: Any, **options: Any):
+  """The tuple of `curvature_blocks.Block` that `scale_by_kfac` of these arguments uses."""
+  return curvature_of(predict, params, batch, **options).blocks
+
+
+@curvature_options.checked(curvature_of)
+def kfac_factors(predict: Callable, params: Any, batch: Any, rng: jax.Array, **options: Any):
+  """Estimates the factors of one batch, without any average over steps.
+
+  `rng` is a key for sampled targets; options are those of `scale_by_kfac` that concern the
+  curvature: likelihood, estimation, token_averaging, norms, plain, max_factor,
+  full_factors, axis_name. The function is compiled once for a `predict`: hand arrays that change to
+  it in `params` or `batch`, not by a closure.
+
+  Returns:
+    By layer, `Kronecker`: A [d_in + 1, d_in + 1] (with a bias) and G [d_out, d_out]; or
+    `Diagonal`.
+  """
+  return _estimator(curvature_of(predict, params, batch, **options))(params, batch, rng)
 
 
 def _warn(blocks, unasked: bool) -> None:

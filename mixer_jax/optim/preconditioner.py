@@ -37,7 +37,7 @@ class ScaleByKfacState(NamedTuple):
   second_moments: dict[str, jax.Array]
 
 
-@curvature_options.checked()
+@curvature_options.checked(curvature_of)
 def scale_by_kfac(
   predict: Callable[[Any, Any], Any],
   params: Any,
@@ -51,13 +51,6 @@ def scale_by_kfac(
   norm_constraint: curvature_options.NormConstraint = None,
   learning_rate: float | Schedule | None = None,
   identity_start: curvature_options.IdentityStart = True,
-  likelihood: Any = "categorical",
-  estimation: curvature_options.Estimation = "sampled",
-  token_averaging: curvature_options.TokenAveraging = "published",
-  norms: curvature_options.Norms = "gradient",
-  plain: curvature_options.Plain = "",
-  max_factor: curvature_options.MaxFactor = None,
-  full_factors: curvature_options.FullFactors = "",
   refresh: curvature_options.Refresh = "eigh",
   tolerance: curvature_options.Tolerance = None,
   eigenvalues: curvature_options.Eigenvalues = "factors",
@@ -67,6 +60,7 @@ def scale_by_kfac(
   mesh: jax.sharding.Mesh | None = None,
   axis_name: Any = None,
   part: Callable[[Any, int], Any] | None = None,
+  **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
 
@@ -145,19 +139,7 @@ def scale_by_kfac(
   """
   if norm_constraint is not None and learning_rate is None:
     raise ValueError("norm_constraint needs the learning_rate that the chain applies")
-  curvature = curvature_of(
-    predict,
-    params,
-    batch,
-    likelihood=likelihood,
-    estimation=estimation,
-    token_averaging=token_averaging,
-    norms=norms,
-    plain=plain,
-    max_factor=max_factor,
-    full_factors=full_factors,
-    axis_name=axis_name,
-  )
+  curvature = curvature_of(predict, params, batch, axis_name=axis_name, **options)
   curvature_options.check_fraction(factor_fraction)
   curvature_options.check_refresh(refresh, tolerance)
   curvature_options.check_combination(
