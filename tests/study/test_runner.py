@@ -205,6 +205,16 @@ def test_the_exit_code_tells_whether_all_is_done(tmp_path):
   assert command._told(opened, opened.runs[:2], late) == 0
 
 
+def test_listing_writes_nothing(tmp_path, monkeypatch, capsys):
+  open_tiny(tmp_path)
+  files = lambda: [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+  before = files()
+  monkeypatch.setattr(command.flags, "FLAGS", types.SimpleNamespace(run="m1-*"))
+  command._list(Study(**GRID | {"seeds": (0,)}), tmp_path)
+  assert capsys.readouterr().out == "m1-sgd-seed0  waiting\nm1-adam-seed0  waiting\n"
+  assert files() == before
+
+
 def test_a_run_is_trained_by_one_process_only(tmp_path, capsys):
   opened = open_tiny(tmp_path)
   path = opened.path(opened.runs[0])

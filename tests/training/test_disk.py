@@ -153,6 +153,14 @@ def test_a_workdir_without_permission_is_refused_before_training(tmp_path):
     loop.train(waves(), str(tmp_path / "run"))
 
 
+def test_checkpoints_whose_config_was_removed_are_told(tmp_path):
+  (tmp_path / "checkpoints" / "8").mkdir(parents=True)
+  with pytest.raises(
+    UserError, match=f"workdir {tmp_path} has checkpoints and no config.json; take"
+  ):
+    directory.stored_config(str(tmp_path))
+
+
 def test_metrics_that_cannot_be_written_are_told(tmp_path):
   """/dev/full is a full disk for everyone."""
   if not os.path.exists("/dev/full"):
