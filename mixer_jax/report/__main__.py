@@ -7,6 +7,7 @@ python -m mixer_jax.report augment --workdir=DIR|--config=FILE [--data_dir=DIR] 
 python -m mixer_jax.report weights --workdir=DIR [--checkpoint=best|STEP|mean:N] [--out=DIR]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
 python -m mixer_jax.report study --workdir=DIR
+python -m mixer_jax.report rows --workdir=DIR --out=FILE.csv
 python -m mixer_jax.report compare --runs=[LABEL=]DIR,... [--metric=train/loss] [--log]
     [--over=seconds|step|epoch|SPLIT/METRIC] [--out=FILE.png]
 python -m mixer_jax.report options [--config=FILE]
@@ -24,7 +25,7 @@ from ml_collections import config_flags
 from mixer_jax import config, pretrained, tasks
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
-from mixer_jax.report import compare, curves, figures, settings, weight_pictures
+from mixer_jax.report import compare, curves, figures, settings, study_rows, weight_pictures
 from mixer_jax.report import study as study_report
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.runtime import cli
@@ -102,6 +103,11 @@ def _compare(_: list[str]) -> None:
   print(path)
 
 
+def _rows(_: list[str]) -> None:
+  path = user_path(_FLAGS.out or "rows.csv")
+  print(f"{study_rows.write(_workdir(), path)} rows in {path}")
+
+
 def _options(_) -> None:
   task = config.default().task
   if _FLAGS.config is not None:
@@ -119,7 +125,9 @@ if __name__ == "__main__":
   cli.define("workdir", "checkpoint", "data_dir")
   flags.DEFINE_string("split", "test", "Split that pictures are made of.")
   flags.DEFINE_string("pretrained", None, "A file of weights, its address or public name.")
-  flags.DEFINE_string("out", None, "Where pictures go, of compare a file; default: by the command.")
+  flags.DEFINE_string(
+    "out", None, "Where pictures go, of compare and rows a file; default: by the command."
+  )
   flags.DEFINE_list("runs", [], "Directories of runs or patterns of them, each with LABEL= or not.")
   flags.DEFINE_string("metric", "train/loss", "Column of the rows that runs are compared by.")
   flags.DEFINE_string("over", "seconds", "Axis that it is drawn over: these, step, epoch, column.")
@@ -134,6 +142,7 @@ if __name__ == "__main__":
       weights=_weights,
       compare=_compare,
       study=lambda _: print(*study_report.write(_workdir()), sep="\n"),
+      rows=_rows,
       options=_options,
       configs=lambda _: print(settings.of_all(user_path(_FLAGS.folder)), end=""),
     ),
@@ -144,6 +153,7 @@ if __name__ == "__main__":
       weights="workdir checkpoint pretrained out",
       compare="runs metric over log out",
       study="workdir",
+      rows="workdir out",
       options="config",
       configs="folder",
     ),
