@@ -98,7 +98,7 @@ def test_models_data_and_optimizers_know_no_task():
 
 
 def test_the_package_needs_nothing_beside_it():
-  beside = ("benchmarks", "tests", "docs", "configs", "colabs")
+  beside = ("benchmarks", "tests", "docs", "configs", "colabs", "results")
   found = {n.partition(".")[0] for text in SOURCES.values() for n in imports(text)}
   assert not found & set(beside)
 

@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 
+from results import tables
 from tests.docs.commands import NEEDS, PAGES, ROOT, arguments, blocks, inline
 
 # Values for placeholders that cannot be parsed as they are.
@@ -46,6 +47,8 @@ def wrong(command):
   match command:
     case ["python", "-m", "tests.colabs", "NAME"]:
       return None if (ROOT / "tests" / "colabs" / "__main__.py").exists() else "no such program"
+    case ["python", "-m", "results", *options]:
+      return None if set(options) <= {"--check", *tables.TABLES} else "no such table"
     case ["python", "-m", "tests.fuzz", *options]:
       known = all(re.fullmatch("--(cases|seed)=[0-9]+", option) for option in options)
       return None if known else "no such option"

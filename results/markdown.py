@@ -1,0 +1,118 @@
+"""Tables of Markdown, made from rows as their descriptions say."""
+
+import dataclasses
+import decimal
+import re
+from typing import Mapping, Sequence
+
+from results.rows import Row, Where, read, select
+
+_FIELD = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
+_STUDENT = decimal.Decimal(
+  "2.776"
+)  # two means of three seeds: 4 degrees of freedom, 5%, both sides
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """Cells of a template: "{metric}" or "{setting}" stands for a value, "{metric:.1f}" rounds it.
+
+  A cell without one of its values is "-". `best` is "highest" or "lowest": these are bold.
+  """
+
+  cell: str
+  where: Where = dataclasses.field(default_factory=dict)
+  best: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lead:
+  """Cells with the difference of two means of three seeds, bold if it is more than chance."""
+
+  metric: str  # as "test top-1", whose rows are "test top-1 mean [%]" and "... deviation [%]"
+  unit: str
+  over: Where  # the row that is subtracted
+  where: Where = dataclasses.field(default_factory=dict)
+  best: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table: its lines and columns each choose rows of a file by values of columns or settings."""
+
+  file: str
+  lines: Mapping[str, Where]
+  columns: Mapping[str, Column | Lead]
+  corner: str = ""
+  where: Where = dataclasses.field(default_factory=dict)
+
+
+def of(table: Table) -> str:
+  """The table in Markdown."""
+  rows = select(read(table.file), table.where)
+  made = [
+    [_cell(column, rows, {**where, **column.where}) for column in table.columns.values()]
+    for where in table.lines.values()
+  ]
+  for i, column in enumerate(table.columns.values()):
+    if column.best:
+      _embolden(made, i, max if column.best == "highest" else min)
+  head = [table.corner, *table.columns]
+  rule = [":--"] + ["--:"] * len(table.columns)
+  body = [[label, *cells] for label, cells in zip(table.lines, made)]
+  return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+
+
+def _cell(column: Column | Lead, rows: Sequence[Row], where: Where) -> str:
+  if isinstance(column, Lead):
+    return _lead(column, rows, where)
+  found, missing = select(rows, where), []
+
+  def value(match: re.Match) -> str:
+    name, form = match[1], match[2]
+    chosen = {r["value"] for r in found if r["metric"] == name} or {r.get(name) for r in found}
+    if len(chosen) > 1:
+      raise ValueError(
+        f"{name!r} has several values where {dict(where)}: {sorted(map(str, chosen))}"
+      )
+    text = next(iter(chosen), None)
+    if not text:
+      missing.append(name)
+      return ""
+    return shown(format(float(text), form) if form else text)
+
+  text = _FIELD.sub(value, column.cell)
+  return "-" if missing else text
+
+
+def _lead(column: Lead, rows: Sequence[Row], where: Where) -> str:
+  def numbers(place: Where) -> list[decimal.Decimal]:
+    found = select(rows, place)
+    names = (f"{column.metric} {what} [{column.unit}]" for what in ("mean", "deviation"))
+    return [
+      decimal.Decimal(row["value"]) for name in names for row in found if row["metric"] == name
+    ]
+
+  both = [numbers(where), numbers({**where, **column.over})]
+  if any(len(pair) != 2 for pair in both):
+    return "-"
+  (mean, deviation), (other, other_deviation) = both
+  error = ((deviation**2 + other_deviation**2) / 3).sqrt()
+  text = shown(f"{mean - other:+.2f}")
+  return f"**{text}**" if abs(mean - other) > _STUDENT * error else text
+
+
+def shown(number: str) -> str:
+  """A number with the sign of print."""
+  return re.sub(r"^-(?=[\d.])", "−", number)
+
+
+def _embolden(cells: list[list[str]], i: int, best) -> None:
+  """Makes the best of a column bold, by the numbers that its cells begin with."""
+  number = lambda text: re.match(r"−?[\d.]+", text.replace(",", ""))
+  values = {
+    n: float(m[0].replace("−", "-")) for n, row in enumerate(cells) if (m := number(row[i]))
+  }
+  for n, value in values.items():
+    if value == best(values.values()):
+      cells[n][i] = f"**{cells[n][i]}**"
