@@ -79,7 +79,7 @@ def _cell(column: Column | Lead, rows: Sequence[Row], where: Where) -> str:
     if not text:
       missing.append(name)
       return ""
-    return shown(format(float(text), form) if form else text)
+    return shown(rounded(text, form) if form else text)
 
   text = _FIELD.sub(value, column.cell)
   return "-" if missing else text
@@ -100,6 +100,12 @@ def _lead(column: Lead, rows: Sequence[Row], where: Where) -> str:
   error = ((deviation**2 + other_deviation**2) / 3).sqrt()
   text = shown(f"{mean - other:+.2f}")
   return f"**{text}**" if abs(mean - other) > _STUDENT * error else text
+
+
+def rounded(number: str, form: str) -> str:
+  """A number of a row in a shorter form: halves are rounded up, 67.85 to 67.9."""
+  with decimal.localcontext(rounding=decimal.ROUND_HALF_UP):
+    return format(decimal.Decimal(number), form)
 
 
 def shown(number: str) -> str:
