@@ -2,6 +2,7 @@
 
 import dataclasses
 import decimal
+import itertools
 import re
 from typing import Mapping, Sequence
 
@@ -38,7 +39,10 @@ class Lead:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table: its lines and columns each choose rows of a file by values of columns or settings."""
+  """A table: its lines and columns each choose rows by values of columns or settings.
+
+  `file` is the name of a file, or the names of several with blanks.
+  """
 
   file: str
   lines: Mapping[str, Where]
@@ -49,7 +53,7 @@ class Table:
 
 def of(table: Table) -> str:
   """The table in Markdown."""
-  rows = select(read(table.file), table.where)
+  rows = select(itertools.chain(*map(read, table.file.split())), table.where)
   made = [
     [_cell(column, rows, {**where, **column.where}) for column in table.columns.values()]
     for where in table.lines.values()
@@ -94,7 +98,7 @@ def _lead(column: Lead, rows: Sequence[Row], where: Where) -> str:
     ]
 
   both = [numbers(where), numbers({**where, **column.over})]
-  if any(len(pair) != 2 for pair in both):
+  if not all(both):
     return "-"
   (mean, deviation), (other, other_deviation) = both
   error = ((deviation**2 + other_deviation**2) / 3).sqrt()

@@ -27,6 +27,7 @@ BUDGETS = {
   "2x": "4800 AdamW steps",
   "4x": "9600 AdamW steps",
 }
+_MUON = {"optimizer": "Muon"}
 _BEST = "highest"
 _TOP1 = "{test top-1 mean [%]} ± {test top-1 deviation [%]}"
 
@@ -48,20 +49,141 @@ def _equal_time(
   )
 
 
-def _leads(budget: str) -> Table:
+def _leads(budget: str, tuned_at: str = "1x", optimizers: tuple[str, ...] = ()) -> Table:
   """What the second-order optimizers have more than Muon."""
-  lead = lambda where: Lead("test top-1", "%", {"optimizer": "Muon"}, where)
   return Table(
     file="equal_time",
-    where={"study": "frontier", "tuned at": "1x", "budget": BUDGETS[budget]},
-    lines=_optimizers("K-FAC", *OPTIMIZERS[8:]),
-    columns={cell: lead(where) for cell, where in CELLS.items()},
+    where={"study": "frontier", "tuned at": tuned_at, "budget": BUDGETS[budget]},
+    lines=_optimizers(*optimizers or ("K-FAC", *OPTIMIZERS[8:])),
+    columns={cell: Lead("test top-1", "%", _MUON, where) for cell, where in CELLS.items()},
     corner=f"points above Muon, {budget}",
   )
 
 
+def _batches() -> Table:
+  """Muon and Muon in K-FAC's metric with batches of 64 and of 128."""
+  metric = {"optimizer": "Muon in K-FAC's metric"}
+  of = {
+    "64": {"tuned at": "1x", "budget": BUDGETS["1x"]},
+    "128": {"experiment": "128"},
+  }
+  columns = {}
+  for batch, where in of.items():
+    columns[f"Muon, {batch}"] = Column(_TOP1, {**where, **_MUON})
+    columns[f"Muon in K-FAC's metric, {batch}"] = Column(_TOP1, {**where, **metric})
+  for batch, where in of.items():
+    columns[f"lead, {batch}"] = Lead("test top-1", "%", _MUON, {**where, **metric})
+  return Table("equal_time equal_time_batches", CELLS, columns, "batches of 64 and 128")
+
+
+def _autoencoder() -> Table:
+  columns = {}
+  for data in ("sample", "CIFAR-10", "MNIST"):
+    loss = Column("{training loss mean} in {training time [s]:.0f} s", {"data": data}, "lowest")
+    columns[f"{data}: training loss"] = loss
+    columns[f"{data}: sooner than Adam"] = Column("{sooner than Adam [x]} x", {"data": data})
+  where = {"study": "autoencoder", "best batch": "yes"}
+  lines = _optimizers("K-FAC", "Adam in K-FAC's basis", "Adam", "SGD")
+  return Table("autoencoder", lines, columns, "optimizer, better batch", where)
+
+
+def _step_cost() -> Table:
+  """The frontier's optimizers in turns on a fixed batch, and kfac-jax's own."""
+  on = {
+    "`mini8`": ("mini8", "a5b51a9, 2026-11-27"),
+    "`mini16`": ("mini16", "a5b51a9, 2026-11-27"),
+    "`mini8`, another EPYC": ("mini8", "a45eff9"),
+    "`mini8`, Xeon": ("mini8", "e5f6a31"),
+  }
+  columns = {
+    name: Column("{step [x SGD]}", {"model": model, "commit": commit})
+    for name, (model, commit) in on.items()
+  }
+  memory = {"model": "mini8", "commit": on["`mini8`"][1]}
+  columns["memory (MiB), `mini8`"] = Column("{memory [MiB]}", memory)
+  lines = _optimizers(*OPTIMIZERS, "kfac_jax.Optimizer")
+  return Table("costs", lines, columns, "time of a step, x SGD's", {"study": "costs"})
+
+
+def _small() -> Table:
+  columns = {}
+  for model in ("mini8", "mini16"):
+    columns[f"`{model}`: top-1"] = Column(_TOP1, {"model": model}, _BEST)
+    columns[f"`{model}`: time, x SGD's"] = Column("{epoch [x SGD]}", {"model": model})
+  return Table("small", _optimizers("SGD", "Adam", "K-FAC"), columns, "four epochs")
+
+
+def _grafts() -> Table:
+  """Pairs of one optimizer's lengths and another one's directions at equal epochs."""
+  columns = {
+    f"`{model}`: {name}": Column(_TOP1, {"model": model, "directions": name}, _BEST)
+    for model in ("mini8", "mini16")
+    for name in ("SGD", "K-FAC")
+  }
+  lines = {name: {"lengths": name} for name in ("SGD", "K-FAC")}
+  return Table("small", lines, columns, "lengths of \\ directions of")
+
+
+def _tuned() -> Table:
+  equal_time = {"comparison": "equal time"}
+  columns = {
+    "top-1, three epochs": Column(_TOP1, {"comparison": ""}, _BEST),
+    "time, x SGD's": Column("{epoch [x SGD]}"),
+    "top-1, equal time": Column(_TOP1, equal_time, _BEST),
+    "minutes": Column("{training time [min]}", equal_time),
+  }
+  return Table("tuned", _optimizers("SGD", "Adam", "K-FAC"), columns, "equally tuned")
+
+
 TABLES = {f"equal_time_{budget}": _equal_time(budget) for budget in BUDGETS}
 TABLES |= {f"leads_{budget}": _leads(budget) for budget in BUDGETS}
-TABLES["readme"] = _equal_time(
-  "1x", (*OPTIMIZERS[2:4], "K-FAC", *OPTIMIZERS[8:]), "{test top-1 mean [%]:.1f}", "optimizer"
-)
+TABLES |= {
+  "readme": _equal_time(
+    "1x", (*OPTIMIZERS[2:4], "K-FAC", *OPTIMIZERS[8:]), "{test top-1 mean [%]:.1f}", "optimizer"
+  ),
+  "leads_4x_own": _leads("4x", "4x", OPTIMIZERS[-2:]),
+  "batches": _batches(),
+  "autoencoder": _autoencoder(),
+  "autoencoder_tenth": Table(
+    file="autoencoder",
+    where={"study": "autoencoder_tenth", "best batch": "yes"},
+    lines=_optimizers("K-FAC", "Adam in K-FAC's basis", "Adam", "SGD"),
+    columns={
+      "batch": Column("{batch}"),
+      "training loss": Column("{training loss mean}", best="lowest"),
+      "test loss": Column("{test loss mean}", best="lowest"),
+      "seconds": Column("{training time [s]}"),
+    },
+    corner="a tenth of the time",
+  ),
+  "quickstart": Table(
+    file="quickstart",
+    where={"tuned": "yes"},
+    lines=_optimizers(*reversed(OPTIMIZERS[-2:]), "Muon", "K-FAC", "SGD", "Adam"),
+    columns={
+      "test top-1": Column(_TOP1, best=_BEST),
+      "from, to": Column("{test top-1 lowest [%]}, {test top-1 highest [%]}"),
+      "training loss": Column("{training loss mean}"),
+      "time of a step, x SGD's": Column("{step [x SGD]}"),
+    },
+    corner="six seeds",
+  ),
+  "step_cost": _step_cost(),
+  "small": _small(),
+  "grafts": _grafts(),
+  "tuned": _tuned(),
+  "fine_tuning": Table(
+    file="fine_tuning",
+    where={"data": "CIFAR-10 sample"},
+    lines=_optimizers("K-FAC", "SGD"),
+    columns={
+      f"{start}: {when}": Column(f"{{{metric}}}", {"start": start})
+      for start in ("pre-trained", "from scratch")
+      for when, metric in (
+        ("best top-1", "test best top-1 mean [%]"),
+        ("after one epoch", "test top-1 after one epoch mean [%]"),
+      )
+    },
+    corner="optimizer",
+  ),
+}
