@@ -11,6 +11,7 @@ import time
 import pytest
 
 from mixer_jax.report import study as report
+from mixer_jax.report import study_rows
 from mixer_jax.rundir import metrics_file
 from mixer_jax.study import record
 from tests.environment import QUICK
@@ -101,6 +102,10 @@ def test_a_study_from_start_through_an_interruption_to_the_report(shapes_npz, tm
   assert "`m2-sgd-seed0`: failed: the update of step 2" in text
   last, best = 100 * rows[-1]["test/top1"], 100 * max(row["test/top1"] for row in rows)
   assert f"| m1 | SGD | 1 of 1 | 15 epochs | {last:.2f} | {best:.2f} |" in text
+  assert study_rows.write(directory, tmp_path / "rows.csv")
+  lines = (tmp_path / "rows.csv").read_text().splitlines()
+  assert sum(f",0,test top-1 [%],{last:.6g}," in line for line in lines) == 1
+  assert all(line.startswith("real,m1,npz,SGD,,15 epochs,0,") for line in lines[1:])
 
 
 TUNED = """
