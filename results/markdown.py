@@ -38,6 +38,16 @@ class Lead:
 
 
 @dataclasses.dataclass(frozen=True)
+class Leads:
+  """Cells with the lowest and the highest of a lead in several places."""
+
+  lead: Lead
+  places: Sequence[Where]
+  where: Where = dataclasses.field(default_factory=dict)
+  best: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
   """A table: its lines and columns each choose rows by values of columns or settings.
 
@@ -46,7 +56,7 @@ class Table:
 
   file: str
   lines: Mapping[str, Where]
-  columns: Mapping[str, Column | Lead]
+  columns: Mapping[str, Column | Lead | Leads]
   corner: str = ""
   where: Where = dataclasses.field(default_factory=dict)
 
@@ -61,15 +71,20 @@ def of(table: Table) -> str:
   for i, column in enumerate(table.columns.values()):
     if column.best:
       _embolden(made, i, max if column.best == "highest" else min)
-  head = [table.corner, *table.columns]
+  head = [table.corner, *(name.strip() for name in table.columns)]  # blanks tell equal names apart
   rule = [":--"] + ["--:"] * len(table.columns)
   body = [[label, *cells] for label, cells in zip(table.lines, made)]
   return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
-def _cell(column: Column | Lead, rows: Sequence[Row], where: Where) -> str:
+def _cell(column: Column | Lead | Leads, rows: Sequence[Row], where: Where) -> str:
   if isinstance(column, Lead):
     return _lead(column, rows, where)
+  if isinstance(column, Leads):
+    leads = [_difference(column.lead, rows, {**where, **place}) for place in column.places]
+    if None in leads:
+      return "-"
+    return " to ".join(shown(rounded(lead[0], ".1f")) for lead in (min(leads), max(leads)))
   found, missing = select(rows, where), []
 
   def value(match: re.Match) -> str:
@@ -90,23 +105,33 @@ def _cell(column: Column | Lead, rows: Sequence[Row], where: Where) -> str:
 
 
 def _lead(column: Lead, rows: Sequence[Row], where: Where) -> str:
+  found = _difference(column, rows, where)
+  if found is None:
+    return "-"
+  text = shown(f"{found[0]:+.2f}")
+  return f"**{text}**" if abs(found[0]) > _STUDENT * found[1] else text
+
+
+def _difference(
+  lead: Lead, rows: Sequence[Row], where: Where
+) -> tuple[decimal.Decimal, decimal.Decimal] | None:
+  """The difference of two means of three seeds and its standard error."""
+
   def numbers(place: Where) -> list[decimal.Decimal]:
     found = select(rows, place)
-    names = (f"{column.metric} {what} [{column.unit}]" for what in ("mean", "deviation"))
+    names = (f"{lead.metric} {what} [{lead.unit}]" for what in ("mean", "deviation"))
     return [
       decimal.Decimal(row["value"]) for name in names for row in found if row["metric"] == name
     ]
 
-  both = [numbers(where), numbers({**where, **column.over})]
+  both = [numbers(where), numbers({**where, **lead.over})]
   if not all(both):
-    return "-"
+    return None
   (mean, deviation), (other, other_deviation) = both
-  error = ((deviation**2 + other_deviation**2) / 3).sqrt()
-  text = shown(f"{mean - other:+.2f}")
-  return f"**{text}**" if abs(mean - other) > _STUDENT * error else text
+  return mean - other, ((deviation**2 + other_deviation**2) / 3).sqrt()
 
 
-def rounded(number: str, form: str) -> str:
+def rounded(number: str | decimal.Decimal, form: str) -> str:
   """A number of a row in a shorter form: halves are rounded up, 67.85 to 67.9."""
   with decimal.localcontext(rounding=decimal.ROUND_HALF_UP):
     return format(decimal.Decimal(number), form)
@@ -119,7 +144,7 @@ def shown(number: str) -> str:
 
 def _embolden(cells: list[list[str]], i: int, best) -> None:
   """Makes the best of a column bold, by the numbers that its cells begin with."""
-  number = lambda text: re.match(r"−?[\d.]+", text.replace(",", ""))
+  number = lambda text: re.match(r"−?[\d.]+(?:e-?\d+)?", text.replace(",", ""))
   values = {
     n: float(m[0].replace("−", "-")) for n, row in enumerate(cells) if (m := number(row[i]))
   }

@@ -1,6 +1,6 @@
 """The tables of the pages, by the names in their markers."""
 
-from results.markdown import Column, Lead, Table
+from results.markdown import Column, Lead, Leads, Table
 
 CELLS = {
   "CIFAR-10, `mini8`": {"data": "CIFAR-10", "model": "mini8"},
@@ -60,6 +60,16 @@ def _leads(budget: str, tuned_at: str = "1x", optimizers: tuple[str, ...] = ()) 
   )
 
 
+def _all_leads() -> Table:
+  """Leads over Muon, lowest and highest of the four cells, in each budget."""
+  lead = Lead("test top-1", "%", _MUON)
+  of = {budget: {"tuned at": "1x", "budget": length} for budget, length in BUDGETS.items()}
+  of["4x, settings chosen there"] = {"tuned at": "4x", "budget": BUDGETS["4x"]}
+  columns = {name: Leads(lead, tuple(CELLS.values()), where) for name, where in of.items()}
+  lines = _optimizers(*reversed(OPTIMIZERS[8:]))
+  return Table("equal_time", lines, columns, "points above Muon", {"study": "frontier"})
+
+
 def _batches() -> Table:
   """Muon and Muon in K-FAC's metric with batches of 64 and of 128."""
   metric = {"optimizer": "Muon in K-FAC's metric"}
@@ -105,6 +115,17 @@ def _step_cost() -> Table:
   return Table("costs", lines, columns, "time of a step, x SGD's", {"study": "costs"})
 
 
+def _burgers() -> Table:
+  columns = {}
+  for name, model in {"Galerkin attention": "galerkin_1d", "FNO": "fno_1d"}.items():
+    where = {"model": model, "budget": "100 epochs", "seed": ("0 1 2", "")}
+    columns[name] = Column("{test relative L2 mean}", where, "lowest")
+    columns[f"{name}, x Adam's"] = Column("{test relative L2 [x Adam]}", where)
+    columns[f"{name}, x Adam's at 1e-3"] = Column("{test relative L2 [x Adam at 1e-3]}", where)
+  lines = _optimizers("Adam", "K-FAC", "Adam in K-FAC's basis", "EK-FAC")
+  return Table("burgers", lines, columns, "relative L2")
+
+
 def _small() -> Table:
   columns = {}
   for model in ("mini8", "mini16"):
@@ -141,6 +162,7 @@ TABLES |= {
   "readme": _equal_time(
     "1x", (*OPTIMIZERS[2:4], "K-FAC", *OPTIMIZERS[8:]), "{test top-1 mean [%]:.1f}", "optimizer"
   ),
+  "leads": _all_leads(),
   "leads_4x_own": _leads("4x", "4x", OPTIMIZERS[-2:]),
   "batches": _batches(),
   "autoencoder": _autoencoder(),
@@ -168,6 +190,7 @@ TABLES |= {
     },
     corner="six seeds",
   ),
+  "burgers": _burgers(),
   "step_cost": _step_cost(),
   "small": _small(),
   "grafts": _grafts(),
