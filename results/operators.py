@@ -1,0 +1,77 @@
+"""Tables of operators."""
+
+from results.markdown import Column, Table
+from results.speed import KFAC_ADAM
+
+_ERROR = "{test relative L2}"
+_WORST = "{largest test relative L2 of a function}"
+
+
+def _operators() -> Table:
+  attention = [(f"{name} attention", "galerkin_1d", name) for name in ("Fourier", "softmax")]
+  attention += [("linear attention", "galerkin_1d", "linear")]
+  mlps = [(f"`{m}_operator`", f"{m}_operator", "") for m in ("mixer", "gmlp", "resmlp")]
+  return Table(
+    file="operators",
+    where={"budget": "100 epochs"},
+    lines={n: {"model": model, "attention": kind} for n, model, kind in attention + mlps},
+    columns={
+      f"{KFAC_ADAM}: relative L2": Column(_ERROR, {"optimizer": KFAC_ADAM}, "lowest"),
+      "worst function": Column(_WORST, {"optimizer": KFAC_ADAM}, "lowest"),
+      "Adam: relative L2": Column(_ERROR, {"optimizer": "Adam"}, "lowest"),
+      "worst function ": Column(_WORST, {"optimizer": "Adam"}, "lowest"),
+    },
+    corner="operator, 100 epochs",
+  )
+
+
+def _darcy() -> Table:
+  fno, galerkin = {"model": "fno_2d"}, {"model": "galerkin_2d"}
+  long, short = {"budget": "100 epochs"}, {"budget": "20 epochs"}
+  kfac = {"optimizer": KFAC_ADAM, "factors from": "the batch"}
+  quarter = {"optimizer": KFAC_ADAM, "factors from": "a quarter"}
+  adam = {"optimizer": "Adam"}
+  return Table(
+    file="darcy",
+    where={"device": "one core of an Intel Xeon beside other work"},
+    lines={
+      f"`fno_2d`, 100 epochs, {KFAC_ADAM} (factors from a quarter)": {**fno, **long, **quarter},
+      "`fno_2d`, 100 epochs, Adam": {**fno, **long, **adam},
+      f"`fno_2d`, 20 epochs, {KFAC_ADAM}": {**fno, **short, **kfac},
+      "the same, factors from a quarter": {**fno, **short, **quarter},
+      "`fno_2d`, 20 epochs, Adam": {**fno, **short, **adam},
+      "`fno_2d`, 28 epochs, Adam": {**fno, "budget": "28 epochs", **adam},
+      f"`galerkin_2d`, 100 epochs, {KFAC_ADAM} (a quarter)": {**galerkin, **long, **quarter},
+      f"`galerkin_2d`, 20 epochs, {KFAC_ADAM}": {**galerkin, **short, **kfac},
+      "`galerkin_2d`, 20 epochs, Adam": {**galerkin, **short, **adam},
+    },
+    columns={
+      "relative L2": Column(_ERROR, best="lowest"),
+      "worst function": Column(_WORST, best="lowest"),
+      "seconds an epoch": Column("{epoch [s]}"),
+    },
+    corner="Darcy flow, 85x85 points",
+  )
+
+
+def _inverse() -> Table:
+  columns = {}
+  for noise in ("0", "0.01", "0.1"):
+    columns[f"noise {noise}: relative L2"] = Column(_ERROR, {"noise": noise})
+    columns["worst function" + " " * len(columns)] = Column(_WORST, {"noise": noise})
+  return Table(
+    file="darcy_inverse",
+    lines={
+      "85x85 points, 29x29 cells, 12 epochs": {"points": "85x85"},
+      "43x43 points, 15x15 cells, 20 epochs": {"points": "43x43"},
+    },
+    columns=columns,
+    corner="coefficients from pressures",
+  )
+
+
+TABLES = {
+  "operators": _operators(),
+  "darcy": _darcy(),
+  "darcy_inverse": _inverse(),
+}
