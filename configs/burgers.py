@@ -15,7 +15,7 @@ from mixer_jax import config as config_lib
 OPTIMIZERS = {
   "kfac_adam": dict(learning_rate=2.5e-3, factor_decay=0.8, weight_decay=0.0),
   "adam": dict(learning_rate=1e-3, clip_norm=0.999),
-  # With K-FAC's own eigenvalues Galerkin attention diverges (docs/operators_results.md).
+  # With K-FAC's own eigenvalues Galerkin attention diverges (docs/results.md).
   "ekfac": dict(
     name="kfac",
     learning_rate=5e-3,

@@ -38,7 +38,7 @@ _COST = {
 }
 # The side of the 512 hidden channels has no basis: at equal time that is better for Adam in K-FAC's
 # basis and SOAP by two points, and no better for K-FAC. The side of the patches' pixels, one layer
-# with 768 in mini16, always has: nearly six points there (docs/equal_time_runs.md).
+# with 768 in mini16, always has: nearly six points there (results/equal_time.csv).
 _ONE_SIDED = dict(max_factor=257, full_factors="^stem/", basis_period=50)
 _SETTINGS = {
   "kfac": dict(factor_decay=0.8, factor_period=10, inverse_period=50),
