@@ -146,6 +146,21 @@ def _remat() -> Table:
   )
 
 
+def _config_memory() -> Table:
+  whole, remat = {"accum_steps": "", "remat": ""}, {"remat": "True"}
+  return Table(
+    file="config_memory",
+    lines=models("config_memory"),
+    columns={
+      "batch": Column("{batch}", whole),
+      "memory (MiB)": Column("{memory [MiB]:,}", whole),
+      "with `remat` and `scan_blocks`": Column("{memory [MiB]:,}", remat),
+      "examples/s": Column("{examples/s:,}", whole),
+    },
+    corner="config",
+  )
+
+
 def _zoo() -> Table:
   return Table(
     file="zoo",
@@ -183,6 +198,7 @@ TABLES = {
   "kfac_s4": _kfac_s4(),
   "compile": _compile(),
   "remat": _remat(),
+  "config_memory": _config_memory(),
   "zoo": _zoo(),
   "kills": _kills(),
 }

@@ -99,7 +99,7 @@ def test_transfer_s_recipes():
 
 
 def test_burgers_takes_the_rate_tuned_for_its_operator():
-  """docs/operators_results.md, Burgers' equation."""
+  """docs/results.md, operators: the errors that tuning found."""
   rate = lambda choice: load("burgers", choice).optimizer.learning_rate
   assert (rate("galerkin_1d"), rate("fno_1d"), rate("galerkin_1d,ekfac")) == (3.8e-3, 2.5e-3, 5e-3)
   assert load("burgers", "fno_1d,ekfac").optimizer.eigenvalues == "batch"

@@ -25,16 +25,7 @@ PAGES = (
 NEEDS = ("gpu", "network", "long", "suite")
 # Pages, and a section of the others, whose commands made the numbers around them: each takes hours.
 MEASURED = "\n## Measured\n"
-MEASUREMENTS = (
-  "docs/equal_time.md",
-  "docs/equal_time_batches.md",
-  "docs/equal_time_runs.md",
-  "docs/results.md",
-  "docs/operators_results.md",
-  "docs/speed.md",
-  "docs/study.md",
-  "docs/study_results.md",
-)
+MEASUREMENTS = ("docs/results.md", "docs/study.md")
 
 _STARTS = ("python ", "pip ", "pytest ", "ruff ", "for ", "git ")
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
