@@ -56,29 +56,9 @@ def draw_budgets(points) -> pyplot.Figure:
   return figure
 
 
-def draw_equal_time(points) -> pyplot.Figure:
-  """Accuracies after the shortest budget, a panel a cell."""
-  figure, axes = pyplot.subplots(
-    1, len(CELLS), figsize=(12, 3.6), layout="constrained", sharey=True
-  )
-  places = range(len(OPTIMIZERS))
-  for axis, cell in zip(axes, CELLS):
-    mean, deviation = zip(*(points[cell, optimizer, "1x"] for optimizer in OPTIMIZERS))
-    axis.errorbar(mean, places, xerr=deviation, fmt="o", markersize=5, capsize=2)
-    axis.set(title=cell.replace("`", ""), xlabel="test top-1 (%)")
-    axis.set_yticks(places, OPTIMIZERS)
-    axis.grid(alpha=0.3)
-  figure.suptitle(
-    "test accuracy after the same training time on one CPU core, mean and deviation of three seeds",
-    fontsize=10,
-  )
-  return figure
-
-
 # To a file its drawing and what it draws.
 PICTURES: dict[str, tuple[Callable, Callable]] = {
   "frontier_budgets.png": (draw_budgets, lambda: _points(_equal_time())),
-  "equal_time.png": (draw_equal_time, lambda: _points(_equal_time())),
 }
 
 
