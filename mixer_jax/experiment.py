@@ -110,19 +110,16 @@ class Experiment:
   @functools.cached_property
   def problem(self) -> optim.Problem:
     """The task as K-FAC sees it; its batch is a pair of a batch and the other collections."""
-    predict, layout = self.task.curvature_view()
+    predict = self.task.curvature_view()
     collections = dict(self.variable_shapes)
     shapes = collections.pop("params")
-    if layout:
-      shapes = jax.eval_shape(layout.enter, shapes)
 
     def prediction(params, batch):
       batch, collections = batch
       return predict({"params": params, **collections}, batch)
 
     parts = (prediction, shapes, (self.batch_shapes, collections), self.task.likelihood)
-    part = lambda batch, n: (optim.every_nth(batch[0], n), batch[1])
-    return optim.Problem(*parts, layout, self.mesh, part)
+    return optim.Problem(*parts, in_axes=(0, None), mesh=self.mesh)
 
   def optimizer(self, numbers: Any = None) -> optax.GradientTransformationExtraArgs:
     """The optimizer, maybe with traced learning rates and dampings (see `optim.numbers`)."""

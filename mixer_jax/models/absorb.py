@@ -40,7 +40,6 @@ class TokenAffine(nn.Module):
 
   use_scale: bool = True
   dtype: Any = "float32"
-  curvature: ClassVar[str] = "gradient"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

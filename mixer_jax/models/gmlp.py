@@ -5,7 +5,7 @@ token masks and shorter sequences, so that text models share them.
 """
 
 import functools
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -57,8 +57,6 @@ class ToeplitzDense(nn.Module):
   kernel_init: Any
   bias_init: Any = nn.initializers.zeros
   dtype: Any = "float32"
-  # Tied entries have no Kronecker-factored curvature: W is no free matrix.
-  curvature: ClassVar[str] = "gradient"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

@@ -1,14 +1,8 @@
-"""Layers that the model families share: computed in `dtype`, with float32 parameters.
-
-A layer with parameters of its own, not inside an `nn.Dense` or `nn.Conv`, names by the class
-attribute `curvature` their treatment by a second-order optimizer: "scale_and_shift" (y = x * scale
-+ bias, either may be missing), "dense" (y = x @ kernel + bias) or "gradient" (no curvature: the
-plain gradient).
-"""
+"""Layers that the model families share: computed in `dtype`, with float32 parameters."""
 
 import functools
 import math
-from typing import Any, Callable, ClassVar
+from typing import Any, Callable
 
 import flax.linen as nn
 import jax
@@ -135,7 +129,6 @@ class Affine(nn.Module):
   """Aff of ResMLP: y = x * scale + bias per channel (TPAMI, Equation 1)."""
 
   dtype: Any = "float32"
-  curvature: ClassVar[str] = "scale_and_shift"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -150,7 +143,6 @@ class LayerScale(nn.Module):
 
   init: float
   dtype: Any = "float32"
-  curvature: ClassVar[str] = "scale_and_shift"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

@@ -49,7 +49,6 @@ _LINEAR_INIT = nn.initializers.normal(0.02)
 class _DepthwiseConv(nn.Conv):
   """A convolution of each channel alone: its kernel is no matrix over patches."""
 
-  curvature: ClassVar[str] = "gradient"
 
 
 def normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
@@ -143,7 +142,6 @@ class ClassToken(nn.Module):
   """A learned token, the same for every example; float32, computed in `dtype`."""
 
   dtype: Any = "float32"
-  curvature: ClassVar[str] = "gradient"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

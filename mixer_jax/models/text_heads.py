@@ -3,7 +3,6 @@
 Their parameters are {"encoder": ..., "head": ...}, so that one hands the encoder's to the other.
 """
 
-from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -20,7 +19,6 @@ _POOLING = "the first token, or the mean of the real ones"
 class Bias(nn.Module):
   """y = x + bias over the last axis."""
 
-  curvature: ClassVar[str] = "scale_and_shift"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

@@ -25,7 +25,6 @@ class TokenDense(nn.Module):
   size: int
   causal: bool = False
   dtype: Any = "float32"
-  curvature: ClassVar[str] = "dense"
 
   def setup(self):
     self.kernel = self.param(

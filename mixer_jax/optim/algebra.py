@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
-from mixer_jax.optim.curvature_blocks import Block, Diagonal, Diagonals, Kronecker
+from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
+from mixer_jax.optim.trees import taken
 from mixer_jax.options import TINY
 
 # Of a factor without full rank, rounding leaves negative and vanishing eigenvalues: this part of the
@@ -16,6 +16,27 @@ from mixer_jax.options import TINY
 _EIGENVALUE_FLOOR = 1e-10
 # A shift below this part of the trace is lost in rounding, and float32's Cholesky may fail.
 _LEAST_SHIFT = 1e-6
+
+
+class Decomposition(NamedTuple):
+  """How eigenbases of factors are renewed, and multiplied with.
+
+  Attributes:
+    refresh: "eigh" decomposes anew; "qr" makes one warm-started step of orthogonal iteration, after a
+      first `eigh`.
+    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this, which saves time
+      on a CPU; None: it renews all.
+    products: type of the operands of products with a basis or inverse, "float32" or "bfloat16"; sums,
+      factors and inverses stay float32. NVIDIA GPUs round float32 operands to TF32, unless
+      `jax_default_matmul_precision` says otherwise.
+    mesh: devices that share the decompositions, a matrix on each; None: that of the curvature, if
+      there is one.
+  """
+
+  refresh: str = "eigh"
+  tolerance: float | None = None
+  products: str = "float32"
+  mesh: Mesh | None = None
 
 
 class Eigen(NamedTuple):
@@ -155,33 +176,25 @@ def _shifted(factor: jax.Array | Diagonals, shift: jax.Array) -> jax.Array | Dia
 def precondition(
   block: Block,
   gradients: dict[str, jax.Array],
-  factors: Kronecker | Diagonal,
-  inverses: tuple[Any, Any] | None,
+  inverses: tuple[Any, Any],
   damping: jax.Array | float,
   dtype: str = "float32",
-) -> dict[str, jax.Array]:
-  """The preconditioned gradients of one block by parameter path, float32.
+) -> jax.Array:
+  """The preconditioned gradient of a Kronecker block, float32 [*stacked, d_in, d_out].
 
   Args:
-    block: of a kind other than "gradient".
+    block: the block.
     gradients: by parameter path.
-    factors: the block's.
-    inverses: a Kronecker block's, (inputs, outputs): `Eigen` pairs, or damped inverses.
-    damping: added to the curvature.
-    dtype: of the operands of a Kronecker block's matrix products.
+    inverses: (inputs, outputs): `Eigen` pairs, or damped inverses.
+    damping: added to the eigenvalues of the product, of `Eigen` pairs.
+    dtype: of the operands of the matrix products.
   """
-  grads = taken(block, gradients)
-  if block.kind == "diagonal":
-    return {p: g / (d + damping) for p, g, d in zip(block.paths, grads, factors.values)}
-
-  v, (a, g) = to_matrix(block, grads), inverses
+  v, (a, g) = block.matrix(taken(block, gradients)), inverses
   if isinstance(a, Eigen):
     v = rotated(v, inverses, dtype) / (eigenvalues(inverses) + damping)
-    v = rotated_back(v, inverses, dtype)
-  else:
-    v = a.values[..., :, None] * v if isinstance(a, Diagonals) else _product(a, v, dtype)
-    v = v * g.values[..., None, :] if isinstance(g, Diagonals) else _product(v, g, dtype)
-  return dict(zip(block.paths, from_matrix(block, v)))
+    return rotated_back(v, inverses, dtype)
+  v = a.values[..., :, None] * v if isinstance(a, Diagonals) else _product(a, v, dtype)
+  return v * g.values[..., None, :] if isinstance(g, Diagonals) else _product(v, g, dtype)
 
 
 def rotated(matrix: jax.Array, basis: tuple[Eigen, Eigen], dtype: str = "float32") -> jax.Array:

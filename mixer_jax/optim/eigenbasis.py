@@ -5,27 +5,18 @@ optax transform makes its step there, element by element, and the step is turned
 the basis of V V^T and V^T V is SOAP (Vyas et al., 2024, https://arxiv.org/abs/2409.11321).
 """
 
-import math
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import algebra, curvature_options
-from mixer_jax.optim.block_trees import (
-  by_path,
-  check_stacked,
-  covered_by,
-  from_matrix,
-  is_bias,
-  output_axes,
-  taken,
-  to_matrix,
-  with_directions,
-)
-from mixer_jax.optim.curvature_blocks import Block, Diagonals, Kronecker
-from mixer_jax.optim.factors import averaged
+from mixer_jax.optim import algebra, averages, trees
+from mixer_jax.optim.algebra import Decomposition
+from mixer_jax.optim.curvature import patterns
+from mixer_jax.optim.curvature.blocks import Block, Diagonals, Kronecker
+from mixer_jax.optim.matrices import Matrices
+from mixer_jax.optim.trees import by_path, covered_by, taken, with_directions
 
 
 class InBasisState(NamedTuple):
@@ -68,19 +59,14 @@ class Source(NamedTuple):
   growth: float | None = None
 
 
-@curvature_options.checked()
 def in_basis(
   inner: optax.GradientTransformation,
   others: optax.GradientTransformation,
   source: Source,
-  *,
-  factor_decay: curvature_options.FactorDecay = 0.95,
-  factor_period: curvature_options.FactorPeriod = 1,
-  basis_period: curvature_options.BasisPeriod = 10,
-  refresh: curvature_options.Refresh = "eigh",
-  tolerance: curvature_options.Tolerance = None,
-  precondition_dtype: curvature_options.PreconditionDtype = "float32",
-  mesh: jax.sharding.Mesh | None = None,
+  factor_decay: Any,
+  factor_period: Any,
+  basis_period: Any,
+  decomposition: Decomposition,
 ) -> optax.GradientTransformationExtraArgs:
   """Runs a transform of single elements in the eigenbasis of each layer's factors.
 
@@ -98,24 +84,19 @@ def in_basis(
     factor_decay: of the moving averages of the factors, per renewal.
     factor_period: updates between renewals of the factors.
     basis_period: the same of the basis.
-    refresh: "eigh" decomposes anew, "qr" makes one warm-started step of orthogonal iteration,
-      after a first `eigh`.
-    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this, which saves
-      time on a CPU; None: it renews all.
-    precondition_dtype: of the operands of the products with the basis.
-    mesh: the devices that share the renewals of bases, or None.
+    decomposition: how bases are renewed.
 
   Returns:
     A transform with an `InBasisState`.
 
   Raises:
-    ValueError: an option out of range; of `init`, parameters that are not the source's; of the
-      update, gradients that lack some of them.
+    ValueError: of `init`, parameters that are not the source's; of the update, gradients that lack
+      some of them.
   """
-  curvature_options.check_refresh(refresh, tolerance)
+  refresh, tolerance, products, mesh = decomposition
   inner = optax.with_extra_args_support(inner)
   rotated = lambda blocks, gradients, basis: {
-    b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], precondition_dtype)
+    b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], products)
     for b in blocks
   }
 
@@ -137,7 +118,7 @@ def in_basis(
 
   def renewed(state, fresh):
     count, old = state.count, (state.factors, state.estimates)
-    average = lambda: averaged(
+    average = lambda: averages.averaged(
       state.factors, fresh(), state.estimates, factor_decay, skip_zeros=not source.after
     )
     factors, estimates = jax.lax.cond(count % factor_period == 0, average, lambda: old)
@@ -163,8 +144,8 @@ def in_basis(
     given = _rest(blocks, gradients), state.others
     updates, other = _typed_as(given, others.update(*given))
     for block in blocks:
-      back = algebra.rotated_back(matrices[block.name], state.basis[block.name], precondition_dtype)
-      updates |= dict(zip(block.paths, from_matrix(block, back)))
+      back = algebra.rotated_back(matrices[block.name], state.basis[block.name], products)
+      trees.add_arrays(updates, block, back)
     return updates, state._replace(inner=moments, others=other)
 
   def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
@@ -199,7 +180,7 @@ def _grown(basis: dict[str, Any], factors: dict[str, Any], growth: float) -> jax
 
 
 def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:
-  return to_matrix(block, taken(block, gradients))
+  return block.matrix(taken(block, gradients))
 
 
 def _typed_as(like: Any, tree: Any) -> Any:
@@ -249,51 +230,32 @@ def _turn(old: algebra.Eigen, new: algebra.Eigen, power: int) -> jax.Array | Non
 
 
 def gradient_source(
-  max_factor: int | None,
-  full_factors: str = "",
-  stacked: Mapping[str, int] | None = None,
-  growth: float | None = None,
+  max_factor: Any, matrices: Matrices | None = None, growth: float | None = None
 ) -> Source:
   """Factors V V^T and V^T V of the gradient itself: no model is needed.
 
-  An array of two or more axes, beside the leading ones that `stacked` counts, is a matrix of its
-  inputs by its `block_trees.output_axes`; a side above max_factor keeps its coordinates, but in
-  arrays whose path `full_factors` matches. Arrays of fewer axes and kernels' biases have no basis.
+  `matrices` says which arrays are matrices, see `matrices.matrix_axes`; a side above max_factor keeps
+  its coordinates. Other arrays have no basis.
   """
-
-  most = curvature_options.MAX_FACTOR if max_factor is None else max_factor
+  matrices = matrices or Matrices()
 
   def blocks(leaves):
-    apart = {path: (stacked or {}).get(path, 0) for path in leaves}
-    patterns = curvature_options.matching("full_factors", full_factors, tuple(leaves))
-    full = lambda path: curvature_options.matches(patterns, path)
-    return [
-      _tensor(
-        path,
-        jnp.shape(x),
-        apart[path],
-        output_axes(path, leaves, apart[path]),
-        math.inf if full(path) else most,
-      )
-      for path, x in leaves.items()
-      if jnp.ndim(x) - apart[path] > 1 and jnp.size(x) and not is_bias(path, leaves)
-    ]
+    found = []
+    for path, parts in matrices.parts(leaves).items():
+      shape = jnp.shape(leaves[path])
+      for i, part in enumerate(part for part in parts if part.matrix):
+        name = path if len(parts) == 1 else f"{path}[{i}]"
+        limit = patterns.limit(max_factor, (path,))
+        diagonal = tuple(size > limit for size in part.sizes)
+        about = (part.sizes, diagonal, part.stacked, (part.view,))
+        found.append(Block(name, "kronecker", (path,), (shape,), *about))
+    return found
 
   def estimate(blocks, gradients, params, batch, rng):
     del params, batch, rng
     return {b.name: _moments(b, _matrix(b, gradients)) for b in blocks}
 
-  check = lambda params: check_stacked(params, stacked or {})
-  return Source(blocks, estimate, True, check, growth)
-
-
-def _tensor(
-  path: str, shape: tuple[int, ...], stacked: int, outputs: int, max_factor: float
-) -> Block:
-  sizes = math.prod(shape[stacked:-outputs]), math.prod(shape[-outputs:])
-  diagonal = tuple(size > max_factor for size in sizes)
-  whole = shape[:stacked]
-  return Block(path, "kronecker", (path,), (shape,), sizes, 1, diagonal, whole)
+  return Source(blocks, estimate, True, lambda params: matrices.parts(by_path(params)), growth)
 
 
 def _moments(block: Block, v: jax.Array) -> Kronecker:

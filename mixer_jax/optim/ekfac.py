@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.optim import algebra
-from mixer_jax.optim.block_trees import from_matrix, taken, to_matrix
-from mixer_jax.optim.curvature_blocks import Block
+from mixer_jax.optim.curvature.blocks import Block
+from mixer_jax.optim.trees import taken
 
 
 def averaged_moments(
@@ -56,8 +56,8 @@ def precondition(
   decay: Any,
   damping: Any,
   dtype: str,
-) -> tuple[dict[str, jax.Array], jax.Array]:
-  """The preconditioned gradients of one block by path, and its second moments.
+) -> tuple[jax.Array, jax.Array]:
+  """The preconditioned gradient of one block, [*stacked, d_in, d_out], and its second moments.
 
   Args:
     block: a Kronecker block.
@@ -70,10 +70,9 @@ def precondition(
     damping: added to the moments.
     dtype: of the operands of the products.
   """
-  v = algebra.rotated(to_matrix(block, taken(block, gradients)), basis, dtype)
+  v = algebra.rotated(block.matrix(taken(block, gradients)), basis, dtype)
   if scale is not None:
     decay = jnp.float32(decay)
     averaged = decay * moments + (1.0 - decay) * scale * v**2
     moments = jnp.where(v.any(axis=(-2, -1), keepdims=True), averaged, moments)
-  v = algebra.rotated_back(v / (moments + damping), basis, dtype)
-  return dict(zip(block.paths, from_matrix(block, v))), moments
+  return algebra.rotated_back(v / (moments + damping), basis, dtype), moments

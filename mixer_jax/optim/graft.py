@@ -4,14 +4,14 @@ Agarwal et al., "Disentangling adaptive gradient methods from learning rates",
 2020, https://arxiv.org/abs/2002.11803, Algorithm 1.
 """
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import curvature_options
-from mixer_jax.options import Option
+from mixer_jax.optim.curvature.patterns import check_choice
+from mixer_jax.optim.matrices import Matrices
 
 SCOPES = ("tensor", "global")
 
@@ -35,10 +35,9 @@ class GraftState(NamedTuple):
 def graft(
   magnitude: optax.GradientTransformation,
   direction: optax.GradientTransformation,
-  scope: Annotated[
-    str, Option("norms of each tensor, or of the whole tree", choices=SCOPES)
-  ] = "tensor",
-  eps: Annotated[float, Option("added to the norm of the direction", 0)] = 1e-16,
+  scope: str = "tensor",
+  eps: float = 1e-16,
+  matrices: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Takes steps along one optimizer's updates, as long as the other's.
 
@@ -55,14 +54,11 @@ def graft(
     scope: "tensor" compares norms of each array (the study's code), "global"
       those of the whole tree.
     eps: added to the norm of the direction, the study's 1e-16.
-
-  Raises:
-    ValueError: an unknown scope, a negative eps, or a side that is no transform.
+    matrices: see `matrix_axes`; with scope "tensor" each layer of a stack then has a norm of its own.
   """
-  curvature_options.check_ranges(graft, scope=scope, eps=eps)
-  for name, side in {"magnitude": magnitude, "direction": direction}.items():
-    if not (hasattr(side, "init") and hasattr(side, "update")):
-      raise ValueError(f"{name} is {side!r}; allowed: an optax transform, such as optim.sgd(0.1)")
+  check_choice("scope", scope, SCOPES)
+  each = (matrices or Matrices(axes=lambda path, shape: None)).each
+  rescaled = lambda d, m, n: _rescale(d, _norm_of_layers(m, n), _norm_of_layers(d, n), eps)
   magnitude = optax.with_extra_args_support(magnitude)
   direction = optax.with_extra_args_support(direction)
 
@@ -76,7 +72,7 @@ def graft(
     d, direction_state = direction.update(updates, state.direction, params, **extra)
     norms = jax.tree.map(_norm, m), jax.tree.map(_norm, d)
     if scope == "tensor":
-      step = jax.tree.map(lambda d, m, n: _rescale(d, m, n, eps), d, *norms)
+      step = each(rescaled, d, m)
     else:
       m_norm, d_norm = (_norm(jnp.array(jax.tree.leaves(tree))) for tree in norms)
       step = jax.tree.map(lambda d: _rescale(d, m_norm, d_norm, eps), d)
@@ -90,6 +86,14 @@ def _norm(x: jax.Array) -> jax.Array:
   x = jnp.abs(x).astype(jnp.float32)
   peak = jnp.max(x, initial=0.0)
   return peak * jnp.sqrt(jnp.sum(jnp.square(x / jnp.where(peak > 0, peak, 1.0))))
+
+
+def _norm_of_layers(x: jax.Array, stacked: int) -> jax.Array:
+  """The norm of each layer of a stack, broadcast to x."""
+  norm = _norm
+  for _ in range(stacked):
+    norm = jax.vmap(norm)
+  return jnp.expand_dims(norm(x), tuple(range(stacked, x.ndim)))
 
 
 def _rescale(direction, target_norm, norm, eps):

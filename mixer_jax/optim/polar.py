@@ -1,17 +1,13 @@
 """Orthogonal steps in the metric of Kronecker factors, for matrices in the factors' eigenbasis."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from mixer_jax.optim.algebra import Eigen
-from mixer_jax.options import TINY, Option
-
-# Eigenvalues of mean 1 are known to float32's 1e-7 of the largest: a smaller ridge says nothing.
-Ridge = Annotated[float, Option("added to the eigenvalues of a factor, whose mean is 1", 1e-7)]
-NewtonSchulz = Annotated[int, Option("steps of the iteration to the polar factor", 1, 100)]
+from mixer_jax.options import TINY
 
 # Coefficients of Muon's quintic iteration (Jordan, 2024, https://kellerjordan.github.io/posts/muon).
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315

@@ -1,8 +1,8 @@
-"""K-FAC's preconditioner as an optax transform.
+"""K-FAC's preconditioner as an optax transform, and EK-FAC's.
 
-Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671. Per dense layer the
-gradient V [d_in + 1, d_out] becomes (A (x) G + damping I)^-1 V, with the factors
-A, G of `curvature.py` averaged over steps.
+Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671. Per layer the gradient
+V [d_in + 1, d_out] becomes (A (x) G + damping I)^-1 V, with the factors A, G of
+`curvature` averaged over steps.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import algebra, axes, curvature_options, ekfac
-from mixer_jax.optim import block_trees as trees
-from mixer_jax.optim.factors import averaged, curvature_of, some_of
+from mixer_jax.optim import algebra, averages, axes, ekfac, trees
+from mixer_jax.optim.algebra import Decomposition
+from mixer_jax.optim.curvature.curvature import Curvature
+from mixer_jax.optim.curvature.patterns import check_choice
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -37,49 +38,29 @@ class ScaleByKfacState(NamedTuple):
   second_moments: dict[str, jax.Array]
 
 
-@curvature_options.checked(curvature_of)
 def scale_by_kfac(
-  predict: Callable[[Any, Any], Any],
-  params: Any,
-  batch: Any,
+  curvature: Curvature,
   *,
-  damping: curvature_options.Damping = 1e-2,
-  damping_type: curvature_options.DampingType = "exact",
-  factor_decay: curvature_options.FactorDecay = 0.8,
-  factor_period: curvature_options.FactorPeriod = 10,
-  inverse_period: curvature_options.InversePeriod = 20,
-  norm_constraint: curvature_options.NormConstraint = None,
-  learning_rate: float | Schedule | None = None,
-  identity_start: curvature_options.IdentityStart = True,
-  refresh: curvature_options.Refresh = "eigh",
-  tolerance: curvature_options.Tolerance = None,
-  eigenvalues: curvature_options.Eigenvalues = "factors",
-  moment_decay: curvature_options.MomentDecay = curvature_options.MOMENT_DECAY,
-  factor_fraction: curvature_options.FactorFraction = None,
-  precondition_dtype: curvature_options.PreconditionDtype = "float32",
-  mesh: jax.sharding.Mesh | None = None,
-  axis_name: Any = None,
-  part: Callable[[Any, int], Any] | None = None,
-  **options: Any,
+  damping: float | Schedule = 1e-2,
+  damping_type: str = "exact",
+  factor_decay: float = 0.8,
+  factor_period: int = 10,
+  inverse_period: int = 20,
+  factor_fraction: float | None = None,
+  identity_start: bool = True,
+  decomposition: Decomposition = Decomposition(),
 ) -> optax.GradientTransformationExtraArgs:
   """Preconditions gradients with Kronecker-factored curvature.
 
-  The update function needs two extra arguments: `batch`, which `predict` gets, and `rng`, a key for
-  the sampled targets; an extra argument `damping` takes the place of the option. Everything happens
-  under `lax.cond` inside the caller's `jit`, `lax.scan` or mesh, so a step that renews neither
+  The update needs two extra arguments: `batch`, which the curvature's function gets, and `rng`, a key
+  for the sampled targets; an extra argument `damping` takes the place of the option. Everything
+  happens under `lax.cond` inside the caller's `jit`, `lax.scan` or mesh, so a step that renews neither
   factors nor inverses pays for the preconditioning products alone. Where a wrapper such as
   `optax.multi_transform` hides part of the parameters, the whole tree is passed as a third extra
   argument, `model_params`.
 
   Args:
-    predict: maps (params, batch) to the model's outputs [batch, n] or
-      [batch, tokens, n], to (outputs, targets) or to (outputs, targets, weights).
-      `estimation="empirical"` needs targets: int labels, or floats like the outputs.
-      Weights [batch] or [batch, tokens] (or like "normal" outputs) are those of the
-      loss; rows of weight 0 count in no factor. A fourth part, tokens, bool
-      [batch, tokens], marks the padding of sequences with one answer each.
-    params: the parameters, or their shapes.
-    batch: an example batch, or its shapes; later batches may have any size.
+    curvature: of the model.
     damping: added to the curvature, which has the units of loss / parameter^2; positive, or a
       schedule of the update count.
     damping_type: "exact" adds it to the eigenvalues of the product A (x) G, as published;
@@ -88,66 +69,82 @@ def scale_by_kfac(
     factor_decay: of the moving averages of the factors, per renewal.
     factor_period: updates between renewals of the factors.
     inverse_period: the same of the inverses.
-    norm_constraint: kl_clip: the update v is scaled by min(1,
-      sqrt(norm_constraint / (learning_rate^2 <v, g>))), sums over the
-      preconditioned parameters; None: no constraint.
-    learning_rate: the one that the chain applies later; the norm constraint needs it.
+    factor_fraction: part of the batch that factors are estimated from, every n-th example.
     identity_start: start the averages at the identity, as published. It keeps the first
       inverses finite where a zero head makes all other gradient factors zero. False: averages of
       the estimates alone, with weights factor_decay^age that sum to 1.
-    likelihood: the predictive distribution of a row of outputs, "categorical" (logits),
-      "normal" (means; minus the log-likelihood is the sum of squares, without one half),
-      "bernoulli" (logits) or "normal_variance" (a tuple of means and variances); a
-      `Likelihood` of one's own; a pair (weight, likelihood), whose loss is the weight times
-      minus the log-likelihood; or, for outputs that are a mapping, a mapping of these.
-    estimation: targets of the Fisher matrix: "sampled" from the model, "exact" over all classes (up
-      to random signs if outputs depend on other examples), or "empirical", the given ones.
-    token_averaging: of B examples with T tokens A = sum a a^T / (B T) and, "published",
-      G = T / B sum g g^T or, "expand", G = sum g g^T / B.
-    norms: "gradient" leaves normalisation parameters to the plain gradient, as
-      published; "diagonal" divides it by their Fisher diagonal plus damping.
-    plain: a regular expression, or several, of the paths of parameters that are left to
-      the gradient: parameters that no layer announces, and layers that shall have no
-      curvature ("^head/"). "": none.
-    max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes);
-      None is 8,192.
-    full_factors: as `plain`, of the paths of parameters whose factors max_factor does not cut.
-    refresh: "eigh" decomposes each factor anew; "qr", with exact damping, makes one warm-started
-      step of orthogonal iteration.
-    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this; None: none.
-    eigenvalues: "factors" takes the products of the eigenvalues of A and G; "batch" and
-      "examples" replace them by averages of the squared gradients, of a batch or of each
-      example, in the eigenbasis (George et al., 2018, https://arxiv.org/abs/1806.03884).
-    moment_decay: of the averages of these second moments, see `ekfac`.
-    factor_fraction: of the batch whose examples the factors are estimated from: every n-th.
-    precondition_dtype: of the operands of the products that precondition, "float32" or
-      "bfloat16"; sums, factors and inverses stay float32. NVIDIA GPUs round float32 operands to
-      TF32, unless `jax_default_matmul_precision` says otherwise.
-    mesh: devices that share the inversions, a matrix on each; None: every device inverts all.
-    axis_name: name of the axis, or names, of `pmap` or `shard_map` over which the batch is
-      spread; not needed under `jit`.
-    part: maps (batch, n) to the batch of every n-th example; None: all of its arrays have the
-      examples first.
+    decomposition: how bases are renewed; `refresh` needs exact damping.
 
   Returns:
     A transform with a `ScaleByKfacState`, to be chained with momentum and a learning rate.
-
-  Raises:
-    ValueError: an option out of range, a prediction that does not fit the likelihood, a parameter
-      that no block covers; of `init`, other parameters than these.
-    ImportError: the installed kfac-jax does not work with the installed JAX.
   """
-  if norm_constraint is not None and learning_rate is None:
-    raise ValueError("norm_constraint needs the learning_rate that the chain applies")
-  curvature = curvature_of(predict, params, batch, axis_name=axis_name, **options)
-  curvature_options.check_fraction(factor_fraction)
-  curvature_options.check_refresh(refresh, tolerance)
-  curvature_options.check_combination(
-    damping_type, refresh, eigenvalues, moment_decay, factor_period, inverse_period
+  check_choice("damping_type", damping_type, ("exact", "factored"))
+  if damping_type == "factored" and decomposition.refresh == "qr":
+    raise ValueError('refresh="qr" needs damping_type="exact"')
+  periods = factor_period, inverse_period
+  return _preconditioner(
+    curvature, damping, damping_type, factor_decay, periods, factor_fraction, identity_start, decomposition
   )
+
+
+def scale_by_ekfac(
+  curvature: Curvature,
+  *,
+  damping: float | Schedule = 1e-2,
+  moments: str = "batch",
+  moment_decay: float = 0.95,
+  factor_decay: float = 0.8,
+  factor_period: int = 10,
+  inverse_period: int = 20,
+  factor_fraction: float | None = None,
+  identity_start: bool = True,
+  decomposition: Decomposition = Decomposition(),
+) -> optax.GradientTransformationExtraArgs:
+  """EK-FAC: second moments of gradients in K-FAC's eigenbasis in the place of its eigenvalues.
+
+  George et al., 2018, https://arxiv.org/abs/1806.03884; `ekfac` has the two estimates.
+
+  Args:
+    curvature: see `scale_by_kfac`, as are all arguments that are not named here.
+    damping: added to the second moments.
+    moments: "batch", of every update's gradient, or "examples", of single examples when factors are
+      renewed; then inverse_period is a multiple of factor_period.
+    moment_decay: of their averages.
+
+  Returns:
+    A transform with a `ScaleByKfacState`.
+  """
+  check_choice("moments", moments, ("batch", "examples"))
+  known = isinstance(factor_period, int) and isinstance(inverse_period, int)
+  if moments == "examples" and known and inverse_period % factor_period:
+    raise ValueError(
+      f"inverse_period is {inverse_period}; with moments='examples' allowed: a multiple of"
+      f" factor_period, {factor_period}, so that each basis has second moments at once"
+    )
+  periods = factor_period, inverse_period
+  return _preconditioner(
+    *(curvature, damping, "exact", factor_decay, periods, factor_fraction, identity_start, decomposition),
+    *(moments, moment_decay),
+  )
+
+
+def _preconditioner(
+  curvature: Curvature,
+  damping: Any,
+  damping_type: str,
+  factor_decay: Any,
+  periods: tuple[Any, Any],
+  factor_fraction: float | None,
+  identity_start: Any,
+  decomposition: Decomposition,
+  eigenvalues: str = "factors",
+  moment_decay: Any = 0.0,
+) -> optax.GradientTransformationExtraArgs:
+  factor_period, inverse_period = periods
+  mesh = decomposition.mesh or curvature.mesh
   if eigenvalues == "batch":
-    curvature.common_rows(params, batch)
-  exact, corrected = damping_type == "exact", eigenvalues != "factors"
+    curvature.check_common_rows()
+  renewed_inverses = _renewal(damping_type, decomposition, mesh)
 
   def init_fn(params):
     trees.check_names(params, curvature.names)
@@ -158,41 +155,37 @@ def scale_by_kfac(
     inverses = {
       b.name: algebra.initial_inverses(b, damping_type) for b in covered if b.kind == "kronecker"
     }
+    corrected = eigenvalues != "factors"
     moments = {name: algebra.eigenvalues(pair) for name, pair in inverses.items() if corrected}
     return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, estimates, inverses, moments)
 
   def renewed(state, whole, batch, rng, lam):
     """The state with the factors, inverses and second moments that are due renewed."""
-    fraction = some_of(batch, factor_fraction, part)
+    some = curvature.some_of(batch, factor_fraction)
 
-    def renewed_factors():
-      estimate = axes.automatic(curvature.estimate, (whole, fraction))
-      fresh = estimate(whole, fraction, rng)
-      return averaged(state.factors, fresh, state.estimates, factor_decay, identity_start)
+    def new_factors():
+      estimate = axes.automatic(curvature.estimate, (whole, some))
+      fresh = estimate(whole, some, rng)
+      return averages.averaged(state.factors, fresh, state.estimates, factor_decay, identity_start)
 
-    def renewed_inverses():
+    def new_inverses():
       matrices = {name: factors[name] for name in state.inverses}
-      anew = lambda: algebra.eigendecompositions(matrices, mesh)
-      warm = lambda: algebra.warm_started_bases(matrices, state.inverses, tolerance, mesh)[0]
-      if not exact:
-        inverses = algebra.factored_inverses(matrices, lam, mesh)
-      else:
-        inverses = anew() if refresh == "eigh" else jax.lax.cond(state.count == 0, anew, warm)
+      inverses = renewed_inverses(matrices, state, lam)
       return inverses, {n: algebra.eigenvalues(inverses[n]) for n in state.second_moments}
 
-    def renewed_moments():
-      estimate = axes.automatic(curvature.second_moments, (whole, fraction, inverses))
-      fresh = estimate(whole, fraction, rng, inverses)
+    def new_moments():
+      estimate = axes.automatic(curvature.second_moments, (whole, some, inverses))
+      fresh = estimate(whole, some, rng, inverses)
       age = state.count % inverse_period // factor_period
       return ekfac.averaged_moments(moments, fresh, age, moment_decay)
 
     due = state.count % factor_period == 0
     kept = lambda: (state.factors, state.estimates)
-    factors, estimates = jax.lax.cond(due, renewed_factors, kept)
+    factors, estimates = jax.lax.cond(due, new_factors, kept)
     kept = lambda: (state.inverses, state.second_moments)
-    inverses, moments = jax.lax.cond(state.count % inverse_period == 0, renewed_inverses, kept)
+    inverses, moments = jax.lax.cond(state.count % inverse_period == 0, new_inverses, kept)
     if eigenvalues == "examples":
-      moments = jax.lax.cond(due, renewed_moments, lambda: moments)
+      moments = jax.lax.cond(due, new_moments, lambda: moments)
     return ScaleByKfacState(state.count, factors, estimates, inverses, moments)
 
   def preconditioned(gradients, state, scales, lam):
@@ -200,29 +193,69 @@ def scale_by_kfac(
     directions, moments = {}, dict(state.second_moments)
     for block in curvature.blocks:
       pair = state.inverses.get(block.name)
-      if block.kind == "kronecker" and block.name in moments:  # not its layer's plain parameters
-        found, moments[block.name] = ekfac.precondition(
+      if block.kind == "diagonal" and block.name in state.factors:
+        [path], [values] = block.paths, state.factors[block.name].values
+        directions[path] = trees.taken(block, gradients)[0] / (values + lam)
+      elif block.name in moments:
+        v, moments[block.name] = ekfac.precondition(
           *(block, gradients, pair, moments[block.name], scales.get(block.name)),
-          *(moment_decay, lam, precondition_dtype),
+          *(moment_decay, lam, decomposition.products),
         )
-        directions |= found
-      elif block.kind != "gradient" and (own := state.factors.get(block.name)):
-        directions |= algebra.precondition(block, gradients, own, pair, lam, precondition_dtype)
+        trees.add_arrays(directions, block, v)
+      elif pair is not None:
+        v = algebra.precondition(block, gradients, pair, lam, decomposition.products)
+        trees.add_arrays(directions, block, v)
     return directions, moments
 
   def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
-    axes.check(axis_name, batch)
+    axes.check(curvature.axis_name, batch)
     lam = extra.get("damping", damping)
     lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
     state = renewed(state, whole, batch, rng, lam)
     gradients = trees.by_path(updates)
     scales = curvature.moment_scales(whole, batch) if eigenvalues == "batch" else {}
     directions, moments = preconditioned(gradients, state, scales, lam)
-    if norm_constraint is not None:
-      rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-      directions = algebra.constrained(directions, gradients, rate, norm_constraint)
     state = state._replace(count=optax.safe_increment(state.count), second_moments=moments)
     return trees.with_directions(updates, directions), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _renewal(damping_type: str, how: Decomposition, mesh: Any) -> Callable:
+  """A function from factors, a state and a damping to inverses."""
+
+  def renewed(matrices, state, lam):
+    if damping_type == "factored":
+      return algebra.factored_inverses(matrices, lam, mesh)
+    anew = lambda: algebra.eigendecompositions(matrices, mesh)
+    if how.refresh == "eigh":
+      return anew()
+    warm = lambda: algebra.warm_started_bases(matrices, state.inverses, how.tolerance, mesh)[0]
+    return jax.lax.cond(state.count == 0, anew, warm)
+
+  return renewed
+
+
+def constrain_norm(
+  tx: optax.GradientTransformationExtraArgs,
+  curvature: Curvature,
+  norm_constraint: Any,
+  learning_rate: float | Schedule,
+) -> optax.GradientTransformationExtraArgs:
+  """Scales the update v of a preconditioner by min(1, sqrt(limit / (learning_rate^2 <v, g>))).
+
+  kl_clip of the K-FAC study's code; sums are over the parameters with curvature, and `learning_rate`
+  is the one that is applied later. The state is that of `tx`.
+  """
+  names = {path for b in curvature.blocks if b.kind != "gradient" for path in b.paths}
+
+  def update_fn(updates, state, params=None, **extra):
+    count, gradients = state.count, trees.by_path(updates)
+    found, state = tx.update(updates, state, params, **extra)
+    directions = {path: v for path, v in trees.by_path(found).items() if path in names}
+    rate = learning_rate(count) if callable(learning_rate) else learning_rate
+    directions = algebra.constrained(directions, gradients, rate, norm_constraint)
+    return trees.with_directions(found, directions), state
+
+  return optax.GradientTransformationExtraArgs(tx.init, update_fn)

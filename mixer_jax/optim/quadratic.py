@@ -5,29 +5,21 @@ and the Fisher matrix F of one batch, the model of h = loss + decay / 2 |theta|^
 
   q(d) = <g + decay theta, d> + 1/2 d^T (F + decay I) d.
 
-`by_model` steps to the minimum of q(d) + damping / 2 |d|^2 over d = alpha Delta + mu delta, with
+`by_quadratic_model` steps to the minimum of q(d) + damping / 2 |d|^2 over d = alpha Delta + mu delta, with
 Delta the preconditioned gradient, negative, and delta the update before. `levenberg_marquardt`
 compares q(d) with the change of h. F is never formed: with J the derivative of the outputs and
 B B^T their Fisher matrix, v^T F w is the inner product of B^T J v and B^T J w.
 """
 
-import functools
-from typing import Annotated, Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import axes
-from mixer_jax.optim.block_trees import by_path, whole_tree
-from mixer_jax.optim.curvature_blocks import path_name
-from mixer_jax.optim.predictor import Predictor, root_weights
-from mixer_jax.options import COUNT, TINY, Option
+from mixer_jax.optim.curvature.curvature import Curvature, tangent
+from mixer_jax.optim.trees import whole_tree
 
-FactorDampingPeriod = Annotated[
-  int | None,
-  Option("updates between choices of the factors' own damping; None: they have none", 1, COUNT),
-]
 # Factor of the factors' damping per update of their period.
 _FACTOR_CHANGE = 19 / 20
 # Reduction ratios below and above which damping grows and shrinks.
@@ -37,7 +29,7 @@ _INDEPENDENT = 1e-6
 
 
 class ByModelState(NamedTuple):
-  """State of `by_model`.
+  """State of `by_quadratic_model`.
 
   Attributes:
     count: number of updates so far, an int32 scalar.
@@ -85,59 +77,15 @@ def chosen_numbers(opt_state: Any) -> dict[str, jax.Array]:
   return found
 
 
-class Model:
-  """The quadratic model q of any step on a batch.
-
-  Args:
-    predict: see `preconditioner.scale_by_kfac`, as are `likelihood` and `axis_name`.
-    decay: maps the update count to the coefficient of the squared parameters.
-    mask: of the parameters that decay, as in `optax.add_decayed_weights`.
-
-  Raises:
-    ValueError: a likelihood without a factor.
-  """
-
-  def __init__(
-    self,
-    predict: Callable[[Any, Any], Any],
-    likelihood: Any,
-    axis_name: Any = None,
-    decay: Callable[[jax.Array], Any] = lambda count: 0.0,
-    mask: Any = None,
-  ):
-    self.decay, self._mask = decay, mask
-    self._predictor, self._axis_name = Predictor(predict, likelihood), axis_name
-    if self._predictor.likelihood.factor is None:
-      raise ValueError("the quadratic model needs a likelihood with a factor")
-
-  def decayed(self, tree: Any) -> Any:
-    """The tree, zero where no parameter decays."""
-    mask = self._mask(tree) if callable(self._mask) else self._mask
-    keep = lambda kept, part: jax.tree.map(lambda x: x if kept else jnp.zeros_like(x), part)
-    return tree if mask is None else jax.tree.map(keep, mask, tree)
-
-  def products(self, params: Any, batch: Any, vectors: Sequence[Any], decay: Any) -> jax.Array:
-    """v_i^T (F + decay I) v_j, float32 [k, k]; `params` are all, a vector may lack some."""
-    fisher = axes.automatic(self._fisher_products, (params, batch))(params, batch, vectors)
-    return fisher + decay * inner_products([self.decayed(v) for v in vectors])
-
-  def _fisher_products(self, params, batch, vectors):
-    weights, _ = self._predictor.weights(params, batch)
-    outputs, push = jax.linearize(lambda p: self._predictor.outputs(p, batch), params)
-    scales = root_weights(weights, outputs, self._axis_name)
-    factor = functools.partial(self._predictor.likelihood.factor, outputs)
-    pull = jax.linear_transpose(factor, outputs)
-    forward = lambda v: jax.tree.map(jnp.multiply, push(_tangent(params, v)), scales)
-    products = inner_products([pull(forward(v))[0] for v in vectors])
-    return products if self._axis_name is None else jax.lax.psum(products, self._axis_name)
-
-
-def by_model(
+def by_quadratic_model(
   precondition: optax.GradientTransformationExtraArgs,
-  model: Model,
-  damping: Any,
-  learning_rate: Any,
-  factor_damping_period: FactorDampingPeriod,
+  curvature: Curvature,
+  *,
+  learning_rate: Any = 1.0,
+  damping: Any = 1e-2,
+  weight_decay: Any = 0.0,
+  decay_mask: Any = None,
+  factor_damping_period: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Steps to the minimum of the damped model along the direction and the update before.
 
@@ -147,11 +95,14 @@ def by_model(
   update preconditions three times more, renewals of factors and inverses included.
 
   Args:
-    precondition: `scale_by_kfac`; it gets the gradient of h, and the decay on top of the damping.
-    model: of the loss.
-    damping: a number or a schedule; the extra argument `damping` takes precedence.
+    precondition: `scale_by_kfac` or `scale_by_ekfac`; it gets the gradient of h, and the decay on top
+      of the damping.
+    curvature: of the model, whose likelihood is that of the loss.
     learning_rate: a number or a schedule, multiplies the step.
-    factor_damping_period: a multiple of the period of the inverses, or None.
+    damping: a number or a schedule; the extra argument `damping` takes precedence.
+    weight_decay: a number or a schedule, a part of the objective.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+    factor_damping_period: with factored damping a multiple of inverse_period; or None.
 
   Returns:
     A transform with a `ByModelState`, whose update needs parameters and `batch`.
@@ -167,10 +118,10 @@ def by_model(
   def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, ())
     given = extra.pop("damping", damping)
-    lam, rate = (x(state.count) if callable(x) else x for x in (given, learning_rate))
-    decay = model.decay(state.count)
+    lam, rate = (_at(x, state.count) for x in (given, learning_rate))
+    decay = _at(weight_decay, state.count)
     decayed = lambda g, p: (g + decay * p).astype(g.dtype)
-    gradient = jax.tree.map(decayed, updates, model.decayed(params))
+    gradient = jax.tree.map(decayed, updates, _decayed(params, decay_mask))
     extra |= dict(batch=batch, model_params=model_params)
 
     def best(shift):
@@ -178,7 +129,8 @@ def by_model(
       given = extra | dict(damping=shift)
       direction, inner = precondition.update(gradient, state.inner, params, **given)
       vectors = jax.tree.map(jnp.negative, direction), state.previous
-      products = model.products(whole, batch, vectors, decay) + lam * inner_products(vectors)
+      products = curvature.quadratic(whole, batch, vectors) + lam * inner_products(vectors)
+      products += decay * inner_products([_decayed(v, decay_mask) for v in vectors])
       along = slopes(gradient, vectors)
       least = minimum(products, along)
       return vectors, least, least @ products @ least / 2 + along @ least, inner
@@ -203,13 +155,15 @@ def by_model(
 
 def levenberg_marquardt(
   tx: optax.GradientTransformationExtraArgs,
-  model: Model,
-  damping: Any,
+  curvature: Curvature,
+  damping: float = 1e-2,
   *,
-  damping_period: Annotated[int, Option("updates between changes of the damping", 1, COUNT)] = 5,
-  damping_decay: Annotated[float, Option("change of adaptive damping per update", 0.01, 1)] = 0.95,
-  min_damping: Annotated[float, Option("least adaptive damping", TINY)] = 1e-8,
-  max_damping: Annotated[float, Option("largest adaptive damping", TINY)] = 1e8,
+  weight_decay: Any = 0.0,
+  decay_mask: Any = None,
+  damping_period: int = 5,
+  damping_decay: float = 0.95,
+  min_damping: float = 1e-8,
+  max_damping: float = 1e8,
 ) -> optax.GradientTransformationExtraArgs:
   """Adapts the damping of an optimizer to how well the model predicts the change of the loss.
 
@@ -222,8 +176,10 @@ def levenberg_marquardt(
 
   Args:
     tx: gets the extra argument `damping`.
-    model: of the loss.
+    curvature: of the model, whose likelihood is that of the loss.
     damping: the first one, a number.
+    weight_decay: of the objective, where `tx` is `by_quadratic_model` with this decay.
+    decay_mask: as in `by_quadratic_model`.
     damping_period: updates between changes.
     damping_decay: change of the damping per update, see above.
     min_damping: the damping stays at this or above.
@@ -233,16 +189,8 @@ def levenberg_marquardt(
     A transform with a `LevenbergMarquardtState`.
 
   Raises:
-    ValueError: a damping that is no number between the bounds; in the update no `value_fn`.
+    ValueError: in the update no `value_fn`.
   """
-  if callable(damping):
-    raise ValueError("adaptive_damping starts from a number, but damping is a schedule")
-  numbers = [x for x in (min_damping, damping, max_damping) if isinstance(x, int | float)]
-  if numbers != sorted(numbers):
-    raise ValueError(
-      f"damping is {damping}; it must be from min_damping, {min_damping}, to max_damping,"
-      f" {max_damping}"
-    )
 
   def init_fn(params):
     first = jnp.array(damping, jnp.float32)  # a copy: the state may be donated
@@ -261,17 +209,18 @@ def levenberg_marquardt(
     whole = params if extra.get("model_params") is None else extra["model_params"]
 
     def adapted():
-      decay = model.decay(state.count)
-      middle = jax.tree.map(lambda p, d: p + d / 2, model.decayed(params), step)
-      exact = decay * slopes(middle, [model.decayed(step)])[0]  # the change of the decay's part
-      curve = model.products(whole, batch, [step], 0.0)[0, 0] / 2
+      decay = _at(weight_decay, state.count)
+      middle = jax.tree.map(lambda p, d: p + d / 2, _decayed(params, decay_mask), step)
+      change = slopes(middle, [_decayed(step, decay_mask)])[0]
+      exact = decay * change  # the change of the decay's part
+      curve = curvature.quadratic(whole, batch, [step])[0, 0] / 2
       predicted = slopes(updates, [step])[0] + curve + exact
       before = value_fn(whole) if value is None else value
-      after = value_fn(jax.tree.map(jnp.add, whole, _tangent(whole, step)))
+      after = value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step)))
       ratio = jnp.where(predicted < 0, (after - before + exact) / predicted, -1.0)
       ratio = jnp.nan_to_num(ratio.astype(jnp.float32), nan=-1.0)
-      change = jnp.float32(damping_decay) ** damping_period
-      factor = jnp.select([ratio > _HIGH, ratio < _LOW], [change, 1 / change], 1.0)
+      less = jnp.float32(damping_decay) ** damping_period
+      factor = jnp.select([ratio > _HIGH, ratio < _LOW], [less, 1 / less], 1.0)
       lowest, highest = jnp.float32(min_damping), jnp.float32(max_damping)
       return jnp.clip(factor * state.damping, lowest, highest), ratio
 
@@ -310,8 +259,13 @@ def _vdot(v: Any, w: Any) -> jax.Array:
   return optax.tree.vdot(jax.tree.map(wide, v), jax.tree.map(wide, w))
 
 
-def _tangent(params: Any, vector: Any) -> Any:
-  """A vector like all parameters, filled up with zeros."""
-  leaves = by_path(vector)
-  whole = lambda path, p: leaves.get(path_name(path), jnp.zeros_like(p)).astype(p.dtype)
-  return jax.tree_util.tree_map_with_path(whole, params)
+def _at(value: Any, count: jax.Array) -> Any:
+  """A number, or a schedule's value."""
+  return value(count) if callable(value) else value
+
+
+def _decayed(tree: Any, mask: Any) -> Any:
+  """The tree, zero where no parameter decays."""
+  mask = mask(tree) if callable(mask) else mask
+  keep = lambda kept, part: jax.tree.map(lambda x: x if kept else jnp.zeros_like(x), part)
+  return tree if mask is None else jax.tree.map(keep, mask, tree)

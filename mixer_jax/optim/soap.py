@@ -9,69 +9,89 @@ Parameters without a basis (biases, norms) take Adam, under `scale_by_shampoo` A
 momentum; `shampoo` averages these steps, too.
 """
 
-from typing import Annotated, Any, Callable, Mapping
+from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim import curvature_options, first_order
+from mixer_jax.optim import first_order
+from mixer_jax.optim.algebra import Decomposition
 from mixer_jax.optim.eigenbasis import gradient_source, in_basis
-from mixer_jax.options import Option
+from mixer_jax.optim.matrices import Matrices
 
-# Defaults of `scale_by_shampoo`; corrected=True refuses other values.
-_POWER, _RIDGE = 0.25, 1e-6
+MAX_FACTOR = 8192
 # Shampoo renews its bases where the squares of a gradient have grown by more since they were made: by
 # the old eigenvalues its steps would be more than twice too long.
 _GROWTH = 4.0
 
 
-@curvature_options.checked(in_basis)
 def scale_by_soap(
   *,
-  b1: first_order.B1 = 0.95,
-  b2: first_order.B2 = 0.95,
-  eps: first_order.Eps = 1e-8,
-  max_factor: curvature_options.MaxFactor = None,
-  full_factors: curvature_options.FullFactors = "",
-  stacked: Mapping[str, int] | None = None,
-  refresh: curvature_options.Refresh = "qr",
-  **options: Any,
+  b1: float = 0.95,
+  b2: float = 0.95,
+  eps: float = 1e-8,
+  max_factor: int | None = MAX_FACTOR,
+  matrices: Matrices | None = None,
+  factor_decay: float = 0.95,
+  factor_period: int = 1,
+  basis_period: int = 10,
+  decomposition: Decomposition = Decomposition("qr"),
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors' but for max_factor.
 
   The first update is zero and makes the first basis. A later one is made in the basis of the
-  gradients before it, as by the authors. The options are those of `in_basis`. An array of more
-  than two axes is a matrix [inputs, outputs]. Its outputs are the last axis; of a kernel they are
-  as many last axes as its bias has, or, without a bias in sight, two of a query, key or value of
-  Linen's attention. `stacked` says how many leading axes of a parameter, by path, count layers (of
-  `nn.scan` or `nn.vmap`), each a matrix of its own. A kernel's bias has no basis, and a side of more
-  than max_factor rows has one only in parameters that `full_factors` matches.
+  gradients before it, as by the authors.
+
+  Args:
+    b1: decay of the first moments.
+    b2: decay of the second moments.
+    eps: added to the root of the second moments.
+    max_factor: a side of more rows keeps its coordinates; None: no limit.
+    matrices: which axes are inputs, outputs and layers of stacks, see `matrix_axes` and `Matrices`.
+    factor_decay: of the moving averages of the factors, per renewal.
+    factor_period: updates between renewals of the factors.
+    basis_period: the same of the basis.
+    decomposition: how bases are renewed.
 
   Returns:
     A transform with an `InBasisState`.
-
-  Raises:
-    ValueError: an option out of range.
   """
   rule = optax.scale_by_adam(b1, b2, eps)
-  source = gradient_source(max_factor, full_factors, stacked)
-  return in_basis(rule, rule, source, refresh=refresh, **options)
+  source = gradient_source(max_factor, matrices)
+  return in_basis(rule, rule, source, factor_decay, factor_period, basis_period, decomposition)
 
 
-@curvature_options.checked(scale_by_soap)
 def soap(
   learning_rate: Any,
   *,
-  weight_decay: first_order.Decay = 1e-2,
+  b1: float = 0.95,
+  b2: float = 0.95,
+  eps: float = 1e-8,
+  weight_decay: Any = 1e-2,
   decay_mask: Any = None,
-  **options: Any,
+  max_factor: int | None = MAX_FACTOR,
+  matrices: Matrices | None = None,
+  factor_decay: float = 0.95,
+  factor_period: int = 1,
+  basis_period: int = 10,
+  decomposition: Decomposition = Decomposition("qr"),
 ) -> optax.GradientTransformationExtraArgs:
-  """SOAP with decoupled weight decay; for the options see `scale_by_soap`.
+  """SOAP with decoupled weight decay; for the arguments see `scale_by_soap`.
 
   The first update is zero: there is no decay in it either, as in the code of SOAP's authors.
   """
-  rule = scale_by_soap(**options)
+  rule = scale_by_soap(
+    b1=b1,
+    b2=b2,
+    eps=eps,
+    max_factor=max_factor,
+    matrices=matrices,
+    factor_decay=factor_decay,
+    factor_period=factor_period,
+    basis_period=basis_period,
+    decomposition=decomposition,
+  )
   tx = first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
   return _from_second(tx, lambda state: state[0].count)
 
@@ -90,48 +110,38 @@ def _from_second(
   return optax.GradientTransformationExtraArgs(tx.init, update_fn)
 
 
-@curvature_options.checked(in_basis)
 def scale_by_shampoo(
   *,
-  b2: first_order.B2 = 0.95,
-  eps: first_order.Eps = 1e-8,
-  power: Annotated[float, Option("exponent p of the factors: L^-p V R^-p", 0.01, 1)] = _POWER,
-  ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = _RIDGE,
-  corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False,
-  max_factor: curvature_options.MaxFactor = None,
-  full_factors: curvature_options.FullFactors = "",
-  stacked: Mapping[str, int] | None = None,
-  **options: Any,
+  b2: float = 0.95,
+  eps: float = 1e-8,
+  power: float = 0.25,
+  ridge: float = 1e-6,
+  corrected: bool = False,
+  max_factor: int | None = MAX_FACTOR,
+  matrices: Matrices | None = None,
+  factor_decay: float = 0.95,
+  factor_period: int = 1,
+  basis_period: int = 10,
+  decomposition: Decomposition = Decomposition(),
 ) -> optax.GradientTransformationExtraArgs:
   """Shampoo, with moving averages of its factors.
 
   Args:
     b2: decay of second moments, of parameters without a basis and, if corrected, of all.
     eps: added to the roots of second moments.
-    power: p of L^-p V R^-p.
+    power: p of L^-p V R^-p; not used if corrected, as ridge.
     ridge: eigenvalues get this part of the factor's largest one added.
-    corrected: divides by roots of second moments in the eigenbasis; `power` and `ridge` are left at
-      their defaults. Without it bases are also renewed when the squares of gradients have grown
-      fourfold.
-    max_factor: a side of more rows has no basis; None is 8,192.
-    full_factors: a regular expression of the paths of parameters whose sides all have one.
-    stacked: see `scale_by_soap`.
-    options: keywords of `in_basis`.
+    corrected: divides by roots of second moments in the eigenbasis. Without it bases are also renewed
+      when the squares of gradients have grown fourfold.
+    max_factor: see `scale_by_soap`, as are the other arguments.
 
   Returns:
     A transform with an `InBasisState`; its first update is zero, as SOAP's.
-
-  Raises:
-    ValueError: an option out of range, or `power` or `ridge` with `corrected`.
   """
-  for name, value, default in (("power", power, _POWER), ("ridge", ridge, _RIDGE)):
-    if corrected and not isinstance(value, jax.core.Tracer) and value != default:
-      raise ValueError(f"{name} is {value}; it needs corrected=False")
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   inner = rms if corrected else _by_eigenvalues(power, ridge)
-  growth = None if corrected else _GROWTH
-  source = gradient_source(max_factor, full_factors, stacked, growth)
-  return in_basis(inner, rms, source, **options)
+  source = gradient_source(max_factor, matrices, None if corrected else _GROWTH)
+  return in_basis(inner, rms, source, factor_decay, factor_period, basis_period, decomposition)
 
 
 def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationExtraArgs:
@@ -150,21 +160,48 @@ def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationE
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
-@curvature_options.checked(scale_by_shampoo)
 def shampoo(
   learning_rate: Any,
   *,
-  momentum: first_order.Momentum = 0.9,
-  weight_decay: first_order.Decay = 1e-4,
+  b2: float = 0.95,
+  eps: float = 1e-8,
+  corrected: bool = False,
+  momentum: float = 0.9,
+  weight_decay: Any = 1e-4,
   decay_mask: Any = None,
-  **options: Any,
+  max_factor: int | None = MAX_FACTOR,
+  matrices: Matrices | None = None,
+  factor_decay: float = 0.95,
+  basis_period: int = 10,
+  decomposition: Decomposition = Decomposition(),
 ) -> optax.GradientTransformationExtraArgs:
   """Shampoo with an average of its steps as momentum, and decoupled weight decay.
 
-  For the options see `scale_by_shampoo`. Its steps have other lengths than Adam's: graft it,
+  For the arguments see `scale_by_shampoo`. Its steps have other lengths than Adam's: graft it,
   `graft(adam(...), shampoo(...))`, or take corrected=True. The first update is zero.
   """
-  rule = optax.chain(scale_by_shampoo(**options), _average_from_second(momentum))
+  rule = scale_by_shampoo(
+    b2=b2,
+    eps=eps,
+    corrected=corrected,
+    max_factor=max_factor,
+    matrices=matrices,
+    factor_decay=factor_decay,
+    basis_period=basis_period,
+    decomposition=decomposition,
+  )
+  return with_averaged_steps(rule, learning_rate, momentum, weight_decay, decay_mask)
+
+
+def with_averaged_steps(
+  rule: optax.GradientTransformation,
+  learning_rate: Any,
+  momentum: Any,
+  weight_decay: Any,
+  decay_mask: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """A rule whose first update is zero, with an average of the others, decay and a learning rate."""
+  rule = optax.chain(rule, _average_from_second(momentum))
   tx = first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
   return _from_second(tx, lambda state: state[0][0].count)
 

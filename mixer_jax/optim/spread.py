@@ -8,7 +8,7 @@ from jax.experimental import layout
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from mixer_jax.optim.curvature_blocks import Diagonals, Kronecker
+from mixer_jax.optim.curvature.blocks import Diagonals, Kronecker
 
 
 def of_each_matrix(

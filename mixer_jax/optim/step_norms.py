@@ -10,7 +10,7 @@ from typing import Any, Callable
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim.curvature_blocks import path_name
+from mixer_jax.optim.curvature.blocks import path_name
 from mixer_jax.optim.graft import GraftState
 
 SIDES = ("magnitude", "direction")

@@ -75,14 +75,9 @@ class _Frozen:
     variables = self._task.initial(joined(shapes), read_run)
     return variables and self._split(variables)
 
-  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    predict, layout = self._task.curvature_view()
-
-    def of_both(variables: Variables, batch: Batch) -> Prediction:
-      held = layout.enter(variables[FROZEN]) if layout else variables[FROZEN]
-      return predict(joined({**variables, FROZEN: held}), batch)
-
-    return of_both, layout
+  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
+    predict = self._task.curvature_view()
+    return lambda variables, batch: predict(joined(variables), batch)
 
   def _split(self, variables: Variables) -> Variables:
     flat = traverse_util.flatten_dict(dict(variables["params"]), sep="/")

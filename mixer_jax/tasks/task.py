@@ -143,9 +143,9 @@ class BaseTask:
     Answers then need no data, and other data do not change the model.
     """
 
-  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    """`predict` with each layer apart, and its parameters' `optim.Layout` (None: as trained)."""
-    return self.predict, None
+  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
+    """`predict` as K-FAC sees it, of training batches."""
+    return self.predict
 
   def layer_kind(self, path: str) -> str:
     """The kind of layer of a parameter, such as "MixerBlock_0/token_mixing/Dense_0/kernel"."""

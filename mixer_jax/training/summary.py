@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from mixer_jax import optim
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim.curvature_blocks import Block
+from mixer_jax.optim import Block
 from mixer_jax.rundir.metrics_file import Row
 from mixer_jax.tasks import Metric
 
@@ -37,9 +37,7 @@ def of_model(run: Experiment) -> tuple[str, str]:
 
 
 def _blocks(run: Experiment, side: ConfigDict) -> tuple[Block, ...]:
-  p, options = run.problem, ("norms", "plain", "max_factor", "full_factors")
-  chosen = {name: side[name] for name in options if side.get(name)}
-  return optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood, **chosen)
+  return optim.kfac_blocks(side, run.problem)
 
 
 def _factor(size: int, diagonal: bool) -> str:

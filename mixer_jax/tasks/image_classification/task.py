@@ -19,7 +19,7 @@ from mixer_jax.images import augment, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
-from mixer_jax.tasks import layers_apart, panels
+from mixer_jax.tasks import panels
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import batches, start
 from mixer_jax.tasks.images.image_task import ImageTask
@@ -182,14 +182,14 @@ class ImageClassification(ImageTask):
     scores = (self._losses(outputs, batch), *_hits(outputs, labels))
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
 
-  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    def predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
-      logits, targets = model.apply(_own(variables), batch["image"]), batch["label"]
+  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
+    def predict(variables: Variables, batch: Batch) -> Prediction:
+      logits, targets = self.model.apply(_own(variables), batch["image"]), batch["label"]
       if self._binary:
         targets = batch.get("target", jax.nn.one_hot(targets, logits.shape[1]))
       return Prediction(logits, targets)
 
-    return layers_apart.view(self.model, lambda model: functools.partial(predict, model))
+    return predict
 
   layer_kind = staticmethod(models.layer_kind)
   decayed = staticmethod(models.is_decayed)

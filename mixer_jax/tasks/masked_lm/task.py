@@ -115,8 +115,8 @@ class MaskedLm(TextTask):
       "accuracy": WeightedSum.of(hits, weights),
     }
 
-  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    return encoders.curvature_view(self.model, _predict)
+  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
+    return functools.partial(_predict, self.model)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The likeliest words for each [MASK] of a sentence, and the sentence with the first ones."""

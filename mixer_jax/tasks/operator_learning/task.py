@@ -210,7 +210,7 @@ class OperatorLearning(BaseTask):
     of = functools.partial(WeightedSum.of, weights=mask)
     return {"relative_l2": of(relative), "worst": worst, "loss": of(loss)}
 
-  def curvature_view(self) -> tuple[Any, None]:
+  def curvature_view(self) -> Any:
     """Outputs [batch, points, 1] by the functions' norms: their squares are relative errors.
 
     The loss of a function is |e| / |u|. Its quadratic model at e0 = e is |e|^2 / (2 |u| |e0|), whose
@@ -226,7 +226,7 @@ class OperatorLearning(BaseTask):
       rows = lambda x: x.reshape(len(x), -1, 1) * scale[:, None, None]
       return Prediction(rows(found), rows(wanted))
 
-    return predict, None
+    return predict
 
   decayed = staticmethod(models.is_decayed)
   layer_kind = staticmethod(models.layer_kind)

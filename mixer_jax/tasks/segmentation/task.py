@@ -4,7 +4,6 @@ import functools
 import os
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -17,7 +16,6 @@ from mixer_jax.errors import as_user_error, check_list
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import folder
 from mixer_jax.models import upernet
-from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Confusion, Hits, MeanIou, Metric, Sums, WeightedSum
 from mixer_jax.tasks.segmentation import augment, data, pairs, pictures, windows
@@ -173,16 +171,15 @@ class Segmentation(BaseTask):
     weights = batch["weight"] * mask[:, None, None]
     return self._sums(self.logits(variables, batch["image"]), batch, weights)
 
-  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    def on_grid(backbone: nn.Module, variables: Variables, batch: Batch) -> Prediction:
-      logits = self.model.clone(backbone=backbone).apply(variables, batch["image"])[0]
+  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
+    def on_grid(variables: Variables, batch: Batch) -> Prediction:
+      logits = self.model.apply(variables, batch["image"])[0]
       size = logits.shape[1:3]
       at = [np.int32((np.arange(n) + 0.5) * m / n) for n, m in zip(size, batch["label"].shape[1:])]
       chosen = lambda x: _rows(x[:, at[0][:, None], at[1]])
       return Prediction(_rows(logits), chosen(batch["label"]), chosen(batch["weight"]))
 
-    whole = lambda backbone: functools.partial(on_grid, backbone)
-    return layers_apart.view(self.model.backbone, whole)
+    return on_grid
 
   decayed = staticmethod(models.is_decayed)
 

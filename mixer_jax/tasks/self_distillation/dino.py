@@ -6,7 +6,7 @@ https://arxiv.org/abs/2104.14294. Where its text leaves a choice, this follows t
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar, Mapping
+from typing import Annotated, Any, Mapping
 
 import flax.linen as nn
 import jax
@@ -50,7 +50,6 @@ class UnitDense(nn.Module):
   """
 
   features: int
-  curvature: ClassVar[str] = "gradient"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

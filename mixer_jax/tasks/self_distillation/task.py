@@ -18,7 +18,6 @@ from mixer_jax.images import augment, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.views import Views, views
 from mixer_jax.runtime import mesh as mesh_lib
-from mixer_jax.tasks import layers_apart
 from mixer_jax.tasks.images import batches, probes, start
 from mixer_jax.tasks.images.image_task import ImageTask
 from mixer_jax.tasks.images.probes import Knn
@@ -208,16 +207,16 @@ class SelfDistillation(ImageTask):
 
     Targets are the most probable outputs of the teacher, see the class.
     """
-    return self._predict(self.model, {**variables, "teacher": self.teacher(variables)}, batch)
+    return self._predict({**variables, "teacher": self.teacher(variables)}, batch)
 
-  def _predict(self, model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
+  def _predict(self, variables: Variables, batch: Batch) -> Prediction:
     is_test, teacher = "image" in batch, variables["teacher"]
     images = batch["image"][:, None] if is_test else batch["global"]
     taught = self._taught(teacher, images)[1] - variables["progress"]["centre"]
     if is_test:
-      outputs = model.apply({"params": variables["params"]}, batch["image"])
+      outputs = self.model.apply({"params": variables["params"]}, batch["image"])
       return Prediction(outputs / self._dino.student_temperature, jnp.argmax(taught[:, 0], axis=-1))
-    logits = self._student(model, variables["params"], batch)
+    logits = self._student(self.model, variables["params"], batch)
     learns = dino.pairs(logits.shape[1])
     # At the last temperature: that of the warm-up hardly changes which output has the most.
     shares = jax.nn.softmax(taught / self._dino.teacher_temperature)
@@ -225,9 +224,8 @@ class SelfDistillation(ImageTask):
     weights = jnp.broadcast_to(learns.sum(axis=0).astype(jnp.float32), targets.shape)
     return Prediction(logits.reshape(-1, logits.shape[-1]), targets.ravel(), weights.ravel())
 
-  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    whole = lambda backbone: functools.partial(self._predict, self.model.clone(backbone=backbone))
-    return layers_apart.view(self.model.backbone, whole)
+  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
+    return self._predict
 
   layer_kind = staticmethod(models.layer_kind)
   decayed = staticmethod(models.is_decayed)

@@ -1,6 +1,5 @@
 """Encoders of text: built from a config, and started from a run or from BERT's weights."""
 
-import functools
 import json
 from typing import Annotated, Any, Callable, Mapping, NamedTuple
 
@@ -14,8 +13,7 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option
 from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import bert, fit
-from mixer_jax.tasks import layers_apart
-from mixer_jax.tasks.task import Batch, Prediction, ReadRun, Variables
+from mixer_jax.tasks.task import ReadRun
 
 _START = 'run on text, or BERT\'s weights (.safetensors), to start from; "": none'
 Pretrained = Annotated[str, Option(_START)]
@@ -142,11 +140,3 @@ def traced(config: ml_collections.ConfigDict, init: Callable[[jax.Array], Any]) 
   """Tells a mistake in the fields of the model, by tracing its start."""
   with as_user_error(f"model {config.model.name}", ValueError):
     jax.eval_shape(init, jax.random.key(0))
-
-
-def curvature_view(
-  model: nn.Module, predict: Callable[[nn.Module, Variables, Batch], Prediction]
-) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-  """A task's `curvature_view` of a model with a field `encoder`."""
-  whole = lambda encoder: functools.partial(predict, model.clone(encoder=encoder))
-  return layers_apart.view(model.encoder, whole)

@@ -194,8 +194,8 @@ class TextClassification(TextTask):
       return sums
     return sums | scores.of_two(jnp.argmax(logits, axis=1) == 1, labels == 1, mask)
 
-  def curvature_view(self) -> tuple[Callable[[Variables, Batch], Prediction], Any]:
-    return encoders.curvature_view(self.model, self._predict)
+  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
+    return functools.partial(self._predict, self.model)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The class of each sentence; of a pair the two sentences are apart by a tab.

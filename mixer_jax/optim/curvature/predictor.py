@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.errors import reason
-from mixer_jax.optim.likelihoods import likelihood_of
+from mixer_jax.optim.curvature.likelihoods import likelihood_of
 
 Params = Batch = Any
 _TINY = 1e-24  # its square is 0 in float32, and gradients through it are not
@@ -25,22 +25,25 @@ class Answer(NamedTuple):
 class Predictor:
   """A model whose outputs are those of a distribution.
 
-  Args: see `preconditioner.scale_by_kfac`.
+  Args: see `curvature.Curvature`.
   """
 
   def __init__(self, predict: Callable[[Params, Batch], Any], likelihood: Any):
-    self._predict, self.likelihood = predict, likelihood_of(likelihood)
+    self._predict = predict
+    self.likelihood = None if likelihood is None else likelihood_of(likelihood)
 
   def answer(self, params: Params, batch: Batch) -> Answer:
     """The parts of a prediction (traceable); a ValueError if it is none."""
     answer = self._asked(params, batch)
+    if self.likelihood is None:  # any outputs will do
+      return Answer(answer)
     if not isinstance(answer, tuple) or self.likelihood.is_output(answer):
       answer = (answer,)
     first, *rest = answer
     if rest and isinstance(first, Mapping) and isinstance(rest[0], Mapping):
       rest = rest[set(rest[0]) == set(first) :]  # targets of several outputs
-    if len(answer) == 3 and isinstance(first, Mapping) and isinstance(answer[2], Mapping):
-      raise ValueError("weights are a mapping; allowed: one array, the weights of all outputs")
+    if len(answer) > 2 and isinstance(answer[2], Mapping) and set(answer[2]) <= set(first):
+      rest = [x for x in rest if x is not answer[2]]  # weights of outputs with batches of their own
     if len(answer) > 4 or any(isinstance(x, Mapping) for x in rest):
       raise ValueError(
         "predict returned a tuple that is not (outputs, targets) or (outputs, targets, weights),"
@@ -67,37 +70,31 @@ class Predictor:
     outputs = self.answer(params, batch).outputs
     return jax.tree.map(lambda y: y.astype(jnp.float32), outputs)
 
-  def weights(self, params: Params, batch: Batch) -> tuple[Any, Any]:
-    """The weights of outputs, and whether examples (or, of tokens, rows) count; or two None."""
-    answer = self.answer(params, batch)
+  def weights(self, answer: Answer) -> tuple[Any, Any]:
+    """The weights of outputs, and whether examples (or, of tokens, rows) count; or two None.
+
+    Of an answer whose `tokens` alone tell padding, the second has ones.
+    """
     if answer.weights is None:
-      return None, None
-    weights = jnp.reshape(answer.weights, self.weights_shape(answer)).astype(jnp.float32)
+      return None, None if answer.tokens is None else jnp.ones(len(answer.tokens), jnp.float32)
+    weights = jnp.reshape(jax.tree.leaves(answer.weights)[0], self.weights_shape(answer)).astype(jnp.float32)
     rows = max(max(y.ndim for y in jax.tree.leaves(answer.outputs)) - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)
 
   def weights_shape(self, answer: Answer) -> tuple[int, ...]:
     """That of the weights without trailing axes of 1, which must begin those of the outputs."""
-    shape = answer.weights.shape
+    shape = jax.tree.leaves(answer.weights)[0].shape
     while len(shape) > 1 and shape[-1] == 1:
       shape = shape[:-1]
     for outputs, labelled in self.likelihood.arrays(answer.outputs):
       allowed = [outputs.shape[:n] for n in range(1, outputs.ndim + 1 - labelled)]
       if shape not in allowed:
         raise ValueError(
-          f"weights have shape {tuple(answer.weights.shape)}; allowed for outputs"
+          f"weights have shape {tuple(jax.tree.leaves(answer.weights)[0].shape)}; allowed for outputs"
           f" {tuple(outputs.shape)}: {', '.join(map(str, allowed))}"
         )
     return shape
-
-  def rows(self, params: Params, batch: Batch) -> Any:
-    """The weights that say which hidden rows count, [batch] or [batch, tokens]; or None."""
-    tokens, counts = self.answer(params, batch).tokens, self.weights(params, batch)[1]
-    if tokens is None:
-      return counts
-    tokens = tokens.astype(jnp.float32)
-    return tokens if counts is None else tokens * counts.reshape(len(tokens), -1)[:, :1]
 
 
 def opened(x: jax.Array) -> jax.Array:

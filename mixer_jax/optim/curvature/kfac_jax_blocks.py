@@ -30,7 +30,7 @@ class DenseRows(kfac_jax.DenseTwoKroneckerFactored):
 
   def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]):
     self._shapes = inputs, outputs
-    super().__init__(_equation("dense", (1, inputs[0]), (inputs[0], outputs[0])))
+    super().__init__(_equation((1, inputs[0]), (inputs[0], outputs[0])))
 
   def _init(self, rng, exact_powers_to_cache, approx_powers_to_cache, cache_eigenvalues):
     zeros = kfac_jax.utils.WeightedMovingAverage.zeros_array
@@ -51,52 +51,30 @@ def second_moments(
   a: jax.Array, d: jax.Array, inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
   """The sums of a a^T and of d d^T over rows a [rows, d_in], d [rows, d_out], see `DenseRows`."""
-  state = _updated(DenseRows(inputs, outputs), a, d, (), len(a))
+  state = _updated(DenseRows(inputs, outputs), a, d)
   return tuple(factor.value for factor in state.factors)
 
 
-def squares_of_sums(x: jax.Array, dy: jax.Array, shapes: dict[str, tuple[int, ...]]) -> Any:
-  """The squares of each example's gradient of y = x * scale + bias, added up over examples.
-
-  Args:
-    x: [batch, ...].
-    dy: gradients of the loss of each example with respect to y, of x's shape.
-    shapes: of "scale" and "bias"; either may be missing.
-  """
-  x, dy = (z.astype(jnp.float32) for z in (x, dy))
-  params = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes.values())
-  block = kfac_jax.ScaleAndShiftDiagonal(_equation("-".join(shapes), x.shape, *shapes.values()))
-  state = _updated(block, x, dy, params, len(x))
-  return {name: f.value * len(x) for name, f in zip(shapes, state.diagonal_factors)}
-
-
-def _updated(block, x, dy, params, batch_size):
+def _updated(block, x, dy):
   """The state of a block after one batch, without any average over steps."""
-  data = lambda inputs, outputs: kfac_jax.LayerData(inputs=inputs, outputs=outputs, params=params)
+  data = lambda inputs, outputs: kfac_jax.LayerData(inputs=inputs, outputs=outputs, params=())
   rows = kfac_jax.LayerVjpData(primals=data((x,), ()), tangents=data((), (dy,)))
   start = block.init(None, [], [], False)
-  return block.update_curvature_matrix_estimate(start, rows, 0.0, 1.0, 0.0, batch_size)
-
-
-_TAGS = {
-  "dense": lambda x, w: kfac_jax.register_dense(x @ w, x, w, variant="dense"),
-  "scale": lambda x, scale: kfac_jax.register_scale_and_shift(x, x, scale),
-  "bias": lambda x, bias: kfac_jax.register_scale_and_shift(x, x, None, bias),
-  "scale-bias": lambda x, *both: kfac_jax.register_scale_and_shift(x, x, *both),
-}
+  return block.update_curvature_matrix_estimate(start, rows, 0.0, 1.0, 0.0, len(x))
 
 
 @functools.lru_cache(maxsize=None)
-def _equation(tag: str, *shapes: tuple[int, ...]) -> Any:
-  """The equation that a tag of arrays of these shapes leaves in a program."""
+def _equation(*shapes: tuple[int, ...]) -> Any:
+  """The equation that the tag of a dense layer of arrays x, w of these shapes leaves in a program."""
   arrays = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+  tag = lambda x, w: kfac_jax.register_dense(x @ w, x, w, variant="dense")
   with moved_names():
-    program = jax.make_jaxpr(_TAGS[tag])(*arrays)
+    program = jax.make_jaxpr(tag)(*arrays)
   [found] = [e for e in program.eqns if isinstance(e.primitive, kfac_jax.LayerTag)]
   return found
 
 
-_equation("dense", (1, 1), (1, 1))  # with another JAX it fails here, not in a run's first step
+_equation((1, 1), (1, 1))  # with another JAX it fails here, not in a run's first step
 
 
 def _moment(x: jax.Array, diagonal: bool = False) -> jax.Array:

@@ -1,14 +1,12 @@
-"""Trees of parameters and gradients, as the blocks of a Kronecker-factored curvature see them."""
+"""Trees of parameters and gradients by path, as blocks of a curvature see them."""
 
 from typing import Any, Collection, Mapping, Sequence
 
-from flax.core import meta
 import jax
 import jax.numpy as jnp
-import optax
 
 from mixer_jax.optim import axes
-from mixer_jax.optim.curvature_blocks import Block, path_name
+from mixer_jax.optim.curvature.blocks import Block, path_name
 
 _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttention
 
@@ -69,43 +67,6 @@ def check_names(params: Any, names: Collection[str]) -> None:
     )
 
 
-def check_params(params: Any) -> None:
-  """Raises a ValueError for parameters that are no plain tree of floats."""
-  if type(params).__module__.startswith("flax.nnx"):
-    raise ValueError(
-      "params are a State of flax.nnx; K-FAC sees layers of Linen alone: write the model in Linen,"
-      " or train it by another optimizer"
-    )
-  boxes = lambda x: isinstance(x, meta.AxisMetadata)
-  if any(map(boxes, jax.tree.leaves(params, is_leaf=boxes))):
-    raise ValueError("params hold boxes of Flax (nn.with_partitioning); pass nn.unbox(params)")
-  for path, x in by_path(params).items():
-    if not jnp.issubdtype(dtype := jnp.result_type(x), jnp.floating):
-      raise ValueError(f"{path} is {dtype}, which has no gradient; leave it out of params")
-
-
-def check_stacked(params: Any, stacked: Mapping[str, int]) -> None:
-  """Raises a ValueError for counts of leading axes, by path, that the parameters do not have.
-
-  Parameters that a wrapper such as `optax.masked` hides may be named.
-  """
-  leaves = by_path(params)
-  if not isinstance(stacked, Mapping):
-    raise ValueError(f"stacked is {stacked!r}; allowed: a mapping of paths to numbers of axes")
-  hides = lambda x: isinstance(x, optax.MaskedNode)
-  with_hidden = jax.tree_util.tree_leaves_with_path(params, is_leaf=hides)
-  hidden = [path_name(path) for path, x in with_hidden if hides(x)]
-  for path, count in stacked.items():
-    axes_of_matrix = 2 if path.split("/")[-1] == "kernel" else 0  # biases and scales have none
-    if path in leaves and not 0 <= count <= max(jnp.ndim(leaves[path]) - axes_of_matrix, 0):
-      raise ValueError(
-        f"stacked is {count!r} for {path}, of shape {jnp.shape(leaves[path])}; allowed: axes before"
-        " those of its matrix"
-      )
-    if path not in leaves and not any(f"{path}/".startswith(f"{h}/") for h in hidden):
-      raise ValueError(f"stacked has {path!r}, which is no parameter; they are {', '.join(leaves)}")
-
-
 def output_axes(path: str, leaves: Mapping[str, Any], stacked: int = 0) -> int:
   """How many last axes of a kernel, beside `stacked` leading ones, are outputs.
 
@@ -139,6 +100,12 @@ def with_directions(updates: Any, directions: dict[str, jax.Array]) -> Any:
   )
 
 
+def add_arrays(updates: dict[str, jax.Array], block: Block, matrix: jax.Array) -> None:
+  """Puts the arrays of a block's matrix among the updates; slices of one parameter add up."""
+  for path, x in zip(block.paths, block.arrays(matrix)):
+    updates[path] = updates[path] + x if path in updates else x
+
+
 def taken(block: Block, gradients: dict[str, jax.Array]) -> list[jax.Array]:
   """The gradients of a block in float32; a ValueError if one is missing or has another shape."""
   for path, shape in zip(block.paths, block.shapes):
@@ -148,28 +115,3 @@ def taken(block: Block, gradients: dict[str, jax.Array]) -> list[jax.Array]:
       given = f"{path} has shape {gradients[path].shape}"
       raise ValueError(f"the gradient of {given}; allowed: {shape}, that of the parameter")
   return [gradients[path].astype(jnp.float32) for path in block.paths]
-
-
-def to_matrix(block: Block, arrays: Sequence[jax.Array]) -> jax.Array:
-  """The kernel, and below it the bias, of a Kronecker block as one matrix [..., d_in, d_out]."""
-  kernel, *bias = arrays
-  d_out = block.factor_sizes[1]
-  matrix = kernel.transpose(_order(block)).reshape(*block.stacked, -1, d_out)
-  return jnp.concatenate([matrix, *(b.reshape(*block.stacked, 1, d_out) for b in bias)], axis=-2)
-
-
-def from_matrix(block: Block, matrix: jax.Array) -> list[jax.Array]:
-  """The inverse of `to_matrix`."""
-  order, shape = _order(block), block.shapes[0]
-  d_in = matrix.shape[-2] - (len(block.shapes) - 1)
-  kernel = matrix[..., :d_in, :].reshape([shape[i] for i in order])
-  back = sorted(range(len(order)), key=lambda i: order[i])
-  rest = [matrix[..., d_in:, :].reshape(s) for s in block.shapes[1:]]
-  return [kernel.transpose(back), *rest]
-
-
-def _order(block: Block) -> tuple[int, ...]:
-  """The permutation of the kernel's axes, stacked ones first, then inputs, then outputs."""
-  n = len(block.stacked)
-  inside = block.axes or range(len(block.shapes[0]) - n)
-  return (*range(n), *(n + i for i in inside))

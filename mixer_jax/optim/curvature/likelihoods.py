@@ -5,7 +5,8 @@ from typing import Any, Callable, Mapping, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.optim.curvature_options import check_choice
+from mixer_jax.optim.curvature import library
+from mixer_jax.optim.curvature.patterns import check_choice
 
 
 class Likelihood(NamedTuple):
@@ -22,6 +23,7 @@ class Likelihood(NamedTuple):
     weight: of minus the log-likelihood in the loss; None: of a mapping whose weights differ.
     labelled: whether a row has one target, so that its outputs have no weights of their own.
     inner: the likelihoods by the keys of the outputs, if they are a mapping.
+    fixed_targets: whether targets have the shape of the outputs, or of their rows if `labelled`.
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -32,6 +34,7 @@ class Likelihood(NamedTuple):
   weight: Any = 1.0
   labelled: bool = False
   inner: Mapping[str, Any] | None = None
+  fixed_targets: bool = False
 
   def is_output(self, answer: tuple) -> bool:
     """Whether a tuple is outputs, not outputs and targets."""
@@ -59,6 +62,20 @@ class Likelihood(NamedTuple):
     if not inner:
       self._check_arrays(outputs, name)
 
+  def check_targets(self, outputs: Any, targets: Any) -> None:
+    """Raises a ValueError for targets that do not fit, such as labels beside means."""
+    if self.inner:
+      for key, part in self.inner.items():
+        part.check_targets(outputs[key], targets[key])
+      return
+    shape = jax.tree.leaves(outputs)[0].shape
+    wanted = shape[:-1] if self.labelled else shape
+    for x in jax.tree.leaves(targets):
+      if self.fixed_targets and x.shape != wanted:
+        raise ValueError(
+          f"targets have shape {tuple(x.shape)} for outputs {tuple(shape)}; allowed: {tuple(wanted)}"
+        )
+
   def _check_arrays(self, outputs: Any, name: str) -> None:
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != self.parts:
@@ -85,11 +102,6 @@ def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
   like = lambda outputs, parts: jax.tree.structure(outputs).unflatten(parts)  # one with names, too
 
   def gradient(outputs, targets):
-    shape = jax.tree.leaves(outputs)[0].shape
-    wanted = shape[:-1] if labels else shape
-    if targets.shape != wanted:
-      given = f"{tuple(targets.shape)} for outputs {tuple(shape)}"
-      raise ValueError(f"targets have shape {given}; allowed: {tuple(wanted)}")
     if targets.dtype == bool:  # labels of two classes: kfac-jax makes no one-hot vectors of them
       targets = targets.astype(jnp.int32)
     return like(outputs, loss(outputs, targets).grad_of_evaluate(targets, "off"))
@@ -99,11 +111,11 @@ def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
     return like(outputs, loss(outputs, None).multiply_fisher_factor(inner))
 
   sample = lambda key, outputs: loss(outputs, None).sample(key)
-  return Likelihood(sample, gradient, factor, labelled=labels, **about)
+  return Likelihood(sample, gradient, factor, labelled=labels, fixed_targets=True, **about)
 
 
 def _named(name: str) -> Likelihood:
-  from mixer_jax.optim.kfac_jax_blocks import kfac_jax  # on demand: K-FAC alone imports it
+  kfac_jax = library.blocks().kfac_jax
 
   if name == "categorical":
     return _of_loss(kfac_jax.CategoricalLogitsNegativeLogProbLoss, labels=True, width=2)
@@ -133,7 +145,7 @@ def likelihood_of(given: Any) -> Likelihood:
         f"likelihood is {given!r}; allowed as a tuple: (weight, likelihood), a weight of 0 or more"
       )
     return _weighted(given[0], likelihood_of(given[1]))
-  check_choice("likelihood", given)
+  check_choice("likelihood", given, ("categorical", "normal", "bernoulli", "normal_variance"))
   return _named(given)
 
 

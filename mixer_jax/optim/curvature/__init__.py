@@ -1,0 +1,1 @@
+"""The curvature of any JAX function: from its program to Kronecker factors."""

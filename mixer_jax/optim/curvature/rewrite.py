@@ -1,0 +1,117 @@
+"""Runs a program with a tap at each use of a parameter.
+
+A tap hands its result on and sees, in the backward pass, the gradient of it. What it adds up there
+comes out as the gradient of an accumulator: an array of zeros that travels with its parameter
+through scan, remat, cond and shard_map, so that JAX's own rules stack and add it.
+"""
+
+from typing import Any, Callable, Mapping
+
+import jax
+from jax.extend import core
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from mixer_jax.optim.curvature import trace
+
+Tap = Callable[[Any, Any, dict[str, Any]], Any]  # (operand, result, accumulators) -> result
+
+
+class Rewritten:
+  """A program whose uses are tapped.
+
+  Args:
+    program: the program.
+    taps: by the path of an equation; it gets the accumulators of the parameter that is read.
+    selections: paths of equations that take one layer out of a stack.
+  """
+
+  def __init__(self, program: core.ClosedJaxpr, taps: Mapping[trace.Path, Tap], selections: set):
+    self._program, self._taps, self._selections = program, taps, selections
+    self._touched = {p[:n] for p in (*taps, *selections) for n in range(1, len(p) + 1)}
+
+  def __call__(self, arguments: list[Any], accumulators: Mapping[int, dict[str, Any]]) -> list[Any]:
+    """The program's results; accumulators by the number of the argument, and then by layer."""
+    beside = [accumulators.get(i, {}) for i in range(len(arguments))]
+    return self._run(self._program.jaxpr, self._program.consts, arguments, beside, ())
+
+  def _run(self, jaxpr, consts, arguments, beside, path):
+    values = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
+    held = {v: own for v, own in zip(jaxpr.invars, beside) if own}
+    value = lambda v: v.val if isinstance(v, core.Literal) else values[v]
+    own = lambda v: {} if isinstance(v, core.Literal) else held.get(v, {})
+    for i, equation in enumerate(jaxpr.eqns):
+      here = (*path, i)
+      given, near = [value(v) for v in equation.invars], [own(v) for v in equation.invars]
+      results = self._equation(equation, given, near, here)
+      values.update(zip(equation.outvars, results))
+      if any(near):
+        union = {name: x for accumulators in near for name, x in accumulators.items()}
+        if here in self._selections:
+          union = _selected(union, given, equation)
+        held.update((v, union) for v in equation.outvars)
+    return [value(v) for v in jaxpr.outvars]
+
+  def _equation(self, equation, given, near, here):
+    if here not in self._touched or here in self._selections:
+      return trace.evaluate(equation, given)
+    if here in self._taps:
+      accumulators = {name: x for own in near for name, x in own.items()}
+      [result] = trace.evaluate(equation, given)
+      return [self._taps[here](given, result, accumulators)]
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+      return self._scan(params, given, near, here)
+    if name == "cond":
+      return self._cond(params, given, near, here)
+    if name in ("checkpoint", "remat2"):
+      run = lambda *args: self._run(params["jaxpr"], (), args, near, here)
+      kept = dict(prevent_cse=params["prevent_cse"], policy=params["policy"])
+      return jax.checkpoint(run, **kept)(*given)
+    if name == "shard_map":
+      return self._shard_map(params, given, near, here)
+    inner = params.get("jaxpr", params.get("call_jaxpr"))
+    jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
+    return self._run(jaxpr, consts, given, near, here)
+
+  def _scan(self, params, given, near, here):
+    body, n = params["jaxpr"], params["num_consts"]
+    m = n + params["num_carry"]
+
+    def step(carry, x):
+      xs, stacks = x
+      beside = [*near[:m], *stacks]
+      results = self._run(body.jaxpr, body.consts, [*given[:n], *carry, *xs], beside, here)
+      return results[: m - n], results[m - n :]
+
+    keep = {k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params}
+    carry, ys = jax.lax.scan(step, given[n:m], (given[m:], near[m:]), **keep)
+    return [*carry, *ys]
+
+  def _cond(self, params, given, near, here):
+    def branch(b, jaxpr):
+      return lambda *args: self._run(jaxpr.jaxpr, jaxpr.consts, args, near[1:], (*here, b))
+
+    branches = [branch(b, jaxpr) for b, jaxpr in enumerate(params["branches"])]
+    return jax.lax.switch(jnp.asarray(given[0], jnp.int32), branches, *given[1:])
+
+  def _shard_map(self, params, given, near, here):
+    run = lambda args, beside: self._run(params["jaxpr"], (), args, beside, here)
+    specs = list(params["in_specs"]), jax.tree.map(lambda _: PartitionSpec(), near)
+    return jax.shard_map(
+      run,
+      mesh=params["mesh"],
+      in_specs=specs,
+      out_specs=list(params["out_specs"]),
+      axis_names=set(params["manual_axes"]),
+      check_vma=params["check_vma"],
+    )(given, near)
+
+
+def _selected(accumulators: dict[str, Any], given: list[Any], equation: Any) -> dict[str, Any]:
+  """The accumulators of the layer that a loop takes out of a stack."""
+  index = jnp.reshape(given[1], ())
+  if equation.primitive.name == "gather":  # its indices may count from the end
+    index = jnp.where(index < 0, index + given[0].shape[0], index)
+  take = lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, keepdims=False)
+  return jax.tree.map(take, accumulators)
