@@ -96,8 +96,7 @@ def in_basis(
   refresh, tolerance, products, mesh = decomposition
   inner = optax.with_extra_args_support(inner)
   rotated = lambda blocks, gradients, basis: {
-    b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], products)
-    for b in blocks
+    b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], products) for b in blocks
   }
 
   def init_fn(params):

@@ -1,6 +1,7 @@
 """The optimizers of a config: the options of each, as fields, and how it is made of them."""
 
 import dataclasses
+import functools
 from typing import Annotated, Any, Callable, NamedTuple
 
 import jax
@@ -98,7 +99,9 @@ class Adam:
   weight_decay: Decay = 0.0
 
   def make(self, of: Made) -> Any:
-    return first_order.adam(of.rate, **_moments(self), weight_decay=of.weight_decay, decay_mask=of.mask)
+    return first_order.adam(
+      of.rate, **_moments(self), weight_decay=of.weight_decay, decay_mask=of.mask
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +112,9 @@ class AdamW:
   weight_decay: Decay = 1e-2
 
   def make(self, of: Made) -> Any:
-    return first_order.adamw(of.rate, **_moments(self), weight_decay=of.weight_decay, decay_mask=of.mask)
+    return first_order.adamw(
+      of.rate, **_moments(self), weight_decay=of.weight_decay, decay_mask=of.mask
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,14 +231,8 @@ class _Curvature:
   products: Products = "float32"
 
   def curvature(self, problem: Problem) -> Curvature:
-    about = problem._asdict()
-    own = {k: getattr(self, k) for k in ("token_averaging", "norms") if hasattr(self, k)}
-    own |= dict(estimation=self.estimation, unpreconditioned=self.unpreconditioned)
-    # Factors of kernels shared over tokens enter bases and ratios alone where there is no damping.
-    own = {"token_averaging": "expand"} | own
-    return Curvature(
-      *(about.pop(k) for k in ("predict", "params", "batch")), **about, **own, max_factor=_limits(self)
-    )
+    """That of a problem, traced once for all optimizers with these options."""
+    return _curvature(problem.predict, _Once(problem), self)
 
   def keywords(self) -> dict[str, Any]:
     how = Decomposition(self.refresh, self.tolerance, self.products)
@@ -254,7 +253,9 @@ class Kfac(_Curvature):
     "gradient"
   )
   inverse_period: InversePeriod = 20
-  identity_start: Annotated[bool, Option("start the averages of the factors at the identity")] = True
+  identity_start: Annotated[bool, Option("start the averages of the factors at the identity")] = (
+    True
+  )
   eigenvalues: one_of(
     "products of the factors' own, or second moments in their basis (EK-FAC)",
     ("factors", "batch", "examples"),
@@ -270,7 +271,8 @@ class Kfac(_Curvature):
   ] = 1e-2
   quadratic_model: Annotated[bool, Option(_BY_MODEL)] = False
   factor_damping_period: Annotated[
-    int | None, Option("updates between choices of the factors' own damping; None: they have none", 1, COUNT)
+    int | None,
+    Option("updates between choices of the factors' own damping; None: they have none", 1, COUNT),
   ] = None
   adaptive_damping: Annotated[bool, Option("damping by the Levenberg-Marquardt rule")] = False
   damping_period: Annotated[int, Option("updates between changes of the damping", 1, COUNT)] = 5
@@ -298,7 +300,9 @@ class Kfac(_Curvature):
       tx = kfac.complete(first, of.rate, curvature, *about)
     if not self.adaptive_damping:
       return tx
-    rule = {k: getattr(self, k) for k in ("damping_period", "damping_decay", "min_damping", "max_damping")}
+    rule = {
+      k: getattr(self, k) for k in ("damping_period", "damping_decay", "min_damping", "max_damping")
+    }
     rule |= dict(weight_decay=decay, decay_mask=of.mask) if self.quadratic_model else {}
     return quadratic.levenberg_marquardt(tx, curvature, of.damping, **rule)
 
@@ -348,6 +352,37 @@ class KfacMuon(_Curvature):
     others = first_order.optax.scale_by_adam(**_moments(self), nesterov=self.nesterov)
     rule = kfac_basis.scale_by_kfac_muon(self.curvature(of.problem), others=others, **own)
     return first_order.with_decoupled_decay(rule, of.rate, of.weight_decay, of.mask)
+
+
+class _Once:
+  """A problem that the cache of `_curvature` takes for equal to any other: its function is the key."""
+
+  def __init__(self, problem: Problem):
+    self.problem = problem
+
+  def __eq__(self, other: Any) -> bool:
+    return isinstance(other, _Once)
+
+  def __hash__(self) -> int:
+    return 0
+
+
+@functools.lru_cache(maxsize=4)
+def _curvature(predict: Callable, once: _Once, fields: _Curvature) -> Curvature:
+  del predict
+  # Factors of kernels shared over tokens enter bases and ratios alone where there is no damping.
+  token_averaging, norms = (
+    getattr(fields, "token_averaging", "expand"),
+    getattr(fields, "norms", "gradient"),
+  )
+  return Curvature(
+    **once.problem._asdict(),
+    estimation=fields.estimation,
+    token_averaging=token_averaging,
+    norms=norms,
+    unpreconditioned=fields.unpreconditioned,
+    max_factor=_limits(fields),
+  )
 
 
 def _moments(fields: Any) -> dict[str, float]:

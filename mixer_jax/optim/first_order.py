@@ -174,7 +174,9 @@ def adagrad(
     initial_accumulator: the sum of squares to start from.
     eps: added to the sum of squares, under the root.
   """
-  return with_l2(optax.scale_by_rss(initial_accumulator, eps), learning_rate, weight_decay, decay_mask)
+  return with_l2(
+    optax.scale_by_rss(initial_accumulator, eps), learning_rate, weight_decay, decay_mask
+  )
 
 
 def takes_adam(name: str, adam_paths: str) -> bool:
@@ -225,7 +227,10 @@ def muon(
 
   def numbers(tree: Any) -> Any:
     matrix = lambda x: optax.contrib.MuonDimensionNumbers((x.ndim - 2,), (x.ndim - 1,))
-    return {"matrices": jax.tree.map(matrix, tree["matrices"]), "others": dict.fromkeys(tree["others"])}
+    return {
+      "matrices": jax.tree.map(matrix, tree["matrices"]),
+      "others": dict.fromkeys(tree["others"]),
+    }
 
   inner = optax.chain(
     optax.contrib.muon(

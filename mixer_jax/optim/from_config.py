@@ -132,7 +132,9 @@ def _told(init: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
 
 def _one(config, multiplier, problem, given, decayed, decay):
   """The optimizer of one group."""
-  by_path = lambda params: jax.tree_util.tree_map_with_path(lambda k, _: decayed(path_name(k)), params)
+  by_path = lambda params: jax.tree_util.tree_map_with_path(
+    lambda k, _: decayed(path_name(k)), params
+  )
   mask = by_path if config.decay == "kernels" else None
   rate = lambda count: given["learning_rate"] * multiplier(count)
   most = options.value(OPTIMIZERS, config, "weight_decay")

@@ -141,7 +141,9 @@ class Matrices:
       if len(results) == 1 and not parts[0].view.chain:
         found[path] = results[0][1]
         continue
-      back = lambda part, x, like=like: jax.linear_transpose(part.view.read, like)(x.astype(jnp.float32))[0]
+      back = lambda part, x, like=like: jax.linear_transpose(part.view.read, like)(
+        x.astype(jnp.float32)
+      )[0]
       found[path] = sum(back(part, x) for part, x in results)
     return trees.with_directions(arrays[0], found)
 
@@ -166,7 +168,10 @@ def _part(shape: tuple[int, ...], axes: Axes) -> Part:
   view = layers_lib.without_positions(views.whole(0, shape))
   if not (axes.inputs and axes.outputs):
     return Part(view, lead)
-  order, sizes = (*axes.stacked, *axes.inputs, *axes.outputs), (size(axes.inputs), size(axes.outputs))
+  order, sizes = (
+    (*axes.stacked, *axes.inputs, *axes.outputs),
+    (size(axes.inputs), size(axes.outputs)),
+  )
   if order != tuple(range(len(shape))) or len(order) > 2:
     chain = (lambda x: x.transpose(order).reshape(*lead, *sizes),)
     view = view._replace(chain=chain)

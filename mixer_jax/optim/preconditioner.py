@@ -83,7 +83,14 @@ def scale_by_kfac(
     raise ValueError('refresh="qr" needs damping_type="exact"')
   periods = factor_period, inverse_period
   return _preconditioner(
-    curvature, damping, damping_type, factor_decay, periods, factor_fraction, identity_start, decomposition
+    curvature,
+    damping,
+    damping_type,
+    factor_decay,
+    periods,
+    factor_fraction,
+    identity_start,
+    decomposition,
   )
 
 
@@ -123,7 +130,16 @@ def scale_by_ekfac(
     )
   periods = factor_period, inverse_period
   return _preconditioner(
-    *(curvature, damping, "exact", factor_decay, periods, factor_fraction, identity_start, decomposition),
+    *(
+      curvature,
+      damping,
+      "exact",
+      factor_decay,
+      periods,
+      factor_fraction,
+      identity_start,
+      decomposition,
+    ),
     *(moments, moment_decay),
   )
 

@@ -11,33 +11,23 @@ examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mea
 
 import dataclasses
 import functools
-import itertools
-import math
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mixer_jax.optim import axes
-from mixer_jax.optim.curvature import layers as layers_lib
-from mixer_jax.optim.curvature import patterns, program, report, statistics, taps
+from mixer_jax.optim.curvature import check, patterns, program, report, statistics
+from mixer_jax.optim.curvature import estimation as estimation_lib
 from mixer_jax.optim.curvature.blocks import Block
 from mixer_jax.optim.curvature.predictor import Predictor, opened, root_weights, sums_of_weights
+from mixer_jax.optim.curvature.traced import Choices, Traced, build
 from mixer_jax.optim.trees import by_path
 
 Params = Batch = Any
 MAX_FACTOR = 8192
-
-
-@dataclasses.dataclass
-class _Traced:
-  """The programs of batches of some shapes, with their layers and blocks."""
-
-  terms: list[program.Term]
-  layers: list[statistics.Layer]
-  blocks: tuple[Block, ...]
-  taps: list[dict[Any, tuple[str, Callable]]]
-  owners: dict[int, list[str]]  # by leaf, the names of the blocks whose kernel it is
+_LARGEST_CHECKED = 20_000_000  # parameters
 
 
 class Curvature:
@@ -105,21 +95,25 @@ class Curvature:
     patterns.check_choice("token_averaging", token_averaging, ("published", "expand"))
     patterns.check_choice("norms", norms, ("gradient", "diagonal"))
     if mesh is not None and axis_name is not None:
-      raise ValueError("mesh and axis_name are both given; inside of shard_map devices share no work")
+      raise ValueError(
+        "mesh and axis_name are both given; inside of shard_map devices share no work"
+      )
     self.mesh, self.axis_name = mesh, axis_name
     self._predictor = Predictor(predict, likelihood)
     self.likelihood = self._predictor.likelihood
-    self._estimation, self._norms = estimation, norms
+    self._estimation = estimation
     self._published = token_averaging == "published"
     self._in_axes, self._traces = in_axes, {}
     self._shapes = jax.eval_shape(lambda *trees: trees, params, batch)
     self.names = tuple(by_path(self._shapes[0]))
-    self._unpreconditioned = patterns.matching("unpreconditioned", unpreconditioned, self.names)
+    listed = patterns.matching("unpreconditioned", unpreconditioned, self.names)
     named = max_factor if isinstance(max_factor, Mapping) else ()
     patterns.matching("max_factor", [p for p in named if p], self.names)
-    self._max_factor = max_factor
+    self._choices = Choices(norms, listed, max_factor)
     self._check()
     self.blocks = self._traced(batch).blocks
+    if _are_small_arrays(params, batch):
+      self._check_layers(params, batch)
     report.warn(self.blocks, max_factor == MAX_FACTOR)
 
   def __str__(self) -> str:
@@ -142,114 +136,66 @@ class Curvature:
 
   # The programs.
 
-  def _traced(self, batch: Batch) -> _Traced:
+  def _traced(self, batch: Batch) -> Traced:
     """The programs of a batch of these shapes; a ValueError if its layers are other ones."""
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda x: x, batch))
     key = structure, tuple((x.shape, x.dtype) for x in leaves)
     if key not in self._traces:
-      new = self._trace(structure.unflatten(leaves))
-      first = next(iter(self._traces.values()), new)
-      for a, b in zip(first.blocks, new.blocks, strict=True):
-        same = lambda x: (x.name, x.kind, x.paths, x.factor_sizes, x.stacked)
-        if same(a) != same(b):
-          raise ValueError(
-            f"with a batch of other shapes {b.name} is {b.kind} {b.factor_sizes}{_why(b)}, not {a.kind}"
-            f" {a.factor_sizes}{_why(a)}; give an example batch of the longest sequences"
-          )
+      parts = tuple(self.likelihood.inner or ())
+      own = self._predictor, self._shapes[0], structure.unflatten(leaves), self._in_axes, parts
+      new = build(program.terms(*own), self._shapes[0], self._choices)
+      _check_equal(next(iter(self._traces.values()), new).blocks, new.blocks)
       self._traces[key] = new
     return self._traces[key]
 
-  def _trace(self, batch: Batch) -> _Traced:
-    params = self._shapes[0]
-    parts = tuple(self.likelihood.inner or ())
-    sizes = [x.size for x in jax.tree.leaves(params)]
-    terms = program.terms(self._predictor, params, batch, self._in_axes, parts)
-    found, reasons = layers_lib.combined([term.found for term in terms], sizes)
-    return self._built(terms, found, reasons)
+  def _retraced(self, batch: Batch, in_axes: Any, failed: Iterable[str] = ()) -> None:
+    self._in_axes, self._traces = in_axes, {}
+    self._choices = dataclasses.replace(self._choices, failed=frozenset(failed))
+    self.blocks = self._traced(batch).blocks
 
-  def _built(self, terms, found, reasons) -> _Traced:
-    leaves = list(by_path(self._shapes[0]).values())
-    listed = [patterns.matches(self._unpreconditioned, name) for name in self.names]
-    reasons = {leaf: why for leaf, why in reasons.items() if not listed[leaf]}
-    reasons |= {leaf: "left out by unpreconditioned" for leaf, out in enumerate(listed) if out}
-    kept, taps_of, owners = [], [{} for _ in terms], {}
-    names = layers_lib.names(found, self.names)
-    weighted = self._counted(terms)
-    for name, layer in zip(names, found):
-      if listed[layer.kernel.leaf]:
-        if layer.bias is not None:
-          reasons.setdefault(layer.bias.leaf, "its kernel is left out by unpreconditioned")
-        continue
-      if layer.bias is not None and listed[layer.bias.leaf]:
-        layer.bias = None
-      kept.append(self._layer(name, layer, leaves, terms))
-      owners.setdefault(layer.kernel.leaf, []).append(name)
-      for use, place in layer.uses:
-        rows = taps.Rows(
-          use.product, place, use.bias is not None and layer.bias is not None, layer.sizes, weighted
+  def _check_layers(self, params: Params, batch: Batch) -> None:
+    """Compares the gradients of all layers with autodiff's; what fails has no layer.
+
+    A program of one example fails where examples mix: then the whole batch is traced.
+    """
+    in_axes, failing = self._in_axes, self._failing(params, batch)
+    if failing and in_axes is not None:
+      self._retraced(batch, None)
+      if not (mixed := self._failing(params, batch)):
+        report.say(
+          "the outputs of an example depend on the other ones, so curvature takes the batch as a whole;"
+          " in_axes=None says so"
         )
-        kind = statistics.TRANSPOSED if place.transposed else statistics.USE
-        taps_of[use.term][use.path] = _tap(name, kind, use.operand, functools.partial(taps.of_product, rows))
-    return self._with_rest(terms, kept, taps_of, owners, reasons, leaves)
+        return
+      if len(mixed) >= len(failing):
+        self._retraced(batch, in_axes)
+      else:
+        failing, in_axes = mixed, None
+    if failing:
+      self._retraced(batch, in_axes, failing)
+      report.say(f"the rows of {', '.join(sorted(failing))} do not give their gradients: no layers")
 
-  def _with_rest(self, terms, kept, taps_of, owners, reasons, leaves) -> _Traced:
-    """The blocks in the order of the parameters, with those that have no layer."""
-    of_path: dict[str, list[Block]] = {}
-    for layer in kept:
-      for path in layer.block.paths:
-        of_path.setdefault(path, []).append(layer.block)
-    shifts = {u.view.leaf: [] for t in terms for u in t.found.uses if u.product is None}
-    for i, (name, leaf) in enumerate(zip(self.names, leaves)):
-      if name in of_path:
-        continue
-      block = Block(name, "gradient", (name,), (leaf.shape,), reason=reasons.get(i, "is not read"))
-      if self._norms == "diagonal" and i in shifts and block.reason == "a scale or shift":
-        block = Block(name, "diagonal", (name,), (leaf.shape,))
-        owners[i] = [name]
-        self._tap_elements(terms, i, name, leaf.shape, taps_of)
-      of_path[name] = [block]
-    blocks = dict.fromkeys(b for name in self.names for b in of_path[name])
-    return _Traced(terms, kept, tuple(blocks), taps_of, owners)
+  def _failing(self, params: Params, batch: Batch) -> list[str]:
+    """The kernels of the layers whose check fails."""
+    found = check.errors(self, params, batch)
+    bound = 1e-3 if all(x.dtype.itemsize > 2 for x in jax.tree.leaves(params)) else 0.1
+    kernels = {block.name: block.paths[0] for block in self.blocks}
+    return [kernels[name] for name, error in found.items() if error > bound]
 
-  def _tap_elements(self, terms, leaf, name, shape, taps_of) -> None:
-    for term, own in zip(terms, taps_of):
-      if not term.mapped:
-        raise ValueError('norms="diagonal" needs outputs that depend on one example, not in_axes=None')
-      for use in term.found.uses:
-        if use.product is None and use.view.leaf == leaf:
-          view = layers_lib.without_positions(use.view)
-          squares = taps.of_elements(view, shape, use.kind == "scale")
-          own[use.path] = _tap(name, "squares", use.operand, squares)
+  def row_gradients(self, params: Params, batch: Batch, gradient: Callable[[Any], Any]) -> Any:
+    """The gradient of each layer's matrix, [*stacked, d_in, d_out], summed over rows, by name.
 
-  def _layer(self, name, layer, leaves, terms) -> statistics.Layer:
-    paths = [self.names[view.leaf] for view in (layer.kernel, layer.bias) if view is not None]
-    limit = patterns.limit(self._max_factor, paths)
-    wide = [size > limit for size in layer.sizes]
-    used = [view for view in (layer.kernel, layer.bias) if view is not None]
-    tokens = sum(u.rows / (1 if terms[u.term].mapped else terms[u.term].examples) for u, _ in layer.uses)
-    block = Block(
-      name,
-      "kronecker",
-      tuple(paths),
-      tuple(leaves[view.leaf].shape for view in used),
-      layer.sizes,
-      (layer.table or wide[0], wide[1]),
-      layer.stacked,
-      tuple(map(layers_lib.without_positions, used)),
-      "embedding" if layer.table else layer.uses[0][0].kind,
-      len(layer.uses),
-      max(round(tokens), 1),
+    `gradient` maps the outputs to the gradient of a loss. Equal to autodiff's (see `check`).
+    """
+    return estimation_lib.row_gradients(
+      self._traced(batch), jax.tree.leaves(params), batch, gradient
     )
-    kinds = {statistics.TRANSPOSED if place.transposed else statistics.USE for _, place in layer.uses}
-    return statistics.Layer(block, layer.patches, tuple(sorted(kinds)))
 
-  def _counted(self, terms) -> str | None:
-    """How rows are told from padding, see `taps.Rows`; None: all count."""
-    answers = [term.structure.unflatten(term.program.out_avals) for term in terms]
-    if all(a.weights is None and a.tokens is None for a in answers):
-      return None
-    of_rows = any(a.tokens is not None or jnp.ndim(w) > 1 for a in answers for w in jax.tree.leaves(a.weights))
-    return "reached" if of_rows or not all(t.mapped for t in terms) else "examples"
+  def matrices(self, tree: Any) -> dict[str, jax.Array]:
+    """The matrices [*stacked, d_in, d_out] of the layers in a tree like params, by name."""
+    leaves = by_path(tree)
+    own = [block for block in self.blocks if block.kind == "kronecker"]
+    return {b.name: b.matrix([leaves[path].astype(jnp.float32) for path in b.paths]) for b in own}
 
   # Estimates.
 
@@ -269,7 +215,7 @@ class Curvature:
     for block in traced.blocks:
       if block.kind == "diagonal" and block.name in sums:
         own, _ = sums[block.name]
-        found[block.name] = statistics.diagonal(own["squares"]["squares"])
+        found[block.name] = statistics.diagonal(own["elements"]["squares"])
     return found
 
   def second_moments(
@@ -293,106 +239,22 @@ class Curvature:
     """`estimate`, compiled once for batches of a shape."""
     return self._compiled(params, batch, rng)
 
-  def _statistics(self, params, batch, rng, basis, only) -> tuple[_Traced, dict[str, Any]]:
+  def _statistics(self, params, batch, rng, basis, only) -> tuple[Traced, dict[str, Any]]:
     """Each block's sums over rows, and over how many examples, by its name."""
-    traced = self._traced(batch)
-    leaves = list(by_path(params).values())
+    traced, leaves = self._traced(batch), jax.tree.leaves(params)
     flat = list(map(jnp.asarray, jax.tree.leaves(batch)))
-    zeros = {layer.block.name: layer.accumulators(basis.get(layer.block.name)) for layer in traced.layers}
-    for block in traced.blocks:
-      if block.kind == "diagonal":
-        zeros[block.name] = {"squares": {"squares": jnp.zeros(block.shapes[0], jnp.float32)}}
-    if only is not None:
-      zeros = {name: own for name, own in zeros.items() if name in only}
-    zeros = axes.varying(zeros, self.axis_name)
+    zeros = estimation_lib.accumulators(traced, basis, only)
     plain = [term.run(leaves, flat, jnp.ones(term.tokens), {}, {}) for term in traced.terms]
     weights = [self._predictor.weights(answer) for answer in plain]
     if any(counts is not None for _, counts in weights):
       leaves = [opened(x) for x in leaves]
-    runs = []
-    for term, own, (_, counts) in zip(traced.terms, traced.taps, weights):
-      runs.append(self._forward(traced, term, own, leaves, flat, zeros, counts))
-    sums = self._sums(traced, runs, [w for w, _ in weights], rng)
-    per_term = [
-      (s, self._examples_of(term, answer, counts))
-      for term, s, (answer, _), (_, counts) in zip(traced.terms, sums, runs, weights)
-    ]
+    runs = estimation_lib.forward(traced, leaves, batch, zeros, weights, self.axis_name)
+    sums = estimation_lib.sums(runs, self.likelihood, self._estimation, rng, self.axis_name)
+    terms = [(own, run.examples) for own, run in zip(sums, runs)]
     if self.axis_name is not None:
-      per_term = jax.lax.psum(per_term, self.axis_name)
-    names = zeros.keys()
-    return traced, {n: statistics.of_terms([(s[n], examples) for s, examples in per_term]) for n in names}
-
-  def _forward(self, traced, term, own, leaves, flat, zeros, counts):
-    """The answer of a term, and a function from the gradient of its outputs to the sums."""
-    token = jnp.ones(term.tokens) if counts is None or not term.mapped else _of_examples(counts, term)
-    token = axes.varying(token, self.axis_name)
-
-    def answer(zeros):
-      of = lambda names: {n: zeros[n] for n in names if n in zeros}
-      beside = {leaf: of(names) for leaf, names in traced.owners.items()}
-      taps = {path: tap for path, (name, tap) in own.items() if name in zeros}
-      found = term.run(leaves, flat, token, taps, beside)
-      outputs = jax.tree.map(lambda y: y.astype(jnp.float32), found.outputs)
-      return outputs, found
-
-    outputs, pullback, found = jax.vjp(answer, zeros, has_aux=True)
-    return found._replace(outputs=jax.lax.stop_gradient(outputs)), lambda g: pullback(g)[0]
-
-  def _sums(self, traced, runs, weights, rng) -> list[Any]:
-    """The sums of each term, with gradients of the labels that `estimation` says."""
-    rng = jax.random.key(0) if rng is None and self._estimation == "exact" else rng
-    if self.axis_name is not None and rng is not None:
-      rng = jax.random.fold_in(rng, jax.lax.axis_index(self.axis_name))
-    answers = [answer for answer, _ in runs]
-    outputs = _joined([a.outputs for a in answers])
-    scales = [root_weights(w, a.outputs, self.axis_name) for w, a in zip(weights, answers)]
-
-    def pull(gradient):
-      parts = [_part(gradient, answer.outputs) for answer in answers]
-      scaled = [jax.tree.map(jnp.multiply, g, s) for g, s in zip(parts, scales)]
-      return [pullback(g) for g, (_, pullback) in zip(scaled, runs)]
-
-    if self._estimation == "empirical":
-      return pull(self.likelihood.gradient(outputs, _joined([a.targets for a in answers])))
-    if self._estimation == "sampled":
-      if rng is None:
-        raise ValueError('estimation="sampled" needs the argument rng, a key')
-      return pull(self.likelihood.gradient(outputs, self.likelihood.sample(rng, outputs)))
-    return self._exact_sums(traced, outputs, pull, rng)
-
-  def _exact_sums(self, traced, outputs, pull, rng) -> list[Any]:
-    """One backward pass for each column of the factor of the Fisher matrix of the outputs.
-
-    Random signs of examples cancel, in the mean, products of two that a layer's rows depend on.
-    """
-    leaves, structure = jax.tree.flatten(outputs)
-    sizes = [math.prod(y.shape[1:]) for y in leaves]
-    names = {layer.block.name for layer in traced.layers}
-
-    def column(i):
-      parts = jnp.split(jnp.arange(sum(sizes)) == i, list(itertools.accumulate(sizes))[:-1])
-      keys = jax.random.fold_in(rng, i)
-      signs = {n: jax.random.rademacher(keys, (n,), jnp.float32) for n in {y.shape[0] for y in leaves}}
-      signed = lambda p, y: p.reshape(y.shape[1:]) * signs[y.shape[0]].reshape(-1, *(1,) * (y.ndim - 1))
-      v = structure.unflatten(map(signed, parts, leaves))
-      return pull(self.likelihood.factor(outputs, v))
-
-    add = lambda total, i: (jax.tree.map(jnp.add, total, column(i)), None)
-    # Inputs and numbers of rows do not depend on the labels: they are summed once. A gradient drawn
-    # at random reaches every row that outputs depend on; ones would cancel in outputs z and -z.
-    drawn = lambda y, key: jnp.ones_like(y) * jax.random.normal(key, y.shape, y.dtype)
-    once = pull(structure.unflatten(map(drawn, leaves, jax.random.split(rng, len(leaves)))))
-    total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, once), jnp.arange(sum(sizes)))
-    merge = lambda name, a, b: statistics.inputs_once(a, b) if name in names else b
-    return [{n: merge(n, a[n], b[n]) for n in a} for a, b in zip(once, total)]
-
-  def _examples_of(self, term, answer, counts: jax.Array | None) -> jax.Array:
-    """The number of examples of a term that count, on this device."""
-    if counts is None:
-      return jnp.float32(term.examples)
-    return (_of_examples(counts, term) if term.mapped else counts.reshape(len(counts), -1).any(1)).sum(
-      dtype=jnp.float32
-    )
+      terms = jax.lax.psum(terms, self.axis_name)
+    of = lambda name: statistics.of_terms([(own[name], examples) for own, examples in terms])
+    return traced, {name: of(name) for name in zeros}
 
   # Other quantities.
 
@@ -468,7 +330,9 @@ class Curvature:
     A ValueError if outputs differ in their rows or weights: each layer may see other ones.
     """
     if self.likelihood.weight is None:
-      raise ValueError("second moments of a batch need one weight for the likelihoods of all outputs")
+      raise ValueError(
+        "second moments of a batch need one weight for the likelihoods of all outputs"
+      )
     outputs = jax.tree.leaves(jax.eval_shape(self.outputs, params, batch))
     first, *others = {y.shape[:-1]: None for y in outputs}
     if others:
@@ -481,13 +345,21 @@ class Curvature:
     """Raises a ValueError if outputs differ in their rows, see `common_rows`."""
     self.common_rows(*self._shapes)
 
+  def first_examples(self, batch: Batch, count: int) -> Batch:
+    """The first examples of a batch; all of one that is a whole."""
+    leaves, structure = jax.tree.flatten(batch)
+    cut = lambda x, a: x if a is None else x[(slice(None),) * a + (slice(count),)]
+    return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
+
   def some_of(self, batch: Batch, fraction: float | None) -> Batch:
     """Every n-th example of a batch, n = 1 / fraction; None: all.
 
     A stride, not a slice, so that devices which share a batch keep equal parts.
     """
     if batch is None:
-      raise ValueError("the update needs batch: tx.update(grads, state, params, batch=batch, rng=rng)")
+      raise ValueError(
+        "the update needs batch: tx.update(grads, state, params, batch=batch, rng=rng)"
+      )
     if fraction is None or fraction == 1:
       return batch
     if not (0 < fraction < 1 and abs(fraction * (n := round(1 / fraction)) - 1) <= 0.02):
@@ -497,6 +369,15 @@ class Curvature:
     return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
 
 
+def _are_small_arrays(params: Params, batch: Batch) -> bool:
+  """Whether a check costs little: arrays, not shapes or tracers, and not too many parameters."""
+  leaves = jax.tree.leaves((params, batch))
+  concrete = all(
+    isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in leaves
+  )
+  return concrete and sum(x.size for x in jax.tree.leaves(params)) <= _LARGEST_CHECKED
+
+
 def tangent(params: Params, vector: Any) -> Any:
   """A vector like all parameters, filled up with zeros."""
   leaves = by_path(vector)
@@ -504,30 +385,12 @@ def tangent(params: Params, vector: Any) -> Any:
   return jax.tree.map(lambda p: leaves.get(next(names), jnp.zeros_like(p)).astype(p.dtype), params)
 
 
-def _tap(name: str, kind: str, operand: int | None, sums: Callable) -> tuple[str, Callable]:
-  """The name of a block, and a tap of its accumulators, see `rewrite`."""
-
-  def tap(token, given, result, accumulators):
-    return taps.tapped(sums, given[operand], result, accumulators[name][kind], token)
-
-  return name, tap
-
-
-def _of_examples(counts: jax.Array, term: program.Term) -> jax.Array:
-  """1 for each example of which some row counts, float32."""
-  return counts.reshape(term.examples, -1).any(axis=1).astype(jnp.float32)
-
-
-def _joined(parts: list[Any]) -> Any:
-  """The mapping of all outputs, of those of each term."""
-  return parts[0] if len(parts) == 1 else {k: v for part in parts for k, v in part.items()}
-
-
-def _part(whole: Any, own: Any) -> Any:
-  return {k: whole[k] for k in own} if isinstance(own, Mapping) else whole
-
-
-def _why(block: Block) -> str:
-  return f" ({block.reason})" if block.reason else ""
-
-
+def _check_equal(first: Sequence[Block], new: Sequence[Block]) -> None:
+  same = lambda x: (x.name, x.kind, x.paths, x.factor_sizes, x.stacked)
+  why = lambda block: f" ({block.reason})" if block.reason else ""
+  for a, b in zip(first, new):
+    if same(a) != same(b):
+      raise ValueError(
+        f"with a batch of other shapes {b.name} is {b.kind} {b.factor_sizes}{why(b)}, not {a.kind}"
+        f" {a.factor_sizes}{why(a)}; give an example batch of the longest sequences"
+      )

@@ -171,7 +171,9 @@ def _places(whole: np.ndarray, part: np.ndarray, axis: int) -> np.ndarray | None
   return places if np.array_equal(line[places], wanted) else None
 
 
-def _choose_biases(layers: list[Layer], by_leaf: dict[int, list[Use]], reasons: dict[int, str]) -> None:
+def _choose_biases(
+  layers: list[Layer], by_leaf: dict[int, list[Use]], reasons: dict[int, str]
+) -> None:
   """Gives a layer the bias of its uses if they have the same one, and nothing else reads it."""
   owners: dict[int, list[int]] = {}
   for i, layer in enumerate(layers):
@@ -179,7 +181,9 @@ def _choose_biases(layers: list[Layer], by_leaf: dict[int, list[Use]], reasons: 
       if use.bias is not None and i not in owners.setdefault(use.bias.leaf, []):
         owners[use.bias.leaf].append(i)
   for layer in layers:
-    candidates = [(_whole_bias(layer, use.bias), place) for use, place in layer.uses if use.bias is not None]
+    candidates = [
+      (_whole_bias(layer, use.bias), place) for use, place in layer.uses if use.bias is not None
+    ]
     first = candidates[0][0] if candidates else None
     usable = (
       first is not None

@@ -77,7 +77,9 @@ class Predictor:
     """
     if answer.weights is None:
       return None, None if answer.tokens is None else jnp.ones(len(answer.tokens), jnp.float32)
-    weights = jnp.reshape(jax.tree.leaves(answer.weights)[0], self.weights_shape(answer)).astype(jnp.float32)
+    weights = jnp.reshape(jax.tree.leaves(answer.weights)[0], self.weights_shape(answer)).astype(
+      jnp.float32
+    )
     rows = max(max(y.ndim for y in jax.tree.leaves(answer.outputs)) - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)

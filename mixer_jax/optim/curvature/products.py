@@ -168,9 +168,7 @@ def table(view: View, rest: tuple[int, ...]) -> tuple[View, Product]:
   """A table [words, *rest] from which a gather takes entries."""
   d_out = math.prod(rest)
   matrix = _arranged(view, range(len(view.shape)), (view.shape[0], d_out))
-  product = Product(
-    lambda ids: ids.reshape(-1), lambda y: y.reshape(-1, d_out), (), table=True
-  )
+  product = Product(lambda ids: ids.reshape(-1), lambda y: y.reshape(-1, d_out), (), table=True)
   return matrix, product
 
 

@@ -76,8 +76,8 @@ def terms(
   sizes = {x.shape[a] for x, a in zip(leaves, axes) if a is not None}
   given, tree = jax.tree.flatten(params)
   shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-  cut = lambda x, a: shape(x) if a is None else jax.ShapeDtypeStruct(
-    (*x.shape[:a], 1, *x.shape[a + 1 :]), x.dtype
+  cut = lambda x, a: (
+    shape(x) if a is None else jax.ShapeDtypeStruct((*x.shape[:a], 1, *x.shape[a + 1 :]), x.dtype)
   )
 
   def answers(given, *batch):
@@ -112,7 +112,9 @@ def _term(program, shapes, axes, mapped, count, part, examples, leaves) -> Term:
   if examples is None:
     sizes = {x.shape[a] for x, a, u in zip(leaves, axes, needed[count:]) if u and a is not None}
     if len(sizes) != 1:
-      raise ValueError(f"the outputs {part!r} depend on arrays of {sorted(sizes)} examples; allowed: one")
+      raise ValueError(
+        f"the outputs {part!r} depend on arrays of {sorted(sizes)} examples; allowed: one"
+      )
     [examples] = sizes
     axes = [a if u else None for a, u in zip(axes, needed[count:])]
   closed = core.ClosedJaxpr(jaxpr, program.consts)

@@ -54,10 +54,10 @@ class Rewritten:
 
   def _equation(self, equation, given, near, here):
     if here not in self._touched or here in self._selections:
-      return trace.evaluate(equation, given)
+      return trace.evaluate(equation, given, self._program.jaxpr.debug_info)
     if here in self._taps:
       accumulators = {name: x for own in near for name, x in own.items()}
-      [result] = trace.evaluate(equation, given)
+      [result] = trace.evaluate(equation, given, self._program.jaxpr.debug_info)
       return [self._taps[here](given, result, accumulators)]
     name, params = equation.primitive.name, equation.params
     if name == "scan":
@@ -84,7 +84,9 @@ class Rewritten:
       results = self._run(body.jaxpr, body.consts, [*given[:n], *carry, *xs], beside, here)
       return results[: m - n], results[m - n :]
 
-    keep = {k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params}
+    keep = {
+      k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params
+    }
     carry, ys = jax.lax.scan(step, given[n:m], (given[m:], near[m:]), **keep)
     return [*carry, *ys]
 

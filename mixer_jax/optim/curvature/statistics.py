@@ -106,9 +106,12 @@ def _mixed(pairs: list[tuple[Any, Any]], diagonal: tuple[bool, bool]) -> tuple[A
 
 
 def inputs_once(once: Any, total: Any) -> Any:
-  """The sums of one layer: those of inputs from one pass, those of gradients from all."""
+  """The sums of one block: those of inputs from one pass, those of gradients from all."""
   merged = {}
   for kind, sums in total.items():
+    if kind not in (USE, TRANSPOSED):
+      merged[kind] = sums
+      continue
     fixed = _FIXED | {"inputs" if kind == USE else "outputs"}
     merged[kind] = {name: once[kind][name] if name in fixed else x for name, x in sums.items()}
   return merged

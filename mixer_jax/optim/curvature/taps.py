@@ -36,7 +36,9 @@ class Rows(NamedTuple):
   counted: str | None
 
 
-def tapped(statistics: Callable, operand: Any, result: jax.Array, own: Any, token: jax.Array) -> Any:
+def tapped(
+  statistics: Callable, operand: Any, result: jax.Array, own: Any, token: jax.Array
+) -> Any:
   """The result, whose gradient also goes to the accumulators `own`.
 
   `statistics` maps (operands, gradients, own, tokens), each but `own` with an axis of examples in
@@ -91,7 +93,9 @@ def _summed(statistics, operand, gradient, own, token):
   return sums(operand, gradient, own, token)
 
 
-def of_product(rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: Any) -> dict[str, Any]:
+def of_product(
+  rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: Any
+) -> dict[str, Any]:
   """The sums of a a^T, d d^T and 1 over rows, and of the squares of EK-FAC, if `own` has them."""
   inputs = jax.vmap(rows.product.inputs)(operand)
   outputs = jax.vmap(rows.product.outputs)(gradient)
@@ -101,12 +105,23 @@ def of_product(rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: A
   a = inputs if rows.counted is None else inputs * counts[..., None].astype(inputs.dtype)
   ones = counts if rows.counted or rows.with_bias else None
   a, d = _in_layer(rows, a, outputs, ones)
-  merged = _merge(a, own), _merge(d, own)
-  moments = _over(own["rows"].ndim, library.blocks().second_moments)
-  shape = lambda side: own[side].shape[own["rows"].ndim :]
+  blocks = own["rows"].ndim
+  merged = _merge(a, blocks), _merge(d, blocks)
+  moments = _over(blocks, library.blocks().second_moments)
+  shape = lambda side: own[side].shape[blocks:]
   first, second = moments(*merged, shape("inputs"), shape("outputs"))
   sums = {"inputs": first, "outputs": second, "rows": _number(counts, own)}
   return sums | _squares(a, d, own)
+
+
+def gradient(rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: Any) -> dict[str, Any]:
+  """The sum of a d^T over rows, the gradient of the layer's matrix; all rows count."""
+  a, d = jax.vmap(rows.product.inputs)(operand), jax.vmap(rows.product.outputs)(gradient)
+  if rows.product.table:
+    return {"gradient": own["gradient"].at[a.reshape(-1)].add(d.reshape(-1, d.shape[-1]))}
+  a, d = _in_layer(rows, a, d, jnp.ones((), a.dtype))
+  a, d = _merge(a, own["blocks"].ndim), _merge(d, own["blocks"].ndim)
+  return {"gradient": jnp.einsum("...ra,...rd->...ad", a, d), "blocks": 0 * own["blocks"]}
 
 
 def _in_layer(rows: Rows, a: jax.Array, d: jax.Array, ones: Any) -> tuple[jax.Array, jax.Array]:
@@ -128,9 +143,8 @@ def _spread(x: jax.Array, places: np.ndarray | None, size: int) -> jax.Array:
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def _merge(x: jax.Array, own: Any) -> jax.Array:
+def _merge(x: jax.Array, blocks: int) -> jax.Array:
   """[examples, *blocks, rows, n] as [*blocks, examples * rows, n]."""
-  blocks = own["rows"].ndim
   x = jnp.moveaxis(x, 0, blocks)
   return x.reshape(*x.shape[:blocks], -1, x.shape[-1])
 

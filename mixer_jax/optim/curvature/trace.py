@@ -69,17 +69,19 @@ class Found:
     leaks: by leaf, why a reader that is no use cannot be seen.
     selections: paths of equations that take one layer out of a stack.
     runs: how often the equations that the walk is at run, by the loops around them.
+    debug: JAX's information about the program.
   """
 
   uses: list[Use] = dataclasses.field(default_factory=list)
   leaks: dict[int, str] = dataclasses.field(default_factory=dict)
   selections: set[Path] = dataclasses.field(default_factory=set)
   runs: int = 1
+  debug: Any = None
 
 
 def find(program: core.ClosedJaxpr, leaves: dict[int, int]) -> Found:
   """Walks a program; `leaves` maps numbers of its arguments to those of parameters."""
-  found = Found()
+  found = Found(debug=program.jaxpr.debug_info)
   values = [
     views.whole(leaves[i], v.aval.shape) if i in leaves else None
     for i, v in enumerate(program.jaxpr.invars)
@@ -108,7 +110,7 @@ def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list
   """The values of an equation's results."""
   none = [None] * len(equation.outvars)
   if all(isinstance(x, _Constant) for x in given) and not equation.effects:
-    return _constants(equation, given)
+    return _constants(equation, given, found.debug)
   if not any(isinstance(x, View | _Output) for x in given):
     return none
   name = equation.primitive.name
@@ -135,23 +137,23 @@ def _leak(found: Found, value: Any, reason: str) -> None:
     found.leaks.setdefault(value.leaf, reason)
 
 
-def _constants(equation: Any, given: list[_Constant]) -> list[_Constant]:
+def _constants(equation: Any, given: list[_Constant], debug: Any) -> list[_Constant]:
   results = []
 
   def compute():
     if not results:
       arguments = [x.value() for x in given]
       with jax.ensure_compile_time_eval():
-        results.extend(np.asarray(x) for x in evaluate(equation, arguments))
+        results.extend(np.asarray(x) for x in evaluate(equation, arguments, debug))
     return results
 
   return [_Constant(lambda i=i: compute()[i]) for i in range(len(equation.outvars))]
 
 
-def evaluate(equation: Any, arguments: list[Any]) -> list[Any]:
-  """The results of one equation, whatever it is."""
+def evaluate(equation: Any, arguments: list[Any], debug: Any) -> list[Any]:
+  """The results of one equation, whatever it is; `debug` is the information of its program."""
   given = {v: x for v, x in zip(equation.invars, arguments) if not isinstance(v, core.Literal)}
-  jaxpr = core.Jaxpr((), tuple(given), equation.outvars, [equation], equation.effects)
+  jaxpr = core.Jaxpr((), tuple(given), equation.outvars, [equation], equation.effects, debug)
   return jax.core.eval_jaxpr(jaxpr, (), *given.values())
 
 
@@ -210,7 +212,9 @@ def _unseen(where: str) -> Callable:
 
 
 _INNER = {
-  **dict.fromkeys(("jit", "pjit", "closed_call", "checkpoint", "remat2", "shard_map"), _call("jaxpr")),
+  **dict.fromkeys(
+    ("jit", "pjit", "closed_call", "checkpoint", "remat2", "shard_map"), _call("jaxpr")
+  ),
   **dict.fromkeys(("core_call", "custom_jvp_call"), _call("call_jaxpr")),
   "scan": _scan,
   "cond": _cond,
@@ -267,9 +271,7 @@ def _dynamic_slice(found: Found, equation: Any, given: list[Any], path: Path) ->
   if all(isinstance(s, _Constant) for s in starts):
     at = [int(np.clip(s.value(), 0, n - k)) for s, n, k in zip(starts, view.shape, sizes)]
     limits = [s + k for s, k in zip(at, sizes)]
-    return views.after(
-      view, "slice", dict(start_indices=at, limit_indices=limits, strides=None)
-    )
+    return views.after(view, "slice", dict(start_indices=at, limit_indices=limits, strides=None))
   fixed = all(isinstance(s, _Constant) for s in starts[1:]) and sizes[1:] == view.shape[1:]
   if not fixed or sizes[0] != 1 or len(view.shape) < 2:
     return NotImplemented

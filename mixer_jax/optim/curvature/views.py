@@ -43,7 +43,9 @@ class View(NamedTuple):
       x = operation(x)
     return x
 
-  def _then(self, positions: np.ndarray, operation: Callable, uncut: "View | None" = None) -> "View":
+  def _then(
+    self, positions: np.ndarray, operation: Callable, uncut: "View | None" = None
+  ) -> "View":
     mapped = operation
     for _ in range(self.stacked):
       mapped = jax.vmap(mapped)
