@@ -50,6 +50,7 @@ class Source(NamedTuple):
     check: raises a ValueError for parameters that are not those of the source.
     growth: a basis is renewed before its period if a factor's trace has grown by more than this, as
       from zero behind a head that starts there: its eigenvalues are out of date; None: it is not.
+    compare: looks at (gradients, whole params, batch, count), see `Curvature.compare`.
   """
 
   blocks: Callable[[dict[str, Any]], list[Block]]
@@ -57,6 +58,7 @@ class Source(NamedTuple):
   after: bool
   check: Callable[[Any], None] = lambda params: None
   growth: float | None = None
+  compare: Callable[[Any, Any, Any, jax.Array], None] = lambda *arguments: None
 
 
 def in_basis(
@@ -157,6 +159,7 @@ def in_basis(
       )
     gradients = {path: jnp.asarray(g, jnp.float32) for path, g in leaves.items()}
     whole = params if model_params is None else model_params
+    source.compare(updates, whole, batch, state.count)
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
     step = lambda state: update_in_basis(state, blocks, gradients)
     if source.after:

@@ -187,4 +187,4 @@ def _source(curvature: Curvature, fraction: float | None, adam_paths: str = "") 
     return axes.automatic(fresh, (whole, some))(whole, some, rng)
 
   check = lambda params: check_names(params, curvature.names)
-  return Source(lambda leaves: blocks, estimate, False, check)
+  return Source(lambda leaves: blocks, estimate, False, check, compare=curvature.compare)

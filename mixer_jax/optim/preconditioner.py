@@ -226,6 +226,7 @@ def _preconditioner(
   def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
     axes.check(curvature.axis_name, batch)
+    curvature.compare(updates, whole, batch, state.count)
     lam = extra.get("damping", damping)
     lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
     state = renewed(state, whole, batch, rng, lam)

@@ -26,8 +26,10 @@ def errors(curvature: Any, params: Any, batch: Any) -> dict[str, jax.Array]:
     found = curvature.row_gradients(params, small, lambda y: _like_drawn(y))
     return {name: _error(found[name], own) for name, own in curvature.matrices(exact).items()}
 
+  # It runs once: a program that is compiled sooner is better than a fast one.
+  options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
   with jax.default_matmul_precision("highest"):
-    return jax.jit(compared)(params)
+    return jax.jit(compared, compiler_options=options)(params)
 
 
 def _drawn(i: int, y: jax.Array) -> jax.Array:

@@ -28,6 +28,7 @@ from mixer_jax.optim.trees import by_path
 Params = Batch = Any
 MAX_FACTOR = 8192
 _LARGEST_CHECKED = 20_000_000  # parameters
+_SAME_GRADIENT = 0.5  # cosine, below which a gradient is of another loss
 
 
 class Curvature:
@@ -112,8 +113,10 @@ class Curvature:
     self._choices = Choices(norms, listed, max_factor)
     self._check()
     self.blocks = self._traced(batch).blocks
+    self._compares = False  # shapes come from a program that knows its loss
     if _are_small_arrays(params, batch):
       self._check_layers(params, batch)
+      self._compares = axis_name is None and self._has_targets
     report.warn(self.blocks, max_factor == MAX_FACTOR)
 
   def __str__(self) -> str:
@@ -125,7 +128,8 @@ class Curvature:
     """Refuses predictions that do not fit the likelihood."""
     answer = jax.eval_shape(self._predictor.answer, *self._shapes)
     self.likelihood.check(answer.outputs)
-    if answer.targets is not None:
+    self._has_targets = answer.targets is not None
+    if self._has_targets:
       self.likelihood.check_targets(answer.outputs, answer.targets)
     if self._estimation == "exact" and self.likelihood.factor is None:
       raise ValueError('estimation="exact" needs a likelihood with a factor')
@@ -307,6 +311,25 @@ class Curvature:
 
     return loss
 
+  def compare(self, gradients: Any, params: Params, batch: Batch, count: jax.Array) -> None:
+    """Warns in the first update if a gradient is another one than that of the likelihood's loss.
+
+    As of a `predict` that returns a solution where the loss is of its residual. It needs targets.
+    """
+    if not self._compares or batch is None:
+      return
+
+    def cosine():
+      own = by_path(jax.grad(self._loss_of)(params, batch))
+      both = [(g, own[path]) for path, g in by_path(gradients).items()]
+      flat = [jnp.concatenate([x.astype(jnp.float32).ravel() for x in side]) for side in zip(*both)]
+      return jnp.vdot(*flat) / (jnp.linalg.norm(flat[0]) * jnp.linalg.norm(flat[1]))
+
+    value = jax.lax.cond(count == 0, cosine, lambda: jnp.float32(1))
+    jax.lax.cond(
+      value < _SAME_GRADIENT, lambda: jax.debug.callback(_tell_gradient, value), lambda: None
+    )
+
   def moment_scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block.
 
@@ -367,6 +390,13 @@ class Curvature:
     leaves, structure = jax.tree.flatten(batch)
     cut = lambda x, a: x if a is None else x[(slice(None),) * a + (slice(None, None, n),)]
     return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
+
+
+def _tell_gradient(cosine: Any) -> None:
+  report.say(
+    f"the gradient of the first update has a cosine of {float(cosine):.2f} with that of the likelihood's"
+    " loss: is predict, or the likelihood, another one than in the loss?"
+  )
 
 
 def _are_small_arrays(params: Params, batch: Batch) -> bool:

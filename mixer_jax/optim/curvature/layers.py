@@ -117,7 +117,9 @@ def _covered(layers: Sequence[Layer], size: int) -> bool:
 def _matched(uses: Sequence[Use], uncut: bool) -> list[Layer] | None:
   view = lambda use: (uncut and use.view.uncut) or use.view
   layers: list[Layer] = []
-  for use in sorted(uses, key=lambda use: -view(use).positions.size):
+  # The first use of a matrix says which side is inputs: a table, or a product with a bias.
+  order = lambda use: (-view(use).positions.size, not use.product.table, use.bias is None)
+  for use in sorted(uses, key=order):
     for layer in layers:
       if (place := match(layer.kernel, use.view)) is not None:
         layer.uses.append((use, place))
