@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.optim import axes
-from mixer_jax.optim.curvature import check, patterns, program, report, statistics
+from mixer_jax.optim.curvature import check, patterns, program, report, statistics, tagged
 from mixer_jax.optim.curvature import estimation as estimation_lib
 from mixer_jax.optim.curvature.blocks import Block
 from mixer_jax.optim.curvature.predictor import Predictor, opened, root_weights, sums_of_weights
@@ -288,6 +288,16 @@ class Curvature:
     flat = [[x.astype(jnp.float32) for x in jax.tree.leaves(c)] for c in columns]
     products = jnp.array([[sum(map(jnp.vdot, v, w)) for w in flat] for v in flat])
     return products if self.axis_name is None else jax.lax.psum(products, self.axis_name)
+
+  def tagged(self) -> tagged.Tagged:
+    """The function with kfac-jax's registration at each layer, for `kfac_jax.Optimizer`.
+
+    Example:
+      predict, enter, leave = curvature.tagged()
+      optimizer = kfac_jax.Optimizer(jax.value_and_grad(loss_of(predict)), ...)
+      state = optimizer.init(enter(params), key, batch)
+    """
+    return tagged.tagged(self._predictor, self._shapes[0], self._choices, self.blocks)
 
   def per_example_grads(self, params: Params, batch: Batch, chunk: int = 32) -> Iterator[Any]:
     """The gradient of each example's minus log-likelihood, a `chunk` at a time; see the function."""

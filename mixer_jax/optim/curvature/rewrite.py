@@ -5,7 +5,7 @@ comes out as the gradient of an accumulator: an array of zeros that travels with
 through scan, remat, cond and shard_map, so that JAX's own rules stack and add it.
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, NamedTuple
 
 import jax
 from jax.extend import core
@@ -17,6 +17,12 @@ from mixer_jax.optim.curvature import trace
 Tap = Callable[[Any, Any, dict[str, Any]], Any]  # (operand, result, accumulators) -> result
 
 
+class Stack(NamedTuple):
+  """Values that stand for those of the layers of a stack, in a program whose loops are unrolled."""
+
+  parts: tuple[Any, ...]
+
+
 class Rewritten:
   """A program whose uses are tapped.
 
@@ -24,10 +30,18 @@ class Rewritten:
     program: the program.
     taps: by the path of an equation; it gets the accumulators of the parameter that is read.
     selections: paths of equations that take one layer out of a stack.
+    unroll: whether loops with taps are unrolled.
   """
 
-  def __init__(self, program: core.ClosedJaxpr, taps: Mapping[trace.Path, Tap], selections: set):
+  def __init__(
+    self,
+    program: core.ClosedJaxpr,
+    taps: Mapping[trace.Path, Tap],
+    selections: set,
+    unroll: bool = False,
+  ):
     self._program, self._taps, self._selections = program, taps, selections
+    self._unroll = unroll
     self._touched = {p[:n] for p in (*taps, *selections) for n in range(1, len(p) + 1)}
 
   def __call__(self, arguments: list[Any], accumulators: Mapping[int, dict[str, Any]]) -> list[Any]:
@@ -84,6 +98,8 @@ class Rewritten:
       results = self._run(body.jaxpr, body.consts, [*given[:n], *carry, *xs], beside, here)
       return results[: m - n], results[m - n :]
 
+    if self._unroll:
+      return _unrolled(step, params, given[n:m], given[m:], near[m:])
     keep = {
       k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params
     }
@@ -108,6 +124,16 @@ class Rewritten:
       axis_names=set(params["manual_axes"]),
       check_vma=params["check_vma"],
     )(given, near)
+
+
+def _unrolled(step, params, carry, xs, stacks):
+  """The results of a loop, step by step."""
+  order = range(params["length"])
+  rows = {}
+  for i in reversed(order) if params["reverse"] else order:
+    own = [{name: stack.parts[i] for name, stack in one.items()} for one in stacks]
+    carry, rows[i] = step(carry, ([x[i] for x in xs], own))
+  return [*carry, *(jnp.stack(y) for y in zip(*(rows[i] for i in order)))]
 
 
 def _selected(accumulators: dict[str, Any], given: list[Any], equation: Any) -> dict[str, Any]:
