@@ -102,6 +102,8 @@ def in_basis(
   }
 
   def init_fn(params):
+    if trees.is_placeholder(params):
+      return InBasisState(0, 0, 0, 0, 0, 0)
     source.check(params)
     leaves = by_path(params)
     blocks = covered_by(source.blocks(leaves), leaves)
@@ -257,7 +259,11 @@ def gradient_source(
     del params, batch, rng
     return {b.name: _moments(b, _matrix(b, gradients)) for b in blocks}
 
-  return Source(blocks, estimate, True, lambda params: matrices.parts(by_path(params)), growth)
+  def check(params):
+    trees.check_arrays(params)
+    matrices.parts(by_path(params))
+
+  return Source(blocks, estimate, True, check, growth)
 
 
 def _moments(block: Block, v: jax.Array) -> Kronecker:

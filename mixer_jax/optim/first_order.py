@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
+from mixer_jax.optim import trees
 from mixer_jax.optim.matrices import Matrices
 
 Transform = optax.GradientTransformation
@@ -38,12 +39,32 @@ def add_decayed_weights(weight_decay: Any, decay_mask: Any) -> Transform:
   return optax.GradientTransformation(inner.init, update_fn)
 
 
+def checked_rate(learning_rate: Any) -> Any:
+  """The rate; a ValueError if it is of 16 bits, as a decay beside it then is: 0.999 becomes 1."""
+  dtype = getattr(learning_rate, "dtype", None)
+  if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2:
+    raise ValueError(
+      f"learning_rate is {dtype}, in which decays are rounded to 1; allowed: float32, which"
+      " optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32) makes it"
+    )
+  return learning_rate
+
+
+def scale_by_rate(learning_rate: Any) -> Transform:
+  """`optax.scale_by_learning_rate` of a `checked_rate`, whose updates keep their types."""
+  inner = optax.scale_by_learning_rate(checked_rate(learning_rate))
+
+  def update_fn(updates, state, params=None):
+    scaled, state = inner.update(updates, state, params)
+    return jax.tree.map(lambda u, s: s.astype(u.dtype), updates, scaled), state
+
+  return optax.GradientTransformation(inner.init, update_fn)
+
+
 def in_float32(rule: Transform) -> Transform:
-  """A rule that computes, and keeps its state, in float32; updates keep the types of gradients."""
+  """A rule of 16 bits that computes, and keeps its state, in float32; updates have the gradients' type."""
   rule = optax.with_extra_args_support(rule)
-  wide = lambda tree: jax.tree.map(
-    lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-  )
+  wide = lambda tree: jax.tree.map(trees.wide, tree)
 
   def update_fn(updates, state, params=None, **extra):
     found, state = rule.update(
@@ -57,7 +78,7 @@ def in_float32(rule: Transform) -> Transform:
 def with_l2(rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any) -> Transform:
   """A rule for gradients with L2 regularisation."""
   decay = add_decayed_weights(weight_decay, decay_mask)
-  return optax.chain(decay, in_float32(rule), optax.scale_by_learning_rate(learning_rate))
+  return optax.chain(decay, in_float32(rule), scale_by_rate(learning_rate))
 
 
 def with_decoupled_decay(
@@ -65,7 +86,7 @@ def with_decoupled_decay(
 ) -> Transform:
   """A rule with decoupled decay, as in AdamW."""
   decay = add_decayed_weights(weight_decay, decay_mask)
-  return optax.chain(in_float32(rule), decay, optax.scale_by_learning_rate(learning_rate))
+  return optax.chain(in_float32(rule), decay, scale_by_rate(learning_rate))
 
 
 def sgd(
@@ -139,7 +160,7 @@ def lamb(
     in_float32(optax.scale_by_adam(b1, b2, eps)),
     add_decayed_weights(weight_decay, decay_mask),
     adapted if decay_mask is None else optax.masked(adapted, decay_mask),
-    optax.scale_by_learning_rate(learning_rate),
+    scale_by_rate(learning_rate),
   )
 
 
@@ -157,7 +178,11 @@ def _scale_by_trust_ratio(matrices: Matrices | None) -> Transform:
   def update_fn(updates, state, params=None):
     return each(scaled, updates, params), state
 
-  return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+  def init_fn(params):
+    trees.check_arrays(params)
+    return optax.EmptyState()
+
+  return optax.GradientTransformation(init_fn, update_fn)
 
 
 def adagrad(

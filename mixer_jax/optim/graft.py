@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixer_jax.optim import trees
 from mixer_jax.optim.curvature.patterns import check_choice
 from mixer_jax.optim.matrices import Matrices
 
@@ -63,6 +64,10 @@ def graft(
   direction = optax.with_extra_args_support(direction)
 
   def init_fn(params):
+    if trees.is_placeholder(params):
+      return GraftState(magnitude.init(params), direction.init(params), 0)
+    if scope == "tensor":
+      trees.check_arrays(params)
     # Two trees of their own: a buffer that stands in a state twice cannot be donated.
     zeros = tuple(jax.tree.map(lambda _: jnp.zeros((), jnp.float32), params) for _ in range(2))
     return GraftState(magnitude.init(params), direction.init(params), zeros)

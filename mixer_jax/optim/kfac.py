@@ -105,6 +105,6 @@ def complete(
   return optax.chain(
     first,
     first_order.add_decayed_weights(decay, decay_mask),
-    optax.trace(momentum),
-    optax.scale_by_learning_rate(learning_rate),
+    first_order.in_float32(optax.trace(momentum)),
+    first_order.scale_by_rate(learning_rate),
   )

@@ -110,6 +110,8 @@ class Matrices:
       return trees.with_directions(tree, updates)
 
     def init_fn(params):
+      if trees.is_placeholder(params):
+        return 0
       entered = enter(params)
       if jax.tree.leaves(params) and not entered["matrices"]:
         raise ValueError(

@@ -163,6 +163,8 @@ def _preconditioner(
   renewed_inverses = _renewal(damping_type, decomposition, mesh)
 
   def init_fn(params):
+    if trees.is_placeholder(params):
+      return ScaleByKfacState(0, 0, 0, 0, 0)
     trees.check_names(params, curvature.names)
     blocks = [b for b in curvature.blocks if b.kind != "gradient"]
     covered = trees.covered_by(blocks, trees.by_path(params))

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixer_jax.optim import first_order
 from mixer_jax.optim.curvature.curvature import Curvature, tangent
-from mixer_jax.optim.trees import whole_tree
+from mixer_jax.optim.trees import whole_tree, wide
 
 # Factor of the factors' damping per update of their period.
 _FACTOR_CHANGE = 19 / 20
@@ -34,7 +35,7 @@ class ByModelState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the preconditioner.
-    previous: the last update, like the parameters.
+    previous: the last update, like the parameters, float32.
     coefficients: alpha and mu of the last update, float32 [2], before the learning rate.
     factor_damping: the preconditioner's own damping gamma^2, a float32 scalar; None if it has none.
   """
@@ -111,7 +112,9 @@ def by_quadratic_model(
   period = factor_damping_period
 
   def init_fn(params):
-    zeros, own = optax.tree.zeros_like(params), None if period is None else jnp.float32(0)
+    first_order.checked_rate(learning_rate)
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(wide(x)), params)
+    own = None if period is None else jnp.float32(0)
     count, coefficients = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.float32)
     return ByModelState(count, precondition.init(params), zeros, coefficients, own)
 
@@ -145,10 +148,12 @@ def by_quadratic_model(
       shift = jnp.where(state.count == 0, jnp.float32(shift), state.factor_damping)
       shift = own = jax.lax.cond(state.count % period == 0, of_three, lambda x: x, shift)
     vectors, (alpha, mu), _, inner = best(shift)
-    step = jax.tree.map(lambda x, y: (rate * (alpha * x + mu * y)).astype(x.dtype), *vectors)
+    whole_step = lambda x, y: rate * (alpha * wide(x) + mu * y)
+    previous = jax.tree.map(lambda x, y: whole_step(x, y).astype(y.dtype), *vectors)
+    step = jax.tree.map(lambda u, x: x.astype(u.dtype), updates, previous)
     count = optax.safe_increment(state.count)
     coefficients = jnp.stack([alpha, mu]).astype(jnp.float32)
-    return step, ByModelState(count, inner, step, coefficients, own)
+    return step, ByModelState(count, inner, previous, coefficients, own)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -255,7 +260,6 @@ def slopes(gradient: Any, vectors: Sequence[Any]) -> jax.Array:
 
 def _vdot(v: Any, w: Any) -> jax.Array:
   """In float32 or wider: squares of float16's numbers leave its range."""
-  wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))
   return optax.tree.vdot(jax.tree.map(wide, v), jax.tree.map(wide, w))
 
 

@@ -4,6 +4,7 @@ from typing import Any, Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from mixer_jax.optim import axes
 from mixer_jax.optim.curvature.blocks import Block, path_name
@@ -32,6 +33,34 @@ def by_path(tree: Any) -> dict[str, jax.Array]:
         " a mesh of AxisType.Auto"
       )
   return leaves
+
+
+def _placeholder() -> type:
+  """What `optax.tree_map_params` gives to `init` in the place of parameters."""
+  seen: list[type] = []
+  optax.tree_map_params(lambda params: seen.append(type(params)) or {}, lambda x: x, {})
+  return seen[0]
+
+
+_PLACEHOLDER = _placeholder()
+
+
+def is_placeholder(params: Any) -> bool:
+  """Whether `optax.tree_map_params` asks which parts of a state are trees like the parameters.
+
+  A state then has a number for each part that is none, whatever structure the part has.
+  """
+  return isinstance(params, _PLACEHOLDER)
+
+
+def check_arrays(params: Any) -> None:
+  """Raises a ValueError for a single vector without a name: `optax.flatten` makes it of arrays."""
+  leaves = by_path(params)
+  if leaves.keys() == {""} and jnp.ndim(leaves[""]) == 1:
+    raise ValueError(
+      "the parameters are one vector without a name, as optax.flatten makes them, and this optimizer"
+      " takes each array by itself: leave optax.flatten out, or name the vector, {'w': vector}"
+    )
 
 
 def covered_by(all_blocks: Sequence[Block], leaves: dict[str, Any]) -> list[Block]:
@@ -65,6 +94,13 @@ def check_names(params: Any, names: Collection[str]) -> None:
     raise ValueError(
       f"the parameters have {found}, which the model has not; it has {', '.join(names)}"
     )
+
+
+def wide(x: jax.Array) -> jax.Array:
+  """The array in float32 if it is a float of 16 bits."""
+  x = jnp.asarray(x)
+  floating = jnp.issubdtype(x.dtype, jnp.floating)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if floating else x
 
 
 def output_axes(path: str, leaves: Mapping[str, Any], stacked: int = 0) -> int:
