@@ -21,7 +21,7 @@ def check(axis_name: Any, batch: Any) -> None:
         f"axis_name is {name!r}, no axis of a shard_map or pmap around the update; allowed under"
         " jit: None"
       ) from None
-  copies = (manual if _tracked() else set()) - _spread_over(batch)
+  copies = (manual if is_checked() else set()) - _spread_over(batch)
   shown = lambda axes: ", ".join(sorted(map(str, axes)))
   if ({*manual, *before_0_10()} - copies) - names:
     raise ValueError(
@@ -41,7 +41,7 @@ def check_distinct(axis_name: Any) -> None:
   several = [
     name for name in _names(axis_name) if name in _manual() and jax.lax.axis_size(name) > 1
   ]
-  if len(several) > 1 and not _tracked():
+  if len(several) > 1 and not is_checked():
     raise ValueError(
       f'eigenvalues="batch" over the axes {", ".join(map(str, several))} needs a shard_map with'
       " check_vma=True, which tells over which of them the batch is spread"
@@ -57,7 +57,7 @@ def _manual() -> set:
   return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def _tracked() -> bool:
+def is_checked() -> bool:
   """Whether `shard_map` is a checked one, which knows over which axes an array varies."""
   return any(_varying_over(jax.lax.axis_index(name)) for name in _manual())
 

@@ -143,11 +143,11 @@ class Curvature:
   def _traced(self, batch: Batch) -> Traced:
     """The programs of a batch of these shapes; a ValueError if its layers are other ones."""
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda x: x, batch))
-    key = structure, tuple((x.shape, x.dtype) for x in leaves)
+    key = structure, tuple((x.shape, x.dtype) for x in leaves), axes.is_checked()
     if key not in self._traces:
       parts = tuple(self.likelihood.inner or ())
       own = self._predictor, self._shapes[0], structure.unflatten(leaves), self._in_axes, parts
-      new = build(program.terms(*own), self._shapes[0], self._choices)
+      new = build(program.terms(*own, self.axis_name), self._shapes[0], self._choices)
       _check_equal(next(iter(self._traces.values()), new).blocks, new.blocks)
       self._traces[key] = new
     return self._traces[key]
@@ -245,8 +245,8 @@ class Curvature:
 
   def _statistics(self, params, batch, rng, basis, only) -> tuple[Traced, dict[str, Any]]:
     """Each block's sums over rows, and over how many examples, by its name."""
-    traced, leaves = self._traced(batch), jax.tree.leaves(params)
-    flat = list(map(jnp.asarray, jax.tree.leaves(batch)))
+    traced, (params, batch) = self._traced(batch), axes.varying((params, batch), self.axis_name)
+    leaves, flat = (list(map(jnp.asarray, jax.tree.leaves(x))) for x in (params, batch))
     zeros = estimation_lib.accumulators(traced, basis, only)
     plain = [term.run(leaves, flat, jnp.ones(term.tokens), {}, {}) for term in traced.terms]
     weights = [self._predictor.weights(answer) for answer in plain]

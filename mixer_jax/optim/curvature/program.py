@@ -13,6 +13,7 @@ import jax
 from jax.extend import core
 import jax.numpy as jnp
 
+from mixer_jax.optim import axes as spread
 from mixer_jax.optim.curvature import rewrite, trace
 from mixer_jax.optim.curvature.predictor import Answer, Predictor
 
@@ -62,9 +63,16 @@ class Term:
 
 
 def terms(
-  predictor: Predictor, params: Any, batch: Any, in_axes: Any, parts: Sequence[Any]
+  predictor: Predictor,
+  params: Any,
+  batch: Any,
+  in_axes: Any,
+  parts: Sequence[Any],
+  axis_name: Any = None,
 ) -> list[Term]:
   """The programs of a function; `parts` are the keys of outputs that may have batches of their own.
+
+  In a checked `shard_map` over `axis_name` they are those of arrays that all vary over it.
 
   Raises:
     ValueError: an array without the axis of examples, or parts of a batch of other lengths than
@@ -83,8 +91,14 @@ def terms(
   def answers(given, *batch):
     return predictor.answer(tree.unflatten(given), structure.unflatten(batch))
 
+  def traced(*arguments):
+    arguments = spread.varying(arguments, axis_name)
+    found.append(jax.make_jaxpr(answers, return_shape=True)(*arguments))
+
   example = [cut(x, a) for x, a in zip(leaves, axes)]
-  program, shapes = jax.make_jaxpr(answers, return_shape=True)(list(map(shape, given)), *example)
+  found: list[Any] = []
+  jax.eval_shape(traced, list(map(shape, given)), *example)
+  [(program, shapes)] = found
   make = functools.partial(_term, program, shapes, axes, mapped, len(given))
   if len(sizes) <= 1:
     rows = jax.tree.leaves(shapes.outputs)[0].shape[0] if not mapped else 1
