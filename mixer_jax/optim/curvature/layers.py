@@ -122,6 +122,8 @@ def _matched(uses: Sequence[Use], uncut: bool) -> list[Layer] | None:
   for use in sorted(uses, key=order):
     for layer in layers:
       if (place := match(layer.kernel, use.view)) is not None:
+        if uncut and not use.view.uncut and place.rows is not None:
+          return None  # parts side by side, as of fused layers
         layer.uses.append((use, place))
         break
     else:
