@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from mixer_jax.optim.kfac_jax_blocks import kfac_jax
+from mixer_jax import optim
+from mixer_jax.optim.curvature.kfac_jax_blocks import kfac_jax
 
 # kfac-jax 0.0.8 traces a model on these alone; its blocks work on all.
 needs_kfac_jax_s_tracer = pytest.mark.skipif(
@@ -42,6 +43,11 @@ def _params(seed):
 
 def predict(params, batch):
   return Net().apply({"params": params}, batch["x"]), batch["y"]
+
+
+def curvature(params, batch, **options):
+  """The curvature of the net; the options are those of `optim.Curvature`."""
+  return optim.Curvature(predict, params, batch, **options)
 
 
 def loss(params, batch):

@@ -4,11 +4,21 @@ import jax
 import numpy as np
 import optax
 
+from mixer_jax import optim
 from tests.optim.small_net import loss
 
-CHOSEN = dict(quadratic_model=True, adaptive_damping=True)
-# Factors without chance, equal to those of kfac-jax.
-EXACT = dict(estimation="exact", token_averaging="expand", identity_start=False)
+# Factors without chance; without the identity at the start they are equal to those of kfac-jax.
+EXACT = dict(estimation="exact", token_averaging="expand")
+
+
+def chosen(
+  curvature, damping=1e-2, learning_rate=1.0, weight_decay=0.0, damping_period=5, **options
+):
+  """K-FAC by its quadratic model, with adaptive damping; `options` are those of `scale_by_kfac`."""
+  inner = optim.scale_by_kfac(curvature, damping=damping, **options)
+  both = dict(damping=damping, weight_decay=weight_decay)
+  by_model = optim.by_quadratic_model(inner, curvature, learning_rate=learning_rate, **both)
+  return optim.levenberg_marquardt(by_model, curvature, damping_period=damping_period, **both)
 
 
 def numpy_outputs(params, x):
