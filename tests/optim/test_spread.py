@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.optim import algebra, spread
-from mixer_jax.optim.curvature_blocks import Kronecker
+from mixer_jax.optim.curvature.blocks import Kronecker
 
 SIZES = {"stem": (5, 4), "block": (9, 17), "head": (17, 3)}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.optim import algebra
-from mixer_jax.optim.curvature_blocks import Kronecker
+from mixer_jax.optim.curvature.blocks import Kronecker
 
 
 def a_factor(seed, gap=4.0):
