@@ -19,6 +19,7 @@ from benchmarks import (
   train,
   translation_peers,
   updates,
+  uses,
 )
 from benchmarks import input as input_benchmark
 from mixer_jax.runtime import cli
@@ -29,6 +30,7 @@ _COMMANDS = {
   "optimizers": optimizers.main,
   "costs": optimizers.of_study,
   "updates": updates.main,
+  "uses": uses.main,
   "train": train.main,
   "compile": compile_benchmark.main,
   "configs": configs.main,
@@ -49,6 +51,7 @@ _TAKEN = {
   "optimizers": "config rounds",
   "costs": "study run set rounds kfac_jax",
   "updates": "config steps out",
+  "uses": "",
   "train": "models optimizers batch_size dtype rounds",
   "compile": "models optimizers batch_size dtype",
   "configs": "configs set rounds memory_only",
