@@ -143,9 +143,9 @@ def in_basis(
 
   def update_in_basis(state, blocks, gradients):
     given = rotated(blocks, gradients, state.basis), state.inner
-    matrices, moments = _typed_as(given, inner.update(*given, basis=state.basis))
+    matrices, moments = trees.typed_as(given, inner.update(*given, basis=state.basis))
     given = _rest(blocks, gradients), state.others
-    updates, other = _typed_as(given, others.update(*given))
+    updates, other = trees.typed_as(given, others.update(*given))
     for block in blocks:
       back = algebra.rotated_back(matrices[block.name], state.basis[block.name], products)
       trees.add_arrays(updates, block, back)
@@ -185,16 +185,6 @@ def _grown(basis: dict[str, Any], factors: dict[str, Any], growth: float) -> jax
 
 def _matrix(block: Block, gradients: dict[str, jax.Array]) -> jax.Array:
   return block.matrix(taken(block, gradients))
-
-
-def _typed_as(like: Any, tree: Any) -> Any:
-  """The floats of a tree in the types of another: injected numbers have those of parameters."""
-
-  def one(x, y):
-    types = jnp.result_type(x), jnp.result_type(y)
-    return jnp.asarray(y, types[0]) if all(jnp.issubdtype(t, jnp.floating) for t in types) else y
-
-  return jax.tree.map(one, like, tree)
 
 
 def _rest(blocks: list[Block], leaves: dict[str, Any]) -> dict[str, Any]:

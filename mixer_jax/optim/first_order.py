@@ -67,10 +67,9 @@ def in_float32(rule: Transform) -> Transform:
   wide = lambda tree: jax.tree.map(trees.wide, tree)
 
   def update_fn(updates, state, params=None, **extra):
-    found, state = rule.update(
-      wide(updates), state, None if params is None else wide(params), **extra
-    )
-    return jax.tree.map(lambda u, v: v.astype(u.dtype), updates, found), state
+    own = None if params is None else wide(params)
+    found, new = rule.update(wide(updates), state, own, **extra)
+    return trees.typed_as((updates, state), (found, new))
 
   return optax.GradientTransformationExtraArgs(lambda params: rule.init(wide(params)), update_fn)
 

@@ -103,6 +103,16 @@ def wide(x: jax.Array) -> jax.Array:
   return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if floating else x
 
 
+def typed_as(like: Any, tree: Any) -> Any:
+  """The floats of a tree in the types of another: injected numbers have those of parameters."""
+
+  def one(x, y):
+    types = jnp.result_type(x), jnp.result_type(y)
+    return jnp.asarray(y, types[0]) if all(jnp.issubdtype(t, jnp.floating) for t in types) else y
+
+  return jax.tree.map(one, like, tree)
+
+
 def output_axes(path: str, leaves: Mapping[str, Any], stacked: int = 0) -> int:
   """How many last axes of a kernel, beside `stacked` leading ones, are outputs.
 
