@@ -252,6 +252,8 @@ def table(made_of: Group, path: str) -> str:
   """The options of a group as a Markdown table."""
   several = isinstance(made_of, Mapping)
   functions = list(made_of.values()) if several else [made_of]
+  called = {function: name for name, function in made_of.items()} if several else {}
+  label = lambda function: called.get(function) or _name(function)
   rows = [["field", "of", "default", "allowed", "meaning"], [":--"] * 5]
   if several:
     rows.append([f"`{path}name`", "", "", ", ".join(made_of), "chooses one with its defaults"])
@@ -261,21 +263,21 @@ def table(made_of: Group, path: str) -> str:
       if option := of(function).get(name):
         meanings.setdefault((option.allowed, option.help), []).append(function)
     for (allowed, text), owners in meanings.items():
-      names = "" if len(owners) == len(functions) else ", ".join(dict.fromkeys(map(_name, owners)))
+      names = "" if len(owners) == len(functions) else ", ".join(dict.fromkeys(map(label, owners)))
       free = " (free)" if any(of(owner)[name].free for owner in owners) else ""
       allowed = "text" if allowed == _KINDS[str] else allowed
-      rows.append([f"`{path}{name}`", names, _defaults(owners, name), allowed, text + free])
+      rows.append([f"`{path}{name}`", names, _defaults(owners, name, label), allowed, text + free])
   cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
   return "\n".join(f"| {' | '.join(row if several else row[:1] + row[2:])} |" for row in cells)
 
 
-def _defaults(owners: Iterable[Callable], name: str) -> str:
+def _defaults(owners: Iterable[Callable], name: str, label: Callable) -> str:
   """The default of an option, for each class or function where they differ."""
   by_value: dict[str, dict[str, None]] = {}
   for owner in owners:
     default = of(owner)[name].default
     shown_as = "" if default is REQUIRED else f"`{default!r}`"
-    by_value.setdefault(shown_as, {})[_name(owner)] = None
+    by_value.setdefault(shown_as, {})[label(owner)] = None
   if len(by_value) == 1:
     return next(iter(by_value))
   if len(set().union(*by_value.values())) < sum(map(len, by_value.values())):

@@ -1,50 +1,104 @@
-"""The optimizers of a config: the options of each, as fields, and how it is made of them."""
+"""The optimizers of a config: which fields each has, and how it is made of them.
 
-import dataclasses
+The fields of an optimizer are the keywords of the functions that it is made by, with their defaults;
+`_FIELDS` says of each name what it means and which values a config may give it.
+"""
+
 import functools
-from typing import Annotated, Any, Callable, NamedTuple
+import inspect
+from typing import Annotated, Any, Callable, Mapping, NamedTuple
 
 import jax
+import optax
 
 from mixer_jax.optim import first_order, kfac, kfac_basis, preconditioner, quadratic, soap
 from mixer_jax.optim.algebra import Decomposition
 from mixer_jax.optim.curvature.curvature import MAX_FACTOR, Curvature
 from mixer_jax.optim.matrices import Matrices, matrix_axes
-from mixer_jax.options import COUNT, TINY, Option, one_of
+from mixer_jax.options import COUNT, TINY, Option
 
-Count = lambda text: Annotated[int, Option(text, 1, COUNT)]
-Momentum = Annotated[float, Option("decay of the momentum", 0, 0.99999)]
-Decay = Annotated[float, Option("weight decay", 0)]
-B1 = Annotated[float, Option("decay of the first moments", 0, 0.99999)]
-B2 = Annotated[float, Option("decay of the second moments", 0, 0.9999999)]
-Eps = Annotated[float, Option("added to the root of the second moments", TINY)]
-Rms = Annotated[float, Option("root mean square of an update of a matrix", TINY)]
-Nesterov = Annotated[bool, Option("Nesterov's momentum")]
-AdamPaths = Annotated[
-  str, Option('regular expression of matrices that take Adam, beside embeddings; "": none')
-]
-Damping = Annotated[float, Option("added to the curvature", TINY)]
-FactorDecay = Annotated[float, Option("decay of the averages of the factors", 0, 0.9999999)]
-# Weight decay may wait for 20 factor periods.
-FactorPeriod = Annotated[int, Option("updates between renewals of the factors", 1, COUNT // 20)]
-BasisPeriod = Annotated[int, Option("updates between renewals of the eigenbasis", 1, COUNT)]
-InversePeriod = Annotated[int, Option("updates between renewals of the inverses", 1, COUNT)]
-MaxFactor = Annotated[
-  int | None, Option("rows above which a factor is kept as its diagonal; None: 8,192", 1, COUNT)
-]
-FullFactors = Annotated[
-  str, Option("regular expression of parameter paths whose factors max_factor does not cut")
-]
-Fraction = Annotated[
-  float | None,
-  Option("part of the batch, 1/n, that the factors are estimated from; None: all", 1e-6, 1),
-]
-Refresh = one_of("a basis by eigh, or by a warm-started QR step", ("eigh", "qr"))
-Tolerance = Annotated[
-  float | None, Option("qr leaves a basis whose relative off-diagonal part is at most this", 0, 1)
-]
-Products = one_of("operands of the products that precondition", ("float32", "bfloat16"))
-_BY_MODEL = "steps to the minimum of the quadratic model, times the learning rate"
+
+def _number(text: str, low: float = 0, high: float = float("inf"), kind: Any = float) -> Any:
+  return Annotated[kind, Option(text, low, high)]
+
+
+def _count(text: str, low: int = 1, high: int = COUNT, kind: Any = int) -> Any:
+  return _number(text, low, high, kind)
+
+
+def _choice(text: str, *choices: str) -> Any:
+  return Annotated[str, Option(text, choices=choices)]
+
+
+def _text(text: str) -> Any:
+  return Annotated[str, Option(text)]
+
+
+def _flag(text: str) -> Any:
+  return Annotated[bool, Option(text)]
+
+
+_FIELDS = {
+  "momentum": _number("decay of the momentum", 0, 0.99999),
+  "nesterov": _flag("Nesterov's momentum"),
+  "weight_decay": _number("weight decay; of K-FAC after preconditioning"),
+  "b1": _number("decay of the first moments", 0, 0.99999),
+  "b2": _number("decay of the second moments", 0, 0.9999999),
+  "eps": _number("added to the root of the second moments (adagrad: under it)", TINY),
+  "initial_accumulator": _number("sum of squares to start from"),
+  "rms": _number("root mean square of an update of a matrix", TINY),
+  "adam_paths": _text('regular expression of matrices that take Adam, beside embeddings; "": none'),
+  "power": _number("exponent p of the factors: L^-p V R^-p", 0.01, 1),
+  "ridge": _number("added to eigenvalues: of a mean of 1, or (shampoo) times the largest", 1e-10),
+  "corrected": _flag("second moments in the place of eigenvalues"),
+  "newton_schulz": _count("steps of the iteration to the polar factor", 1, 100),
+  "estimation": _choice(
+    "targets of the Fisher: drawn, all classes, or the labels", "sampled", "exact", "empirical"
+  ),
+  "token_averaging": _choice("convention for weights shared over tokens", "published", "expand"),
+  "norms": _choice("curvature of scales and shifts: none, or a diagonal", "gradient", "diagonal"),
+  "unpreconditioned": _text("regular expression of parameter paths that take the plain gradient"),
+  "max_factor": _count(
+    "rows above which a factor is kept as its diagonal; None: 8,192", kind=int | None
+  ),
+  "full_factors": _text(
+    "regular expression of parameter paths whose factors max_factor does not cut"
+  ),
+  "damping": _number("added to the curvature", TINY),
+  "damping_type": _choice(
+    "where damping is added: to A (x) G, or to both factors", "exact", "factored"
+  ),
+  "factor_decay": _number("decay of the averages of the factors", 0, 0.9999999),
+  # Weight decay may wait for 20 factor periods.
+  "factor_period": _count("updates between renewals of the factors", 1, COUNT // 20),
+  "factor_fraction": _number(
+    "part of the batch, 1/n, that the factors are estimated from; None: all", 1e-6, 1, float | None
+  ),
+  "inverse_period": _count("updates between renewals of the inverses"),
+  "basis_period": _count("updates between renewals of the eigenbasis"),
+  "identity_start": _flag("start the averages of the factors at the identity"),
+  "refresh": _choice("a basis by eigh, or by a warm-started QR step", "eigh", "qr"),
+  "tolerance": _number(
+    "qr leaves a basis whose relative off-diagonal part is at most this", 0, 1, float | None
+  ),
+  "products": _choice("operands of the products that precondition", "float32", "bfloat16"),
+  "eigenvalues": _choice(
+    "products of the factors' own, or second moments in their basis (EK-FAC)",
+    *("factors", "batch", "examples"),
+  ),
+  "moment_decay": _number("decay of EK-FAC's second moments", 0, 1),
+  "decay_from": _count("first update that decays; None: 20 factor periods", 0, kind=int | None),
+  "norm_constraint": _number("kl_clip, of layers with curvature", kind=float | None),
+  "quadratic_model": _flag("steps to the minimum of the quadratic model, times the learning rate"),
+  "factor_damping_period": _count(
+    "updates between choices of the factors' own damping; None: they have none", kind=int | None
+  ),
+  "adaptive_damping": _flag("damping by the Levenberg-Marquardt rule"),
+  "damping_period": _count("updates between changes of the damping"),
+  "damping_decay": _number("change of adaptive damping per update", 0.01, 1),
+  "min_damping": _number("least adaptive damping", TINY),
+  "max_damping": _number("largest adaptive damping", TINY),
+}
 
 
 class Problem(NamedTuple):
@@ -70,292 +124,89 @@ class Problem(NamedTuple):
     return matrix_axes(self.predict, self.params, self.batch, self.in_axes)
 
 
-class Made(NamedTuple):
-  """What an optimizer is made of beside its options: rate, decay, mask, problem, and damping."""
+class Given(NamedTuple):
+  """What an optimizer is made of beside its fields; `common` are weight_decay and decay_mask."""
 
   rate: Any
-  weight_decay: Any
-  mask: Any
+  common: Mapping[str, Any]
   problem: Problem | None
   damping: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Sgd:
-  momentum: Momentum = 0.9
-  nesterov: Nesterov = False
-  weight_decay: Decay = 0.0
+class Optimizer:
+  """An optimizer of a config; its signature has the fields.
 
-  def make(self, of: Made) -> Any:
-    own = dict(momentum=self.momentum, nesterov=self.nesterov)
-    return first_order.sgd(of.rate, weight_decay=of.weight_decay, decay_mask=of.mask, **own)
+  Args:
+    make: maps (`Given`, fields) to the transform.
+    functions: whose keywords are fields.
+    fields: further ones, or other defaults.
+  """
 
-
-@dataclasses.dataclass(frozen=True)
-class Adam:
-  b1: B1 = 0.9
-  b2: B2 = 0.999
-  eps: Eps = 1e-8
-  weight_decay: Decay = 0.0
-
-  def make(self, of: Made) -> Any:
-    return first_order.adam(
-      of.rate, **_moments(self), weight_decay=of.weight_decay, decay_mask=of.mask
+  def __init__(
+    self, make: Callable[[Given, dict[str, Any]], Any], *functions: Callable, **fields: Any
+  ):
+    self.make = make
+    keywords = [p for f in functions for p in inspect.signature(f).parameters.values()]
+    self.defaults = {p.name: p.default for p in keywords if p.name in _FIELDS} | fields
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    self.__signature__ = inspect.Signature(
+      inspect.Parameter(name, keyword, default=x, annotation=_FIELDS[name])
+      for name, x in self.defaults.items()
     )
 
+  def __call__(self, given: Given, **fields: Any) -> Any:
+    """The transform, with the defaults of the fields that are missing."""
+    return self.make(given, {**self.defaults, **fields})
 
-@dataclasses.dataclass(frozen=True)
-class AdamW:
-  b1: B1 = 0.9
-  b2: B2 = 0.999
-  eps: Eps = 1e-8
-  weight_decay: Decay = 1e-2
 
-  def make(self, of: Made) -> Any:
-    return first_order.adamw(
-      of.rate, **_moments(self), weight_decay=of.weight_decay, decay_mask=of.mask
+def _taken(function: Callable, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields that are keywords of a function."""
+  return {k: fields[k] for k in inspect.signature(function).parameters if k in fields}
+
+
+def _first_order(function: Callable) -> Optimizer:
+  def make(given, fields):
+    own = _taken(function, fields) | given.common
+    if given.problem and "matrices" in inspect.signature(function).parameters:
+      own["matrices"] = given.problem.matrices()
+    return function(given.rate, **own)
+
+  return Optimizer(make, function)
+
+
+def _limits(fields: Mapping[str, Any]) -> Any:
+  """The largest factors as `Curvature` takes them."""
+  limit = MAX_FACTOR if fields["max_factor"] is None else fields["max_factor"]
+  full = fields["full_factors"]
+  return {full: None, "": limit} if full else limit
+
+
+def _of_gradients(rule: Callable, finish: Callable, **defaults: Any) -> Optimizer:
+  """SOAP or Shampoo; `finish` makes the optimizer of a rule."""
+
+  def make(given, fields):
+    mesh = given.problem.mesh if given.problem else None
+    own = dict(
+      max_factor=_limits(fields),
+      matrices=given.problem.matrices() if given.problem else None,
+      decomposition=Decomposition(**_taken(Decomposition, fields), mesh=mesh),
     )
+    return finish(rule(**_taken(rule, fields) | own), given, fields)
+
+  basis = dict(max_factor=None, full_factors="")
+  return Optimizer(make, rule, Decomposition, **basis, **defaults)
 
 
-@dataclasses.dataclass(frozen=True)
-class Lamb:
-  b1: B1 = 0.9
-  b2: B2 = 0.999
-  eps: Eps = 1e-6
-  weight_decay: Decay = 0.0
-
-  def make(self, of: Made) -> Any:
-    about = dict(weight_decay=of.weight_decay, decay_mask=of.mask, matrices=_matrices(of.problem))
-    return first_order.lamb(of.rate, **_moments(self), **about)
+def _soap(rule, given, fields):
+  return soap.from_second(rule, given.rate, **given.common)
 
 
-@dataclasses.dataclass(frozen=True)
-class Adagrad:
-  initial_accumulator: Annotated[float, Option("sum of squares to start from", 0)] = 0.1
-  eps: Annotated[float, Option("added to the sum of squares, under the root", TINY)] = 1e-7
-  weight_decay: Decay = 0.0
-
-  def make(self, of: Made) -> Any:
-    own = dict(initial_accumulator=self.initial_accumulator, eps=self.eps)
-    return first_order.adagrad(of.rate, weight_decay=of.weight_decay, decay_mask=of.mask, **own)
-
-
-@dataclasses.dataclass(frozen=True)
-class Muon:
-  momentum: Momentum = 0.95
-  nesterov: Nesterov = True
-  rms: Rms = 0.2
-  b1: B1 = 0.9
-  b2: B2 = 0.999
-  eps: Eps = 1e-8
-  adam_paths: AdamPaths = first_order.NOT_BY_MUON
-  weight_decay: Decay = 1e-2
-
-  def make(self, of: Made) -> Any:
-    own = {k: v for k, v in dataclasses.asdict(self).items() if k != "weight_decay"}
-    about = dict(weight_decay=of.weight_decay, decay_mask=of.mask, matrices=_matrices(of.problem))
-    return first_order.muon(of.rate, **own, **about)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Basis:
-  """How bases of gradients' factors are renewed."""
-
-  max_factor: MaxFactor = None
-  full_factors: FullFactors = ""
-  factor_decay: FactorDecay = 0.95
-  factor_period: FactorPeriod = 1
-  basis_period: BasisPeriod = 10
-  refresh: Refresh = "eigh"
-  tolerance: Tolerance = None
-  products: Products = "float32"
-
-  def keywords(self, of: Made) -> dict[str, Any]:
-    mesh = of.problem.mesh if of.problem else None
-    return dict(
-      max_factor=_limits(self),
-      matrices=_matrices(of.problem),
-      factor_decay=self.factor_decay,
-      factor_period=self.factor_period,
-      basis_period=self.basis_period,
-      decomposition=Decomposition(self.refresh, self.tolerance, self.products, mesh),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Shampoo(_Basis):
-  b2: B2 = 0.95
-  eps: Eps = 1e-8
-  power: Annotated[float, Option("exponent p of the factors: L^-p V R^-p", 0.01, 1)] = 0.25
-  ridge: Annotated[float, Option("added to a factor, times its largest eigenvalue", 0, 1)] = 1e-6
-  corrected: Annotated[bool, Option("second moments in the place of eigenvalues")] = False
-  momentum: Momentum = 0.9
-  weight_decay: Decay = 1e-4
-
-  def make(self, of: Made) -> Any:
-    own = {k: getattr(self, k) for k in ("b2", "eps", "power", "ridge", "corrected")}
-    rule = soap.scale_by_shampoo(**own, **self.keywords(of))
-    return soap.with_averaged_steps(rule, of.rate, self.momentum, of.weight_decay, of.mask)
-
-
-@dataclasses.dataclass(frozen=True)
-class Soap(_Basis):
-  b1: B1 = 0.95
-  b2: B2 = 0.95
-  eps: Eps = 1e-8
-  refresh: Refresh = "qr"
-  weight_decay: Decay = 1e-2
-
-  def make(self, of: Made) -> Any:
-    about = dict(weight_decay=of.weight_decay, decay_mask=of.mask)
-    return soap.soap(of.rate, **_moments(self), **about, **self.keywords(of))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Curvature:
-  """What is estimated, and how often."""
-
-  estimation: one_of(
-    "targets of the Fisher: drawn, all classes, or the labels", ("sampled", "exact", "empirical")
-  ) = "sampled"
-  unpreconditioned: Annotated[
-    str, Option("regular expression of parameter paths that take the plain gradient")
-  ] = ""
-  max_factor: MaxFactor = None
-  full_factors: FullFactors = ""
-  factor_decay: FactorDecay = 0.8
-  factor_period: FactorPeriod = 10
-  factor_fraction: Fraction = None
-  refresh: Refresh = "eigh"
-  tolerance: Tolerance = None
-  products: Products = "float32"
-
-  def curvature(self, problem: Problem) -> Curvature:
-    """That of a problem, traced once for all optimizers with these options."""
-    return _curvature(problem.predict, _Once(problem), self)
-
-  def keywords(self) -> dict[str, Any]:
-    how = Decomposition(self.refresh, self.tolerance, self.products)
-    names = ("factor_decay", "factor_period", "factor_fraction")
-    return {k: getattr(self, k) for k in names} | {"decomposition": how}
-
-
-@dataclasses.dataclass(frozen=True)
-class Kfac(_Curvature):
-  damping: Damping = 1e-2
-  damping_type: one_of(
-    "where damping is added: to A (x) G, or to both factors", ("exact", "factored")
-  ) = "exact"
-  token_averaging: one_of("convention for weights shared over tokens", ("published", "expand")) = (
-    "published"
-  )
-  norms: one_of("curvature of scales and shifts: none, or a diagonal", ("gradient", "diagonal")) = (
-    "gradient"
-  )
-  inverse_period: InversePeriod = 20
-  identity_start: Annotated[bool, Option("start the averages of the factors at the identity")] = (
-    True
-  )
-  eigenvalues: one_of(
-    "products of the factors' own, or second moments in their basis (EK-FAC)",
-    ("factors", "batch", "examples"),
-  ) = "factors"
-  moment_decay: Annotated[float, Option("decay of EK-FAC's second moments", 0, 1)] = 0.95
-  momentum: Momentum = 0.9
-  weight_decay: Annotated[float, Option("weight decay, after preconditioning", 0)] = 1e-4
-  decay_from: Annotated[
-    int | None, Option("first update that decays; None: 20 factor periods", 0, COUNT)
-  ] = None
-  norm_constraint: Annotated[
-    float | None, Option("kl_clip, of layers with curvature; none with quadratic_model", 0)
-  ] = 1e-2
-  quadratic_model: Annotated[bool, Option(_BY_MODEL)] = False
-  factor_damping_period: Annotated[
-    int | None,
-    Option("updates between choices of the factors' own damping; None: they have none", 1, COUNT),
-  ] = None
-  adaptive_damping: Annotated[bool, Option("damping by the Levenberg-Marquardt rule")] = False
-  damping_period: Annotated[int, Option("updates between changes of the damping", 1, COUNT)] = 5
-  damping_decay: Annotated[float, Option("change of adaptive damping per update", 0.01, 1)] = 0.95
-  min_damping: Annotated[float, Option("least adaptive damping", TINY)] = 1e-8
-  max_damping: Annotated[float, Option("largest adaptive damping", TINY)] = 1e8
-
-  def make(self, of: Made) -> Any:
-    curvature = self.curvature(of.problem)
-    start = 20 * self.factor_period if self.decay_from is None else self.decay_from
-    decay = kfac.settled(of.weight_decay, start)
-    first = self._preconditioner(curvature, of.damping)
-    if self.quadratic_model:
-      tx = quadratic.by_quadratic_model(
-        first,
-        curvature,
-        learning_rate=of.rate,
-        damping=of.damping,
-        weight_decay=decay,
-        decay_mask=of.mask,
-        factor_damping_period=self.factor_damping_period,
-      )
-    else:
-      about = self.momentum, decay, of.mask, self.norm_constraint
-      tx = kfac.complete(first, of.rate, curvature, *about)
-    if not self.adaptive_damping:
-      return tx
-    rule = {
-      k: getattr(self, k) for k in ("damping_period", "damping_decay", "min_damping", "max_damping")
-    }
-    rule |= dict(weight_decay=decay, decay_mask=of.mask) if self.quadratic_model else {}
-    return quadratic.levenberg_marquardt(tx, curvature, of.damping, **rule)
-
-  def _preconditioner(self, curvature: Curvature, damping: Any) -> Any:
-    own = self.keywords() | dict(
-      damping=damping, inverse_period=self.inverse_period, identity_start=self.identity_start
-    )
-    if self.eigenvalues == "factors":
-      return preconditioner.scale_by_kfac(curvature, damping_type=self.damping_type, **own)
-    if self.damping_type != "exact":
-      raise ValueError(f"eigenvalues={self.eigenvalues!r} needs damping_type='exact'")
-    moments = dict(moments=self.eigenvalues, moment_decay=self.moment_decay)
-    return preconditioner.scale_by_ekfac(curvature, **moments, **own)
-
-
-@dataclasses.dataclass(frozen=True)
-class KfacAdam(_Curvature):
-  b1: B1 = 0.9
-  b2: B2 = 0.95
-  eps: Eps = 1e-8
-  basis_period: BasisPeriod = 20
-  weight_decay: Decay = 1e-4
-
-  def make(self, of: Made) -> Any:
-    about = dict(weight_decay=of.weight_decay, decay_mask=of.mask, basis_period=self.basis_period)
-    curvature = self.curvature(of.problem)
-    return kfac_basis.kfac_adam(of.rate, curvature, **_moments(self), **about, **self.keywords())
-
-
-@dataclasses.dataclass(frozen=True)
-class KfacMuon(_Curvature):
-  momentum: Momentum = 0.9
-  nesterov: Nesterov = True
-  ridge: Annotated[float, Option("added to a factor's eigenvalues, whose mean is 1", 1e-7)] = 1.0
-  rms: Rms = 0.2
-  newton_schulz: Annotated[int, Option("steps of the iteration to the polar factor", 1, 100)] = 3
-  b1: B1 = 0.9
-  b2: B2 = 0.999
-  eps: Eps = 1e-8
-  adam_paths: AdamPaths = first_order.NOT_BY_MUON
-  basis_period: BasisPeriod = 20
-  weight_decay: Decay = 1e-2
-
-  def make(self, of: Made) -> Any:
-    names = ("momentum", "nesterov", "ridge", "rms", "newton_schulz", "adam_paths", "basis_period")
-    own = {k: getattr(self, k) for k in names} | self.keywords()
-    others = first_order.optax.scale_by_adam(**_moments(self), nesterov=self.nesterov)
-    rule = kfac_basis.scale_by_kfac_muon(self.curvature(of.problem), others=others, **own)
-    return first_order.with_decoupled_decay(rule, of.rate, of.weight_decay, of.mask)
+def _shampoo(rule, given, fields):
+  return soap.with_averaged_steps(rule, given.rate, fields["momentum"], **given.common)
 
 
 class _Once:
-  """A problem that the cache of `_curvature` takes for equal to any other: its function is the key."""
+  """A problem that the cache of `_traced` takes for equal to any other: its function is the key."""
 
   def __init__(self, problem: Problem):
     self.problem = problem
@@ -368,47 +219,93 @@ class _Once:
 
 
 @functools.lru_cache(maxsize=4)
-def _curvature(predict: Callable, once: _Once, fields: _Curvature) -> Curvature:
+def _traced(predict: Callable, once: _Once, fields: tuple[tuple[str, Any], ...]) -> Curvature:
   del predict
-  # Factors of kernels shared over tokens enter bases and ratios alone where there is no damping.
-  token_averaging, norms = (
-    getattr(fields, "token_averaging", "expand"),
-    getattr(fields, "norms", "gradient"),
+  known = dict(fields)
+  own = _taken(Curvature, known) | dict(max_factor=_limits(known))
+  return Curvature(**once.problem._asdict(), **own)
+
+
+def curvature(fields: Mapping[str, Any], problem: Problem) -> Curvature:
+  """The curvature of a problem, traced once for all optimizers with these fields of it."""
+  names = (
+    "estimation",
+    "token_averaging",
+    "norms",
+    "unpreconditioned",
+    "max_factor",
+    "full_factors",
   )
-  return Curvature(
-    **once.problem._asdict(),
-    estimation=fields.estimation,
-    token_averaging=token_averaging,
-    norms=norms,
-    unpreconditioned=fields.unpreconditioned,
-    max_factor=_limits(fields),
-  )
+  # Where there is no damping, conventions act neither on bases nor on ratios of eigenvalues.
+  known = {"token_averaging": "expand", "norms": "gradient"} | dict(fields)
+  return _traced(problem.predict, _Once(problem), tuple((name, known[name]) for name in names))
 
 
-def _moments(fields: Any) -> dict[str, float]:
-  return dict(b1=fields.b1, b2=fields.b2, eps=fields.eps)
+def _in_basis(rule: Callable, finish: Callable, **defaults: Any) -> Optimizer:
+  """Adam or Muon in K-FAC's basis."""
+
+  def make(given, fields):
+    own = _taken(rule, fields) | finish(fields)
+    decomposition = Decomposition(**_taken(Decomposition, fields))
+    tx = rule(curvature(fields, given.problem), decomposition=decomposition, **own)
+    return first_order.with_decoupled_decay(tx, given.rate, *given.common.values())
+
+  shown = dict(estimation="sampled", unpreconditioned="", max_factor=None, full_factors="")
+  return Optimizer(make, rule, Decomposition, **shown, **defaults)
 
 
-def _matrices(problem: Problem | None) -> Matrices | None:
-  return problem.matrices() if problem else None
+def _others(fields: Mapping[str, Any]) -> dict[str, Any]:
+  names = ("b1", "b2", "eps", "nesterov")
+  return {"others": optax.scale_by_adam(**{name: fields[name] for name in names})}
 
 
-def _limits(fields: Any) -> Any:
-  """`max_factor` of these fields as `Curvature` takes it."""
-  limit = MAX_FACTOR if fields.max_factor is None else fields.max_factor
-  return {fields.full_factors: None, "": limit} if fields.full_factors else limit
+def _kfac(given: Given, fields: dict[str, Any]) -> Any:
+  whole, (decay, mask) = curvature(fields, given.problem), given.common.values()
+  fields = fields | {"damping": given.damping}
+  start = 20 * fields["factor_period"] if fields["decay_from"] is None else fields["decay_from"]
+  decay = kfac.settled(decay, start)
+  if fields["eigenvalues"] == "factors":
+    rule, moments = preconditioner.scale_by_kfac, {}
+  elif fields["damping_type"] == "exact":
+    rule, moments = preconditioner.scale_by_ekfac, {"moments": fields["eigenvalues"]}
+  else:
+    raise ValueError(f"eigenvalues={fields['eigenvalues']!r} needs damping_type='exact'")
+  decomposition = Decomposition(**_taken(Decomposition, fields))
+  tx = rule(whole, **_taken(rule, fields), **moments, decomposition=decomposition)
+  objective = dict(weight_decay=decay, decay_mask=mask) if fields["quadratic_model"] else {}
+  if fields["quadratic_model"]:
+    own = dict(damping=given.damping, factor_damping_period=fields["factor_damping_period"])
+    tx = quadratic.by_quadratic_model(tx, whole, learning_rate=given.rate, **objective, **own)
+  else:
+    about = fields["momentum"], decay, mask, fields["norm_constraint"]
+    tx = kfac.complete(tx, given.rate, whole, *about)
+  if not fields["adaptive_damping"]:
+    return tx
+  rule = _taken(quadratic.levenberg_marquardt, fields)
+  return quadratic.levenberg_marquardt(tx, whole, **rule | objective)
 
 
 OPTIMIZERS = {
-  "sgd": Sgd,
-  "adam": Adam,
-  "adamw": AdamW,
-  "lamb": Lamb,
-  "adagrad": Adagrad,
-  "muon": Muon,
-  "shampoo": Shampoo,
-  "soap": Soap,
-  "kfac": Kfac,
-  "kfac_adam": KfacAdam,
-  "kfac_muon": KfacMuon,
+  "sgd": _first_order(first_order.sgd),
+  "adam": _first_order(first_order.adam),
+  "adamw": _first_order(first_order.adamw),
+  "lamb": _first_order(first_order.lamb),
+  "adagrad": _first_order(first_order.adagrad),
+  "muon": _first_order(first_order.muon),
+  "shampoo": _of_gradients(soap.scale_by_shampoo, _shampoo, momentum=0.9, weight_decay=1e-4),
+  "soap": _of_gradients(soap.scale_by_soap, _soap, refresh="qr", weight_decay=1e-2),
+  "kfac": Optimizer(
+    _kfac,
+    *(kfac.kfac, preconditioner.scale_by_kfac, Decomposition, quadratic.levenberg_marquardt),
+    **dict(
+      token_averaging="published", norms="gradient", estimation="sampled", unpreconditioned=""
+    ),
+    **dict(max_factor=None, full_factors="", eigenvalues="factors", moment_decay=0.95),
+    **dict(decay_from=None, quadratic_model=False, factor_damping_period=None),
+    **dict(adaptive_damping=False, weight_decay=1e-4),
+  ),
+  "kfac_adam": _in_basis(kfac_basis.scale_by_kfac_adam, lambda fields: {}, weight_decay=1e-4),
+  "kfac_muon": _in_basis(
+    kfac_basis.scale_by_kfac_muon, _others, b1=0.9, b2=0.999, eps=1e-8, weight_decay=1e-2
+  ),
 }

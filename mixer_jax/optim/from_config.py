@@ -11,7 +11,7 @@ from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.optim import schedules, step_norms
 from mixer_jax.optim.curvature.blocks import Block, path_name
-from mixer_jax.optim.fields import OPTIMIZERS, Made, Problem
+from mixer_jax.optim.fields import OPTIMIZERS, Given, Problem, curvature
 from mixer_jax.optim.graft import SCOPES, graft
 
 
@@ -143,14 +143,15 @@ def _one(config, multiplier, problem, given, decayed, decay):
   scheduled = most if decay is None else lambda count: most * decay(count)
   if problem is None and config.name.startswith("kfac"):
     raise ValueError("problem is None; allowed: a Problem, whose layers it sees")
-  fields = _fields(config)
-  return fields.make(Made(rate, scheduled, mask, problem, given.get("damping")))
+  common = dict(weight_decay=scheduled, decay_mask=mask)
+  return OPTIMIZERS[config.name](
+    Given(rate, common, problem, given.get("damping")), **_fields(config)
+  )
 
 
-def _fields(config: ml_collections.ConfigDict) -> Any:
-  """The options of a group, with the defaults of its optimizer."""
-  own = {k: v for k, v in options.given(config).items() if k not in _GENERAL}
-  return OPTIMIZERS[config.name](**own)
+def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The fields of a group that are set, without those of every optimizer."""
+  return {k: v for k, v in options.given(config).items() if k not in _GENERAL}
 
 
 def numbers(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def kfac_sides(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigD
 
 def kfac_blocks(config: ml_collections.ConfigDict, problem: Problem) -> tuple[Block, ...]:
   """The blocks of the curvature that a group of `kfac_sides` has."""
-  return _fields(config).curvature(problem).blocks
+  return curvature({**OPTIMIZERS[config.name].defaults, **_fields(config)}, problem).blocks
 
 
 def is_kernel(path: str) -> bool:

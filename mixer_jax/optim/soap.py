@@ -92,6 +92,13 @@ def soap(
     basis_period=basis_period,
     decomposition=decomposition,
   )
+  return from_second(rule, learning_rate, weight_decay, decay_mask)
+
+
+def from_second(
+  rule: optax.GradientTransformation, learning_rate: Any, weight_decay: Any, decay_mask: Any
+) -> optax.GradientTransformationExtraArgs:
+  """A rule whose first update is zero, with decay and a learning rate from the second on."""
   tx = first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
   return _from_second(tx, lambda state: state[0].count)
 
