@@ -15,17 +15,20 @@ from tests.optim.two_layers import (
 )
 
 
-@pytest.mark.parametrize("given", [dict(damping_type="factored"), dict(refresh="qr")], ids=str)
-def test_inverses(given):
+@pytest.mark.parametrize("kind", ["factored", "qr"])
+def test_inverses(kind):
   """Changing gradients; the averages of the factors begin at the identity."""
-  options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, inverse_period=6)
-  tx = optim.scale_by_kfac(predict, *sequence()[0][:2], damping=0.1, **options, **given)
+  options = dict(damping=0.1, factor_decay=0.7, factor_period=3, inverse_period=6)
+  given = dict(decomposition=optim.Decomposition("qr"))
+  given = given if kind == "qr" else dict(damping_type="factored")
+  curvature = optim.Curvature(predict, *sequence()[0][:2], estimation="empirical")
+  tx = optim.scale_by_kfac(curvature, **options, **given)
   wanted, kept = [], {}
   for t, factors in averages(0.7, 3):
     wanted.append({})
     for name, (a, g) in factors.items():
       v = matrix(sequence()[t][2][name])
-      if t % 6 == 0 and "refresh" in given:
+      if t % 6 == 0 and kind == "qr":
         if t == 0:
           bases = [np.linalg.eigh(f)[1] for f in (a, g)]
         else:
@@ -36,7 +39,7 @@ def test_inverses(given):
         shifts = pi * np.sqrt(0.1), np.sqrt(0.1) / pi
         kept[name] = [np.linalg.inv(f + s * np.eye(len(f))) for f, s in zip((a, g), shifts)]
       one, two = kept[name]
-      if "refresh" in given:
+      if kind == "qr":
         (qa, qg), values = one, np.outer(*two)
         wanted[-1][name] = qa @ (qa.T @ v @ qg / (values + 0.1)) @ qg.T
       else:

@@ -10,8 +10,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mixer_jax import models, optim
-from mixer_jax.optim import curvature_options, factors
-from tests.optim.small_net import close, first, loss, predict, problem
+from mixer_jax.optim.curvature import curvature as curvature_lib
+from mixer_jax.optim.curvature import report
+from tests.optim.small_net import close, curvature, first, loss, problem
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -35,11 +36,12 @@ def test_a_plain_step_transposes_no_factor(name):
   params, batch = problem()
   options = dict(factor_period=2)
   if name in ("kfac_adam", "qr"):
-    options |= dict(basis_period=4, refresh="qr" if name == "qr" else "eigh")
-    tx = optim.scale_by_kfac_adam(predict, params, batch, **options)
+    how = optim.Decomposition("qr" if name == "qr" else "eigh")
+    options |= dict(basis_period=4, decomposition=how)
+    tx = optim.scale_by_kfac_adam(curvature(params, batch), **options)
   else:
     options |= dict(inverse_period=4, damping_type=name)
-    tx = optim.scale_by_kfac(predict, params, batch, **options)
+    tx = optim.scale_by_kfac(curvature(params, batch), **options)
   update = lambda g, s: tx.update(g, s, params, batch=batch, rng=jax.random.key(0))
   program = jax.jit(update, donate_argnums=1).lower(params, tx.init(params)).compile().as_text()
   always = program[program.index("\nENTRY") :]
@@ -52,7 +54,7 @@ def test_a_plain_step_transposes_no_factor(name):
 def test_periods_decide_what_a_step_renews():
   params, batch = problem()
   options = dict(factor_period=2, inverse_period=4)
-  tx = optim.scale_by_kfac(predict, params, batch, **options)
+  tx = optim.scale_by_kfac(curvature(params, batch), **options)
   states = [tx.init(params)]
   grads, update = jax.grad(loss)(params, batch), jax.jit(tx.update)
   for t in range(6):
@@ -73,7 +75,7 @@ def test_periods_decide_what_a_step_renews():
 @pytest.mark.thorough
 def test_scan_makes_the_steps_of_a_loop():
   params, batch = problem()
-  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)
+  tx = optim.kfac(0.05, curvature(params, batch), factor_period=2, inverse_period=3)
 
   def body(carry, seed):
     params, state = carry
@@ -91,7 +93,7 @@ def test_scan_makes_the_steps_of_a_loop():
 @pytest.mark.thorough
 def test_composes_with_optax():
   params, batch = problem()
-  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=2)
+  tx = optim.kfac(0.05, curvature(params, batch), factor_period=2, inverse_period=2)
   plain, _ = steps_of(tx, params, batch, 4)
   guarded = optax.apply_if_finite(tx, 2)
   middle, state = steps_of(guarded, params, batch, 2)
@@ -105,7 +107,7 @@ def test_composes_with_optax():
 def test_accumulated_gradients_make_a_step_of_their_mean():
   params, batch = problem()
   halves = [jax.tree.map(lambda x, i=i: x[i::2], batch) for i in (0, 1)]
-  tx = optim.kfac(0.05, predict, params, halves[0], factor_period=2, inverse_period=2)
+  tx = optim.kfac(0.05, curvature(params, halves[0]), factor_period=2, inverse_period=2)
   several = optax.MultiSteps(tx, 2).gradient_transformation()
   found, expected, parts, state = params, params, several.init(params), tx.init(params)
   for t in range(4):
@@ -121,7 +123,7 @@ def test_accumulated_gradients_make_a_step_of_their_mean():
 @pytest.mark.thorough
 def test_a_saved_and_restored_state_goes_on(tmp_path):
   params, batch = problem()
-  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=3)
+  tx = optim.kfac(0.05, curvature(params, batch), factor_period=2, inverse_period=3)
   whole, _ = steps_of(tx, params, batch, 8)
   first = steps_of(tx, params, batch, 4)
   with ocp.StandardCheckpointer() as checkpointer:
@@ -136,7 +138,7 @@ def test_a_saved_and_restored_state_goes_on(tmp_path):
 def test_multi_transform_preconditions_its_part():
   params, batch = problem()
   grads = jax.grad(loss)(params, batch)
-  kfac = optim.scale_by_kfac(predict, params, batch)
+  kfac = optim.scale_by_kfac(curvature(params, batch))
   whole = first(kfac, params, batch)
   mixed = optax.multi_transform(
     {"kfac": kfac, "sgd": optax.scale(2.0)}, {"one": "kfac", "two": "sgd"}
@@ -149,7 +151,7 @@ def test_multi_transform_preconditions_its_part():
 @pytest.mark.thorough
 def test_a_sharded_batch_makes_the_same_steps():
   params, batch = problem(batch_size=16)
-  tx = optim.kfac(0.05, predict, params, batch, factor_period=2, inverse_period=5)
+  tx = optim.kfac(0.05, curvature(params, batch), factor_period=2, inverse_period=5)
   one, _ = steps_of(tx, params, batch, 10)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -174,9 +176,10 @@ def test_no_nan(damping_type, identity_start):
   learnt = fresh | {"head": jax.tree.map(lambda x: x + 0.1, fresh["head"])}
   dead = learnt | {"MixerBlock_0": jax.tree.map(jnp.zeros_like, learnt["MixerBlock_0"])}
   options = dict(damping_type=damping_type, identity_start=identity_start)
-  tx = optim.kfac(
-    0.01, predict, fresh, (images, labels), factor_period=1, inverse_period=1, **options
-  )
+  options |= dict(factor_period=1, inverse_period=1)
+  of = optim.Curvature(predict, fresh, (images, labels))
+  first = optim.constrain_norm(optim.scale_by_kfac(of, **options), of, 1e-2, 0.01)
+  tx = optax.chain(first, optax.trace(0.9), optax.scale(-0.01))
 
   @jax.jit
   def step(params, state, batch, key):
@@ -199,17 +202,17 @@ def test_no_nan(damping_type, identity_start):
 
 def test_a_diagonal_factor_is_told_where_nobody_asked_for_it(caplog, monkeypatch):
   params, batch = problem()
-  monkeypatch.setattr(curvature_options, "MAX_FACTOR", 5)
-  factors._say.cache_clear()  # a line is told once in a process
-  optim.scale_by_kfac(predict, params, batch, max_factor=4)
+  monkeypatch.setattr(curvature_lib, "MAX_FACTOR", 5)
+  report.say.cache_clear()  # a line is told once in a process
+  curvature(params, batch, max_factor=4)
   assert "max_factor" not in caplog.text
-  optim.scale_by_kfac(predict, params, batch)
-  assert "K-FAC keeps the diagonal of a factor of 6 rows of one (max_factor)" in caplog.text
+  curvature(params, batch, max_factor=5)
+  assert "diagonal of a factor of 6 rows of one (max_factor)" in caplog.text
 
 
 def test_decay_waits_for_twenty_factor_periods():
   params, batch = problem()
-  tx = optim.kfac(1.0, predict, params, batch, momentum=0.0, weight_decay=0.5, factor_period=2)
+  tx = optim.kfac(1.0, curvature(params, batch), momentum=0.0, weight_decay=0.5, factor_period=2)
   state, update = tx.init(params), jax.jit(tx.update)
   for t in range(42):
     updates, state = update(

@@ -12,31 +12,29 @@ from mixer_jax import optim
 from tests.optim.two_layers import predict, sequence
 
 PARAMS, BATCH, _ = sequence()[0]
-KFAC = functools.partial(optim.kfac, 1e-2, predict, PARAMS, BATCH, factor_period=2)
+CURVATURE, CUT = (optim.Curvature(predict, PARAMS, BATCH, max_factor=n) for n in (None, 4))
+PERIODS = dict(factor_period=2, inverse_period=4)
+KFAC = functools.partial(optim.kfac, 1e-2, CURVATURE, **PERIODS)
+EKFAC = functools.partial(optim.ekfac, 1e-2, CURVATURE, **PERIODS)
 IN_BASIS = dict(factor_period=2, basis_period=4)
+QR = optim.Decomposition("qr", 0.1)
 MAKES = {
-  "kfac_muon_one_side": functools.partial(
-    optim.kfac_muon, 1e-2, predict, PARAMS, BATCH, max_factor=4, **IN_BASIS
-  ),
+  "kfac_muon_one_side": functools.partial(optim.kfac_muon, 1e-2, CUT, **IN_BASIS),
   "soap": functools.partial(optim.soap, 1e-2, basis_period=4),
-  "ekfac_batch": functools.partial(KFAC, inverse_period=4, eigenvalues="batch"),
-  "ekfac_examples": functools.partial(KFAC, inverse_period=4, eigenvalues="examples"),
-  "kfac_qr": functools.partial(KFAC, inverse_period=4, refresh="qr", tolerance=0.1),
-  "kfac_factored": functools.partial(KFAC, inverse_period=4, damping_type="factored"),
-  "kfac_one_side": functools.partial(KFAC, inverse_period=4, max_factor=4),
-  "kfac_adam": functools.partial(optim.kfac_adam, 1e-2, predict, PARAMS, BATCH, **IN_BASIS),
-  "kfac_adam_one_side": functools.partial(
-    optim.kfac_adam, 1e-2, predict, PARAMS, BATCH, max_factor=4, **IN_BASIS
-  ),
-  "kfac_adam_qr": functools.partial(
-    *(optim.kfac_adam, 1e-2, predict, PARAMS, BATCH), refresh="qr", tolerance=0.1, **IN_BASIS
-  ),
-  "kfac_muon": functools.partial(optim.kfac_muon, 1e-2, predict, PARAMS, BATCH, **IN_BASIS),
+  "ekfac_batch": functools.partial(EKFAC, moments="batch"),
+  "ekfac_examples": functools.partial(EKFAC, moments="examples"),
+  "kfac_qr": functools.partial(optim.scale_by_kfac, CURVATURE, decomposition=QR, **PERIODS),
+  "kfac_factored": functools.partial(KFAC, damping_type="factored"),
+  "kfac_one_side": functools.partial(optim.kfac, 1e-2, CUT, **PERIODS),
+  "kfac_adam": functools.partial(optim.kfac_adam, 1e-2, CURVATURE, **IN_BASIS),
+  "kfac_adam_one_side": functools.partial(optim.kfac_adam, 1e-2, CUT, **IN_BASIS),
+  "kfac_adam_qr": functools.partial(optim.kfac_adam, 1e-2, CURVATURE, decomposition=QR, **IN_BASIS),
+  "kfac_muon": functools.partial(optim.kfac_muon, 1e-2, CURVATURE, **IN_BASIS),
   "corrected_shampoo": functools.partial(
     optim.shampoo, 1e-2, basis_period=4, corrected=True, max_factor=4
   ),
   "shampoo": functools.partial(optim.shampoo, 1e-2, basis_period=4),
-  "muon": functools.partial(optim.OPTIMIZERS["muon"], 1e-2),
+  "muon": functools.partial(optim.muon, 1e-2),
   "grafted_shampoo": lambda: optim.graft(optim.adam(1e-2), optim.shampoo(1e-2, basis_period=4)),
 }
 
