@@ -191,9 +191,11 @@ class Curvature:
 
     `gradient` maps the outputs to the gradient of a loss. Equal to autodiff's (see `check`).
     """
-    return estimation_lib.row_gradients(
+    found = estimation_lib.row_gradients(
       self._traced(batch), jax.tree.leaves(params), batch, gradient
     )
+    read = self.matrices(jax.tree.map(jnp.ones_like, params))  # 0 where a mask hides an element
+    return {name: own * read[name] for name, own in found.items()}
 
   def matrices(self, tree: Any) -> dict[str, jax.Array]:
     """The matrices [*stacked, d_in, d_out] of the layers in a tree like params, by name."""

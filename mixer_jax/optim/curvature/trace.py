@@ -328,8 +328,10 @@ def _multiply(found: Found, equation: Any, given: list[Any], path: Path) -> Any:
   view, other = given[seen[0]], given[1 - seen[0]]
   if isinstance(other, _Constant):
     value = other.value()
-    zeros_and_ones = np.isin(value, (0, 1)).all()
-    return views.masked(view, value != 0) if zeros_and_ones else NotImplemented
+    if np.isin(value, (0, 1)).all():
+      return views.masked(view, value != 0)
+    if max(view.shape, default=1) < math.prod(view.shape):  # not a scale beside running averages
+      return NotImplemented
   found.uses.append(Use(path, "scale", view, 1 - seen[0]))
   return None
 

@@ -98,6 +98,11 @@ def _same(view: View, params: dict[str, Any]) -> View:
   return view
 
 
+def _convert(view: View, params: dict[str, Any]) -> View | None:
+  """Products of complex rows have no real factors."""
+  return None if jnp.issubdtype(params["new_dtype"], jnp.complexfloating) else view
+
+
 def _reshape(view: View, params: dict[str, Any]) -> View:
   sizes = tuple(params["new_sizes"])
   return view._then(view.positions.reshape(*_lead(view), *sizes), lambda x: x.reshape(sizes))
@@ -154,10 +159,11 @@ def _reverse(view: View, params: dict[str, Any]) -> View:
 
 
 _IDENTITIES = (
-  "convert_element_type copy copy_p reduce_precision optimization_barrier sharding_constraint"
+  "copy copy_p reduce_precision optimization_barrier sharding_constraint"
   " pvary pcast name reshard mesh_cast"
 )
 _OPERATIONS = dict.fromkeys(_IDENTITIES.split(), _same) | {
+  "convert_element_type": _convert,
   "reshape": _reshape,
   "transpose": _transpose,
   "squeeze": _squeeze,
