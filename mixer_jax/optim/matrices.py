@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
   @property
   def matrix(self) -> bool:
-    return bool(self.sizes)
+    return bool(self.sizes) and 0 not in self.sizes
 
 
 class Matrices:
