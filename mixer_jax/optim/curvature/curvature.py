@@ -182,7 +182,9 @@ class Curvature:
   def _failing(self, params: Params, batch: Batch) -> list[str]:
     """The kernels of the layers whose check fails."""
     found = check.errors(self, params, batch)
-    bound = 1e-3 if all(x.dtype.itemsize > 2 for x in jax.tree.leaves(params)) else 0.1
+    narrow = any(term.found.narrow for term in self._traced(batch).terms)
+    narrow |= any(x.dtype.itemsize <= 2 for x in jax.tree.leaves(params))
+    bound = 0.1 if narrow else 1e-3
     kernels = {block.name: block.paths[0] for block in self.blocks}
     return [kernels[name] for name, error in found.items() if error > bound]
 

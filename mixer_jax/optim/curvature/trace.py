@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import jax
 from jax.extend import core
+import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.optim.curvature import products, views
@@ -69,6 +70,7 @@ class Found:
     leaks: by leaf, why a reader that is no use cannot be seen.
     selections: paths of equations that take one layer out of a stack.
     runs: how often the equations that the walk is at run, by the loops around them.
+    narrow: whether it computes in floats of 16 bits.
     debug: JAX's information about the program.
   """
 
@@ -76,6 +78,7 @@ class Found:
   leaks: dict[int, str] = dataclasses.field(default_factory=dict)
   selections: set[Path] = dataclasses.field(default_factory=set)
   runs: int = 1
+  narrow: bool = False
   debug: Any = None
 
 
@@ -109,6 +112,7 @@ def _walk(found: Found, jaxpr: Any, consts: Any, values: list[Any], path: Path) 
 def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list[Any]:
   """The values of an equation's results."""
   none = [None] * len(equation.outvars)
+  found.narrow |= any(map(_is_narrow, equation.outvars))
   if all(isinstance(x, _Constant) for x in given) and not equation.effects:
     return _constants(equation, given, found.debug)
   if not any(isinstance(x, View | _Output) for x in given):
@@ -130,6 +134,11 @@ def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list
   for x in given:
     _leak(found, x, f"is read by {name}")
   return none
+
+
+def _is_narrow(variable: Any) -> bool:
+  dtype = getattr(variable.aval, "dtype", np.dtype(bool))
+  return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16
 
 
 def _leak(found: Found, value: Any, reason: str) -> None:
