@@ -9,18 +9,22 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import quadratic
-from mixer_jax.optim.kfac_jax_blocks import kfac_jax
-from tests.optim.small_net import close, loss, needs_kfac_jax_s_tracer, predict, problem, registered
-from tests.optim.small_net_fisher import CHOSEN, EXACT, train
+from mixer_jax.optim.curvature.kfac_jax_blocks import kfac_jax
+from tests.optim.small_net import (
+  close,
+  curvature,
+  loss,
+  needs_kfac_jax_s_tracer,
+  problem,
+  registered,
+)
+from tests.optim.small_net_fisher import EXACT, chosen, train
 
 
-class Fixed(quadratic.Model):
-  """A model of no curvature, so that the predicted change is the slope alone."""
+class Flat:
+  """No curvature, so that the predicted change is the slope alone."""
 
-  def __init__(self, decay=0.0):
-    self.decay, self._mask = (lambda count: decay), None
-
-  def products(self, params, batch, vectors, decay):
+  def quadratic(self, params, batch, vectors):
     return jnp.zeros((len(vectors), len(vectors)))
 
 
@@ -30,7 +34,7 @@ def test_damping_follows_the_rule(decay):
   """The ratios swing over both thresholds; the bounds are reached; NumPy does the same."""
   plain = optax.sgd(0.1)
   rule = dict(damping_period=2, damping_decay=0.5, min_damping=0.3, max_damping=8.0)
-  tx = quadratic.levenberg_marquardt(plain, Fixed(decay), 1.0, **rule)
+  tx = quadratic.levenberg_marquardt(plain, Flat(), 1.0, weight_decay=decay, **rule)
   ratios = [1.0, 0.9, 0.5, 0.1, -3.0, np.nan, 0.0, 0.0, 0.0, 0.74, 0.76, 0.26, 0.24]
   params, grads = jnp.array([2.0, -1.0]), jnp.array([0.5, 1.0])
   state, lam, update = tx.init(params), 1.0, jax.jit(tx.update, static_argnames="value_fn")
@@ -53,7 +57,7 @@ def test_damping_follows_the_rule(decay):
 
 def test_a_step_without_expected_reduction_raises_the_damping():
   """Even if the loss rises as expected."""
-  tx = quadratic.levenberg_marquardt(optax.sgd(-0.1), Fixed(), 1.0, damping_period=1)
+  tx = quadratic.levenberg_marquardt(optax.sgd(-0.1), Flat(), 1.0, damping_period=1)
   params, grads = jnp.ones(2), jnp.ones(2)
   _, state = tx.update(grads, tx.init(params), params, batch=None, value_fn=jnp.sum)
   assert float(state.damping) == pytest.approx(1 / 0.95)
@@ -74,8 +78,8 @@ def test_least_squares_are_solved_in_one_step(decay):
   params = jax.jit(Linear().init)(jax.random.key(0), x)["params"]
   predict = lambda p, b: Linear().apply({"params": p}, b[0])
   squares = lambda p: jnp.square(predict(p, (x, y)) - y).sum(axis=1).mean()
-  options = dict(likelihood="normal", damping=1e-5, weight_decay=decay, decay_from=0, **EXACT)
-  tx = optim.kfac(1.0, predict, params, (x, y), damping_period=1, **CHOSEN, **options)
+  of = optim.Curvature(predict, params, (x, y), likelihood="normal", **EXACT)
+  tx = chosen(of, 1e-5, weight_decay=decay, damping_period=1, identity_start=False)
   step, state = tx.update(
     jax.grad(squares)(params), tx.init(params), params, batch=(x, y), value_fn=squares
   )
@@ -123,9 +127,9 @@ def test_fifty_steps_are_those_of_kfac_jax(damping, decay):
   """Rounding alone differs: 1e-7 of a step, amplified where two vectors are nearly parallel."""
   params, batch = problem(64)
   moved, theirs = steps_of_kfac_jax(params, batch, 50, damping, decay)
-  options = dict(damping=damping, damping_type="factored", factor_period=1, inverse_period=5)
-  options |= dict(factor_decay=0.95, weight_decay=decay, decay_from=0)
-  tx = optim.kfac(1.0, predict, params, batch, **options, **CHOSEN, **EXACT)
+  options = dict(damping_type="factored", factor_period=1, inverse_period=5)
+  options |= dict(factor_decay=0.95, identity_start=False, weight_decay=decay)
+  tx = chosen(curvature(params, batch, **EXACT), damping, **options)
 
   @jax.jit
   def step(params, state):
@@ -152,23 +156,9 @@ def test_fifty_steps_are_those_of_kfac_jax(damping, decay):
 @pytest.mark.thorough
 def test_fixed_rates_may_have_adaptive_damping():
   params, batch = problem(16)
-  options = dict(damping=0.1, weight_decay=0.0, **EXACT)
-  adaptive = optim.kfac(0.05, predict, params, batch, adaptive_damping=True, **options)
-  fixed = optim.kfac(0.05, predict, params, batch, **options)
+  of = curvature(params, batch, **EXACT)
+  fixed = optim.kfac(0.05, of, damping=0.1, weight_decay=0.0)
+  adaptive = optim.levenberg_marquardt(fixed, of, 0.1)
   (one, state), (other, _) = (train(tx, params, batch, 5) for tx in (adaptive, fixed))
   close(one, other, rtol=1e-4, atol=1e-5)  # the damping of the first five
   assert float(state.ratio) > 0.75 and float(state.damping) == pytest.approx(0.1 * 0.95**5)
-
-
-def test_a_layout_is_left_before_the_loss_is_taken():
-  layout = optim.Layout(
-    lambda tree: {"a": tree["both"][0], "b": tree["both"][1]},
-    lambda tree: {"both": jnp.stack([tree["a"], tree["b"]])},
-  )
-  inner = quadratic.levenberg_marquardt(optax.sgd(0.1), Fixed(), 1.0, damping_period=1)
-  tx, params = optim.relayout(inner, layout), {"both": jnp.array([1.0, 2.0])}
-  value_fn = lambda p: (p["both"] ** 2).sum()
-  _, state = tx.update(jax.grad(value_fn)(params), tx.init(params), params, batch=None,
-                       value_fn=value_fn)  # fmt: skip
-  # -0.1 |g|^2 is expected, with |g|^2 = 20; -0.1 |g|^2 + 0.01 |g|^2 comes.
-  assert float(state.ratio) == pytest.approx(0.9)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
-from mixer_jax.optim import algebra, block_trees
-from mixer_jax.optim.factors import curvature_of
+from mixer_jax.optim import algebra, trees
 from tests.optim.two_layers import (
   EXAMPLES,
   SIZES,
@@ -55,24 +54,33 @@ class Images(nn.Module):
     return nn.Dense(3, name="head")(x.reshape(len(x), -1))
 
 
-@pytest.mark.parametrize("model", [Words(), Images()])
+class TimeFirst(nn.Module):
+  """A layer whose rows have the time first."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.Dense(3, name="turned")(x.reshape(*x.shape[:2], -1).swapaxes(0, 1))
+    return nn.Dense(3, name="head")(nn.tanh(x).mean(axis=0))
+
+
+@pytest.mark.parametrize("model", [Words(), Images(), TimeFirst()])
 @pytest.mark.thorough
 def test_second_moments_of_examples_are_those_of_their_gradients(model):
   rng = np.random.default_rng(0)
   ids = np.stack([rng.permutation(9)[:3] for _ in range(5)])
   x = ids if isinstance(model, Words) else rng.normal(size=(5, 3, 3, 2)).astype(np.float32)
-  batch = {"x": x, "y": rng.integers(0, 3, 5)}
+  weights = np.float32([1, 1, 1, 1, 0])  # the last example is padding
+  batch = {"x": x, "y": rng.integers(0, 3, 5), "weights": weights}
   params = jax.jit(model.init)(jax.random.key(0), x)["params"]
 
   def predict(params, batch):
-    weights = jnp.ones(len(batch["x"])).at[4].set(0.0)  # the last example is padding
-    return model.apply({"params": params}, batch["x"]), batch["y"], weights
+    return model.apply({"params": params}, batch["x"]), batch["y"], batch["weights"]
 
   def loss(params, x, y):
     return -jax.nn.log_softmax(model.apply({"params": params}, x[None]))[0, y]
 
   options = dict(estimation="empirical", token_averaging="expand")
-  curvature = optim.factors.curvature_of(predict, params, batch, **options)
+  curvature = optim.Curvature(predict, params, batch, **options)
   basis = {}
   for b in curvature.blocks:
     turns = [
@@ -87,8 +95,8 @@ def test_second_moments_of_examples_are_those_of_their_gradients(model):
   for b in curvature.blocks:
     squares = 0.0
     for n in range(4):
-      one = block_trees.by_path(jax.tree.map(lambda x, n=n: x[n], each))
-      matrix = block_trees.to_matrix(b, [one[path] for path in b.paths])
+      one = trees.by_path(jax.tree.map(lambda x, n=n: x[n], each))
+      matrix = b.matrix([one[path] for path in b.paths])
       squares = squares + np.asarray(algebra.rotated(matrix, basis[b.name])) ** 2 / 4
     np.testing.assert_allclose(found[b.name], squares, rtol=1e-4, atol=1e-7, err_msg=b.name)
 
@@ -110,8 +118,7 @@ def test_both_second_moments_have_the_scale_of_the_loss_s_rows():
   p = np.float64(jax.nn.softmax(predict(params, x))).reshape(-1, 3)
   squares = np.einsum("ry,ryo->ro", p, (p[:, None] - np.eye(3)) ** 2)  # E[d^2] of each row
   of_gradient = np.float64(x).reshape(-1, 2).T ** 2 @ squares / len(p) ** 2
-  options = dict(estimation="exact", token_averaging="expand")
-  curvature = optim.factors.curvature_of(predict, params, x, **options)
+  curvature = optim.Curvature(predict, params, x, estimation="exact", token_averaging="expand")
   same = tuple(algebra.Eigen(jnp.ones(d), jnp.eye(d)) for d in (2, 3))
   found = curvature.second_moments(params, x, None, {"head": same})
   scaled = curvature.moment_scales(params, x)["head"] * of_gradient
@@ -126,12 +133,14 @@ def test_squares_of_the_batch_s_gradient_have_the_mean_of_the_fisher_matrix(weig
   x = x[[0, 0, 0]] if weights and weights[1] else x
   params, w = {"kernel": jnp.float32([[1, -1, 0.5], [0, 2, -1]])}, weights and jnp.float32(weights)
 
-  def predict(params, x):
-    logits = model.apply({"params": params}, x)
-    return logits if w is None else (logits, None, w)
+  def predict(params, batch):
+    logits = model.apply({"params": params}, batch["x"])
+    return (logits, None, batch["w"]) if "w" in batch else logits
 
+  batch = {"x": x} | ({} if w is None else {"w": w})
   options = dict(likelihood=(c, "categorical"), token_averaging="expand")
-  scale = curvature_of(predict, params, x, **options).moment_scales(params, x)["kernel"]
+  curvature = optim.Curvature(predict, params, batch, **options)
+  scale = curvature.moment_scales(params, batch)["kernel"]
   logits = x @ np.float64(params["kernel"])
   p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
   share = np.ones(3) / 3 if w is None else np.float64(w) / np.sum(np.float64(w))
@@ -148,8 +157,8 @@ def test_a_batch_of_padding_changes_no_second_moment_of_examples():
   x = jnp.cos(jnp.arange(40.0)).reshape(8, 5)
   params = net.init(jax.random.key(0), x)["params"]
   predict = lambda p, b: (net.apply({"params": p}, b[0]), None, b[1])
-  options = dict(eigenvalues="examples", factor_period=1, inverse_period=4)
-  tx = optim.scale_by_kfac(predict, params, (x, jnp.ones(8)), **options)
+  options = dict(moments="examples", factor_period=1, inverse_period=4)
+  tx = optim.scale_by_ekfac(optim.Curvature(predict, params, (x, jnp.ones(8))), **options)
   state, moments = tx.init(params), []
   for i, weight in enumerate([1.0, 1.0, 0.0]):
     batch = x, jnp.full(8, weight)
@@ -157,21 +166,6 @@ def test_a_batch_of_padding_changes_no_second_moment_of_examples():
     moments.append(jax.tree.leaves(state.second_moments)[0])
   assert moments[0].any() and not np.allclose(moments[0], moments[1])
   np.testing.assert_array_equal(moments[2], moments[1])
-
-
-def test_rows_without_the_examples_in_front_are_refused():
-  class TimeFirst(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-      x = nn.Dense(3, name="turned")(x.swapaxes(0, 1))
-      return nn.Dense(3, name="head")(x.mean(axis=0))
-
-  x = jnp.ones((4, 5, 2))
-  params = jax.jit(TimeFirst().init)(jax.random.key(0), x)["params"]
-  predict = lambda params, x: TimeFirst().apply({"params": params}, x)
-  tx = optim.scale_by_kfac(predict, params, x, eigenvalues="examples")
-  with pytest.raises(ValueError, match="needs the examples first in the rows of turned; allowed"):
-    tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
 
 
 def test_second_moments_of_batches_need_equal_rows_of_all_outputs():
@@ -183,11 +177,9 @@ def test_second_moments_of_batches_need_equal_rows_of_all_outputs():
     y = Tagger().apply({"params": params}, x)
     return {"tokens": y, "whole": y.mean(axis=1)}
 
-  options = dict(likelihood=dict.fromkeys(("tokens", "whole"), "categorical"), eigenvalues="batch")
-  with pytest.raises(
-    ValueError, match=r"outputs of equally many rows; they have \(4, 5\) and \(4,\)"
-  ):
-    optim.scale_by_kfac(both, params, x, **options)
+  likelihood = dict.fromkeys(("tokens", "whole"), "categorical")
+  with pytest.raises(ValueError, match="outputs of equally many rows"):
+    optim.scale_by_ekfac(optim.Curvature(both, params, x, likelihood=likelihood))
 
 
 def test_second_moments_of_batches_need_one_weight_of_all_likelihoods():
@@ -196,19 +188,19 @@ def test_second_moments_of_batches_need_one_weight_of_all_likelihoods():
   both = lambda params, x: {"a": y(params, x), "b": 2 * y(params, x)}
   for weight, refused in ((0.5, False), (2.0, True)):
     likelihood = {"a": (0.5, "categorical"), "b": (weight, "categorical")}
-    told = pytest.raises(ValueError, match="needs one weight for the likelihoods of all outputs")
+    told = pytest.raises(ValueError, match="one weight for the likelihoods of all outputs")
     with told if refused else contextlib.nullcontext():
-      tx = optim.scale_by_kfac(both, params, x, likelihood=likelihood, eigenvalues="batch")
+      tx = optim.scale_by_ekfac(optim.Curvature(both, params, x, likelihood=likelihood))
       tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
 
 
 @pytest.mark.thorough
 def test_factors_of_a_part_of_the_batch():
   params, batch, grads = sequence()[0]
-  options = dict(estimation="empirical", factor_decay=0.0)
   half = jax.tree.map(lambda x: x[::2], batch)
-  of_half = optim.scale_by_kfac(predict, params, half, **options)
-  part = optim.scale_by_kfac(predict, params, batch, factor_fraction=0.5, **options)
+  curvature = optim.Curvature(predict, params, half, estimation="empirical")
+  of_half = optim.scale_by_kfac(curvature, factor_decay=0.0)
+  part = optim.scale_by_kfac(curvature, factor_fraction=0.5, factor_decay=0.0)
   wanted, found = (
     tx.update(grads, tx.init(params), params, batch=b)[1].factors
     for tx, b in ((of_half, half), (part, batch))
@@ -230,7 +222,7 @@ def test_both_conventions_give_convolutions_one_product():
   basis = {"conv": tuple(algebra.Eigen(jnp.ones(d), jnp.eye(d)) for d in (9, 2))}
   found = []
   for averaging in ("published", "expand"):
-    c = curvature_of(apply, params, x, estimation="exact", token_averaging=averaging)
+    c = optim.Curvature(apply, params, x, estimation="exact", token_averaging=averaging)
     found.append(
       (c.second_moments(params, x, None, basis)["conv"], c.moment_scales(params, x)["conv"])
     )
@@ -238,8 +230,8 @@ def test_both_conventions_give_convolutions_one_product():
     np.testing.assert_allclose(published, expand, rtol=1e-5)
 
 
-@pytest.mark.parametrize("eigenvalues", ["batch", "examples"])
-def test_a_layer_may_have_a_plain_parameter_beside_its_block(eigenvalues):
+@pytest.mark.parametrize("moments", ["batch", "examples"])
+def test_a_layer_may_have_a_plain_parameter_beside_its_block(moments):
   class Gain(nn.Dense):
     @nn.compact
     def __call__(self, x):
@@ -253,20 +245,21 @@ def test_a_layer_may_have_a_plain_parameter_beside_its_block(eigenvalues):
   x = jnp.cos(jnp.arange(12.0)).reshape(4, 3)
   params = jax.jit(Net().init)(jax.random.key(0), x)["params"]
   predict = lambda params, x: Net().apply({"params": params}, x)
-  options = dict(plain="gain", eigenvalues=eigenvalues, identity_start=False)
-  tx = optim.scale_by_kfac(predict, params, x, **options)
+  curvature = optim.Curvature(predict, params, x, norms="diagonal", unpreconditioned="gain")
+  tx = optim.scale_by_ekfac(curvature, moments=moments, identity_start=False)
   updates, _ = tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
   np.testing.assert_array_equal(updates["layer"]["gain"], params["layer"]["gain"])
   assert not np.allclose(updates["layer"]["kernel"], params["layer"]["kernel"])
 
 
-@pytest.mark.parametrize("eigenvalues", ["batch", "examples"])
+@pytest.mark.parametrize("moments", ["batch", "examples"])
 @pytest.mark.first(2)
-def test_ekfac(eigenvalues):
+def test_ekfac(moments):
   params, batch, _ = sequence()[0]
-  options = dict(estimation="empirical", factor_decay=0.7, factor_period=3, inverse_period=6)
-  options |= dict(eigenvalues=eigenvalues, moment_decay=0.6, damping=0.1)
-  tx = optim.scale_by_kfac(predict, params, batch, **options)
+  options = dict(factor_decay=0.7, factor_period=3, inverse_period=6)
+  options |= dict(moments=moments, moment_decay=0.6, damping=0.1)
+  curvature = optim.Curvature(predict, params, batch, estimation="empirical")
+  tx = optim.scale_by_ekfac(curvature, **options)
   wanted, state = [], {name: {} for name in SIZES}
   for t, factors in averages(0.7, 3):
     wanted.append({})
@@ -277,13 +270,13 @@ def test_ekfac(eigenvalues):
         (la, qa), (lg, qg) = map(np.linalg.eigh, factor)
         own["basis"], own["moments"], own["estimates"] = (qa, qg), np.outer(la, lg), []
       qa, qg = own["basis"]
-      if t % 3 == 0 and eigenvalues == "examples":
+      if t % 3 == 0 and moments == "examples":
         each = np.einsum("nti,nto->nio", a @ qa, d @ qg)  # a gradient of every example
         own["estimates"].append(tokens * (each**2).mean(axis=0))
         weights = 0.6 ** np.arange(len(own["estimates"]))[::-1]
         own["moments"] = np.average(own["estimates"], axis=0, weights=weights)
       v = qa.T @ matrix(sequence()[t][2][name]) @ qg
-      if eigenvalues == "batch":
+      if moments == "batch":
         own["moments"] = 0.6 * own["moments"] + 0.4 * EXAMPLES * tokens * v**2
       wanted[-1][name] = qa @ (v / (own["moments"] + 0.1)) @ qg.T
   assert_steps(updates_of(tx)[0], wanted)
@@ -292,9 +285,9 @@ def test_ekfac(eigenvalues):
 def test_ekfac_is_kfac_where_the_second_moments_of_a_batch_have_no_weight():
   params, batch, _ = sequence()[0]
   options = dict(damping=0.1, factor_decay=0.7, factor_period=3, inverse_period=6)
-  kfac = updates_of(optim.scale_by_kfac(predict, params, batch, **options))[0]
-  options |= dict(eigenvalues="batch", moment_decay=1.0)
-  found = updates_of(optim.scale_by_kfac(predict, params, batch, **options))[0]
+  curvature = optim.Curvature(predict, params, batch)
+  kfac = updates_of(optim.scale_by_kfac(curvature, **options))[0]
+  found = updates_of(optim.scale_by_ekfac(curvature, moment_decay=1.0, **options))[0]
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, kfac)
 
 
@@ -308,19 +301,21 @@ def test_ekfac_is_kfac_where_the_second_moments_are_the_products_of_eigenvalues(
   outputs = layer.apply({"params": params}, x)
   batch = {"x": x, "y": outputs - np.tile(output_gradients, (4, 1))}
   of_one = lambda params, batch: (layer.apply({"params": params}, batch["x"]), batch["y"])
-  options = dict(likelihood="normal", estimation="empirical", damping=1e-3, identity_start=False)
-  options |= dict(factor_period=2, inverse_period=4)
+  options = dict(damping=1e-3, identity_start=False, factor_period=2, inverse_period=4)
+  curvature = optim.Curvature(of_one, params, batch, likelihood="normal", estimation="empirical")
   steps = {}
-  for eigenvalues in ("factors", "examples"):
-    tx = optim.scale_by_kfac(of_one, params, batch, eigenvalues=eigenvalues, **options)
-    state, steps[eigenvalues] = tx.init(params), []
+  for name, tx in (
+    ("factors", optim.scale_by_kfac(curvature, **options)),
+    ("examples", optim.scale_by_ekfac(curvature, moments="examples", **options)),
+  ):
+    state, steps[name] = tx.init(params), []
     update = jax.jit(tx.update)
     for t in range(6):
       gradient = jax.tree.map(
         lambda p, t=t: jnp.cos(t + jnp.arange(p.size)).reshape(p.shape), params
       )
       step, state = update(gradient, state, params, batch=batch)
-      steps[eigenvalues].append(step)
+      steps[name].append(step)
   same = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
   jax.tree.map(same, steps["examples"], steps["factors"])
   assert np.abs(steps["factors"][0]["kernel"]).max() > 0.1
