@@ -414,8 +414,11 @@ def _tell_gradient(cosine: Any) -> None:
 
 
 def _are_small_arrays(params: Params, batch: Batch) -> bool:
-  """Whether a check costs little: arrays, not shapes or tracers, and not too many parameters."""
-  leaves = jax.tree.leaves((params, batch))
+  """Whether a check costs little: arrays, not shapes or tracers, and not too many parameters.
+
+  While a program is traced nothing is computed, whatever arrays are given.
+  """
+  leaves = [jnp.zeros(()), *jax.tree.leaves((params, batch))]
   concrete = all(
     isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in leaves
   )
