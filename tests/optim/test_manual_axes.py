@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
-from tests.optim.small_net import close, first, loss, predict, problem
+from tests.optim.small_net import close, curvature, first, loss, predict, problem
 
 P = PartitionSpec
 
@@ -18,7 +18,7 @@ P = PartitionSpec
 @pytest.mark.thorough
 def test_a_mesh_of_explicit_axes():
   params, batch = problem()
-  tx = optim.kfac(0.1, predict, params, batch, estimation="exact")
+  tx = optim.kfac(0.1, curvature(params, batch, estimation="exact"))
   expected = first(tx, params, batch)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
   spread = jax.device_put(batch, NamedSharding(mesh, P("data")))
@@ -47,11 +47,11 @@ def mean_gradient(params, batch):
 
 
 MANUAL = {
-  "kfac": dict(estimation="exact"),
-  "kfac_adam": dict(estimation="exact", eps=1e-3),  # Adam's first step has signs of roundings
-  "kfac_muon": dict(estimation="exact", eps=1e-3),
-  "kfac ekfac of batches": dict(estimation="exact", eigenvalues="batch"),
-  "kfac ekfac of examples": dict(estimation="exact", eigenvalues="examples"),
+  "kfac": {},
+  "kfac_adam": dict(eps=1e-3),  # Adam's first step has signs of roundings
+  "kfac_muon": {},
+  "ekfac of batches": dict(moments="batch"),
+  "ekfac of examples": dict(moments="examples"),
 }
 
 
@@ -62,14 +62,15 @@ MANUAL = {
 def test_manual_axes(how, name, weighted):
   weigh = lambda p, b: (*predict(p, b), b["weights"])
   make = getattr(optim, name.split()[0])
-  make = functools.partial(make, 0.1, weigh if weighted else predict, **MANUAL[name])
+  given = functools.partial(optim.Curvature, weigh if weighted else predict, estimation="exact")
   params, batch = problem()
   batch["weights"] = np.float32([1, 0, 0.5, 2, 1, 1, 0, 1])
-  expected = first(make(params, batch), params, batch)
+  built = lambda axis_name: make(0.1, given(params, batch, axis_name=axis_name), **MANUAL[name])
+  expected = first(built(None), params, batch)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
   def update(axis_name):
-    tx = make(params, batch, axis_name=axis_name)
+    tx = built(axis_name)
 
     def step(params, state, batch):
       checked = how == "checked"
@@ -107,17 +108,20 @@ def test_a_device_with_padding_alone_adds_nothing():
   weights = np.array([1, 1, 0, 0], np.float32)[:, None] * np.ones((4, 5), np.float32)
   apply = lambda params, batch: (Turned().apply({"params": params}, batch["x"]), None, batch["w"])
   batch = dict(x=x * weights[..., None], w=weights)
-  found = functools.partial(optim.kfac_factors, apply, estimation="exact", rng=jax.random.key(0))
-  expected = found(params=params, batch=jax.tree.map(lambda x: x[:2], batch))
+  make = lambda axis_name: optim.Curvature(
+    apply, params, batch, estimation="exact", axis_name=axis_name
+  )
+  found = lambda batch, axis_name=None: make(axis_name).estimate(params, batch, jax.random.key(0))
+  expected = found(jax.tree.map(lambda x: x[:2], batch))
   mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
-  spread = lambda batch: found(params=params, batch=batch, axis_name="data")
+  spread = lambda batch: found(batch, "data")
   specs = dict(in_specs=P("data"), out_specs=P(), check_vma=False)
   close(jax.jit(jax.shard_map(spread, mesh=mesh, **specs))(batch), expected, rtol=1e-4)
 
 
 def test_an_axis_that_is_not_there_is_refused():
   params, batch = problem()
-  tx = optim.kfac(0.1, predict, params, batch, axis_name="data")
+  tx = optim.kfac(0.1, curvature(params, batch, axis_name="data"))
   with pytest.raises(ValueError, match="axis_name is 'data', no axis of a shard_map or pmap"):
     jax.jit(tx.update)(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
 
@@ -125,9 +129,9 @@ def test_an_axis_that_is_not_there_is_refused():
 @pytest.mark.parametrize("eigenvalues", ["factors", "batch"])
 def test_copies_of_a_batch_on_a_second_axis_do_not_count(eigenvalues):
   params, batch = problem()
-  make = functools.partial(
-    optim.scale_by_kfac, predict, params, batch, estimation="exact", eigenvalues=eigenvalues
-  )
+  of = functools.partial(curvature, params, batch, estimation="exact")
+  scale_by = optim.scale_by_kfac if eigenvalues == "factors" else optim.scale_by_ekfac
+  make = lambda **options: scale_by(of(**options))
   expected = first(make(), params, batch)
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
@@ -150,9 +154,9 @@ def test_copies_of_a_batch_on_a_second_axis_do_not_count(eigenvalues):
 
 def test_a_batch_over_two_axes_of_vmap_counts_whole():
   params, batch = problem()
-  options = dict(estimation="exact", eigenvalues="batch")
-  expected = first(optim.scale_by_kfac(predict, params, batch, **options), params, batch)
-  tx = optim.scale_by_kfac(predict, params, batch, **options, axis_name=("one", "two"))
+  of = functools.partial(curvature, params, batch, estimation="exact")
+  expected = first(optim.scale_by_ekfac(of()), params, batch)
+  tx = optim.scale_by_ekfac(of(axis_name=("one", "two")))
   grads = jax.grad(loss)(params, batch)
   step = lambda batch: tx.update(grads, tx.init(params), params, batch=batch)[0]
   spread = jax.vmap(jax.vmap(step, axis_name="two"), axis_name="one")
@@ -165,7 +169,8 @@ def test_devices_draw_labels_of_their_own():
   params = {"kernel": jnp.zeros((3, 4))}
   apply = lambda p, x: model.apply({"params": p}, x)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-  one = lambda p, x, k: optim.kfac_factors(apply, p, x, k, axis_name="data")["kernel"].outputs
+  of = optim.Curvature(apply, params, x, axis_name="data")
+  one = lambda p, x, k: of.estimate(p, x, k)["kernel"].outputs
   specs = dict(in_specs=(P(), P("data"), P()), out_specs=P(), check_vma=False)
   g = jax.shard_map(one, mesh=mesh, **specs)(params, x, jax.random.key(0))
   assert np.linalg.matrix_rank(np.asarray(g), tol=1e-3) > 1  # not one label on all devices

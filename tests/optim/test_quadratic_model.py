@@ -11,7 +11,7 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import quadratic
-from tests.optim.small_net import Net, close, loss, predict, problem
+from tests.optim.small_net import Net, close, curvature, loss, problem
 from tests.optim.small_net_fisher import EXACT, dense_fisher
 from tests.optim.test_likelihoods import fisher_of_outputs
 
@@ -66,19 +66,17 @@ def test_products_are_those_of_the_dense_matrix(case, weighted):
   if weighted == "tokens":
     x, weights = x.reshape(2, 3, 5), weights.reshape(2, 3)
 
-  def predict(params, x):
-    outputs = head(jnp, Net().apply({"params": params}, x))
-    return (outputs, None, weights) if weighted != "mean" else outputs
+  def predict(params, batch):
+    outputs = head(jnp, Net().apply({"params": params}, batch["x"]))
+    return (outputs, None, batch["w"]) if "w" in batch else outputs
 
-  mask = lambda tree: jax.tree_util.tree_map_with_path(lambda k, _: "kernel" in str(k[-1]), tree)
-  model = quadratic.Model(predict, likelihood, mask=mask)
+  given = {"x": x} | ({} if weighted == "mean" else {"w": weights})
+  model = optim.Curvature(predict, params, given, likelihood=likelihood)
   vectors = [random_like(params, seed) for seed in (1, 2)]
-  found = jax.jit(model.products)(params, x, vectors, 0.3)
+  found = jax.jit(model.quadratic)(params, given, vectors)
   fisher = dense_fisher(params, batch["x"], head, of_row, weights.ravel())
-  kernels, _ = ravel_pytree(jax.tree_util.tree_map_with_path(
-    lambda k, p: np.full(p.shape, float("kernel" in str(k[-1]))), params))  # fmt: skip
   v = np.stack([np.float64(ravel_pytree(vector)[0]) for vector in vectors], axis=1)
-  expected = v.T @ (fisher + 0.3 * np.diag(kernels)) @ v
+  expected = v.T @ fisher @ v
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
@@ -118,10 +116,11 @@ def test_updates_are_minima_of_the_damped_model():
   params, batch = problem(6)
   damping, decay, rate = 0.02, 0.1, 0.7
   mask = {"one": True, "two": {"kernel": True, "bias": False}}
-  options = dict(damping=damping, factor_period=1, inverse_period=1, **EXACT)
-  decaying = dict(weight_decay=decay, decay_mask=mask, decay_from=0)
-  tx = optim.kfac(rate, predict, params, batch, quadratic_model=True, **options, **decaying)
-  inner = optim.scale_by_kfac(predict, params, batch, **options)
+  options = dict(factor_period=1, inverse_period=1, identity_start=False)
+  of = curvature(params, batch, **EXACT)
+  inner = optim.scale_by_kfac(of, **options)
+  options = dict(damping=damping, weight_decay=decay, decay_mask=mask)
+  tx = optim.by_quadratic_model(inner, of, learning_rate=rate, **options)
   kept = ravel_pytree(jax.tree.map(lambda m, p: np.full(p.shape, float(m)),
                                    mask | {"one": {"kernel": True, "bias": True}}, params))[0]  # fmt: skip
   flat = lambda tree: np.float64(ravel_pytree(tree)[0])
@@ -149,10 +148,11 @@ def test_updates_are_minima_of_the_damped_model():
 def test_the_factors_damping_is_the_best_of_three(damping, decay, moves):
   """25 updates; every fifth renews inverses and compares dense models in float64."""
   params, batch = problem(16)
-  options = dict(damping=damping, damping_type="factored", factor_period=1, inverse_period=5)
-  choice = dict(quadratic_model=True, factor_damping_period=5, weight_decay=decay, decay_from=0)
-  tx = optim.kfac(1.0, predict, params, batch, **choice, **options, **EXACT)
-  inner = optim.scale_by_kfac(predict, params, batch, **options, **EXACT)
+  options = dict(damping_type="factored", factor_period=1, inverse_period=5, identity_start=False)
+  of = curvature(params, batch, **EXACT)
+  inner = optim.scale_by_kfac(of, **options)
+  options = dict(damping=damping, weight_decay=decay, factor_damping_period=5)
+  tx = optim.by_quadratic_model(inner, of, **options)
   flat = lambda tree: np.float64(ravel_pytree(tree)[0])
   update, renew = jax.jit(tx.update), jax.jit(inner.update)
   state, shift, seen = tx.init(params), damping + decay, set()
@@ -181,16 +181,9 @@ def test_the_factors_damping_is_the_best_of_three(damping, decay, moves):
 
 def test_a_schedule_shortens_the_step_of_the_model():
   params, batch = problem()
-  make = functools.partial(
-    optim.kfac,
-    predict=predict,
-    params=params,
-    batch=batch,
-    quadratic_model=True,
-    estimation="exact",
-    weight_decay=0.0,
-  )
-  scheduled, plain = make(lambda count: 1 / (1.0 + count)), make(1.0)
+  of = curvature(params, batch, estimation="exact")
+  make = functools.partial(optim.by_quadratic_model, optim.scale_by_kfac(of), of)
+  scheduled, plain = make(learning_rate=lambda count: 1 / (1.0 + count)), make()
   state = scheduled.init(params)
   for t in range(3):
     grads = jax.grad(loss)(params, batch)

@@ -11,8 +11,8 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.errors import UserError
 from tests.conftest import waves
-from tests.optim.small_net import close, loss, predict, problem
-from tests.optim.small_net_fisher import CHOSEN, EXACT, train
+from tests.optim.small_net import close, curvature, loss, predict, problem
+from tests.optim.small_net_fisher import EXACT, chosen, train
 from tests.optim.test_quadratic_model import POISSON
 from tests.training.test_step import advanced, assert_close
 
@@ -20,7 +20,7 @@ from tests.training.test_step import advanced, assert_close
 @pytest.mark.thorough
 def test_a_saved_and_restored_state_goes_on(tmp_path):
   params, batch = problem(16)
-  tx = optim.kfac(1.0, predict, params, batch, damping=1e-3, inverse_period=3, **CHOSEN, **EXACT)
+  tx = chosen(curvature(params, batch, **EXACT), 1e-3, inverse_period=3)
   first = train(tx, params, batch, 7)
   assert float(first[1].damping) != pytest.approx(1e-3)
   with ocp.StandardCheckpointer() as checkpointer:
@@ -34,18 +34,19 @@ def test_a_saved_and_restored_state_goes_on(tmp_path):
 def test_a_state_may_be_donated_and_its_damping_given_as_an_array():
   params, batch = problem()
   damping = jnp.float32(1e-2)
-  tx = optim.kfac(1.0, predict, params, batch, damping=damping, **CHOSEN)
+  of = curvature(params, batch)
+  tx = chosen(of, damping)
   taken = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
   for _ in range(2):  # the second time the caller's array is still there
     taken(tx.init(params))
-  make = optax.inject_hyperparams(optim.kfac, static_args=("predict", "params", "batch"))
-  taken(make(1.0, predict, params, batch, **CHOSEN).init(params))
+  make = lambda learning_rate, damping: chosen(of, damping, learning_rate)
+  taken(optax.inject_hyperparams(make)(1.0, 0.1).init(params))
 
 
 @pytest.mark.thorough
 def test_a_part_of_the_parameters_is_moved():
   params, batch = problem(64)
-  tx = optim.kfac(1.0, predict, params, batch, damping=0.1, damping_period=1, **CHOSEN, **EXACT)
+  tx = chosen(curvature(params, batch, **EXACT), 0.1, damping_period=1)
   labels = {"one": "kfac", "two": "still"}
   mixed = optax.multi_transform({"kfac": tx, "still": optax.set_to_zero()}, labels)
   moved, state = train(mixed, params, batch, 3)
@@ -58,14 +59,14 @@ def test_a_part_of_the_parameters_is_moved():
 @pytest.mark.thorough
 def test_devices_that_share_a_batch_make_the_same_steps():
   params, batch = problem(16)
-  options = CHOSEN | EXACT | dict(damping=0.1, damping_period=2)
-  tx = optim.kfac(1.0, predict, params, batch, **options)
+  tx = chosen(curvature(params, batch, **EXACT), 0.1, damping_period=2)
   one, state = train(tx, params, batch, 4)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   rows = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
   spread, other = train(tx, params, rows, 4)
   close(spread, one, rtol=1e-4, atol=1e-5)
-  by_hand = optim.kfac(1.0, predict, params, batch, axis_name="data", **options)
+  of = curvature(params, batch, axis_name="data", **EXACT)
+  by_hand = chosen(of, 0.1, damping_period=2)
 
   def step(params, state, batch):
     mean = lambda p: jax.lax.pmean(loss(p, batch), "data")
@@ -85,7 +86,8 @@ def test_devices_that_share_a_batch_make_the_same_steps():
 
 
 def run(**values):
-  options = dict(CHOSEN, damping_period=2, learning_rate=1.0, damping=0.1, estimation="exact")
+  options = dict(quadratic_model=True, adaptive_damping=True, damping_period=2, learning_rate=1.0)
+  options |= dict(damping=0.1, estimation="exact")
   return waves("kfac", **{f"optimizer.{k}": v for k, v in options.items()}, **values)
 
 
@@ -111,29 +113,17 @@ def test_training_on_any_mesh_and_in_parts_makes_the_same_steps(options):
 @pytest.mark.thorough
 def test_mistakes_are_one_line():
   params, batch = problem()
-  build = lambda **kw: optim.kfac(1.0, predict, params, batch, **EXACT, **kw)
-  grads, tx = jax.grad(loss)(params, batch), build(**CHOSEN)
-  with pytest.raises(ValueError, match="adaptive_damping needs the loss as a function"):
+  grads, tx = jax.grad(loss)(params, batch), chosen(curvature(params, batch, **EXACT))
+  with pytest.raises(ValueError, match="the loss as a function"):
     tx.update(grads, tx.init(params), params, batch=batch)
-  with pytest.raises(ValueError, match="update needs params"):
-    build(quadratic_model=True).update(grads, tx.init(params).inner, batch=batch)
-  with pytest.raises(ValueError, match="but damping is a schedule"):
-    build(adaptive_damping=True, damping=lambda count: 0.1)
-  with pytest.raises(ValueError, match="damping is 0.1; it must be from min_damping, 1e-08, to"):
-    build(adaptive_damping=True, damping=0.1, max_damping=0.01)
-  with pytest.raises(ValueError, match="momentum is 0.5; a quadratic model takes its place: leave"):
-    build(quadratic_model=True, momentum=0.5)
-  with pytest.raises(ValueError, match="norm_constraint is 0.1; .*: leave it at 0.01"):
-    build(quadratic_model=True, norm_constraint=0.1)
-  with pytest.raises(ValueError, match="factor_damping_period is 20; it needs damping_type="):
-    build(quadratic_model=True, factor_damping_period=20)
-  factored = dict(damping_type="factored", inverse_period=10)
-  with pytest.raises(ValueError, match="factor_damping_period is 20; it needs quadratic_model"):
-    build(factor_damping_period=20, **factored)
-  with pytest.raises(ValueError, match="period is 15; allowed: a multiple of inverse_period, 10"):
-    build(factor_damping_period=15, quadratic_model=True, **factored)
-  drawn = POISSON._replace(factor=None)
-  with pytest.raises(ValueError, match="quadratic model needs a likelihood with a factor"):
-    optim.kfac(1.0, predict, params, batch, likelihood=drawn, quadratic_model=True)
-  with pytest.raises(UserError, match="optimizer kfac: a quadratic model needs clip_norm=0"):
+  told = dict(batch=batch, value_fn=lambda p: loss(p, batch))
+  with pytest.raises(ValueError, match="needs params"):
+    tx.update(grads, tx.init(params), **told)
+  outputs = lambda params, batch: predict(params, batch)[0]
+  likelihood = POISSON._replace(factor=None)
+  drawn = chosen(optim.Curvature(outputs, params, batch, likelihood=likelihood))
+  told["rng"] = jax.random.key(0)
+  with pytest.raises(ValueError, match="likelihood with a factor"):
+    drawn.update(grads, drawn.init(params), params, **told)
+  with pytest.raises(UserError, match="quadratic model needs clip_norm=0"):
     advanced(run(**{"optimizer.clip_norm": 1.0}))
