@@ -10,35 +10,96 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import optim, options
 from mixer_jax.errors import UserError
-from mixer_jax.optim import curvature as curvature_lib
-from mixer_jax.optim import first_order
+from mixer_jax.optim import fields as fields_lib
 from mixer_jax.optim.schedules import Multiplier
 from tests.optim import small_net
 
 ONE = lambda count: 1.0
+# What an option needs beside it so that it changes steps; other values of some.
+NEEDS = {
+  "tolerance": dict(refresh="qr"),
+  "full_factors": dict(max_factor=2),
+  "moment_decay": dict(eigenvalues="batch"),
+  "factor_damping_period": dict(quadratic_model=True, damping_type="factored"),
+  "damping_period": dict(adaptive_damping=True),
+  "damping_decay": dict(adaptive_damping=True, damping_period=2),
+  "min_damping": dict(adaptive_damping=True, damping_period=1, damping_decay=0.5),
+  "max_damping": dict(adaptive_damping=True, damping_period=1, damping_decay=0.5),
+  "decay_from": dict(weight_decay=0.1),
+  "norm_constraint": dict(learning_rate=1.0),
+  "weight_decay": dict(decay_from=0),
+  **dict.fromkeys(("b1", "b2", "eps"), dict(adam_paths="^one/")),
+}
+OTHERS = dict(max_factor=2, full_factors="^one/", adam_paths="^one/", unpreconditioned="^one/")
+OTHERS |= dict(factor_fraction=0.5, factor_damping_period=2, damping_period=2, decay_from=1)
+OTHERS |= dict(min_damping=1.0, max_damping=1e-4, norm_constraint=1e-6, basis_period=3)
+OTHERS |= dict(inverse_period=3, factor_period=3, tolerance=1.0, newton_schulz=2, ridge=0.5)
 
 
-@pytest.mark.parametrize("name", optim.OPTIMIZERS)
-def test_every_option_of_a_config_arrives(name, monkeypatch):
-  known, arrived = options.of(optim.OPTIMIZERS[name]), {}
+class Net(nn.Module):
+  """Two layers, tokens that share the first, and a normalisation between."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.LayerNorm(name="norm")(nn.tanh(nn.Dense(4, name="one")(x)))
+    return nn.Dense(3, name="two")(x.mean(axis=1))
+
+
+def predict(params, batch):
+  return Net().apply({"params": params}, batch["x"]), batch["y"]
+
+
+def loss(params, batch):
+  return optax.softmax_cross_entropy_with_integer_labels(*predict(params, batch)).mean()
+
+
+def steps_of(name, values):
+  """Seven updates of a config on a small net, at one place."""
+  x = np.random.default_rng(0).normal(size=(8, 3, 4)).astype(np.float32)
+  batch = {"x": x, "y": np.arange(8) % 3}
+  params = Net().init(jax.random.key(0), x)["params"]
+  config = config_lib.optimizer(name, **{"learning_rate": 0.1, "decay": "all"} | values)
+  tx = optim.build(config, ONE, optim.Problem(predict, params, batch, "categorical"))
+  shape = lambda p, i: jnp.cos(i + jnp.arange(p.size)).reshape(p.shape)
+
+  def step(state, i):
+    told = dict(batch=batch, rng=jax.random.key(i), value_fn=lambda p: loss(p, batch))
+    grads = jax.tree.map(lambda p: shape(p, i), params)
+    updates, state = tx.update(grads, state, params, **told)
+    return state, updates
+
+  return jax.jit(lambda state: jax.lax.scan(step, state, jnp.arange(7))[1])(tx.init(params))
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    n if n in ("adam", "muon") else pytest.param(n, marks=pytest.mark.thorough)
+    for n in optim.OPTIMIZERS
+  ],
+)
+def test_every_option_of_a_config_changes_the_steps(name):
+  known, base = options.of(optim.OPTIMIZERS[name]), {}
+  few = dict(factor_period=2, inverse_period=4, basis_period=4, norm_constraint=1e9)
+  base = {k: v for k, v in few.items() if k in known}
 
   def other(option):
     if option.type is bool:
       return not option.default
     if option.choices:
       return next(c for c in option.choices if c != option.default)
-    return {int: 7, float: 0.123, str: "^head/"}[option.type]
+    return 0.123
 
-  def spy(learning_rate, **given):
-    arrived.update(given, rate=learning_rate(0))
-    return first_order.sgd(learning_rate)
-
-  values = {k: other(option) for k, option in known.items()}
-  config = config_lib.optimizer(name, learning_rate=0.5, decay="all", **values)
-  monkeypatch.setitem(optim.OPTIMIZERS, name, spy)
-  monkeypatch.setattr(options, "of", lambda f, real=options.of: known if f is spy else real(f))
-  optim.build(config, lambda count: 0.1, problem=None)
-  assert arrived == values | {"decay_mask": None, "rate": 0.05}
+  same, found = {}, {}
+  for key, option in known.items():
+    needs = base | {k: v for k, v in NEEDS.get(key, {}).items() if k in (*known, "learning_rate")}
+    label = tuple(sorted(needs.items()))
+    if label not in same:
+      same[label] = steps_of(name, needs)
+    changed = steps_of(name, needs | {key: OTHERS.get(key, other(option))})
+    pairs = zip(jax.tree.leaves(changed), jax.tree.leaves(same[label]))
+    found[key] = any(not np.array_equal(a, b) for a, b in pairs)
+  assert [key for key, differs in found.items() if not differs] == []
 
 
 def test_options_of_a_grafted_pair_arrive():
@@ -180,11 +241,11 @@ class Numbered(nn.Module):
     return x
 
 
-def blocks_of(plain):
+def blocks_of(listed):
   x = jnp.ones((2, 3))
   params = jax.eval_shape(Numbered().init, jax.random.key(0), x)["params"]
   predict = lambda p, b: Numbered().apply({"params": p}, b)
-  found = optim.kfac_blocks(predict, params, x, plain=plain)
+  found = optim.Curvature(predict, params, x, unpreconditioned=listed).blocks
   return {block.name for block in found if block.kind == "kronecker"}
 
 
@@ -196,10 +257,13 @@ def test_a_text_is_one_pattern():
 
 
 def test_a_curvature_is_traced_once_for_two_optimizers_of_a_problem(monkeypatch):
-  made, real = [], curvature_lib.Curvature
-  monkeypatch.setattr(
-    curvature_lib, "Curvature", lambda *args, **options: made.append(1) or real(*args, **options)
-  )
+  made, real = [], optim.Curvature
+
+  def counted(predict, params, batch, *, likelihood, estimation="sampled", **options):
+    made.append(1)
+    return real(predict, params, batch, likelihood=likelihood, estimation=estimation, **options)
+
+  monkeypatch.setattr(fields_lib, "Curvature", counted)
   params, batch = small_net.problem()
   predict = lambda p, b: small_net.predict(p, b)  # another function, not traced yet
   problem = optim.Problem(predict, params, batch, "categorical")
@@ -213,8 +277,8 @@ def test_a_curvature_is_traced_once_for_two_optimizers_of_a_problem(monkeypatch)
 def test_patterns_that_are_none_are_told():
   params, batch = small_net.problem()
   problem = optim.Problem(small_net.predict, params, batch, "categorical")
-  with pytest.raises(UserError, match="optimizer kfac: plain is '[(]', no regular expression"):
-    optim.build(kfac_config(plain="("), ONE, problem)
+  with pytest.raises(UserError, match="optimizer kfac: unpreconditioned.*three"):
+    optim.build(kfac_config(unpreconditioned="three"), ONE, problem)
 
 
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
