@@ -70,7 +70,33 @@ def _inverse() -> Table:
   )
 
 
+def _uses() -> Table:
+  reverse, forward = "forward over reverse", "forward over forward"
+  hidden = {"model": "tanh net 2-16-16-1", "layer": "1"}
+  first = {"model": "tanh net 2-16-16-1", "layer": "0"}
+  ways = {
+    "rows of all uses stacked": "pooled",
+    "sum over uses of $A \\otimes G$": "sum",
+    "product nearest to that sum": "of sum",
+    "nearest product": "best",
+  }
+  return Table(
+    file="uses",
+    lines={
+      f"{name} layer, {how}": {**layer, "derivative": how}
+      for name, layer in (("first", first), ("hidden", hidden))
+      for how in (reverse, forward)
+    },
+    columns={
+      name: Column("{cosine with the exact block mean:.2f}", {"optimizer": way})
+      for name, way in ways.items()
+    },
+    corner="net 2-16-16-1",
+  )
+
+
 TABLES = {
+  "uses": _uses(),
   "operators": _operators(),
   "darcy": _darcy(),
   "darcy_inverse": _inverse(),

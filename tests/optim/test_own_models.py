@@ -127,7 +127,7 @@ def test_without_identity_padding_at_first_leaves_none(max_factor):
 )
 @pytest.mark.thorough
 def test_damping_of_badly_scaled_inputs(kind, span, cosine):
-  """Inputs of scales 10^-span to 10^span: docs/kfac_details.md says where float32 ends."""
+  """Inputs of scales 10^-span to 10^span: docs/tables.md says where float32 ends."""
   rng = np.random.default_rng(0)
   x = (rng.normal(size=(200, 8)) * np.logspace(-span, span, 8)).astype(np.float32)
   model = nn.Dense(4)
