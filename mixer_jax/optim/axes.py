@@ -104,3 +104,9 @@ def varying(tree: Any, axis_name: Any) -> Any:
     return jax.lax.pvary(x, others)
 
   return jax.tree.map(cast, tree)
+
+
+def summed(x: jax.Array, like: Any, arrays: Any) -> jax.Array:
+  """A sum over devices: over the axes over which some arrays vary, and one like it does not."""
+  over = tuple(_spread_over(arrays) - _spread_over(like))
+  return jax.lax.psum(varying(x, over), over) if over else x

@@ -47,9 +47,10 @@ class Rewritten:
   def __call__(self, arguments: list[Any], accumulators: Mapping[int, dict[str, Any]]) -> list[Any]:
     """The program's results; accumulators by the number of the argument, and then by layer."""
     beside = [accumulators.get(i, {}) for i in range(len(arguments))]
-    return self._run(self._program.jaxpr, self._program.consts, arguments, beside, ())
+    return self._run(self._program.jaxpr, self._program.consts, arguments, beside, ())[0]
 
   def _run(self, jaxpr, consts, arguments, beside, path):
+    """The results, and for each the names of the accumulators that go with it as with a parameter."""
     values = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
     held = {v: own for v, own in zip(jaxpr.invars, beside) if own}
     value = lambda v: v.val if isinstance(v, core.Literal) else values[v]
@@ -57,33 +58,40 @@ class Rewritten:
     for i, equation in enumerate(jaxpr.eqns):
       here = (*path, i)
       given, near = [value(v) for v in equation.invars], [own(v) for v in equation.invars]
-      results = self._equation(equation, given, near, here)
+      results, names = self._equation(equation, given, near, here)
       values.update(zip(equation.outvars, results))
-      if any(near):
-        union = {name: x for accumulators in near for name, x in accumulators.items()}
-        if here in self._selections:
-          union = _selected(union, given, equation)
-        held.update((v, union) for v in equation.outvars)
-    return [value(v) for v in jaxpr.outvars]
+      union = _union(near)
+      if here in self._selections:
+        union = _selected(union, given, equation)
+      held.update((v, {name: union[name] for name in n}) for v, n in zip(equation.outvars, names))
+    return [value(v) for v in jaxpr.outvars], [tuple(own(v)) for v in jaxpr.outvars]
 
   def _equation(self, equation, given, near, here):
-    if here not in self._touched or here in self._selections:
-      return trace.evaluate(equation, given, self._program.jaxpr.debug_info)
+    """The results, and the names of their accumulators, see `_run`; results of taps have none."""
+    name, params, none = equation.primitive.name, equation.params, [()] * len(equation.outvars)
+    calls = name in ("jit", "pjit", "closed_call") and any(near)
+    if (here not in self._touched and not calls) or here in self._selections:
+      results = trace.evaluate(equation, given, self._program.jaxpr.debug_info)
+      return results, [tuple(_union(near))] * len(results)
     if here in self._taps:
-      accumulators = {name: x for own in near for name, x in own.items()}
       [result] = trace.evaluate(equation, given, self._program.jaxpr.debug_info)
-      return [self._taps[here](given, result, accumulators)]
-    name, params = equation.primitive.name, equation.params
+      return [self._taps[here](given, result, _union(near))], none
     if name == "scan":
       return self._scan(params, given, near, here)
     if name == "cond":
-      return self._cond(params, given, near, here)
+      return self._cond(params, given, near, here), none
     if name in ("checkpoint", "remat2"):
-      run = lambda *args: self._run(params["jaxpr"], (), args, near, here)
+      found = []
+
+      def run(*args):
+        results, names = self._run(params["jaxpr"], (), args, near, here)
+        found.append(names)
+        return results
+
       kept = dict(prevent_cse=params["prevent_cse"], policy=params["policy"])
-      return jax.checkpoint(run, **kept)(*given)
+      return jax.checkpoint(run, **kept)(*given), found[0]
     if name == "shard_map":
-      return self._shard_map(params, given, near, here)
+      return self._shard_map(params, given, near, here), none
     inner = params.get("jaxpr", params.get("call_jaxpr"))
     jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
     return self._run(jaxpr, consts, given, near, here)
@@ -95,26 +103,27 @@ class Rewritten:
     def step(carry, x):
       xs, stacks = x
       beside = [*near[:m], *stacks]
-      results = self._run(body.jaxpr, body.consts, [*given[:n], *carry, *xs], beside, here)
+      results, _ = self._run(body.jaxpr, body.consts, [*given[:n], *carry, *xs], beside, here)
       return results[: m - n], results[m - n :]
 
+    names = [tuple(x) for x in near[n:m]] + [()] * (len(body.jaxpr.outvars) - (m - n))
     if self._unroll:
-      return _unrolled(step, params, given[n:m], given[m:], near[m:])
+      return _unrolled(step, params, given[n:m], given[m:], near[m:]), names
     keep = {
       k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params
     }
     carry, ys = jax.lax.scan(step, given[n:m], (given[m:], near[m:]), **keep)
-    return [*carry, *ys]
+    return [*carry, *ys], names
 
   def _cond(self, params, given, near, here):
     def branch(b, jaxpr):
-      return lambda *args: self._run(jaxpr.jaxpr, jaxpr.consts, args, near[1:], (*here, b))
+      return lambda *args: self._run(jaxpr.jaxpr, jaxpr.consts, args, near[1:], (*here, b))[0]
 
     branches = [branch(b, jaxpr) for b, jaxpr in enumerate(params["branches"])]
     return jax.lax.switch(jnp.asarray(given[0], jnp.int32), branches, *given[1:])
 
   def _shard_map(self, params, given, near, here):
-    run = lambda args, beside: self._run(params["jaxpr"], (), args, beside, here)
+    run = lambda args, beside: self._run(params["jaxpr"], (), args, beside, here)[0]
     specs = list(params["in_specs"]), jax.tree.map(lambda _: PartitionSpec(), near)
     return jax.shard_map(
       run,
@@ -124,6 +133,10 @@ class Rewritten:
       axis_names=set(params["manual_axes"]),
       check_vma=params["check_vma"],
     )(given, near)
+
+
+def _union(near: list[dict[str, Any]]) -> dict[str, Any]:
+  return {name: x for accumulators in near for name, x in accumulators.items()}
 
 
 def _unrolled(step, params, carry, xs, stacks):

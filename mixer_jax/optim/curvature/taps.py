@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixer_jax.optim import axes
 from mixer_jax.optim.curvature import library
 from mixer_jax.optim.curvature.layers import Place
 from mixer_jax.optim.curvature.products import Product
@@ -55,6 +56,7 @@ def tapped(
   def backward(residuals, gradient):
     operand, own, token = residuals
     sums = _summed(statistics, operand, gradient, own, token)
+    sums = {name: axes.summed(x, own[name], (operand, gradient)) for name, x in sums.items()}
     return None, gradient, jax.tree.map(jnp.zeros_like, own) | sums, None
 
   tap.defvjp(forward, backward)
@@ -83,12 +85,18 @@ def _summed(statistics, operand, gradient, own, token):
   @sums.def_vmap
   def _(axis_size, in_batched, operand, gradient, own, token):
     if not in_batched[3]:
-      axes = [jax.tree.map(lambda b: 0 if b else None, b) for b in in_batched]
-      mapped = jax.vmap(sums, axes, axis_size=axis_size)(operand, gradient, own, token)
+      at = [jax.tree.map(lambda b: 0 if b else None, b) for b in in_batched]
+      mapped = jax.vmap(sums, at, axis_size=axis_size)(operand, gradient, own, token)
       return mapped, jax.tree.map(lambda _: True, mapped)
     repeat = lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
-    result = statistics(repeat(operand, in_batched[0]), repeat(gradient, in_batched[1]), own, token)
-    return result, jax.tree.map(lambda _: False, result)
+    several = any(jax.tree.leaves(in_batched[2]))  # as a branch for each example repeats them
+    one = jax.tree.map(lambda x, batched: x[0] if batched else x, own, in_batched[2])
+    result = statistics(repeat(operand, in_batched[0]), repeat(gradient, in_batched[1]), one, token)
+    if several:  # what is repeated is added up: the first has all
+      result = jax.tree.map(
+        lambda x: jnp.zeros((axis_size, *x.shape), x.dtype).at[0].set(x), result
+      )
+    return result, jax.tree.map(lambda _: several, result)
 
   return sums(operand, gradient, own, token)
 

@@ -211,6 +211,17 @@ def _cond(found: Found, equation: Any, given: list[Any], path: Path) -> list[Any
   return [None] * len(equation.outvars)
 
 
+def _shard_map(found: Found, equation: Any, given: list[Any], path: Path) -> list[Any]:
+  whole = []
+  for x, spec in zip(given, equation.params["in_specs"]):
+    if split := any(part is not None for part in spec):
+      _leak(found, x, "is split over devices by a shard_map")
+    whole.append(None if split else x)
+  for x in _walk(found, equation.params["jaxpr"], (), whole, path):
+    _leak(found, x, "is a result of a shard_map")
+  return [None] * len(equation.outvars)
+
+
 def _unseen(where: str) -> Callable:
   def walk(found, equation, given, path):
     for x in given:
@@ -221,10 +232,9 @@ def _unseen(where: str) -> Callable:
 
 
 _INNER = {
-  **dict.fromkeys(
-    ("jit", "pjit", "closed_call", "checkpoint", "remat2", "shard_map"), _call("jaxpr")
-  ),
+  **dict.fromkeys(("jit", "pjit", "closed_call", "checkpoint", "remat2"), _call("jaxpr")),
   **dict.fromkeys(("core_call", "custom_jvp_call"), _call("call_jaxpr")),
+  "shard_map": _shard_map,
   "scan": _scan,
   "cond": _cond,
   "while": _unseen("a while loop"),
