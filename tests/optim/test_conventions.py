@@ -128,7 +128,7 @@ def assert_close(found, wanted, rtol=1e-4, atol=1e-5):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, wanted)
 
 
-@every
+@some
 def test_jit_and_scan_make_the_steps_of_a_loop(name):
   tx = made(name)
   state, update = tx.init(PARAMS), jax.jit(lambda g, s: tx.update(g, s, PARAMS, **extra(PARAMS)))
@@ -189,7 +189,7 @@ def test_flatten_is_right_or_refused(name):
   assert len(str(told.value).splitlines()) == 1
 
 
-@every
+@some
 def test_tree_map_params(name):
   """Shardings, for instance: trees like the parameters get theirs, all else another one."""
   tx = made(name)
