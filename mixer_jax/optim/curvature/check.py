@@ -15,21 +15,20 @@ def errors(curvature: Any, params: Any, batch: Any) -> dict[str, jax.Array]:
   differentiates the function of all of them at once: where examples mix, the gradients differ.
   """
   small = curvature.first_examples(batch, EXAMPLES)
-  outputs = lambda params: curvature.outputs(params, small)
 
-  def loss(params):
-    leaves = jax.tree.leaves(outputs(params))
+  def loss(params, small):
+    leaves = jax.tree.leaves(curvature.outputs(params, small))
     return sum(jnp.vdot(y, _drawn(i, y)) for i, y in enumerate(leaves))
 
-  def compared(params):
-    exact = jax.grad(loss)(params)
+  def compared(params, small):
+    exact = jax.grad(loss)(params, small)
     found = curvature.row_gradients(params, small, lambda y: _like_drawn(y))
     return {name: _error(found[name], own) for name, own in curvature.matrices(exact).items()}
 
   # It runs once: a program that is compiled sooner is better than a fast one.
   options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
   with jax.default_matmul_precision("highest"):
-    return jax.jit(compared, compiler_options=options)(params)
+    return jax.jit(compared, compiler_options=options)(params, small)
 
 
 def _drawn(i: int, y: jax.Array) -> jax.Array:

@@ -77,10 +77,11 @@ def _(axis_size, in_batched, x, token):
 
 
 def _summed(statistics, operand, gradient, own, token):
-  @jax.custom_batching.custom_vmap
-  def sums(operand, gradient, own, token):
+  def of_one(operand, gradient, own, token):
     alone = lambda x: jnp.expand_dims(x, 0)
     return statistics(alone(operand), alone(gradient), own, alone(token))
+
+  sums = jax.custom_batching.custom_vmap(of_one)
 
   @sums.def_vmap
   def _(axis_size, in_batched, operand, gradient, own, token):
@@ -89,14 +90,13 @@ def _summed(statistics, operand, gradient, own, token):
       mapped = jax.vmap(sums, at, axis_size=axis_size)(operand, gradient, own, token)
       return mapped, jax.tree.map(lambda _: True, mapped)
     repeat = lambda x, batched: x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
-    several = any(jax.tree.leaves(in_batched[2]))  # as a branch for each example repeats them
-    one = jax.tree.map(lambda x, batched: x[0] if batched else x, own, in_batched[2])
-    result = statistics(repeat(operand, in_batched[0]), repeat(gradient, in_batched[1]), one, token)
-    if several:  # what is repeated is added up: the first has all
-      result = jax.tree.map(
-        lambda x: jnp.zeros((axis_size, *x.shape), x.dtype).at[0].set(x), result
-      )
-    return result, jax.tree.map(lambda _: several, result)
+    each = repeat(operand, in_batched[0]), repeat(gradient, in_batched[1])
+    if any(jax.tree.leaves(in_batched[2])):  # a branch that examples choose: sums for each
+      at = (0, 0, jax.tree.map(lambda b: 0 if b else None, in_batched[2]), 0)
+      result = jax.vmap(of_one, at)(*each, own, token)
+      return result, jax.tree.map(lambda _: True, result)
+    result = statistics(*each, own, token)
+    return result, jax.tree.map(lambda _: False, result)
 
   return sums(operand, gradient, own, token)
 
