@@ -274,6 +274,24 @@ def test_a_kernel_in_a_while_loop_takes_the_plain_gradient():
   assert kinds(until, params, x) == {"w": "gradient", "head": "kronecker"}
 
 
+def test_examples_that_choose_a_branch_are_the_rows_of_its_layers():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(6, 4)).astype(np.float32)
+  params = {n: rng.normal(size=s).astype(np.float32) for n, s in {"a": (4, 3), "b": (4, 3)}.items()}
+  branch = lambda name: lambda p, x: jnp.tanh(x @ p[name])
+  of = lambda p, x: jax.lax.cond(x[0, 0] > 0, branch("a"), branch("b"), p, x)  # of one example
+  curvature = optim.Curvature(
+    of, params, jax.ShapeDtypeStruct(x.shape, x.dtype), likelihood="normal", estimation="exact",
+  )  # fmt: skip
+  found = curvature.factors(params, x)
+  # Inputs count once in the branch of their example; means of gradients are over all examples.
+  for name, chosen in (("a", x[:, 0] > 0), ("b", x[:, 0] <= 0)):
+    slope = 1 - np.tanh(x[chosen] @ params[name]) ** 2
+    product = sum(np.kron(*(2 * np.diag(s**2), np.outer(a, a))) for s, a in zip(slope, x[chosen]))
+    del product
+    close(found[name].outputs, 2 * np.diag((slope**2).sum(axis=0)) / 6)
+
+
 class Members(nn.Module):
   """An ensemble of three by nn.vmap."""
 

@@ -1,0 +1,390 @@
+"""Which rows belong to which example: shared arrays, memories, mixed examples, views, own batches."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+import numpy as np
+import pytest
+
+from mixer_jax import optim
+from tests.optim.curvature.brute_force import close, factors, with_ones
+from tests.optim.curvature.test_padding import Turned, pairs, turned
+from tests.optim.small_net import predict, problem
+
+P = PartitionSpec
+
+
+class Queries(nn.Module):
+  """Two queries that read each example; their layer has no axis of examples unless `spread`."""
+
+  spread: bool
+
+  @nn.compact
+  def __call__(self, x):
+    queries = jnp.cos(jnp.arange(8.0)).reshape(1, 2, 4)
+    whole = (len(x), 2, 4)
+    queries = jnp.broadcast_to(queries, whole) if self.spread else queries
+    queries = jnp.broadcast_to(nn.Dense(4, name="query")(queries), whole)
+    scores = nn.softmax(jnp.einsum("bqd,btd->bqt", queries, nn.Dense(4, name="key")(x)))
+    return nn.Dense(3, name="head")(jnp.einsum("bqt,btd->bqd", scores, x).reshape(len(x), -1))
+
+
+class Places(nn.Module):
+  """Words and their places, with a mask over pairs of places that the batch holds."""
+
+  spread: bool = False
+
+  @nn.compact
+  def __call__(self, ids, mask=0.0):
+    x = nn.Embed(7, 4, name="words")(ids)
+    places = jnp.arange(ids.shape[1])
+    places = jnp.broadcast_to(places, ids.shape) if self.spread else places
+    x = x + nn.Embed(6, 4, name="places")(places)
+    return nn.Dense(3, name="head")((nn.softmax(x @ x.mT + mask) @ x).mean(1))
+
+
+def apply(module):
+  return lambda params, batch: module.apply({"params": params}, batch)
+
+
+@pytest.mark.parametrize("estimation", ["exact", "sampled", "empirical"])
+@pytest.mark.parametrize("make", [Queries, Places])
+def test_rows_that_all_examples_share_have_the_factors_of_spread_ones(make, estimation):
+  """Also where there are as many of them as examples, and on four devices."""
+  rng, key = np.random.default_rng(0), jax.random.key(0)
+  x = rng.normal(size=(8, 5, 4)).astype(np.float32)
+  x = x if make is Queries else rng.integers(0, 7, (8, 6))
+  params = jax.jit(make(True).init)(jax.random.key(0), x)["params"]
+  labelled = lambda spread: lambda p, x: (apply(make(spread))(p, x), jnp.ones(len(x), int))
+  options = dict(estimation=estimation, rng=key)
+  for examples in (8, 6):
+    batch = x[:examples]
+    shared, spread = (factors(labelled(s), params, batch, **options) for s in (False, True))
+    close(shared, spread)
+  if estimation != "sampled":
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    curvature = optim.Curvature(
+      labelled(False), params, x[:2], estimation=estimation, axis_name="d"
+    )
+    of = lambda p, x: curvature.estimate(p, x, key)
+    several = jax.shard_map(of, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+    if estimation == "empirical":
+      close(several(params, x), factors(labelled(True), params, x, **options))
+
+
+@pytest.mark.parametrize("over", [jax.vmap, lambda f: lambda x: jax.lax.map(f, x)])
+def test_a_map_over_rows_that_all_examples_use_is_none_over_examples(over):
+  class Net(nn.Module):
+    mapped: bool
+
+    @nn.compact
+    def __call__(self, x):
+      around = over if self.mapped else lambda f: f
+      places = around(nn.Dense(5, name="places"))(jnp.sin(jnp.arange(12.0).reshape(4, 3)))
+      return nn.Dense(3, name="head")(jnp.tanh(x[:, None] + places).mean(1))
+
+  x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+  dense = {"kernel": jnp.ones((3, 5)) / 3, "bias": jnp.zeros(5)}
+  params = {"places": dense, "head": {"kernel": jnp.eye(5, 3), "bias": jnp.zeros(3)}}
+  close(*(factors(apply(Net(mapped)), params, x) for mapped in (True, False)))
+
+
+@pytest.mark.parametrize("examples", [3, 6])
+def test_a_mask_of_the_batch_is_shared_where_in_axes_says_so(examples):
+  """Also one as long as the batch."""
+  ids = np.random.default_rng(0).integers(0, 7, (examples, 6))
+  mask = np.tri(6, dtype=np.float32)
+  params = jax.jit(Places().init)(jax.random.key(0), ids)["params"]
+  inside = lambda p, b: Places().apply({"params": p}, b["ids"], b["mask"])
+  outside = lambda p, ids: Places().apply({"params": p}, ids, mask)
+  found = factors(inside, params, {"ids": ids, "mask": mask}, in_axes={"ids": 0, "mask": None})
+  close(found, factors(outside, params, ids))
+
+
+class Memory(nn.Module):
+  """Examples that attend to a memory that they share."""
+
+  @nn.compact
+  def __call__(self, queries, memory):
+    memory = nn.Dense(4, name="memory")(memory)
+    scores = nn.softmax(nn.Dense(4, name="query")(queries) @ memory.T)
+    return nn.Dense(3, name="head")(scores @ memory)
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_a_memory_of_the_batch_is_shared(length):
+  rng, model = np.random.default_rng(0), Memory()
+  batch = tuple(rng.normal(size=(n, 5)).astype(np.float32) for n in (6, length))
+  params = jax.jit(model.init)(jax.random.key(0), *batch)["params"]
+  inside = lambda p, b: model.apply({"params": p}, *b)
+  outside = lambda p, queries: inside(p, (queries, batch[1]))
+  found = factors(inside, params, batch, in_axes=(0, None))
+  close(found, factors(outside, params, batch[0]))
+  rows = with_ones(batch[1])  # of each example
+  close(found["memory"].inputs, rows.T @ rows / length)
+
+
+def test_arrays_of_other_lengths_that_in_axes_does_not_name_are_refused():
+  batch = np.ones((6, 5), np.float32), np.ones((4, 5), np.float32)
+  params = jax.jit(Memory().init)(jax.random.key(0), *batch)["params"]
+  with pytest.raises(ValueError, match="in_axes"):
+    optim.Curvature(lambda p, b: Memory().apply({"params": p}, *b), params, batch)
+
+
+class DeepONet(nn.Module):
+  """Values [functions, points] of functions at points that they share."""
+
+  @nn.compact
+  def __call__(self, functions, points):
+    branch, trunk = nn.Dense(4, name="branch")(functions), nn.Dense(4, name="trunk")(points)
+    return jnp.einsum("bk,gk->bg", branch, trunk)[..., None]
+
+
+@pytest.mark.parametrize("functions", [5, 6])
+def test_points_that_functions_share(functions):
+  """By hand: the Fisher matrix of a normal output is 2, and each function has all points."""
+  rng = np.random.default_rng(0)
+  batch = tuple(rng.normal(size=s).astype(np.float32) for s in ((functions, 3), (6, 2)))
+  params = jax.jit(DeepONet().init)(jax.random.key(0), *batch)["params"]
+  of = lambda p, b: DeepONet().apply({"params": p}, *b)
+  options = dict(likelihood="normal", token_averaging="expand", in_axes=(0, None))
+  found = factors(of, params, batch, **options)
+  branch, trunk = (np.asarray(x @ params[n]["kernel"]) for x, n in zip(batch, ("branch", "trunk")))
+  close(found["branch"].outputs, 2 * trunk.T @ trunk / 6)
+  close(found["trunk"].outputs, 2 * branch.T @ branch / functions)
+  for name, x in zip(("branch", "trunk"), batch):
+    rows = with_ones(x)
+    close(found[name].inputs, rows.T @ rows / len(rows))
+  blocks = optim.Curvature(of, params, batch, likelihood="normal", in_axes=(0, None)).blocks
+  assert {b.name: b.tokens for b in blocks} == {"branch": 1, "trunk": 6}
+
+
+class Graphs(nn.Module):
+  """A dense layer over nodes, and the mean of the nodes of a graph; packed, or in a regular array."""
+
+  @nn.compact
+  def __call__(self, nodes, number=None):
+    y = nn.tanh(nn.Dense(5, name="node")(nodes))
+    if number is None:
+      return nn.Dense(3, name="head")(y.mean(1))
+    graph = jnp.repeat(jnp.arange(len(number)), number, total_repeat_length=len(nodes))
+    sums = jax.ops.segment_sum(y, graph, len(number))
+    return nn.Dense(3, name="head")(sums / number[:, None])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("estimation", ["sampled", "empirical"])
+def test_nodes_of_packed_graphs_are_rows_of_their_examples(weighted, estimation):
+  rng, model = np.random.default_rng(0), Graphs()
+  nodes = rng.normal(size=(4, 3, 2)).astype(np.float32)
+  labels, weights = np.arange(4) % 3, np.float32([1, 1, 1, 0])
+  params = jax.jit(model.init)(jax.random.key(0), nodes)["params"]
+  rest = lambda b: (b["labels"], b["weights"]) if weighted else (b["labels"],)
+  of = lambda p, *args: model.apply({"params": p}, *args)
+  regular = lambda p, b: (of(p, b["nodes"]), *rest(b))
+  packed = lambda p, b: (of(p, b["nodes"], b["number"]), *rest(b))
+  batch = {"nodes": nodes, "labels": labels, "weights": weights}
+  graphs = batch | {"nodes": nodes.reshape(-1, 2), "number": np.full(4, 3)}
+  options = dict(rng=jax.random.key(1), estimation=estimation)
+  close(
+    factors(packed, params, graphs, in_axes=None, **options),
+    factors(regular, params, batch, **options),
+  )
+  blocks = optim.Curvature(packed, params, graphs, in_axes=None).blocks
+  assert {b.name: b.tokens for b in blocks} == {"node": 3, "head": 1}
+
+
+class Towers(nn.Module):
+  """Logits [batch, batch] of pictures by texts."""
+
+  @nn.compact
+  def __call__(self, pictures, texts):
+    return nn.Dense(4, name="pictures")(pictures) @ nn.Dense(4, name="texts")(texts).T
+
+
+def test_both_sides_of_a_comparison_are_examples():
+  """A contrastive loss: found by the check that examples mix, or said by in_axes."""
+  rng = np.random.default_rng(0)
+  batch = tuple(rng.normal(size=(6, n)).astype(np.float32) for n in (3, 5))
+  params = jax.jit(Towers().init)(jax.random.key(0), *batch)["params"]
+  of = lambda p, b: Towers().apply({"params": p}, *b)
+  curvature = optim.Curvature(of, params, batch, likelihood="normal", in_axes=None)
+  assert {b.name: b.tokens for b in curvature.blocks} == {"pictures": 1, "texts": 1}
+  keys = jax.random.split(jax.random.key(0), 500)
+  mean = jax.jit(
+    lambda k: jax.lax.map(
+      lambda k: curvature.estimate(params, batch, k)["pictures"].outputs, k
+    ).mean(0)
+  )(keys)
+  texts = batch[1] @ params["texts"]["kernel"] + params["texts"]["bias"]
+  wanted = 2 * np.float64(texts).T @ texts  # of the 6 normal outputs of a picture
+  assert np.linalg.norm(mean - wanted) < 0.1 * np.linalg.norm(wanted)
+
+
+class Batched(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    x = nn.BatchNorm(use_running_average=False, name="norm")(nn.Dense(4, name="one")(x))
+    return nn.Dense(3, name="two")(nn.tanh(x))
+
+
+def test_examples_that_mix_are_found_or_said(caplog):
+  """Batch statistics: with each other's rows, factors are those of all rows of the batch."""
+  x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+  variables = jax.jit(Batched().init)(jax.random.key(0), x)
+  params, rest = variables["params"], {"batch_stats": variables["batch_stats"]}
+  of = lambda p, x: Batched().apply({"params": p, **rest}, x, mutable=["batch_stats"])[0]
+  said = optim.Curvature(of, params, x, in_axes=None)
+  found = optim.Curvature(of, params, x)
+  assert found.blocks == said.blocks
+  key = jax.random.key(0)
+  close(found.factors(params, x, key), said.factors(params, x, key))
+  rows = with_ones(x)
+  close(found.factors(params, x, key)["one"].inputs, rows.T @ rows / 6)
+  y = x @ params["one"]["kernel"] + params["one"]["bias"]
+  hidden = with_ones(np.tanh((y - y.mean(0)) / np.sqrt(y.var(0) + 1e-5)))
+  close(found.factors(params, x, key)["two"].inputs, hidden.T @ hidden / 6, atol=1e-5)
+
+
+def test_exact_factors_of_examples_that_mix_are_right_in_the_mean():
+  """Outputs of one node of a graph depend on its neighbours' rows."""
+  params, batch = problem(4)
+  adjacent = np.random.default_rng(1).uniform(size=(4, 4)).astype(np.float32)
+  mixed = lambda p, b: adjacent @ predict(p, b)[0]
+  curvature = optim.Curvature(
+    mixed, params, batch, likelihood="normal", estimation="exact", in_axes=None
+  )
+  keys = jax.random.split(jax.random.key(0), 400)
+  one = lambda key: curvature.estimate(params, batch, key)["two"]
+  found = jax.jit(lambda keys: jax.tree.map(lambda x: x.mean(0), jax.lax.map(one, keys)))(keys)
+  # An output of example r has the gradient adjacent[r, i] at row i, and the Fisher matrix 2 I.
+  expected = 2 * np.square(adjacent, dtype=np.float64).sum() / 4 * np.eye(4)
+  assert np.linalg.norm(found.outputs - expected) < 0.1 * np.linalg.norm(expected)
+  rows = with_ones(np.tanh(batch["x"] @ params["one"]["kernel"] + params["one"]["bias"]))
+  close(found.inputs, rows.T @ rows / 4)
+
+
+@pytest.mark.parametrize("beside", [{}, {"key": np.zeros((), np.uint32)}], ids=["alone", "key"])
+def test_views_of_an_example_may_be_examples(beside):
+  """Two rows of outputs for each entry of the batch."""
+  x, params = pairs(4)
+  views = lambda p, b: turned("first")(p, b["views"].reshape(-1, 2, 4))
+  batch = {"views": np.stack([x, -x], axis=1)} | beside
+  flat = batch["views"].reshape(-1, 2, 4)
+  options = dict(token_averaging="expand")
+  found, expected = (
+    factors(views, params, batch, **options),
+    factors(turned("first"), params, flat, **options),
+  )
+  close({n: f.inputs for n, f in found.items()}, {n: f.inputs for n, f in expected.items()})
+
+
+def test_a_model_that_holds_an_array_for_each_example_takes_the_batch_as_a_whole():
+  x, params = pairs(4)
+  constant = np.arange(8, dtype=np.float32).reshape(4, 2, 1)
+  fixed = lambda p, x: Turned().apply({"params": p}, x + constant)
+  moved = lambda p, b: Turned().apply({"params": p}, b[0] + b[1])
+  key = jax.random.key(0)
+  close(factors(fixed, params, x, key, in_axes=None), factors(moved, params, (x, constant), key))
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5)], ids=["rows", "tokens"])
+def test_a_layer_of_a_part_of_the_batch(shape):
+  """Half of six examples: 3 rows, or 12 of tokens."""
+
+  class Half(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      half = len(x) // 2
+      return nn.Dense(3, name="head")(x.at[:half].add(nn.Dense(5, name="half")(x[:half])))
+
+  x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  params = jax.jit(Half().init)(jax.random.key(0), x)["params"]
+  rows = with_ones(x[:3].reshape(-1, 5))
+  for weights in (None, np.float32([1, 1, 1, 0, 0, 0])):
+    of = lambda p, x, w=weights: (apply(Half())(p, x), None, w)
+    found = factors(of, params, x, jax.random.key(0), in_axes=None)["half"]
+    close(found.inputs, rows.T @ rows / len(rows))
+
+
+def points(kind):
+  """Points inside and on the boundary: outputs with batches of their own, of a net with a derivative."""
+  rng = np.random.default_rng(0)
+  u = lambda p, x: (jnp.tanh(x @ p["w"] + p["b"]) @ p["v"])[..., 0]
+  params = {"w": rng.normal(size=(2, 4)), "b": rng.normal(size=4), "v": rng.normal(size=(4, 1))}
+  batch = {"inside": rng.normal(size=(7, 2)), "boundary": rng.normal(size=(3, 2))}
+
+  def of(p, b):
+    inner = {"value": u, "slope": lambda p, x: jax.vmap(jax.grad(u, 1), (None, 0))(p, x)}[kind]
+    inner = inner(p, b["inside"])
+    inner = inner[:, None] if inner.ndim == 1 else inner
+    return {"inside": inner, "boundary": u(p, b["boundary"])[:, None]}
+
+  return of, jax.tree.map(np.float32, params), jax.tree.map(np.float32, batch)
+
+
+def test_outputs_may_have_batches_of_their_own():
+  """A: all rows of an example of each term; G: the sum of the terms' own means."""
+  of, params, batch = points("value")
+  likelihood = {"inside": "normal", "boundary": (10.0, "normal")}
+  options = dict(likelihood=likelihood, token_averaging="expand")
+  found = factors(of, params, batch, **options)
+  h = {k: np.tanh(x @ params["w"] + params["b"]) for k, x in batch.items()}
+  mean = lambda f: {k: f(k).T @ f(k) / len(batch[k]) for k in batch}
+  a = mean(lambda k: with_ones(batch[k]))
+  close(found["w"].inputs, (a["inside"] + a["boundary"]) / 2)
+  g = mean(lambda k: (1 - h[k] ** 2) * params["v"][:, 0])
+  close(found["w"].outputs, 2 * g["inside"] + 20 * g["boundary"])
+  a = mean(lambda k: h[k])
+  close(found["v"].inputs, (a["inside"] + a["boundary"]) / 2)
+  close(found["v"].outputs, np.full((1, 1), 22.0))
+  both = {k: x[:3] for k, x in batch.items()}  # as many of each: one program
+  alone = factors(of, params, both, **options)
+  cut = optim.Curvature(of, params, batch, estimation="exact", **options).factors(params, both)
+  close(np.kron(*cut["w"]), np.kron(*alone["w"]), rtol=1e-3)
+
+
+def test_a_step_on_points_with_a_derivative_lowers_the_loss():
+  of, params, batch = points("slope")
+  likelihood = {"inside": "normal", "boundary": "normal"}
+  loss = lambda p: sum((y**2).sum(-1).mean() for y in of(p, batch).values())
+  curvature = optim.Curvature(of, params, batch, likelihood=likelihood, estimation="exact")
+  assert {b.kind for b in curvature.blocks} == {"kronecker"}
+  tx = optim.scale_by_kfac(curvature, identity_start=False)
+  updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params, batch=batch)
+  assert loss(jax.tree.map(lambda p, u: p - 0.3 * u, params, updates)) < loss(params)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 16])
+def test_batches_of_any_size_have_their_own_factors(size):
+  params, example = problem()
+  _, batch = problem(size, seed=1)
+  curvature = optim.Curvature(predict, params, example, estimation="exact")
+  close(curvature.factors(params, batch), factors(predict, params, batch))
+  _, first = problem(size)
+  small = optim.Curvature(predict, params, first, estimation="exact")
+  close(small.factors(params, example), curvature.factors(params, example), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("how", ["kfac", "norms", "ekfac"])
+@pytest.mark.first(2)
+def test_factors_are_those_of_float32_where_64_bits_are_on(how, dtype):
+  x, params = pairs(4)
+  expected = factors(turned("first"), params, x)
+  with jax.enable_x64(True):
+    params, x = jax.tree.map(lambda a: jnp.asarray(a, dtype), (params, x))
+    found = factors(turned("first"), params, x)
+    norms = "diagonal" if how == "norms" else "gradient"
+    curvature = optim.Curvature(turned("first"), params, x, norms=norms)
+    make = functools.partial(optim.ekfac, moments="examples") if how == "ekfac" else optim.kfac
+    tx = make(1e-3, curvature)
+    update = jax.jit(lambda g, s, p: tx.update(g, s, p, batch=x, rng=jax.random.key(0)))
+    state = tx.init(params)
+    for _ in range(2):
+      updates, state = update(params, state, params)
+  assert {u.dtype for u in jax.tree.leaves(updates)} == {np.dtype(dtype)}
+  close(found, expected, rtol=1e-3)
