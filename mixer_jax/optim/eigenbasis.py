@@ -232,6 +232,11 @@ def gradient_source(
   its coordinates. Other arrays have no basis.
   """
   matrices = matrices or Matrices()
+  if isinstance(max_factor, jax.Array):
+    raise ValueError(
+      "max_factor is an array, and decides on shapes; allowed: a number, which"
+      " optax.inject_hyperparams(..., static_args='max_factor') leaves one"
+    )
 
   def blocks(leaves):
     found = []
