@@ -121,7 +121,8 @@ class Problem(NamedTuple):
   mesh: jax.sharding.Mesh | None = None
 
   def matrices(self) -> Matrices:
-    return matrix_axes(self.predict, self.params, self.batch, self.in_axes)
+    """Those of the parameters; the two halves of a gated unit's kernel are one, as in the studies."""
+    return matrix_axes(self.predict, self.params, self.batch, self.in_axes, fused=True)
 
 
 class Given(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mixer_jax.optim import trees
@@ -180,8 +181,21 @@ def _part(shape: tuple[int, ...], axes: Axes) -> Part:
   return Part(view, lead, sizes)
 
 
+def _columns(layer: layers_lib.Layer) -> list[views.View]:
+  """The matrices of a layer: more than one where its outputs are sliced, as those of fused heads."""
+  slices, d_out = layer.uses[0][0].slices, layer.kernel.shape[-1]
+  apart = len(layer.uses) == 1 and len(layer.kernel.shape) == 2 and len(slices) > 1
+  if not apart or sorted(np.concatenate(slices)) != list(range(d_out)):
+    return [layer.kernel]
+  return [views.columns(layer.kernel, own) for own in slices]
+
+
 def matrix_axes(
-  predict: Callable[[Any, Any], Any], params: Any, batch: Any, in_axes: Any = 0
+  predict: Callable[[Any, Any], Any],
+  params: Any,
+  batch: Any,
+  in_axes: Any = 0,
+  fused: bool = False,
 ) -> Matrices:
   """The matrices of a function's parameters, found in its program as `Curvature` finds layers.
 
@@ -193,6 +207,8 @@ def matrix_axes(
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     in_axes: see `Curvature`.
+    fused: whether a kernel stays one matrix if the outputs of its product are cut to pieces, as those
+      of fused heads or of gated units.
   """
   shapes = jax.eval_shape(lambda *trees: trees, params, batch)
   predictor = Predictor(predict, None)
@@ -201,9 +217,12 @@ def matrix_axes(
   layers, _ = layers_lib.combined([t.found for t in terms], [x.size for _, x in leaves])
   known: dict[str, list[Part]] = {path: [] for path, _ in leaves}
   for layer in layers:
-    view, path = layer.kernel, leaves[layer.kernel.leaf][0]
-    sizes = view.positions.shape[-2:]
-    known[path].append(Part(layers_lib.without_positions(view), layer.stacked, sizes, layer.table))
+    path = leaves[layer.kernel.leaf][0]
+    for view in [layer.kernel] if fused else _columns(layer):
+      sizes = view.positions.shape[-2:]
+      known[path].append(
+        Part(layers_lib.without_positions(view), layer.stacked, sizes, layer.table)
+      )
   for term in terms:
     for use in term.found.uses:
       bias = use.bias or (use.view if use.product is None else None)

@@ -177,3 +177,30 @@ def test_lamb_has_a_norm_for_each_layer_of_a_loop():
   jax.tree.map(same, norms(updates["blocks"]), norms(params["blocks"]))
   whole = lambda tree: jax.tree.map(np.linalg.norm, tree["head"])
   jax.tree.map(same, whole(updates), whole(params))
+
+
+@pytest.mark.parametrize("how", ["split", "slices", "reshaped"])
+def test_outputs_that_are_sliced_are_matrices_of_their_own(how):
+  """Fused heads, as in one product for queries, keys and values."""
+
+  def predict(params, x):
+    y = x @ params["qkv"]
+    if how == "split":
+      q, k, v = jnp.split(y, 3, axis=-1)
+    elif how == "slices":
+      q, k, v = y[..., :8], y[..., 8:16], y[..., 16:]
+    else:
+      q, k, v = y.reshape(*y.shape[:2], 3, 8).transpose(2, 0, 1, 3)
+    return (jax.nn.softmax(jnp.einsum("bti,bsi->bts", q, k)) @ v).mean(axis=1)
+
+  rng = np.random.default_rng(0)
+  params = {"qkv": rng.normal(size=(8, 24)).astype(np.float32)}
+  grads = {"qkv": rng.normal(size=(8, 24)).astype(np.float32)}
+  matrices = optim.matrix_axes(predict, params, np.zeros((2, 5, 8), np.float32))
+  tx = optim.muon(0.1, matrices=matrices)
+  step = tx.update(grads, tx.init(params), params)[0]["qkv"]
+  plain = optim.muon(0.1)
+  for i, (g, w) in enumerate(zip(np.split(grads["qkv"], 3, 1), np.split(params["qkv"], 3, 1))):
+    alone = {"kernel": w}
+    wanted = plain.update({"kernel": g}, plain.init(alone), alone)[0]["kernel"]
+    np.testing.assert_allclose(step[:, 8 * i : 8 * i + 8], wanted, rtol=1e-4, atol=1e-6)

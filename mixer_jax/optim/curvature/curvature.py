@@ -112,6 +112,9 @@ class Curvature:
     patterns.matching("max_factor", [p for p in named if p], self.names)
     self._choices = Choices(norms, listed, max_factor)
     self._check()
+    if not self._fits(self._traced(batch)):
+      report.say("predict takes no batch of one example, so curvature takes the batch as a whole")
+      self._in_axes, self._traces = None, {}
     self.blocks = self._traced(batch).blocks
     self._compares = False  # shapes come from a program that knows its loss
     if _are_small_arrays(params, batch):
@@ -137,6 +140,20 @@ class Curvature:
       raise ValueError('estimation="empirical" needs predict to return (outputs, targets)')
     if answer.weights is not None and not isinstance(answer.weights, Mapping):
       self._predictor.weights_shape(answer)
+
+  def _fits(self, traced: Traced) -> bool:
+    """Whether what examples have apart is as large as the outputs of all of them."""
+
+    def outputs(term):
+      rows = term.examples if term.mapped else 1
+      whole = lambda y: (rows * y.shape[0], *y.shape[1:])
+      return jax.tree.map(whole, term.structure.unflatten(term.program.out_avals).outputs)
+
+    shapes = jax.tree.leaves(
+      estimation_lib.joined([*map(outputs, traced.terms)]), is_leaf=_is_shape
+    )
+    answer = jax.eval_shape(self._predictor.answer, *self._shapes)
+    return shapes == [y.shape for y in jax.tree.leaves(answer.outputs)]
 
   # The programs.
 
@@ -404,6 +421,10 @@ class Curvature:
     leaves, structure = jax.tree.flatten(batch)
     cut = lambda x, a: x if a is None else x[(slice(None),) * a + (slice(None, None, n),)]
     return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
+
+
+def _is_shape(x: Any) -> bool:
+  return isinstance(x, tuple) and all(isinstance(n, int) for n in x)
 
 
 def _tell_gradient(cosine: Any) -> None:

@@ -34,6 +34,7 @@ class Use:
     bias: the view of a bias that is added to the product's outputs, [*blocks, d_out], or None.
     rows: how many rows each matrix multiplies, in all runs of the loops around.
     term: number of the program, where there are several.
+    slices: the outputs, block * d_out + i, of each slice that is taken of the result.
   """
 
   path: Path
@@ -44,6 +45,7 @@ class Use:
   bias: View | None = None
   rows: float = 0
   term: int = 0
+  slices: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -118,6 +120,9 @@ def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list
   if not any(isinstance(x, View | _Output) for x in given):
     return none
   name = equation.primitive.name
+  if isinstance(given[0], _Output) and name in ("split", "slice"):
+    _note_slices(given[0], name, equation.params)
+    return none
   if name in _INNER:
     return _INNER[name](found, equation, given, path)
   if len(given) == 1 and isinstance(given[0], View):
@@ -134,6 +139,16 @@ def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list
   for x in given:
     _leak(found, x, f"is read by {name}")
   return none
+
+
+def _note_slices(output: _Output, name: str, params: dict[str, Any]) -> None:
+  """Keeps which outputs each slice of a product's result has: those of fused heads."""
+  whole = View(0, output.positions)
+  if name == "split":
+    parts = views.parts(whole, params["sizes"], params["axis"])
+  else:
+    parts = [views.after(whole, name, params)]
+  output.use.slices += [np.unique(part.positions) for part in parts]
 
 
 def _is_narrow(variable: Any) -> bool:

@@ -80,6 +80,14 @@ def masked(view: View, mask: np.ndarray) -> View:
   )
 
 
+def columns(view: View, places: np.ndarray) -> View:
+  """The view of some columns of a matrix."""
+  start = int(places[0])
+  if np.array_equal(places, np.arange(start, start + len(places))):
+    return _range(view, 1, start, start + len(places))
+  return view._then(view.positions[..., places], lambda x: x[..., places])
+
+
 def stacked(view: View) -> View:
   """The view of one layer of a stack, inside of a scan over the leading axis."""
   return view._replace(stacked=view.stacked + 1, uncut=None)
