@@ -291,6 +291,15 @@ def test_a_model_that_holds_an_array_for_each_example_takes_the_batch_as_a_whole
   close(factors(fixed, params, x, key, in_axes=None), factors(moved, params, (x, constant), key))
 
 
+def test_outputs_that_know_their_number_of_examples_are_those_of_the_whole_batch():
+  """A reshape to [4, -1] would cut one example in four."""
+  x, params = pairs(4)
+  options = dict(likelihood="normal", rng=jax.random.key(0), estimation="sampled")
+  of = lambda shape: lambda p, x: nn.tanh(x @ p["dense"]["kernel"]).reshape(shape(x))
+  found = factors(of(lambda x: (4, -1)), params, x, **options)
+  close(found, factors(of(lambda x: (len(x), -1)), params, x, **options))
+
+
 @pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5)], ids=["rows", "tokens"])
 def test_a_layer_of_a_part_of_the_batch(shape):
   """Half of six examples: 3 rows, or 12 of tokens."""

@@ -1,0 +1,271 @@
+"""K-FAC on the models of this library: a block per layer and Fourier mode, and steps that help."""
+
+from flax import traverse_util
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixer_jax import config as config_lib
+from mixer_jax import models, optim
+from mixer_jax.models import spectral
+
+SMALL = {
+  "mixer_small": dict(hidden_dim=16, num_blocks=1, tokens_mlp_dim=8, channels_mlp_dim=24),
+  "gmlp_small": dict(hidden_dim=16, num_blocks=1, ffn_dim=24),
+  "resmlp_s12": dict(patch_size=4, hidden_dim=16, num_blocks=1, channels_mlp_dim=24),
+}
+MODELS = [
+  ("mixer_small", {}),
+  ("mixer_small", dict(token_mixer="galerkin", num_heads=4)),
+  ("mixer_small", dict(token_mixer="fourier", num_heads=4)),
+  ("resmlp_s12", {}),
+  ("resmlp_s12", dict(normalization="layer_norm", pooling="class_mlp")),
+  *(("resmlp_s12", dict(patch_communication=c)) for c in ("none", "mlp", "conv3x3")),
+  *(("resmlp_s12", dict(patch_communication=c)) for c in ("depthwise", "separable")),
+  *(("gmlp_small", dict(gating=g)) for g in ("linear", "additive", "multiplicative", "split")),
+  ("gmlp_small", dict(spatial="toeplitz")),
+  ("gmlp_small", dict(attention_dim=6)),
+]
+MODEL_IDS = ["-".join([name, *map(str, fields.values())]) for name, fields in MODELS]
+# A step of the others is compiled in the slow tests.
+FAST = ("resmlp_s12",)
+
+
+IMAGES = jax.ShapeDtypeStruct((16, 16, 16, 3), "float32")
+
+
+@pytest.mark.parametrize("name, fields", MODELS, ids=MODEL_IDS)
+@pytest.mark.first(1)
+def test_a_block_per_dense_layer(name, fields):
+  model = models.build(name, 4, **SMALL[name] | fields)
+  params = jax.eval_shape(model.init, jax.random.key(0), IMAGES)["params"]
+  predict = lambda p, images: model.apply({"params": p}, images)
+  blocks = optim.Curvature(predict, params, IMAGES, norms="diagonal").blocks
+  found = {b.name: b.stacked for b in blocks if b.kind == "kronecker"}
+  assert set(found) == set(kernels(model, params, IMAGES))  # grouped ones are stacks of blocks
+  assert "gradient" not in {b.kind for b in blocks}
+  named = [path for b in blocks for path in b.paths]
+  paths = ["/".join(k.key for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+  assert sorted(named) == sorted(paths)
+
+
+STEPS = [
+  pytest.param(*case, id=i, marks=() if i in FAST else pytest.mark.slow)
+  for case, i in zip(MODELS, MODEL_IDS)
+]
+
+
+@pytest.mark.parametrize("name, fields", STEPS)
+@pytest.mark.thorough
+def test_a_step_of_a_model_lowers_the_loss(name, fields):
+  model = models.build(name, 4, **SMALL[name] | fields)
+  labels = np.arange(16) % 4
+  images = np.random.default_rng(0).normal(size=IMAGES.shape) + labels[:, None, None, None]
+  batch = images.astype(np.float32), labels
+  params = jax.jit(model.init)(jax.random.key(0), batch[0])["params"]
+  params["head"]["kernel"] = jax.random.normal(jax.random.key(1), params["head"]["kernel"].shape)
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+
+  def loss(params):
+    logits, labels = predict(params, batch)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+  tx = optim.kfac(1e-3, optim.Curvature(predict, params, batch, norms="diagonal"))
+
+  @jax.jit  # one program: the time goes into compilation
+  def step(params, state):
+    before, grads = jax.value_and_grad(loss)(params)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
+    return before, updates, state, loss(optax.apply_updates(params, updates))
+
+  before, updates, state, after = step(params, tx.init(params))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
+  assert after < before
+
+
+def kernels(model, params, images):
+  """Paths of layers with a kernel."""
+  found = []
+
+  def note(next_call, args, kwargs, context):
+    module = context.module
+    if context.method_name == "__call__" and isinstance(module, (nn.Dense, nn.Conv)):
+      found.append("/".join(module.path))
+    return next_call(*args, **kwargs)
+
+  with nn.intercept_methods(note):
+    jax.eval_shape(lambda p, x: model.apply({"params": p}, x), params, images)
+  return found
+
+
+def mixer_blocks(**overrides):
+  fields = dict(hidden_dim=12, num_blocks=3, tokens_mlp_dim=7, channels_mlp_dim=20)
+  model = models.build("mixer_small", 10, **fields | overrides)
+  images = jax.ShapeDtypeStruct((8, 16, 16, 3), jnp.float32)
+  params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  predict = lambda p, b: model.apply({"params": p}, b)
+  return params, optim.Curvature(predict, params, images).blocks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.first(1)
+def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
+  params, blocks = mixer_blocks(dtype=dtype)
+  kernels = {
+    "/".join(k.key for k in path[:-1]): x.shape
+    for path, x in jax.tree_util.tree_leaves_with_path(params)
+    if path[-1].key == "kernel"
+  }
+  kronecker = [b for b in blocks if b.kind == "kronecker"]
+  assert {b.name for b in kronecker} == set(kernels)
+  assert len(kronecker) == len(kernels) == 3 * 4 + 2
+  for block in kronecker:
+    *d_in, d_out = kernels[block.name]
+    assert block.factor_sizes == (np.prod(d_in) + 1, d_out)
+    assert block.paths == (f"{block.name}/kernel", f"{block.name}/bias")
+  rest = [b.name.rpartition("/")[0] for b in blocks if b.kind == "gradient"]
+  assert rest and all(name.split("/")[-1].startswith(("LayerNorm", "pre_head")) for name in rest)
+
+
+@pytest.mark.thorough
+def test_factors_are_float32_under_bfloat16():
+  model = models.build("mixer_small", 10, hidden_dim=12, num_blocks=1, dtype="bfloat16")
+  images, key = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.float32), jax.random.key(0)
+  params = jax.eval_shape(model.init, key, images)["params"]
+  curvature = optim.Curvature(lambda p, b: model.apply({"params": p}, b), params, images)
+  factors = jax.eval_shape(curvature.estimate, params, images, key)
+  assert {x.dtype for x in jax.tree.leaves(factors)} == {jnp.dtype("float32")}
+
+
+BLOCKS = dict(hidden_dim=4, num_blocks=1, num_heads=2, ffn_dim=3, decoder_dim=3, decoder_layers=1)
+SMALL_OPERATOR = dict(BLOCKS, decoder_mlp_dim=3, modes=2)
+PATCHES = dict(hidden_dim=4, num_blocks=1, decoder_dim=3, decoder_mlp_dim=3, modes=2)
+PATCHES |= dict(patch_size=4, decoder_layers=1)
+OPERATORS = {
+  "galerkin_1d": ((6,), SMALL_OPERATOR),
+  "galerkin_2d": ((6, 5), dict(SMALL_OPERATOR, coarse=3)),
+  "galerkin_inverse": ((6, 5), dict(BLOCKS, coarse=3)),
+  "fno_1d": ((6,), dict(hidden_dim=3, num_blocks=1, modes=2, mlp_dim=3)),
+  "fno_2d": ((6, 5), dict(hidden_dim=3, num_blocks=1, modes=2, mlp_dim=3, padding=1)),
+  "mixer_operator": ((6,), dict(PATCHES, tokens_mlp_dim=3, channels_mlp_dim=3)),
+  "gmlp_operator": ((6,), dict(PATCHES, ffn_dim=4)),
+  "resmlp_operator": ((6,), dict(PATCHES, channels_mlp_dim=3)),
+}
+
+
+def problem(name):
+  grid, fields = OPERATORS[name]
+  model = models.operator(name, grid=grid, **fields)
+  rng = np.random.default_rng(0)
+  values, targets = rng.normal(size=(2, 4, *grid, 1)).astype(np.float32)
+  axes = np.meshgrid(*[np.linspace(0, 1, n) for n in grid], indexing="ij")
+  positions = np.stack(axes, axis=-1).astype(np.float32)
+  predict = lambda p, b: (model.apply({"params": p}, b[0], positions), b[1])
+  init = lambda: jax.jit(model.init)(jax.random.key(0), values, positions)["params"]
+  return predict, init, (values, targets)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.first(1)
+def test_every_parameter_is_in_a_block(name):
+  predict, init, batch = problem(name)
+  params = jax.eval_shape(init)
+  blocks = optim.Curvature(predict, params, batch, likelihood="normal", norms="diagonal").blocks
+  paths = traverse_util.flatten_dict(params, sep="/")
+  assert sorted(path for b in blocks for path in b.paths) == sorted(paths)
+  assert {b.kind for b in blocks} <= {"kronecker", "diagonal"}
+  count = 8 if len(batch[0].shape) == 4 else 2
+  modes = [b for b in blocks if b.name.endswith("modes")]
+  assert [b.stacked for b in modes] == [(count,)] * ("inverse" not in name)
+  assert all(b.kind == "kronecker" for b in modes)
+
+
+@pytest.mark.parametrize("grid", [(6,), (6, 5)])
+@pytest.mark.first(1)
+def test_factors_of_a_mode_are_those_of_its_two_rows(grid):
+  model = spectral.SpectralConv(2, 2, jax.nn.initializers.normal(1.0))
+  x = np.random.default_rng(0).normal(size=(4, *grid, 3)).astype(np.float32)
+  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+  predict = lambda p, x: model.apply({"params": p}, x).reshape(len(x), -1)
+  options = dict(likelihood="normal", estimation="exact", token_averaging="expand")
+  factors = optim.Curvature(predict, params, x, **options).factors(params, x)["modes"]
+  axes = tuple(range(1, x.ndim - 1))
+  found = np.fft.rfftn(np.float64(x), axes=axes, norm="forward")[..., :2, :]
+  if len(grid) == 2:
+    found = np.concatenate([found[:, :2], found[:, -2:]], axis=1)
+  found = found.reshape(4, -1, 3)
+  re, im = found.real, found.imag
+  rows = np.concatenate([[re, im], [-im, re]], axis=-1).reshape(8, -1, 6)
+  expected = np.einsum("rki,rkj->kij", rows, rows) / 8
+  np.testing.assert_allclose(factors.inputs, expected, rtol=1e-4, atol=1e-6)
+  # The Fisher matrix of normal outputs of variance 1/2 is 2 I: twice the squares of a mode's two
+  # waves, summed over the grid.
+  size = np.zeros(len(expected))
+  for k in range(len(expected)):
+    for unit in (1, 1j):
+      spectrum = np.zeros((*grid[:-1], grid[-1] // 2 + 1), complex)
+      spectrum[(k,) if len(grid) == 1 else ([0, 1, -2, -1][k // 2], k % 2)] = unit
+      size[k] += np.square(np.fft.irfftn(spectrum, grid, axes=range(len(grid)))).sum()
+  size *= 2 * np.prod(grid) ** 2  # transforms are not divided on the way back
+  np.testing.assert_allclose(factors.outputs, size[:, None, None] * np.eye(2), rtol=1e-4, atol=1e-4)
+
+
+OPERATOR_STEPS = [n if n in ("galerkin_1d", "fno_2d") else pytest.param(n, marks=pytest.mark.slow)
+         for n in OPERATORS]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATOR_STEPS)
+@pytest.mark.thorough
+def test_a_step_of_an_operator_lowers_the_loss(name):
+  predict, init, batch = problem(name)
+  params = jax.jit(init)()
+  options = dict(likelihood="normal", norms="diagonal")
+  tx = optim.kfac(1e-2, optim.Curvature(predict, params, batch, **options))
+
+  def loss(params):
+    y, targets = predict(params, batch)
+    return ((y - targets) ** 2).sum() / len(y)
+
+  @jax.jit
+  def step(params, state):
+    before, grads = jax.value_and_grad(loss)(params)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
+    after = loss(jax.tree.map(lambda p, u: p + u, params, updates))
+    return before, updates, state, after
+
+  before, updates, state, after = step(params, tx.init(params))
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
+  assert after < before
+
+
+@pytest.mark.parametrize("grid", ["fno_1d", "fno_2d"])
+@pytest.mark.parametrize("optimizer", ["muon", "soap", "shampoo"])
+@pytest.mark.first(1)
+def test_each_mode_is_a_matrix_of_its_own(optimizer, grid):
+  """A mode's updates are those that its kernel gets alone, however large the others' gradients."""
+  predict, init, batch = problem(grid)
+  params = init()
+  options = dict(corrected=True) if optimizer == "shampoo" else {}
+  config = config_lib.optimizer(optimizer, 0.1, weight_decay=0.0, **options)
+  tx = optim.build(config, lambda count: 1.0, optim.Problem(predict, params, batch, "normal"))
+  alone = getattr(optim, optimizer)(0.1, weight_decay=0.0, **options)
+  flat = traverse_util.flatten_dict(params)
+  [path] = [p for p in flat if p[-2] == "modes"]
+  count = len(flat[path])
+  rng = np.random.default_rng(0)
+  sizes = np.logspace(0, -3, count).astype(np.float32)[:, None, None]
+  state, states = tx.init(params), [alone.init({"kernel": x}) for x in flat[path]]
+  for _ in range(3):
+    own = sizes * rng.normal(size=flat[path].shape).astype(np.float32)
+    grads = traverse_util.unflatten_dict(
+      {p: np.ones_like(x) for p, x in flat.items()} | {path: own}
+    )
+    updates, state = tx.update(grads, state, params)
+    found = traverse_util.flatten_dict(updates)[path]
+    for i in range(count):
+      wanted, states[i] = alone.update({"kernel": own[i]}, states[i], {"kernel": own[i]})
+      np.testing.assert_allclose(found[i], wanted["kernel"], rtol=1e-3, atol=1e-5)
+  assert np.all(np.sqrt(np.mean(np.square(found), axis=(1, 2))) > 1e-3)
