@@ -69,6 +69,8 @@ def group(found: Found, sizes: Sequence[int]) -> tuple[list[Layer], dict[int, st
       continue
     if not uses:
       reasons[leaf] = "is not read"
+    elif not sizes[leaf]:
+      reasons[leaf] = "has no elements"
     elif all(use.product is None for use in uses):
       reasons[leaf] = "a scale or shift"
     elif any(use.product is None for use in uses):
