@@ -213,17 +213,24 @@ def _turned(x: jax.Array, own: Any, side: str) -> jax.Array:
   return x @ own["basis"][side] if side in own["basis"] else x
 
 
-def of_elements(view: Any, shape: tuple[int, ...], scales: bool) -> Callable:
+def of_elements(
+  view: Any, shape: tuple[int, ...], scales: bool, stacked: tuple[int, ...] = ()
+) -> Callable:
   """Statistics of a scale or shift: the squares of each example's gradient, added up.
 
-  `view` reads the parameter, of that shape, as the equation sees it.
+  `view` reads the parameter, of that shape, as the equation sees it; inside of a scan over its first
+  axes, `stacked`, the sums are those of one layer.
   """
 
   def statistics(operand, gradient, own, token):
     del token
     like = jax.ShapeDtypeStruct(shape, jnp.float32)
     back = jax.linear_transpose(view.read, like)
-    of_example = lambda x, d: back((x.astype(jnp.float32) if scales else 1.0) * d)[0]
+
+    def of_example(x, d):
+      d = (x.astype(jnp.float32) if scales else 1.0) * d
+      return back(jnp.broadcast_to(d, (*stacked, *d.shape)))[0][(0,) * len(stacked)]
+
     squares = jax.vmap(of_example)(operand, gradient.astype(jnp.float32)) ** 2
     return {"squares": squares.sum(axis=0)}
 

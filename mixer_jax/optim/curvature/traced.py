@@ -1,9 +1,11 @@
 """From the programs of a function to its blocks, and to the taps that estimate them."""
 
 import dataclasses
+import math
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import jax
+import numpy as np
 
 from mixer_jax.optim.curvature import layers as layers_lib
 from mixer_jax.optim.curvature import patterns, program, statistics, taps
@@ -143,14 +145,30 @@ class _Builder:
       raise ValueError(
         'norms="diagonal" needs outputs that depend on one example, not in_axes=None'
       )
+    own = [use for t in self.terms for use in t.found.uses if use.view.leaf == leaf]
+    if not all(_is_in_front(use.view, shape) for use in own):
+      return Block(
+        name, "gradient", (name,), (shape,), reason=f"{SHIFT}, stacked along a later axis"
+      )
     self.owners[leaf] = [name]
-    for term, own in zip(self.terms, self.taps):
+    for term, placed in zip(self.terms, self.taps):
       for use in term.found.uses:
         if use.product is None and use.view.leaf == leaf:
           view = layers_lib.without_positions(use.view)
-          squares = taps.of_elements(view, shape, use.kind == "scale")
-          own[use.path] = Tap(name, "elements", use.operand, elements=squares)
-    return Block(name, "diagonal", (name,), (shape,))
+          lead = shape[: use.view.stacked]
+          squares = taps.of_elements(view, shape, use.kind == "scale", lead)
+          placed[use.path] = Tap(name, "elements", use.operand, elements=squares)
+    stacked = shape[: min(use.view.stacked for use in own)]
+    return Block(name, "diagonal", (name,), (shape,), stacked=stacked)
+
+
+def _is_in_front(view: Any, shape: tuple[int, ...]) -> bool:
+  """Whether the layers that scans take off a parameter are its first axes."""
+  lead = view.positions.shape[: view.stacked]
+  size = math.prod(shape[view.stacked :])
+  number = np.arange(math.prod(lead)).reshape(*lead, *(1,) * len(view.shape))
+  own = (view.positions < 0) | (view.positions // max(size, 1) == number)
+  return lead == shape[: view.stacked] and bool(own.all())
 
 
 def _counted(terms: Sequence[program.Term]) -> str | None:

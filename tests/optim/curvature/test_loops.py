@@ -107,6 +107,25 @@ def deep(net):
   return jax.jit(net.init)(jax.random.key(0), x)["params"], x
 
 
+def test_scales_of_a_stack_have_the_diagonals_of_single_layers():
+  """Also in a function of one's own, with a scan over an axis that is not the first."""
+  rng = np.random.default_rng(0)
+  params = {n: rng.normal(size=(2, 5)).astype(np.float32) for n in ("scale", "shift")}
+  x = rng.normal(size=(6, 3, 5)).astype(np.float32)
+  layer = lambda x, p: (jnp.tanh(x * p["scale"] + p["shift"]), None)
+  scanned = lambda p, x: jax.lax.scan(layer, x, p)[0].mean(1)
+  single = lambda p, x: layer(layer(x, p[0])[0], p[1])[0].mean(1)
+  options = dict(norms="diagonal", likelihood="normal")
+  found = factors(scanned, params, x, **options)
+  apart = [{n: v[i] for n, v in params.items()} for i in range(2)]
+  wanted = factors(single, apart, x, **options)
+  for name in params:
+    close(found[name].values[0], np.stack([wanted[f"{i}/{name}"].values[0] for i in range(2)]))
+  turned = lambda p, x: scanned({"scale": p["scale"].T, "shift": p["shift"]}, x)
+  held = params | {"scale": np.ascontiguousarray(params["scale"].T)}
+  assert kinds(turned, held, x, **options) == {"scale": "gradient", "shift": "diagonal"}
+
+
 @pytest.mark.parametrize("how", ["whole", "jit", "vmap", "map"])
 @pytest.mark.parametrize("net", [Deep(), Deep(None), Deep(wrap="remat"), Deep(None, wrap="jit")])
 @pytest.mark.first(4)
