@@ -152,24 +152,32 @@ def _patches(params: dict[str, Any], size: tuple[int, ...]) -> Callable:
   return patches
 
 
-def rows_of_table(params: dict[str, Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-  """The shape of one entry if a gather takes whole entries along axis 0, else None."""
+def looked_up(params: dict[str, Any], shape: tuple[int, ...], rank: int) -> int | None:
+  """Which number of an index is the entry, if a gather takes whole entries along axis 0, else None.
+
+  An index may have numbers for the other axes, too, which are taken whole from their start. `rank`
+  is that of the result.
+  """
   numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
+  columns, offsets = tuple(numbers.start_index_map), tuple(numbers.offset_dims)
+  clipped = params["mode"] == jax.lax.GatherScatterMode.CLIP
   simple = (
-    numbers.collapsed_slice_dims == (0,)
-    and numbers.start_index_map == (0,)
+    tuple(numbers.collapsed_slice_dims) in ((), (0,))
+    and 0 in columns
+    and (clipped or columns == (0,))
     and not getattr(numbers, "operand_batching_dims", ())
     and sizes == (1, *shape[1:])
+    and offsets == tuple(range(rank - len(offsets), rank))
   )
-  return shape[1:] if simple else None
+  return columns.index(0) if simple else None
 
 
-def table(view: View, rest: tuple[int, ...]) -> tuple[View, Product]:
-  """A table [words, *rest] from which a gather takes entries."""
-  d_out = math.prod(rest)
+def table(view: View, column: int | None = None) -> tuple[View, Product]:
+  """A table [words, *rest] from which ids take entries; they are a `column` of indices."""
+  d_out = math.prod(view.shape[1:])
   matrix = _arranged(view, range(len(view.shape)), (view.shape[0], d_out))
-  product = Product(lambda ids: ids.reshape(-1), lambda y: y.reshape(-1, d_out), (), table=True)
-  return matrix, product
+  ids = lambda x: (x if column is None else x[..., column]).reshape(-1)
+  return matrix, Product(ids, lambda y: y.reshape(-1, d_out), (), table=True)
 
 
 def bias_of(matrix: View, positions: np.ndarray, view: View) -> View | None:
@@ -183,6 +191,8 @@ def bias_of(matrix: View, positions: np.ndarray, view: View) -> View | None:
   *blocks, _, d_out = matrix.shape
   count = math.prod(blocks) * d_out
   places = positions.reshape(-1)
+  if not count:
+    return None
   first = np.full(count, -1, np.int64)
   first[places[::-1]] = np.arange(len(places))[::-1]
   if (first < 0).any():

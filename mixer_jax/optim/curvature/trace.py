@@ -285,17 +285,17 @@ def _product(arranged: Callable, kind: str) -> Callable:
 
 
 def _gather(found: Found, equation: Any, given: list[Any], path: Path) -> Any:
-  view, ids = given[0], equation.invars[1].aval
+  view, shape = given[0], equation.outvars[0].aval.shape
   if not isinstance(view, View) or isinstance(given[1], View):
     return NotImplemented
-  if (rest := products.rows_of_table(equation.params, view.shape)) is None:
+  if (column := products.looked_up(equation.params, view.shape, len(shape))) is None:
     return NotImplemented
-  if len(view.shape) > 2 and ids.shape == (1,):  # a loop takes one layer out of a stack
+  if shape == view.shape[1:] and len(shape) > 1:  # a loop takes one layer out of a stack
     found.selections.add(path)
     return views.stacked(view)
   if len(view.shape) < 2:
     return NotImplemented
-  return _embedding(found, equation, view, path, rest)
+  return _embedding(found, equation, view, path, column)
 
 
 def _dynamic_slice(found: Found, equation: Any, given: list[Any], path: Path) -> Any:
@@ -313,11 +313,11 @@ def _dynamic_slice(found: Found, equation: Any, given: list[Any], path: Path) ->
     found.selections.add(path)
     inner = views.stacked(view)
     return views.after(inner, "reshape", {"new_sizes": (1, *inner.shape)})
-  return _embedding(found, equation, view, path, view.shape[1:])
+  return _embedding(found, equation, view, path)
 
 
-def _embedding(found, equation, view, path, rest):
-  matrix, product = products.table(view, rest)
+def _embedding(found, equation, view, path, column=None):
+  matrix, product = products.table(view, column)
   return _add_use(found, Use(path, "embedding", matrix, 1, product), equation)
 
 
