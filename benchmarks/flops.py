@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import jax
 from jax.extend import core
 
-from mixer_jax.optim.curvature_blocks import Block
+from mixer_jax.optim import Block
 
 # Operations of a symmetric eigendecomposition over n^3: reduction to tridiagonal
 # form 4/3, its eigenproblem and the back-transformation of the vectors about 4
@@ -77,7 +77,7 @@ def step_costs(blocks: Sequence[Block], batch_size: int) -> StepCosts:
   """Counts the operations of a model's steps, exact damping.
 
   Args:
-    blocks: of `optim.kfac_blocks`, one per dense layer.
+    blocks: of a `Curvature`.
     batch_size: examples a step.
   """
   gradient = factors = inverses = preconditioning = 0.0
@@ -85,9 +85,10 @@ def step_costs(blocks: Sequence[Block], batch_size: int) -> StepCosts:
     if block.kind != "kronecker":
       continue
     d_in, d_out = block.factor_sizes
-    rows = batch_size * block.tokens
+    count = math.prod(block.stacked)
+    rows = count * batch_size * block.tokens
     gradient += 6.0 * rows * d_in * d_out
     factors += 6.0 * rows * d_in * d_out + 2.0 * rows * (d_in**2 + d_out**2)
-    inverses += EIGH * (d_in**3 + d_out**3)
-    preconditioning += 4.0 * d_in * d_out * (d_in + d_out)
+    inverses += count * EIGH * (d_in**3 + d_out**3)
+    preconditioning += count * 4.0 * d_in * d_out * (d_in + d_out)
   return StepCosts(gradient, factors, inverses, preconditioning)

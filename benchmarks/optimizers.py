@@ -7,7 +7,6 @@ import math
 import statistics
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-import flax.linen as nn
 import jax
 import ml_collections
 import optax
@@ -19,9 +18,8 @@ from mixer_jax import experiment, optim
 from mixer_jax import options as options_lib
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim import layer_views
+from mixer_jax.optim.curvature import library
 from mixer_jax.runtime import cli, devices
-from mixer_jax.runtime.imports import without
 from mixer_jax.study import plan
 
 PERIODS = dict(factor_period=10, inverse_period=100)
@@ -174,14 +172,15 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
   Returns:
     A function that takes one step and waits for it.
   """
-  with without("tensorflow"):
-    from mixer_jax.optim.kfac_jax_blocks import kfac_jax
-
+  kfac_jax = library.blocks().kfac_jax
   problem = run.problem
+  curvature = optim.Curvature(
+    problem.predict, problem.params, problem.batch, in_axes=problem.in_axes
+  )
+  predict, enter, _ = curvature.tagged()
 
-  def loss(params, batch):
-    with nn.intercept_methods(_register):
-      logits, labels, *_ = problem.predict(params, batch)
+  def loss(matrices, batch):
+    logits, labels = predict(matrices, batch), batch[0]["label"]
     kfac_jax.register_softmax_cross_entropy_loss(logits, labels)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -191,14 +190,11 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
     value_func_has_aux=False,
     multi_device=False,
     num_burnin_steps=0,  # it would want a stream of batches
-    layer_tag_to_block_ctor={
-      variant: kfac_jax.RepeatedDenseKroneckerFactored for variant in ("dense", "patches")
-    },
   )
   key = jax.random.key(0)
   collections = dict(jax.jit(run.task.init)(key))
   params = collections.pop("params")
-  params = problem.layout.enter(params) if problem.layout else params
+  params = enter(params)
   batch = (batch, collections)
   state = optimizer.init(params, key, batch)
   fixed = dict(learning_rate=1e-3, momentum=0.9, damping=1e-3)
@@ -211,31 +207,11 @@ def kfac_jax_step(run: Experiment, batch: Any) -> Callable[[], None]:
   return step
 
 
-def _register(next_call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-  """Calls a layer and registers its block with kfac-jax; others are left to its own matcher."""
-  from mixer_jax.optim.kfac_jax_blocks import kfac_jax
-
-  y = next_call(*args, **kwargs)
-  if context.method_name != "__call__" or context.module.is_initializing():
-    return y
-  own = layer_views.own_params(context.module)
-  view = layer_views.view(context, args, kwargs)
-  if isinstance(view, layer_views.ScaleAndShift) and own:
-    both = (own.get(name) for name in (view.scale, view.bias))
-    return kfac_jax.register_scale_and_shift(y, view.inputs(), *both)
-  if isinstance(view, layer_views.Dense) and not (view.ids or view.axes):
-    kernel, bias = own[view.kernel], own.get(view.bias)
-    variant = "patches" if view.patches else "dense"
-    return kfac_jax.register_dense(y, view.inputs(args[0]), kernel, bias, variant=variant)
-  return y
-
-
 def main(options: Any) -> None:
   config = cli.checked_config(options.config)
   devices.print_line()
   run = experiment.build(config)
-  problem = run.problem
-  blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
+  blocks = optim.kfac_blocks(optim.group("kfac", 1e-3), run.problem)
   predicted = flops.step_costs(blocks, config.batch_size).ratio(*PERIODS.values())
   theirs = [_THEIRS] if _classifies(run) else []
   costs = measure(run, options.rounds, [*optim.OPTIMIZERS, *theirs])

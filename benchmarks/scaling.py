@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks import flops, optimizers, tables
 from mixer_jax import models, optim
-from mixer_jax.optim import spread
-from mixer_jax.optim.curvature_blocks import Block
+from mixer_jax.optim import Block, spread
 
 # A run of the Mixer paper: ImageNet-21k's images, epochs, global batch, classes.
 IMAGES, EPOCHS, BATCH_SIZE, CLASSES = 14_197_122, 300, 4096, 21_841
@@ -81,7 +80,7 @@ def parts(
   """The parts of a step on a cluster.
 
   Args:
-    blocks: of `optim.kfac_blocks`.
+    blocks: of a `Curvature`.
     cluster: rates.
     devices: GPUs that share the batch.
     batch_size: images of a step, on all of them.
@@ -94,7 +93,7 @@ def parts(
   if periods is None:
     return Parts(gradient, gradient_sum)
   factor_period, inverse_period = periods
-  sizes = [size for block in blocks if block.kind == "kronecker" for size in block.factor_sizes]
+  sizes = _sizes(blocks)
   shares = spread.share_out(sizes, devices)
   most = max(sum(flops.EIGH * sizes[i] ** 3 for i in share) for share in shares)
   exchanged = all_reduce(_FLOAT * sum(size * size for size in sizes), cluster, devices)
@@ -109,6 +108,12 @@ def parts(
     exchanged / inverse_period,
     costs.preconditioning / cluster.precise,
   )
+
+
+def _sizes(blocks: Sequence[Block]) -> list[int]:
+  """The rows of all factors."""
+  own = [block for block in blocks if block.kind == "kronecker"]
+  return [size for b in own for size in b.factor_sizes * math.prod(b.stacked)]
 
 
 def shared_preconditioning(blocks: Sequence[Block], cluster: Cluster, devices: int) -> float:
@@ -131,7 +136,7 @@ def all_reduce(size: float, cluster: Cluster, devices: int) -> float:
 def memory(blocks: Sequence[Block]) -> dict[str, int]:
   """Bytes on every device without a model axis: parameters with momentum, K-FAC's state."""
   total = sum(math.prod(shape) for block in blocks for shape in block.shapes)
-  sizes = [size for block in blocks if block.kind == "kronecker" for size in block.factor_sizes]
+  sizes = _sizes(blocks)
   squares = sum(size * size for size in sizes)
   return {
     "parameters and momentum": 2 * _FLOAT * total,
@@ -147,7 +152,7 @@ def blocks_of(name: str) -> Sequence[Block]:
   images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
   predict = lambda params, images: model.apply({"params": params}, images)
-  return optim.kfac_blocks(predict, params, images, plain="^head/")
+  return optim.Curvature(predict, params, images, unpreconditioned="^head/").blocks
 
 
 _PARTS = tuple(field.replace("_", " ") for field in Parts._fields)

@@ -19,7 +19,7 @@ from mixer_jax import experiment
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.models import LAYER_KINDS
-from mixer_jax.optim.curvature_blocks import path_name
+from mixer_jax.optim import path_name
 from mixer_jax.paths import user_path
 from mixer_jax.report import figures
 from mixer_jax.runtime import cli, devices

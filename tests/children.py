@@ -20,7 +20,7 @@ import numpy as np
 
 from docs import own_task  # noqa: F401 (so that the server has it)
 from mixer_jax import experiment
-from mixer_jax.optim import curvature  # noqa: F401 (likewise)
+from mixer_jax.optim.curvature import kfac_jax_blocks  # noqa: F401 (likewise)
 from mixer_jax.rundir import metrics_file
 from mixer_jax.runtime import cli
 from mixer_jax.training import loop

@@ -112,7 +112,7 @@ def test_a_file_is_found_by_its_name():
 
 
 def test_kfac_jax_is_used_in_its_adapter_alone_and_by_public_names():
-  assert users_of(r"^\s*(import|from) kfac_jax") == {"optim/kfac_jax_blocks.py"}
+  assert users_of(r"^\s*(import|from) kfac_jax") == {"optim/curvature/kfac_jax_blocks.py"}
   assert not users_of(r"kfac_jax\._|kfac_jax\._src")
 
 

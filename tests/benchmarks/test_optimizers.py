@@ -24,7 +24,7 @@ def test_gradient_costs_are_those_that_xla_counts(tiny_config):
   tiny_config.model.update(hidden_dim=256, tokens_mlp_dim=64, channels_mlp_dim=512)
   run = experiment.build(tiny_config)
   problem = run.problem
-  blocks = optim.kfac_blocks(problem.predict, problem.params, problem.batch)
+  blocks = optim.kfac_blocks(optim.group("kfac", 0.1), problem)
   costs = flops.step_costs(blocks, tiny_config.batch_size)
 
   def loss(params, batch):
@@ -38,7 +38,7 @@ def test_gradient_costs_are_those_that_xla_counts(tiny_config):
 
 
 def test_predicted_ratio_by_hand():
-  block = optim.curvature_blocks.Block("d", "kronecker", ("d/kernel",), ((3, 5),), (3, 5), tokens=7)
+  block = optim.Block("d", "kronecker", ("d/kernel",), ((3, 5),), (3, 5), tokens=7)
   costs = flops.step_costs([block], batch_size=2)
   assert costs.gradient == 3 * 2 * 14 * 3 * 5
   assert costs.factors == 3 * 2 * 14 * 15 + 2 * 14 * (9 + 25)

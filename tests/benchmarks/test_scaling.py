@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import scaling
 from mixer_jax import models, optim
-from mixer_jax.optim.curvature_blocks import Block
+from mixer_jax.optim import Block
 
 # One dense layer, 2 inputs and a bias to 4 outputs, 5 tokens.
 LAYER = Block("layer", "kronecker", ("layer/kernel", "layer/bias"), ((2, 4), (4,)), (3, 4), 5)
@@ -65,10 +65,11 @@ def test_memory_is_that_of_the_arrays_of_a_state():
   model, images = models.build("mixer_s4", num_classes=10), jnp.zeros((2, 32, 32, 3))
   predict = lambda params, images: model.apply({"params": params}, images)
   params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-  tx = optim.kfac(1e-2, predict, params, images)
+  curvature = optim.Curvature(predict, params, images)
+  tx = optim.kfac(1e-2, curvature)
   state = jax.eval_shape(tx.init, params)
   size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-  expected = scaling.memory(optim.kfac_blocks(predict, params, images))
+  expected = scaling.memory(curvature.blocks)
   assert size(optax.tree.get(state, "factors")) == expected["factors"]
   assert size(optax.tree.get(state, "inverses")) == expected["inverses"]
   momentum = optax.tree.get(state, "trace")

@@ -194,9 +194,10 @@ def test_kfac_lowers_the_loss_by_stored_averages():
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return losses.mean(), changed["batch_stats"]
 
-  tx = optim.kfac(0.2, predict, params, ((images, labels), stats), damping=0.1, inverse_period=1)
-  blocks = optim.kfac_blocks(predict, params, ((images, labels), stats))
-  kinds = {block.name: block.kind for block in blocks if block.kind == "kronecker"}
+  batch = ((images, labels), stats)
+  curvature = optim.Curvature(predict, params, batch, in_axes=(0, None))
+  tx = optim.kfac(0.2, curvature, damping=0.1, inverse_period=1)
+  kinds = {block.name: block.kind for block in curvature.blocks if block.kind == "kronecker"}
   assert set(kinds) == {"stem", "BasicBlock_0/conv1", "BasicBlock_0/conv2", "head"}
 
   @jax.jit

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import models
-from mixer_jax.optim.curvature import Curvature
+from mixer_jax.optim import Curvature
 from tests.models.test_text import FEW, VOCAB, flat, randomised, run, sequences, small
 
 

@@ -326,8 +326,8 @@ def problem(mixing):
 @pytest.mark.first(1)
 def test_every_parameter_has_a_block(mixing):
   predict, params = problem(mixing)
-  blocks = optim.kfac_blocks(predict, params, pairs(), norms="diagonal")
-  kinds = {path: b.kind for b in blocks for path in b.paths}
+  curvature = optim.Curvature(predict, params, pairs(), norms="diagonal")
+  kinds = {path: b.kind for b in curvature.blocks for path in b.paths}
   names = traverse_util.flatten_dict(params, sep="/")
   assert set(kinds) == set(names)
   kernels = {name for name in names if name.endswith(("kernel", "embedding"))}
@@ -338,10 +338,8 @@ def test_every_parameter_has_a_block(mixing):
 def test_padding_counts_in_no_factor():
   """Neither in those of the embedding that sources, targets and outputs share."""
   predict, params = problem("linear")
-  factors = [
-    optim.kfac_factors(predict, params, batch, None, estimation="empirical")
-    for batch in (pairs(), pairs(n=5, m=5))
-  ]
+  curvature = optim.Curvature(predict, params, pairs(), estimation="empirical")
+  factors = [curvature.factors(params, batch) for batch in (pairs(), pairs(n=5, m=5))]
   assert factors[0]["DecoderBlock_0/cross_patch"].inputs.shape == (LENGTH + 1, LENGTH + 1)
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
   jax.tree.map(close, *factors)
@@ -357,7 +355,7 @@ def test_a_step_of_kfac_lowers_the_loss():
     each = optax.softmax_cross_entropy_with_integer_labels(logits, words)
     return (each * weights).sum() / weights.sum()
 
-  tx = optim.kfac(1e-3, predict, params, batch, norms="diagonal")
+  tx = optim.kfac(1e-3, optim.Curvature(predict, params, batch, norms="diagonal"))
 
   @jax.jit
   def step(params):

@@ -174,11 +174,9 @@ def test_kfac_of_a_frozen_backbone_is_that_of_the_head_alone(config):
   run, start, _ = stepped(config, steps=0)
   p, batch = run.problem, batch_of(run)
   collections = {freeze.FROZEN: start.variables[freeze.FROZEN]}
-  blocks = optim.kfac_blocks(p.predict, p.params, p.batch, likelihood=p.likelihood)
-  assert [block.name for block in blocks] == ["head"]
-  factors = optim.kfac_factors(
-    p.predict, start.params, (batch, collections), jax.random.key(0), estimation="exact"
-  )
+  curvature = optim.Curvature(p.predict, p.params, p.batch, estimation="exact", in_axes=p.in_axes)
+  assert [block.name for block in curvature.blocks] == ["head"]
+  factors = curvature.factors(start.params, (batch, collections), jax.random.key(0))
   # Features are the logits of a head that is the identity.
   model = run.task.model.clone(num_classes=8)
   identity = {"head": {"kernel": np.eye(8, dtype=np.float32), "bias": np.zeros(8, np.float32)}}

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, models
-from mixer_jax.optim import kfac_blocks
+from mixer_jax import experiment, models, optim
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.operator_learning import pictures
 from mixer_jax.training import restore
@@ -64,7 +63,7 @@ def test_kfac_sees_the_gradient_of_the_loss(config, form):
   run = experiment.build(config)
   variables = jax.jit(run.task.init)(jax.random.key(0))
   batch = {name: jnp.asarray(x[:8]) for name, x in run.datasets["train"].arrays().items()}
-  predict, _ = run.task.curvature_view()
+  predict = run.task.curvature_view()
 
   def seen(params):
     outputs, targets, *_ = predict({"params": params}, batch)
@@ -76,7 +75,8 @@ def test_kfac_sees_the_gradient_of_the_loss(config, form):
   own, others = (jax.jit(jax.grad(f))(variables["params"]) for f in (loss, seen))
   for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(others)):
     np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(a).max() + 1e-7)
-  kinds = {b.kind for b in kfac_blocks(predict, variables, batch, likelihood="normal")}
+  curvature = optim.Curvature(predict, variables, batch, likelihood="normal")
+  kinds = {b.kind for b in curvature.blocks}
   assert kinds == {"kronecker"}
 
 

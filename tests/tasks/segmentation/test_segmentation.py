@@ -167,7 +167,7 @@ def test_the_curvature_s_labels_are_those_at_the_grid_s_centres(config):
   config.model.patch_size, config.data.image_size = 8, 16  # a grid of 8 for 16 pixels
   task = built(config)
   batch = task.prepare(jax.random.key(0), task.datasets()["train"].arrays(), train=True)
-  found = jax.jit(task.curvature_view()[0])(moved(task), batch)
+  found = jax.jit(task.curvature_view())(moved(task), batch)
   chosen = np.asarray(batch["label"])[:, 1::2, 1::2].reshape(16, -1)
   np.testing.assert_array_equal(found.targets, chosen)
   np.testing.assert_array_equal(
@@ -191,7 +191,7 @@ def test_kfac_sees_the_decoder_s_grid(by_kfac):
   run = experiment.build(by_kfac)
   shapes = jax.eval_shape(run.problem.predict, run.problem.params, run.problem.batch)
   assert shapes.outputs.shape == (8, 64, 3) and shapes.weights.shape == (8, 64)
-  blocks = optim.kfac_blocks(run.problem.predict, run.problem.params, run.problem.batch)
+  blocks = optim.kfac_blocks(by_kfac.optimizer, run.problem)
   kinds = {block.name: block.kind for block in blocks}
   assert kinds["backbone/MixerBlock_1/token_mixing/Dense_0"] == "kronecker"
   assert kinds["fusion/conv"] == kinds["up_2/dense"] == kinds["head"] == "kronecker"

@@ -10,7 +10,7 @@ import pytest
 
 from mixer_jax import experiment, models, tasks
 from mixer_jax.errors import UserError
-from mixer_jax.optim.curvature import Curvature
+from mixer_jax.optim import Curvature
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text_classification import scores
