@@ -10,7 +10,7 @@ from mixer_jax import models, optim
 from mixer_jax.optim import Block
 
 # One dense layer, 2 inputs and a bias to 4 outputs, 5 tokens.
-LAYER = Block("layer", "kronecker", ("layer/kernel", "layer/bias"), ((2, 4), (4,)), (3, 4), 5)
+LAYER = Block("layer", "kronecker", ("layer/kernel", "layer/bias"), ((2, 4), (4,)), (3, 4), tokens=5)
 CLUSTER = scaling.Cluster(
   products=100.0, precise=10.0, eigh=1.0, inside=16.0, outside=2.0, node=4, latency=0.0
 )
