@@ -113,7 +113,7 @@ def model_and_optimizer(
 
 def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:
   """The optimizer part for `graft`: two complete optimizers."""
-  config = options.group(optim.graft)
+  config = options.group(optim.Graft)
   config.update(dict(name="graft", magnitude=magnitude, direction=direction))
   return config
 

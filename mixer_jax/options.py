@@ -253,7 +253,7 @@ def table(made_of: Group, path: str) -> str:
   several = isinstance(made_of, Mapping)
   functions = list(made_of.values()) if several else [made_of]
   called = {function: name for name, function in made_of.items()} if several else {}
-  label = lambda function: called.get(function) or _name(function)
+  label = lambda function: _name(function, called)
   rows = [["field", "of", "default", "allowed", "meaning"], [":--"] * 5]
   if several:
     rows.append([f"`{path}name`", "", "", ", ".join(made_of), "chooses one with its defaults"])
@@ -285,6 +285,8 @@ def _defaults(owners: Iterable[Callable], name: str, label: Callable) -> str:
   return "; ".join(f"{value} {', '.join(names)}" for value, names in by_value.items())
 
 
-def _name(function: Callable) -> str:
-  """The name of a function, or of the class of a partial application."""
-  return getattr(function, "func", function).__name__
+def _name(function: Callable, called: Mapping[Callable, str]) -> str:
+  """The name of the class of a partial application; of others that in the group, or their own."""
+  if hasattr(function, "func"):
+    return function.func.__name__
+  return called.get(function) or function.__name__

@@ -178,9 +178,9 @@ def test_a_table_tells_the_same_option_of_several_apart():
   several = options.table({"one": inner, "two": outer, "w": wide, "ww": wider}, "g.")
   assert several.splitlines()[2:] == [
     "| `g.name` |  |  | one, two, w, ww | chooses one with its defaults |",
-    "| `g.size` | inner, outer | `3` | 1 to 9 | a size |",
-    "| `g.rate` | inner | `1.0` | a finite number | r |",
-    "| `g.rate` | outer | `0.5` | 0 or more | another |",
+    "| `g.size` | one, two | `3` | 1 to 9 | a size |",
+    "| `g.rate` | one | `1.0` | a finite number | r |",
+    "| `g.rate` | two | `0.5` | 0 or more | another |",
     "| `g.width` | Module | by name | 1 or more | units |",
   ]
 

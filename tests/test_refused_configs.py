@@ -58,10 +58,10 @@ def options_of(config):
 
 
 def options_of_optimizer(config, path):
-  own = options.of(optim.graft if config.name == "graft" else optim.OPTIMIZERS[config.name])
+  own = options.of(optim.Graft if config.name == "graft" else optim.OPTIMIZERS[config.name])
   found = {f"{path}.{name}": (option, True) for name, option in own.items()}
   if config.name != "graft":
-    return found | {f"{path}.{k}": (o, False) for k, o in options.of(optim._General).items()}
+    return found | {f"{path}.{k}": (o, False) for k, o in options.of(optim.General).items()}
   for side in ("magnitude", "direction"):
     found |= options_of_optimizer(config[side], f"{path}.{side}")
   return found

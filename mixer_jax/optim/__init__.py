@@ -11,6 +11,7 @@ from mixer_jax.optim.curvature.likelihoods import Likelihood
 from mixer_jax.optim.fields import OPTIMIZERS, Problem
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.from_config import (
+  General,
   Graft,
   build,
   check,

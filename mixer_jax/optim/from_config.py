@@ -16,7 +16,7 @@ from mixer_jax.optim.graft import SCOPES, graft
 
 
 @dataclasses.dataclass(frozen=True)
-class _General:
+class General:
   """Options of every optimizer but `graft`."""
 
   learning_rate: Annotated[float, options.Option("learning rate", 0)] = 1e-3
@@ -36,7 +36,7 @@ class Graft:
   eps: Annotated[float, options.Option("added to the norm of the direction", 0)] = 1e-16
 
 
-_GENERAL = options.of(_General)
+_GENERAL = options.of(General)
 
 
 def group(
@@ -47,7 +47,7 @@ def group(
   `check` tells mistakes in it, a missing rate among them.
   """
   config = options.group(OPTIMIZERS, name)
-  config.update(options.group(_General, learning_rate=learning_rate))
+  config.update(options.group(General, learning_rate=learning_rate))
   config.update(values)
   return config
 
@@ -81,7 +81,7 @@ def build(
   """Builds the optimizer that a group of a config describes.
 
   Args:
-    config: `name`, the options of every optimizer (`_General`) and of the named one, None
+    config: `name`, the options of every optimizer (`General`) and of the named one, None
       for its default; or `name` "graft" with the complete configs `magnitude` and `direction`.
     multiplier: the schedule, see `schedules.Multiplier`.
     problem: the task as K-FAC sees it; None, of an optimizer that needs no model.
