@@ -1,10 +1,11 @@
-"""K-FAC on your own Linen models, in your own loop: `python docs/own_model.py`.
+"""K-FAC on your own models, in your own loop: `python docs/own_model.py`.
 
-An MLP, a transformer and a convolutional autoencoder, each trained by Adam and by K-FAC with
-learning rates that fall to zero: Adam's is the best of seven from 0.001 to 0.1, K-FAC's of at
-most five.
+An MLP without any library, a transformer in NNX and a convolutional autoencoder in Linen, each trained
+by Adam and by K-FAC with learning rates that fall to zero: Adam's is the best of seven from 0.001 to
+0.1, K-FAC's of at most five.
 """
 
+from flax import nnx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -34,14 +35,6 @@ def falling(rate, steps):
   return optax.linear_schedule(rate, 0.0, steps)
 
 
-class Mlp(nn.Module):
-  @nn.compact
-  def __call__(self, x):
-    for width in (64, 64):
-      x = nn.tanh(nn.Dense(width)(x))
-    return nn.Dense(2)(x)
-
-
 def spirals(key, n=512):
   """Two interleaved spirals, points [n, 2] and labels [n]."""
   turn_key, noise_key = jax.random.split(key)
@@ -53,35 +46,46 @@ def spirals(key, n=512):
 
 
 def mlp(steps=150):
-  model, batch = Mlp(), spirals(jax.random.key(0))
-  params = jax.jit(model.init)(jax.random.key(1), batch[0])["params"]
-  predict = lambda params, batch: (model.apply({"params": params}, batch[0]), batch[1])
+  batch, draw = spirals(jax.random.key(0)), jax.nn.initializers.lecun_normal()
+  sizes, keys = (2, 64, 64, 2), jax.random.split(jax.random.key(1), 3)
+  params = [(draw(k, (n, m)), jnp.zeros(m)) for k, n, m in zip(keys, sizes, sizes[1:])]
+
+  def predict(params, batch):  # logits and labels
+    x, labels = batch
+    *hidden, (w, b) = params
+    for v, c in hidden:
+      x = jnp.tanh(x @ v + c)
+    return x @ w + b, labels
+
   loss = lambda *pair: optax.softmax_cross_entropy_with_integer_labels(*pair).mean()
+  curvature = optim.Curvature(predict, params, batch)
   kfac = optax.chain(  # K-FAC's direction, in a chain of your own
-    optim.scale_by_kfac(predict, params, batch, damping=1e-2, factor_period=1, inverse_period=5),
+    optim.scale_by_kfac(curvature, damping=1e-2, factor_period=1, inverse_period=5),
     optax.clip_by_global_norm(1.0),
     optax.trace(0.9),
     optax.scale_by_learning_rate(falling(0.3, steps)),
   )
-  both = {"adam": optax.adam(falling(0.1, steps)), "kfac": kfac}
+  both = {"adam": optax.adam(falling(0.05, steps)), "kfac": kfac}
   return {k: train(tx, predict, loss, params, lambda key: batch, steps) for k, tx in both.items()}
 
 
-class Transformer(nn.Module):
+class Transformer(nnx.Module):
   """An encoder with an answer for each token, logits [batch, tokens, 11]; id 0 is padding."""
 
-  width: int = 32
-  layers: int = 1
+  def __init__(self, rngs, tokens=8, width=32):
+    self.positions = nnx.Param(0.5 * jax.random.normal(rngs.params(), (tokens, width)))
+    self.words = nnx.Embed(11, width, rngs=rngs)
+    self.attention = nnx.MultiHeadAttention(2, width, decode=False, rngs=rngs)
+    self.first = nnx.Linear(width, 2 * width, rngs=rngs)
+    self.second = nnx.Linear(2 * width, width, rngs=rngs)
+    self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in range(3)])
+    self.head = nnx.Linear(width, 11, rngs=rngs)
 
-  @nn.compact
   def __call__(self, ids):
-    positions = self.param("positions", nn.initializers.normal(0.5), (ids.shape[1], self.width))
-    x = nn.Embed(11, self.width)(ids) + positions
-    mask = nn.make_attention_mask(ids > 0, ids > 0)
-    for _ in range(self.layers):
-      x = x + nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x), mask=mask)
-      x = x + nn.Dense(self.width)(nn.gelu(nn.Dense(2 * self.width)(nn.LayerNorm()(x))))
-    return nn.Dense(11)(nn.LayerNorm()(x))
+    x = self.words(ids) + self.positions[...]
+    x = x + self.attention(self.norms[0](x), mask=nnx.make_attention_mask(ids > 0, ids > 0))
+    x = x + self.second(nnx.gelu(self.first(self.norms[1](x))))
+    return self.head(self.norms[2](x))
 
 
 def numbers(key, n=64, longest=8):
@@ -94,21 +98,22 @@ def numbers(key, n=64, longest=8):
 
 def transformer(steps=120):
   """Sorts lists."""
-  model, ids = Transformer(), numbers(jax.random.key(0))
-  params = jax.jit(model.init)(jax.random.key(1), ids)["params"]
+  ids = numbers(jax.random.key(0))
+  graph, params = nnx.split(Transformer(nnx.Rngs(1)))
 
   def predict(params, ids):  # logits, labels, and the weights of the loss: none for padding
     labels = jnp.sort(jnp.where(ids > 0, ids, 99), axis=1) % 99
-    return model.apply({"params": params}, ids), labels, (ids > 0).astype(jnp.float32)
+    return nnx.merge(graph, params)(ids), labels, (ids > 0).astype(jnp.float32)
 
   def loss(logits, labels, weights):
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return (weights * losses).sum() / weights.sum()
 
   cadence = dict(damping=1e-2, factor_period=1, inverse_period=10, weight_decay=0.0)
-  # The positions belong to no layer: they take the plain gradient.
-  kfac = optim.kfac(falling(0.1, steps), predict, params, ids, plain="positions", **cadence)
-  both = {"adam": optax.adam(falling(0.02, steps)), "kfac": kfac}
+  curvature = optim.Curvature(predict, params, ids)
+  print(curvature)  # positions, scales and shifts take the plain gradient
+  kfac = optim.kfac(falling(0.1, steps), curvature, **cadence)
+  both = {"adam": optax.adam(falling(0.01, steps)), "kfac": kfac}
   return {k: train(tx, predict, loss, params, numbers, steps) for k, tx in both.items()}
 
 
@@ -148,9 +153,11 @@ def autoencoder(steps=120):
 
   loss = lambda *pair: optax.sigmoid_binary_cross_entropy(*pair).mean()
   draw = lambda key: jax.random.choice(key, data, (64,), replace=False)
-  options = dict(damping=1e-3, norm_constraint=0.1, likelihood="bernoulli", weight_decay=0.0)
-  options |= dict(factor_period=1, inverse_period=10, token_averaging="expand")
-  kfac = optim.kfac(falling(0.2, steps), predict, params, data[:64], **options)
+  about = dict(likelihood="bernoulli", token_averaging="expand")
+  # BatchNorm makes the outputs of an example depend on the other ones.
+  curvature = optim.Curvature(predict, params, data[:64], in_axes=None, **about)
+  options = dict(damping=1e-3, norm_constraint=0.1, weight_decay=0.0)
+  kfac = optim.kfac(falling(0.2, steps), curvature, factor_period=1, inverse_period=10, **options)
   both = {"adam": optax.adam(falling(0.06, steps)), "kfac": kfac}
   return {k: train(tx, predict, loss, params, draw, steps) for k, tx in both.items()}
 
