@@ -56,7 +56,7 @@ class Task(Protocol):
     metrics: in the order in which they are shown. The first is the primary one: it picks the best
       checkpoint and is a study's column.
     likelihood: the predictive distribution for K-FAC: "categorical", "normal" (squared error) or
-      another name of `optim.likelihoods`.
+      another one that `optim.Curvature` takes.
   """
 
   options: ClassVar[Mapping[str, Group]]
