@@ -137,7 +137,11 @@ def test_gone_ways_stay_away(name):
 
 
 def test_devices_are_told_apart_in_inversions_and_searches_alone():
-  assert users_of(r"shard_map\(") == {"models/decoding.py", "optim/spread.py", "optim/curvature/rewrite.py"}
+  assert users_of(r"jax\.shard_map\(") == {
+    "models/decoding.py",
+    "optim/spread.py",
+    "optim/curvature/rewrite.py",
+  }
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import optim, options
 from mixer_jax.errors import UserError
-from mixer_jax.optim import fields as fields_lib
+from mixer_jax.optim import config_fields as fields_lib
 from mixer_jax.optim.schedules import Multiplier
 from tests.optim import small_net
 
