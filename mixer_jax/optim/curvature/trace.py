@@ -98,7 +98,9 @@ def find(program: core.ClosedJaxpr, leaves: dict[int, int]) -> Found:
 
 def _walk(found: Found, jaxpr: Any, consts: Any, values: list[Any], path: Path) -> list[Any]:
   """The values of a program's results; consts may be arrays, or values known outside."""
-  known = lambda c: c if c is None or isinstance(c, View | _Constant) else _Constant(lambda: c)
+  known = lambda c: (
+    c if c is None or isinstance(c, View | _Constant) else _Constant(lambda: _array(c))
+  )
   environment = dict(zip(jaxpr.invars, values)) | dict(zip(jaxpr.constvars, map(known, consts)))
 
   def value(v):
@@ -168,10 +170,16 @@ def _constants(equation: Any, given: list[_Constant], debug: Any) -> list[_Const
     if not results:
       arguments = [x.value() for x in given]
       with jax.ensure_compile_time_eval():
-        results.extend(np.asarray(x) for x in evaluate(equation, arguments, debug))
+        results.extend(map(_array, evaluate(equation, arguments, debug)))
     return results
 
   return [_Constant(lambda i=i: compute()[i]) for i in range(len(equation.outvars))]
+
+
+def _array(x: Any) -> Any:
+  """A value of NumPy, with which one can calculate while a program is traced; or keys."""
+  is_key = jnp.issubdtype(getattr(x, "dtype", np.dtype(bool)), jax.dtypes.extended)
+  return x if is_key else np.asarray(x)
 
 
 def evaluate(equation: Any, arguments: list[Any], debug: Any) -> list[Any]:
