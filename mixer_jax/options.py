@@ -183,16 +183,17 @@ def check(config: Any, made_of: Group, path: str, also: Mapping[str, Option] | N
   """
   _check_group(config, path)
   also, prefix = dict(also or {}), f"{path}." if path else ""
-  if isinstance(made_of, Mapping):
+  several = isinstance(made_of, Mapping)
+  if several:
     known, noun = also | dict(of(chosen(config, made_of, path))), f"option of {config.name}"
-    anywhere, needed, hint = also | any_of(made_of), also, _SET_BY_FILE
+    needed, hint = also, _SET_BY_FILE
   else:
-    known = anywhere = needed = also | dict(of(made_of))
+    known = needed = also | dict(of(made_of))
     noun, hint = "field of a config", ""
   for name, its_value in config.items():
-    if name == "name" and isinstance(made_of, Mapping):
-      continue
-    if name not in known and (name not in anywhere or its_value is not None):
+    if several and (name == "name" or (its_value is None and name not in known)):
+      continue  # of another entry, or one that was there when a run was begun
+    if name not in known:
       if close := difflib.get_close_matches(name, known, n=1):
         hint = f"; did you mean {prefix}{close[0]}?{hint}"
       there = (

@@ -233,6 +233,16 @@ def test_stored_values_that_are_no_config_are_refused(stored):
     config_lib.restored(stored)
 
 
+def test_options_that_are_gone_stop_a_begun_run_only_if_they_were_set():
+  """A config has the options of all optimizers, None for those that are not the chosen one's."""
+  stored = json.loads(load("sgd_cifar10").to_json())
+  stored["optimizer"]["gone"] = stored["model"]["gone"] = None
+  assert config_lib.restored(stored).optimizer.name == "sgd"
+  stored["optimizer"]["gone"] = 0.5
+  with pytest.raises(UserError, match="optimizer.gone is no option of sgd"):
+    config_lib.restored(stored)
+
+
 def test_fields_that_may_differ_when_a_run_is_resumed():
   free = {
     "eval_batch_size", "steps_per_dispatch", "on_nonfinite", "require_accelerator", "deterministic",
