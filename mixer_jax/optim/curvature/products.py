@@ -152,32 +152,53 @@ def _patches(params: dict[str, Any], size: tuple[int, ...]) -> Callable:
   return patches
 
 
-def looked_up(params: dict[str, Any], shape: tuple[int, ...], rank: int) -> int | None:
-  """Which number of an index is the entry, if a gather takes whole entries along axis 0, else None.
+class Lookup(NamedTuple):
+  """How a gather takes whole entries of a table.
 
-  An index may have numbers for the other axes, too, which are taken whole from their start. `rank`
-  is that of the result.
+  Attributes:
+    axis: of the table, along which the entries lie.
+    column: which number of an index is the entry.
+    order: of the result's axes: those of the ids, then those of an entry.
+  """
+
+  axis: int = 0
+  column: int | None = None
+  order: tuple[int, ...] | None = None
+
+
+def lookup(params: dict[str, Any], shape: tuple[int, ...], rank: int) -> Lookup | None:
+  """How a gather with a result of this rank takes whole entries, or None.
+
+  An index may have numbers for the other axes, too, which are taken whole from their start.
   """
   numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
-  columns, offsets = tuple(numbers.start_index_map), tuple(numbers.offset_dims)
+  columns, collapsed = map(tuple, (numbers.start_index_map, numbers.collapsed_slice_dims))
+  cut = [i for i, (k, n) in enumerate(zip(sizes, shape)) if k != n] or list(columns)
   clipped = params["mode"] == jax.lax.GatherScatterMode.CLIP
   simple = (
-    tuple(numbers.collapsed_slice_dims) in ((), (0,))
-    and 0 in columns
-    and (clipped or columns == (0,))
+    len(cut) == 1
+    and cut[0] in columns
+    and sizes[cut[0]] == 1
+    and collapsed in ((), (cut[0],))
+    and (clipped or len(columns) == 1)
     and not getattr(numbers, "operand_batching_dims", ())
-    and sizes == (1, *shape[1:])
-    and offsets == tuple(range(rank - len(offsets), rank))
   )
-  return columns.index(0) if simple else None
+  if not simple:
+    return None
+  offsets = tuple(numbers.offset_dims)
+  order = (*(i for i in range(rank) if i not in offsets), *offsets)
+  return Lookup(cut[0], columns.index(cut[0]), order)
 
 
-def table(view: View, column: int | None = None) -> tuple[View, Product]:
-  """A table [words, *rest] from which ids take entries; they are a `column` of indices."""
-  d_out = math.prod(view.shape[1:])
-  matrix = _arranged(view, range(len(view.shape)), (view.shape[0], d_out))
-  ids = lambda x: (x if column is None else x[..., column]).reshape(-1)
-  return matrix, Product(ids, lambda y: y.reshape(-1, d_out), (), table=True)
+def table(view: View, how: Lookup) -> tuple[View, Product]:
+  """A table from which ids take entries, as [words, entry]."""
+  axes = [how.axis, *(i for i in range(len(view.shape)) if i != how.axis)]
+  words = view.shape[how.axis]
+  d_out = math.prod(view.shape) // max(words, 1)
+  matrix = _arranged(view, axes, (words, d_out))
+  ids = lambda x: (x if how.column is None else x[..., how.column]).reshape(-1)
+  rows = lambda y: (y if how.order is None else y.transpose(how.order)).reshape(-1, d_out)
+  return matrix, Product(ids, rows, (), table=True)
 
 
 def bias_of(matrix: View, positions: np.ndarray, view: View) -> View | None:

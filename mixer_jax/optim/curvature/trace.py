@@ -296,14 +296,16 @@ def _gather(found: Found, equation: Any, given: list[Any], path: Path) -> Any:
   view, shape = given[0], equation.outvars[0].aval.shape
   if not isinstance(view, View) or isinstance(given[1], View):
     return NotImplemented
-  if (column := products.looked_up(equation.params, view.shape, len(shape))) is None:
+  if (how := products.lookup(equation.params, view.shape, len(shape))) is None:
     return NotImplemented
-  if shape == view.shape[1:] and len(shape) > 1:  # a loop takes one layer out of a stack
+  if (
+    how.axis == 0 and shape == view.shape[1:] and len(shape) > 1
+  ):  # a loop takes one layer out of a stack
     found.selections.add(path)
     return views.stacked(view)
   if len(view.shape) < 2:
     return NotImplemented
-  return _embedding(found, equation, view, path, column)
+  return _embedding(found, equation, view, path, how)
 
 
 def _dynamic_slice(found: Found, equation: Any, given: list[Any], path: Path) -> Any:
@@ -321,11 +323,11 @@ def _dynamic_slice(found: Found, equation: Any, given: list[Any], path: Path) ->
     found.selections.add(path)
     inner = views.stacked(view)
     return views.after(inner, "reshape", {"new_sizes": (1, *inner.shape)})
-  return _embedding(found, equation, view, path)
+  return _embedding(found, equation, view, path, products.Lookup())
 
 
-def _embedding(found, equation, view, path, column=None):
-  matrix, product = products.table(view, column)
+def _embedding(found, equation, view, path, how):
+  matrix, product = products.table(view, how)
   return _add_use(found, Use(path, "embedding", matrix, 1, product), equation)
 
 

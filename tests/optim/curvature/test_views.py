@@ -157,6 +157,26 @@ def test_a_tied_embedding_mixes_the_factors_of_both_uses():
   np.testing.assert_allclose(product, mixed(uses), rtol=1e-4, atol=1e-8)
 
 
+TABLES = {
+  "word by word": lambda table, ids: jax.vmap(jax.vmap(lambda i: table[i]))(ids),
+  "columns": lambda table, ids: jnp.moveaxis(table.T[:, ids], 0, -1),
+  "take": lambda table, ids: jnp.take(table, ids, axis=0, mode="clip"),
+  "two axes": lambda table, ids: table.reshape(7, 2, 2)[ids].reshape(*ids.shape, 4),
+}
+
+
+@pytest.mark.parametrize("how", TABLES)
+def test_a_table_may_be_looked_up_in_any_layout(how):
+  ids = np.random.default_rng(0).integers(0, 7, (6, 3))
+  params = {"table": dense(7, 4), "head": dense(4, 3, 1)}
+  net = lambda read: lambda p, x: jnp.tanh(read(p["table"], x)).mean(1) @ p["head"]
+  found = factors(net(TABLES[how]), params, ids)
+  wanted = factors(net(lambda table, x: x @ table), params, np.eye(7, dtype=np.float32)[ids])
+  close(found["table"].inputs.values, np.bincount(ids.ravel(), minlength=7) / ids.size)
+  close(found["table"].outputs, wanted["table"].outputs)
+  close(found["head"], wanted["head"])
+
+
 def test_a_kernel_and_its_transpose_are_one_layer():
   """An autoencoder with tied weights; the bias of the first use has no row in the second."""
   params = {"one": {"kernel": dense(), "bias": dense(1)[0]}}
@@ -179,6 +199,7 @@ MASKS = {
   "where": lambda w, mask: jnp.where(mask, w, 0),
   "product": lambda w, mask: w * mask,
   "tril": lambda w, mask: jnp.tril(w),
+  "array of JAX": lambda w, mask: jax.jit(jnp.where)(jnp.asarray(mask), w, 0),
 }
 
 
