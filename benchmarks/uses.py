@@ -119,7 +119,10 @@ def _cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 def main(_: Any = None) -> None:
   """Prints a table, the mean over three seeds."""
-  modes = {"forward over reverse": forward_over_reverse, "forward over forward": forward_over_forward}
+  modes = {
+    "forward over reverse": forward_over_reverse,
+    "forward over forward": forward_over_forward,
+  }
   print("| net | derivative | layer | pooled | sum | of sum | best |")
   print("| :-- | :-- | :-- | --: | --: | --: | --: |")
   with jax.enable_x64(True):

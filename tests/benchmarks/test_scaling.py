@@ -10,9 +10,17 @@ from mixer_jax import models, optim
 from mixer_jax.optim import Block
 
 # One dense layer, 2 inputs and a bias to 4 outputs, 5 tokens.
-LAYER = Block("layer", "kronecker", ("layer/kernel", "layer/bias"), ((2, 4), (4,)), (3, 4), tokens=5)
+LAYER = Block(
+  "layer", "kronecker", ("layer/kernel", "layer/bias"), ((2, 4), (4,)), (3, 4), tokens=5
+)
 CLUSTER = scaling.Cluster(
   products=100.0, precise=10.0, eigh=1.0, inside=16.0, outside=2.0, node=4, latency=0.0
+)
+
+
+# Three of them, as a scan has them.
+STACK = Block(
+  "layer", "kronecker", LAYER.paths, ((3, 2, 4), (3, 4)), (3, 4), stacked=(3,), tokens=5
 )
 
 
@@ -58,6 +66,15 @@ def test_memory_and_table():
   rows = list(scaling.rows([LAYER], [1, 8], CLUSTER, (10, 100)))
   assert [row[0] for row in rows] == ["1", "8"]
   assert {len(row) for row in rows} == {len(scaling.TITLES)}
+
+
+def test_a_stack_costs_as_much_as_its_layers():
+  for periods in (None, (10, 100)):
+    found, expected = (
+      scaling.parts(blocks, CLUSTER, 4, 6, periods) for blocks in ([STACK], [LAYER] * 3)
+    )
+    assert found == pytest.approx(expected)
+  assert scaling.memory([STACK]) == scaling.memory([LAYER] * 3)
 
 
 @pytest.mark.thorough

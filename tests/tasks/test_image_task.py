@@ -106,7 +106,7 @@ def test_losses_of_mixed_labels_are_those_of_numpy(config, variables, loss):
   hits = (logits.argmax(1) == batch["label"]).mean()
   np.testing.assert_allclose(aux.metrics["top1"].value(), hits, rtol=1e-6)
   # K-FAC: labels or targets, by the likelihood; test batches have hard labels.
-  predict, _ = task.curvature_view()
+  predict = task.curvature_view()
   wanted = {"softmax": "categorical", "binary": "bernoulli"}[loss]
   assert task.likelihood == wanted
   seen = predict(variables, batch).targets

@@ -92,8 +92,7 @@ def test_parts_that_are_left_out(tmp_path):
   assert task.initial(variables, None) is None
   assert task.host_metrics(variables, None) == task.pictures(variables, None) == {}
   assert task.representations(variables, None) == task.notes() == {}
-  predict, layout = task.curvature_view()
-  assert predict(None, None) == "prediction" and layout is None
+  assert task.curvature_view()(None, None) == "prediction"
   assert task.layer_kind("block/layer/kernel") == "block"
   with pytest.raises(UserError, match="Bare answers no inputs"):
     list(task.answer(variables, ["a.jpg"]))

@@ -11,8 +11,9 @@ from PIL import Image
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import optim, tasks
+from mixer_jax import tasks
 from mixer_jax.errors import UserError
+from mixer_jax.optim.curvature import likelihoods
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.autoencoding import autoencoder, pixels
 from mixer_jax.training import loop
@@ -113,7 +114,7 @@ def test_the_loss_is_the_one_that_kfac_takes(task, variables):
   images = jnp.asarray(task.datasets()["test"].arrays()["image"])
   outputs, targets, *_ = task.predict(variables, {"image": images})
   mean = lambda y: jnp.sum(task._losses(y, images))
-  of_kfac = optim.likelihoods.likelihood_of(task.likelihood).gradient(outputs, targets)
+  of_kfac = likelihoods.likelihood_of(task.likelihood).gradient(outputs, targets)
   np.testing.assert_allclose(jax.grad(mean)(outputs), of_kfac, atol=1e-5)
 
 

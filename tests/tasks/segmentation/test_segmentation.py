@@ -193,7 +193,8 @@ def test_kfac_sees_the_decoder_s_grid(by_kfac):
   assert shapes.outputs.shape == (8, 64, 3) and shapes.weights.shape == (8, 64)
   blocks = optim.kfac_blocks(by_kfac.optimizer, run.problem)
   kinds = {block.name: block.kind for block in blocks}
-  assert kinds["backbone/MixerBlock_1/token_mixing/Dense_0"] == "kronecker"
+  [stack] = [block for block in blocks if block.name == "backbone/MixerBlocks/token_mixing/Dense_0"]
+  assert stack.kind == "kronecker" and stack.stacked == (2,)
   assert kinds["fusion/conv"] == kinds["up_2/dense"] == kinds["head"] == "kronecker"
 
 

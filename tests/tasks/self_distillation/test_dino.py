@@ -110,9 +110,9 @@ def test_steps_are_those_of_the_paper(task, steps):
 @pytest.mark.thorough
 def test_what_kfac_sees_has_the_loss_as_its_weighted_mean(task, steps):
   variables, batch, _, _ = steps[3]
-  predict, layout = task.curvature_view()
+  predict = task.curvature_view()
   outputs, targets, weights, _ = jax.device_get(jax.jit(predict)(variables, batch))
-  assert layout is None and outputs.shape == (4 * 5, K) and targets.shape == weights.shape == (20,)
+  assert outputs.shape == (4 * 5, K) and targets.shape == weights.shape == (20,)
   assert weights.reshape(4, 5).tolist() == [[1, 1, 2, 2, 2]] * 4
   logs = scipy.special.log_softmax(outputs.astype(float), axis=-1).reshape(4, 5, K)
   of = task.model.apply({"params": task.teacher(variables)}, batch["global"].reshape(8, 8, 8, 3))
