@@ -5,10 +5,10 @@ project. K-FAC and its family take a `Curvature`, which is made once of any JAX 
 """
 
 from mixer_jax.optim.algebra import Decomposition
+from mixer_jax.optim.config_fields import OPTIMIZERS, Problem
 from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kronecker, path_name
 from mixer_jax.optim.curvature.curvature import Curvature
 from mixer_jax.optim.curvature.likelihoods import Likelihood
-from mixer_jax.optim.config_fields import OPTIMIZERS, Problem
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.from_config import (
   General,

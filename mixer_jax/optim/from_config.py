@@ -10,8 +10,8 @@ import optax
 from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.optim import schedules, step_norms
-from mixer_jax.optim.curvature.blocks import Block, path_name
 from mixer_jax.optim.config_fields import OPTIMIZERS, Given, Problem, curvature
+from mixer_jax.optim.curvature.blocks import Block, path_name
 from mixer_jax.optim.graft import SCOPES, graft
 
 

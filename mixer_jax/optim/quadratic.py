@@ -120,6 +120,7 @@ def by_quadratic_model(
 
   def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, ())
+    curvature.compare(updates, whole, batch, state.count, scale=True)
     given = extra.pop("damping", damping)
     lam, rate = (_at(x, state.count) for x in (given, learning_rate))
     decay = _at(weight_decay, state.count)

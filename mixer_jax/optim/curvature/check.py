@@ -28,7 +28,14 @@ def errors(curvature: Any, params: Any, batch: Any) -> dict[str, jax.Array]:
   # It runs once: a program that is compiled sooner is better than a fast one.
   options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
   with jax.default_matmul_precision("highest"):
-    return jax.jit(compared, compiler_options=options)(params, small)
+    try:
+      return jax.jit(compared, compiler_options=options)(params, small)
+    except Exception as e:
+      e.add_note(
+        f"This happened in a check of predict with the first {EXAMPLES} examples of the batch. Arrays that"
+        " all examples share are named by in_axes, as for jax.vmap."
+      )
+      raise
 
 
 def _drawn(i: int, y: jax.Array) -> jax.Array:

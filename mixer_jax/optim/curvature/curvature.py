@@ -29,6 +29,9 @@ Params = Batch = Any
 MAX_FACTOR = 8192
 _LARGEST_CHECKED = 20_000_000  # parameters
 _SAME_GRADIENT = 0.5  # cosine, below which a gradient is of another loss
+_SAME_LENGTH = (
+  0.4  # logarithm of the ratio of lengths, above which the scale of a loss is another one
+)
 
 
 class Curvature:
@@ -107,6 +110,11 @@ class Curvature:
     self._in_axes, self._traces = in_axes, {}
     self._shapes = jax.eval_shape(lambda *trees: trees, params, batch)
     self.names = tuple(by_path(self._shapes[0]))
+    for name, x in by_path(self._shapes[0]).items():
+      if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+          f"the parameter {name} is {x.dtype}, which has no gradient; leave it out of params"
+        )
     listed = patterns.matching("unpreconditioned", unpreconditioned, self.names)
     named = max_factor if isinstance(max_factor, Mapping) else ()
     patterns.matching("max_factor", [p for p in named if p], self.names)
@@ -342,24 +350,30 @@ class Curvature:
 
     return loss
 
-  def compare(self, gradients: Any, params: Params, batch: Batch, count: jax.Array) -> None:
+  def compare(
+    self, gradients: Any, params: Params, batch: Batch, count: jax.Array, scale: bool = False
+  ) -> None:
     """Warns in the first update if a gradient is another one than that of the likelihood's loss.
 
     As of a `predict` that returns a solution where the loss is of its residual. It needs targets.
+    Directions are compared; with `scale`, as a quadratic model needs, lengths, too.
     """
     if not self._compares or batch is None:
       return
 
-    def cosine():
+    def compared():
       own = by_path(jax.grad(self._loss_of)(params, batch))
       both = [(g, own[path]) for path, g in by_path(gradients).items()]
       flat = [jnp.concatenate([x.astype(jnp.float32).ravel() for x in side]) for side in zip(*both)]
-      return jnp.vdot(*flat) / (jnp.linalg.norm(flat[0]) * jnp.linalg.norm(flat[1]))
+      sizes = [jnp.linalg.norm(x) for x in flat]
+      return jnp.vdot(*flat) / (sizes[0] * sizes[1]), sizes[0] / sizes[1]
 
-    value = jax.lax.cond(count == 0, cosine, lambda: jnp.float32(1))
-    jax.lax.cond(
-      value < _SAME_GRADIENT, lambda: jax.debug.callback(_tell_gradient, value), lambda: None
-    )
+    cosine, ratio = jax.lax.cond(count == 0, compared, lambda: (jnp.float32(1), jnp.float32(1)))
+    differs = cosine < _SAME_GRADIENT
+    if scale:
+      differs |= jnp.abs(jnp.log(ratio)) > _SAME_LENGTH
+    tell = lambda: jax.debug.callback(_tell_gradient, cosine, ratio)
+    jax.lax.cond(differs, tell, lambda: None)
 
   def moment_scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block.
@@ -427,10 +441,11 @@ def _is_shape(x: Any) -> bool:
   return isinstance(x, tuple) and all(isinstance(n, int) for n in x)
 
 
-def _tell_gradient(cosine: Any) -> None:
+def _tell_gradient(cosine: Any, ratio: Any) -> None:
   report.say(
     f"the gradient of the first update has a cosine of {float(cosine):.2f} with that of the likelihood's"
-    " loss: is predict, or the likelihood, another one than in the loss?"
+    f" loss, and {float(ratio):.3g} times its length: is predict, or the likelihood, another one than in"
+    " the loss?"
   )
 
 

@@ -97,7 +97,15 @@ def terms(
 
   example = [cut(x, a) for x, a in zip(leaves, axes)]
   found: list[Any] = []
-  jax.eval_shape(traced, list(map(shape, given)), *example)
+  try:
+    jax.eval_shape(traced, list(map(shape, given)), *example)
+  except Exception as e:
+    if mapped:
+      e.add_note(
+        "This happened in predict with a batch of one example. Arrays that all examples share are named by"
+        " in_axes, as for jax.vmap; in_axes=None traces the whole batch."
+      )
+    raise
   [(program, shapes)] = found
   make = functools.partial(_term, program, shapes, axes, mapped, len(given))
   if len(sizes) <= 1:
