@@ -174,13 +174,13 @@ def lookup(params: dict[str, Any], shape: tuple[int, ...], rank: int) -> Lookup 
   numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
   columns, collapsed = map(tuple, (numbers.start_index_map, numbers.collapsed_slice_dims))
   cut = [i for i, (k, n) in enumerate(zip(sizes, shape)) if k != n] or list(columns)
-  clipped = params["mode"] == jax.lax.GatherScatterMode.CLIP
+  dropped = params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
   simple = (
     len(cut) == 1
     and cut[0] in columns
     and sizes[cut[0]] == 1
     and collapsed in ((), (cut[0],))
-    and (clipped or len(columns) == 1)
+    and (len(columns) == 1 or not dropped)
     and not getattr(numbers, "operand_batching_dims", ())
   )
   if not simple:
