@@ -108,7 +108,7 @@ def test_main_names_mistakes(args, message, tmp_path):
     (
       "report",
       ["cirves"],
-      "the command is 'cirves'; allowed: curves, pictures, augment, weights, compare, study, options, configs",
+      "the command is 'cirves'; allowed: curves, pictures, augment, weights, compare, study, rows, options, configs",
     ),
     ("report", ["curves"], "--workdir is missing"),
     ("report", ["curves", "--workdir=PATH", "--out=a.png"], "takes no --out; it takes --workdir"),
