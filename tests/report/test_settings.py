@@ -47,7 +47,6 @@ def test_the_docs_have_the_settings_and_the_argument_of_all_configs():
   text, _, arguments = (ROOT / "docs" / "configs.md").read_text().partition("\n## Arguments\n")
   stale = "docs/configs.md is stale; its first lines make it anew"
   assert settings.of_all(ROOT / "configs") in text, stale
-  results = results.partition("\n## ")[0]
   rows = [row.split("|")[1] for row in arguments.splitlines() if row.startswith("| `")]
   patterns = [pattern for cell in rows for pattern in re.findall(r"`([^`]+)`", cell)]
   for path in (ROOT / "configs").glob("*.py"):
