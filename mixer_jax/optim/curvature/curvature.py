@@ -66,7 +66,7 @@ class Curvature:
       of regular expressions to such numbers, None for no limit; the first that matches counts.
     in_axes: the axis of examples of the arrays of the batch, as for `jax.vmap`; None for arrays that
       all examples share. None for all of the batch says that the outputs of an example depend on the
-      other ones, as through batch statistics.
+      other ones, as through batch statistics; rows of padding that reach other examples then count.
     mesh: devices that share the decompositions, a matrix on each; None: every device makes all.
     axis_name: name of the axis, or names, of `pmap` or `shard_map` over which the batch is spread;
       not needed under `jit`.

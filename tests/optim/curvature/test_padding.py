@@ -248,19 +248,3 @@ class Normalised(nn.Module):
   def __call__(self, x):
     y = nn.BatchNorm(use_running_average=False)(nn.tanh(nn.Dense(8, name="in")(x)))
     return nn.Dense(3, name="head")(nn.relu(y))
-
-
-def test_padding_that_batch_statistics_reach_does_not_count():
-  """It does in the statistics, whose gradients reach it; in the factor of inputs it does not."""
-  rng, model = np.random.default_rng(0), Normalised()
-  x, weights = rng.normal(size=(6, 3)).astype(np.float32), np.float32([1, 0, 1, 1, 0, 1])
-  variables = jax.jit(model.init)(jax.random.key(0), x)
-  rest = {k: v for k, v in variables.items() if k != "params"}
-
-  def predict(p, b):
-    y, _ = model.apply({"params": p, **rest}, b[0], mutable=["batch_stats"])
-    return y, None, b[1]
-
-  found = factors(predict, variables["params"], (x, weights), jax.random.key(1), in_axes=None)
-  rows = with_ones(x)[weights > 0]
-  close(found["in"].inputs, rows.T @ rows / 4)
