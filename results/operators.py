@@ -95,8 +95,39 @@ def _uses() -> Table:
   )
 
 
+def _other_models() -> Table:
+  packages = {
+    "equimo": "vit mlla convnext",
+    "flowjax": "coupling autoregressive block_neural",
+    "brax": "ppo critic",
+    "penzai": "gemma",
+    "gemma": "3",
+    "jraph": "network convolution",
+    "e3nn": "points",
+    "linen": "attention recurrent convolutional_lstm",
+    "nnx": "attention recurrent",
+    "haiku": "resnet recurrent",
+    "distrax": "flow",
+  }
+  names = [f"{package}_{name}" for package, own in packages.items() for name in own.split()]
+  return Table(
+    file="other_models",
+    lines={f"`{name}`": {"model": name} for name in names},
+    columns={
+      "arrays": Column("{arrays of parameters}"),
+      "layers": Column("{layers}"),
+      "parameters in layers [%]": Column("{parameters in layers [%]:.1f}"),
+      "error of gradients": Column("{largest error of a layer's gradient}"),
+      "loss": Column("{training loss first:.2f}"),
+      "after 10 steps": Column("{training loss last:.2f}"),
+    },
+    corner="model",
+  )
+
+
 TABLES = {
   "uses": _uses(),
+  "other_models": _other_models(),
   "operators": _operators(),
   "darcy": _darcy(),
   "darcy_inverse": _inverse(),
