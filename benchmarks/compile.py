@@ -56,7 +56,7 @@ def measure(config: ml_collections.ConfigDict, form: str) -> Row:
   begin = time.process_time()
   _, *init = _compiled(lambda: jax.jit(run.task.init).lower(jax.random.key(0)))
   program, trace, compiling = _compiled(
-    lambda: step_lib.make_train_steps(run).lower(state_shapes(run), examples, ids, run.numbers)
+    lambda: step_lib.make_train_steps(run).lower(state_shapes(run), examples, ids)
   )
   processor = time.process_time() - begin
   peak = planned_bytes(program.memory_analysis())

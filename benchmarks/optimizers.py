@@ -14,7 +14,7 @@ import optax
 from benchmarks import flops, steps
 from benchmarks.timing import peak_bytes, ratio, take_turns
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, optim
+from mixer_jax import experiment, optim, optimizers
 from mixer_jax import options as options_lib
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
@@ -134,11 +134,13 @@ def kinds(config: ml_collections.ConfigDict) -> dict[str, tuple[int, float]]:
         "both sides of a graft renew factors, with different periods; make them equal"
       )
     return periodic[0]
-  known = options_lib.of(optim.OPTIMIZERS[config.name])
+  known = options_lib.of(optimizers.OPTIMIZERS[config.name])
   last = next((name for name in ("inverse_period", "basis_period") if name in known), None)
   if last is None:
     return _PLAIN
-  value = lambda name: options_lib.value(optim.OPTIMIZERS, config, name) if name in known else None
+  value = lambda name: (
+    options_lib.value(optimizers.OPTIMIZERS, config, name) if name in known else None
+  )
   factors, inverses, choice = value("factor_period"), value(last), value("factor_damping_period")
   damping = value("damping_period") if value("adaptive_damping") else None
 
@@ -211,10 +213,10 @@ def main(options: Any) -> None:
   config = cli.checked_config(options.config)
   devices.print_line()
   run = experiment.build(config)
-  blocks = optim.kfac_blocks(optim.group("kfac", 1e-3), run.problem)
+  blocks = optimizers.kfac_blocks(optimizers.group("kfac", 1e-3), run.problem)
   predicted = flops.step_costs(blocks, config.batch_size).ratio(*PERIODS.values())
   theirs = [_THEIRS] if _classifies(run) else []
-  costs = measure(run, options.rounds, [*optim.OPTIMIZERS, *theirs])
+  costs = measure(run, options.rounds, [*optimizers.OPTIMIZERS, *theirs])
   print(f"{steps.title(config)}, {config.model.get('dtype') or 'float32'}")
   _show(costs, "SGD")
   measured = costs["kfac"].ratio

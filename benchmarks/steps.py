@@ -52,9 +52,8 @@ def batch(run: Experiment) -> Any:
 
 def plan(run: Experiment) -> int:
   """Bytes of arguments, results and temporaries of a step on one batch, as XLA plans them."""
-  update = lambda state, batch, numbers: step_lib.update(run, state, batch, numbers)
-  program = jax.jit(update, donate_argnums=0)
-  lowered = program.lower(state_shapes(run), run.batch_shapes, run.numbers)
+  program = jax.jit(functools.partial(step_lib.update, run), donate_argnums=0)
+  lowered = program.lower(state_shapes(run), run.batch_shapes)
   return planned_bytes(lowered.compile().memory_analysis())
 
 
@@ -78,7 +77,7 @@ class _Steps:
     return self
 
   def _advance(self, program: Callable, *args: Any) -> jax.Array:
-    self.state, checks = program(self.state, *args, self._run.numbers)
+    self.state, checks = program(self.state, *args)
     return checks
 
 
@@ -104,7 +103,7 @@ class Real(_Steps):
     first = next(windows)
     self._windows = itertools.chain([first], windows)
     start = time.perf_counter()
-    program = step_lib.make_train_steps(run).lower(state_shapes(run), *first, run.numbers)
+    program = step_lib.make_train_steps(run).lower(state_shapes(run), *first)
     self._program = program.compile()
     self.compile_seconds = time.perf_counter() - start
     self.peak_bytes = planned_bytes(self._program.memory_analysis())
@@ -132,10 +131,10 @@ class Fixed(_Steps):
     out_shardings = stored, mesh_lib.replicated(run.mesh)
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
-    def program(state, batch, counts, numbers):
+    def program(state, batch, counts):
       def step(state, count):
         state = state.replace(opt_state=optax.tree.set(state.opt_state, count=count))
-        return step_lib.update(run, state, batch, numbers)
+        return step_lib.update(run, state, batch)
 
       return step(state, counts[0]) if length == 1 else jax.lax.scan(step, state, counts)
 

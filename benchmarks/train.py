@@ -12,9 +12,10 @@ import ml_collections
 from benchmarks import flops, optimizers, steps, tables
 from benchmarks.timing import fits, ratio, take_turns
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, models, optim
+from mixer_jax import experiment, models
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
+from mixer_jax.optimizers import OPTIMIZERS
 from mixer_jax.runtime import devices
 from mixer_jax.training.state import state_shapes
 
@@ -57,8 +58,8 @@ def check(names: Sequence[str], optimizer_names: Sequence[str]) -> None:
   for name in names:
     models.fields(name)
   for name in optimizer_names:
-    if name not in optim.OPTIMIZERS:
-      raise UserError(f"--optimizers has {name!r}; allowed: {', '.join(optim.OPTIMIZERS)}")
+    if name not in OPTIMIZERS:
+      raise UserError(f"--optimizers has {name!r}; allowed: {', '.join(OPTIMIZERS)}")
 
 
 def config_of(

@@ -98,7 +98,7 @@ def _other(run: Experiment, fields: Any) -> optax.GradientTransformationExtraArg
   one = lambda name, **rest: config_lib.optimizer(name, _RATE, weight_decay=0.0, **rest)
   pair = isinstance(fields, tuple)
   config.optimizer = config_lib.grafted(*(one(**f) for f in fields)) if pair else one(**fields)
-  return dataclasses.replace(run, config=config).optimizer()
+  return dataclasses.replace(run, config=config).optimizer
 
 
 def _measured(run: Experiment, updates: list[Any]) -> Compared:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Mapping, Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from mixer_jax import optim, options, tasks
+from mixer_jax import optimizers, options, tasks
 from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.runtime import mesh, overrides
@@ -71,7 +71,7 @@ class Run:
 
 def _groups(task: str) -> dict[str, options.Group]:
   """The groups of a run of a task but for its optimizer; "" stands for the config itself."""
-  return {"mesh": mesh.Devices, "schedule": optim.schedules.Multiplier, **tasks.find(task).options}
+  return {"mesh": mesh.Devices, "schedule": optimizers.Multiplier, **tasks.find(task).options}
 
 
 def default(task: str = "image_classification", model: str = "mixer_b4") -> ConfigDict:
@@ -93,7 +93,7 @@ def model(name: str, task: str = "image_classification", **overrides: Any) -> Co
 
 
 # The optimizer part: a name, a learning rate and options of any optimizer.
-optimizer = optim.group
+optimizer = optimizers.group
 
 
 def model_and_optimizer(
@@ -113,7 +113,7 @@ def model_and_optimizer(
 
 def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:
   """The optimizer part for `graft`: two complete optimizers."""
-  config = options.group(optim.Graft)
+  config = options.group(optimizers.Graft)
   config.update(dict(name="graft", magnitude=magnitude, direction=direction))
   return config
 
@@ -158,10 +158,10 @@ def check(config: ConfigDict) -> None:
   options.check(ConfigDict(top), Run, "", own)
   for group, made_of in groups.items():
     options.check(config[group], made_of, group)
-  optim.check(config.optimizer)
+  optimizers.check(config.optimizer)
   tasks.find(config.task).check(config)
   if not (config.num_steps or config.schedule.warmup_steps):  # `experiment` checks those in steps
-    options.made(optim.schedules.Multiplier, config.schedule).check(config.num_epochs, 1)
+    options.made(optimizers.Multiplier, config.schedule).check(config.num_epochs, 1)
 
 
 def restored(stored: Any) -> ConfigDict:
@@ -200,7 +200,7 @@ def table(task: str = "image_classification") -> str:
   if own := groups.pop("", None):
     parts[f"The task `{task}`"] = options.table(own, "")
   parts |= {f"`{name}`": options.table(made_of, f"{name}.") for name, made_of in groups.items()}
-  parts["`optimizer`"] = optim.table()
+  parts["`optimizer`"] = optimizers.table()
   return "\n\n".join(f"### {head}\n\n{text}" for head, text in parts.items()) + "\n"
 
 

@@ -10,13 +10,12 @@ from typing import Any, Mapping
 
 from flax import traverse_util
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import optax
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim, options, tasks
+from mixer_jax import models, optimizers, options, tasks
 from mixer_jax.data import buckets
 from mixer_jax.data.dataset import Dataset, fingerprint
 from mixer_jax.data.order import Order
@@ -71,15 +70,15 @@ class Experiment:
     return Clock(epoch, steps("num"), steps("eval"), steps("checkpoint"))
 
   @functools.cached_property
-  def multiplier(self) -> optim.schedules.Schedule:
+  def multiplier(self) -> optimizers.Schedule:
     """The schedule of the learning rate, a function of the update count."""
     length = self.clock.num_steps, self.clock.steps_per_epoch
     self._schedule.check(*length)
     return self._schedule.build(*length)
 
   @property
-  def _schedule(self) -> optim.schedules.Multiplier:
-    return options.made(optim.schedules.Multiplier, self.config.schedule)
+  def _schedule(self) -> optimizers.Multiplier:
+    return options.made(optimizers.Multiplier, self.config.schedule)
 
   @functools.cached_property
   def variable_shapes(self) -> dict[str, Any]:
@@ -108,7 +107,7 @@ class Experiment:
     return jax.eval_shape(prepare, jax.random.key(0), examples)
 
   @functools.cached_property
-  def problem(self) -> optim.Problem:
+  def problem(self) -> optimizers.Problem:
     """The task as K-FAC sees it; its batch is a pair of a batch and the other collections."""
     predict = self.task.curvature_view()
     collections = dict(self.variable_shapes)
@@ -119,12 +118,13 @@ class Experiment:
       return predict({"params": params, **collections}, batch)
 
     parts = (prediction, shapes, (self.batch_shapes, collections), self.task.likelihood)
-    return optim.Problem(*parts, in_axes=(0, None), mesh=self.mesh)
+    return optimizers.Problem(*parts, in_axes=(0, None), mesh=self.mesh)
 
-  def optimizer(self, numbers: Any = None) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, maybe with traced learning rates and dampings (see `optim.numbers`)."""
+  @functools.cached_property
+  def optimizer(self) -> optax.GradientTransformationExtraArgs:
+    """The optimizer, whose state has learning rates and dampings (see `optimizers.numbers`)."""
     config, decay = self.config.optimizer, self._schedule.decay(self.clock.num_steps)
-    return optim.build(config, self.multiplier, self.problem, numbers, self.task.decayed, decay)
+    return optimizers.build(config, self.multiplier, self.problem, self.task.decayed, decay)
 
   @functools.cached_property
   def update_scales(self) -> Any:
@@ -142,19 +142,14 @@ class Experiment:
     return traverse_util.unflatten_dict(scales, sep="/")
 
   @functools.cached_property
-  def numbers(self) -> Any:
-    """Learning rates and dampings, float32: arguments of the program of training."""
-    return jax.tree.map(jnp.float32, optim.numbers(self.config.optimizer))
-
-  @functools.cached_property
   def recipe(self) -> str:
     """All that decides on the program of training, with the task's class and the shapes of data.
 
     The data themselves count: a task may have numbers of them in its functions, as constants.
     """
     flat = traverse_util.flatten_dict(json.loads(self.config.to_json()))
-    arguments = ("learning_rate", "damping")  # of the program, of both sides of `graft`
-    config = {k: v for k, v in flat.items() if k[0] != "optimizer" or k[-1] not in arguments}
+    in_state = ("learning_rate", "damping")  # of the optimizer, of both sides of `graft`
+    config = {k: v for k, v in flat.items() if k[0] != "optimizer" or k[-1] not in in_state}
     devices = self.mesh.devices.shape, self.mesh.device_ids.tolist()
     data = {name: fingerprint(split) for name, split in self.datasets.items()}
     return repr((config, self.variable_shapes, self.batch_shapes, self.clock, devices, data))
@@ -223,7 +218,7 @@ def _check_length(run: Experiment) -> None:
 
 def _check_trained(run: Experiment) -> None:
   """Raises a UserError for `layer_decay` and `freeze` that layers or K-FAC cannot do with."""
-  decay, sides = run.config.layer_decay, optim.kfac_sides(run.config.optimizer)
+  decay, sides = run.config.layer_decay, optimizers.kfac_sides(run.config.optimizer)
   if decay != 1 and run.update_scales:
     if any(side.get("quadratic_model") or side.get("adaptive_damping") for side in sides):
       why = "a quadratic model of K-FAC reckons with whole updates"

@@ -165,7 +165,7 @@ def test_kfac_and_grafting_s_results(tmp_path):
       "transform": "transform_error",
       "own": "own_loss",
       "pairs": "{f'{m},{d}': rows[-1]['train/loss'] for (m, d), rows in pairs.items()}",
-      "norms": """{f'{m},{d}': [rows[-1][f'train/norm.{s}.head'] for s in step_norms.SIDES]
+      "norms": """{f'{m},{d}': [rows[-1][f'train/norm.{s}.head'] for s in SIDES]
         for (m, d), rows in pairs.items()}""",
       "dampings": "{str(d): rows[-1]['train/loss'] for d, rows in dampings.items()}",
       "cadences": "[rows[-1]['train/loss'] for rows in cadences.values()]",

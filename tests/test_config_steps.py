@@ -19,6 +19,6 @@ def test_a_step_is_traced(name, tmp_path):
   run = configs.built(*FILES[name], str(tmp_path))
   state = state_shapes(run)
   update = functools.partial(step_lib.update, run)
-  new, _ = jax.eval_shape(update, state, run.batch_shapes, run.numbers)
+  new, _ = jax.eval_shape(update, state, run.batch_shapes)
   specs = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
   assert specs(new) == specs(state)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim, options, pretrained, tasks
+from mixer_jax import models, optimizers, options, pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.study import plan
 
@@ -146,8 +146,8 @@ def test_autoencoders_are_traced(name):
   assert (side, params["code"]["bias"].shape) == ({"sample": (16, (32,))}.get(name, (side, (30,))))
   batch = {"image": jax.ShapeDtypeStruct((config.batch_size, side * side), np.float32)}
   predict = lambda params, batch: task.predict({"params": params}, batch)
-  problem = optim.Problem(predict, params, batch, task.likelihood)
-  tx = optim.build(config.optimizer, lambda count: 1.0, problem)
+  problem = optimizers.Problem(predict, params, batch, task.likelihood)
+  tx = optimizers.build(config.optimizer, lambda count: 1.0, problem)
   key = jax.random.key(0)
 
   def step(params, batch):

@@ -17,8 +17,8 @@ SOURCES = {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in PACKAGE.rgl
 
 # Each room may import the rooms before it.
 ORDER = (
-  "errors paths npz options models runtime pretrained data images text pde optim tasks config recipes"
-  " experiment rundir training study report commands"
+  "errors paths npz options models runtime pretrained data images text pde optim optimizers tasks config"
+  " recipes experiment rundir training study report commands"
 ).split()
 COMMANDS = ("main.py", "evaluate.py", "predict.py", "export.py", "probe.py")
 # Rooms that know less than the order allows.
@@ -28,7 +28,8 @@ ALONE = {
   "images": {"errors", "paths", "npz", "options", "data", "runtime"},
   "text": {"errors", "paths", "data", "runtime"},
   "pde": {"errors", "paths", "npz", "options", "data"},
-  "optim": {"errors", "options", "runtime"},
+  "optim": {"errors", "runtime"},
+  "optimizers": {"errors", "options", "optim"},
   "pretrained": {"errors", "paths", "npz", "options", "models", "runtime"},
   "rundir": {"errors", "paths", "options", "runtime", "config"},
 }
@@ -157,7 +158,7 @@ def version(name):
   return installed(name)
 metadata.version = version
 sys.modules["kfac_jax"] = None
-from mixer_jax import config, optim
+from mixer_jax import config, optim, optimizers
 from mixer_jax.training import loop
 config = config.default("docs.own_task:Derivative")
 config.num_epochs = 1

@@ -50,7 +50,6 @@ class _DepthwiseConv(nn.Conv):
   """A convolution of each channel alone: its kernel is no matrix over patches."""
 
 
-
 def normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
   """Aff or LayerNorm, as the field `normalization` of the calling module says."""
   if module.normalization == "affine":

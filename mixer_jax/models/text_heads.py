@@ -3,7 +3,6 @@
 Their parameters are {"encoder": ..., "head": ...}, so that one hands the encoder's to the other.
 """
 
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ _POOLING = "the first token, or the mean of the real ones"
 
 class Bias(nn.Module):
   """y = x + bias over the last axis."""
-
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

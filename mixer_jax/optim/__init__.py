@@ -4,25 +4,12 @@ Import them from here and use them with any optax chain and any model, inside or
 project. K-FAC and its family take a `Curvature`, which is made once of any JAX function.
 """
 
+from mixer_jax.optim.adaptive_damping import levenberg_marquardt
 from mixer_jax.optim.algebra import Decomposition
-from mixer_jax.optim.config_fields import OPTIMIZERS, Problem
 from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kronecker, path_name
 from mixer_jax.optim.curvature.curvature import Curvature
 from mixer_jax.optim.curvature.likelihoods import Likelihood
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
-from mixer_jax.optim.from_config import (
-  General,
-  Graft,
-  build,
-  check,
-  group,
-  is_kernel,
-  kfac_blocks,
-  kfac_sides,
-  learning_rate,
-  numbers,
-  table,
-)
 from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.kfac import ekfac, kfac
 from mixer_jax.optim.kfac_basis import (
@@ -39,5 +26,5 @@ from mixer_jax.optim.preconditioner import (
   scale_by_ekfac,
   scale_by_kfac,
 )
-from mixer_jax.optim.quadratic import by_quadratic_model, levenberg_marquardt
+from mixer_jax.optim.quadratic import by_quadratic_model
 from mixer_jax.optim.soap import scale_by_shampoo, scale_by_soap, shampoo, soap

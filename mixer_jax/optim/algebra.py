@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
 from mixer_jax.optim.trees import taken
-from mixer_jax.options import TINY
 
+TINY = 1e-37  # a divisor below float32's smallest normal number, 1.2e-38, is zero
 # Of a factor without full rank, rounding leaves negative and vanishing eigenvalues: this part of the
 # largest is the least. Rounding errors reach 1e-7 of it; some of them stay.
 _EIGENVALUE_FLOOR = 1e-10
@@ -89,6 +89,21 @@ def _floored(values: jax.Array, floor: float) -> jax.Array:
   """The eigenvalues [..., d], 0 in place of those up to `floor` times the largest."""
   least = floor * jnp.maximum(values.max(axis=-1, keepdims=True), 0.0)
   return jnp.where(values > least, values, 0.0)
+
+
+def renewed_bases(
+  factors: dict[str, Kronecker],
+  old: dict[str, tuple[Eigen, Eigen]],
+  count: jax.Array,
+  how: Decomposition,
+  floor: float = _EIGENVALUE_FLOOR,
+) -> tuple[dict[str, tuple[Eigen, Eigen]], dict[str, tuple[Eigen, Eigen]]]:
+  """The bases of factors and, of those by QR, the old ones in the new order; the first are by eigh."""
+  anew = lambda: (eigendecompositions(factors, how.mesh, floor),) * 2
+  if how.refresh == "eigh":
+    return anew()
+  warm = lambda: warm_started_bases(factors, old, how.tolerance, how.mesh)
+  return jax.lax.cond(count == 0, anew, warm)
 
 
 def warm_started_bases(

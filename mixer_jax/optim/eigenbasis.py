@@ -95,65 +95,46 @@ def in_basis(
     ValueError: of `init`, parameters that are not the source's; of the update, gradients that lack
       some of them.
   """
-  refresh, tolerance, products, mesh = decomposition
-  inner = optax.with_extra_args_support(inner)
-  rotated = lambda blocks, gradients, basis: {
-    b.name: algebra.rotated(_matrix(b, gradients), basis[b.name], products) for b in blocks
-  }
+  transforms = optax.with_extra_args_support(inner), optax.with_extra_args_support(others)
+  periods = factor_period, basis_period
+  own = _InBasis(*transforms, source, factor_decay, *periods, decomposition)
+  return optax.GradientTransformationExtraArgs(own.init, own.update)
 
-  def init_fn(params):
+
+class _InBasis(NamedTuple):
+  """The transform; its fields are the arguments of `in_basis`."""
+
+  inner: optax.GradientTransformationExtraArgs
+  others: optax.GradientTransformationExtraArgs
+  source: Source
+  factor_decay: Any
+  factor_period: Any
+  basis_period: Any
+  decomposition: Decomposition
+
+  def init(self, params: Any) -> InBasisState:
     if trees.is_placeholder(params):
       return InBasisState(0, 0, 0, 0, 0, 0)
-    source.check(params)
+    self.source.check(params)
     leaves = by_path(params)
-    blocks = covered_by(source.blocks(leaves), leaves)
-    zeros = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes), jnp.float32) for b in blocks}
+    blocks = covered_by(self.source.blocks(leaves), leaves)
+    zeros = lambda shape: jnp.zeros(shape, jnp.float32)
+    rest = {path: zeros(jnp.shape(x)) for path, x in _rest(blocks, leaves).items()}
+    matrices = {b.name: zeros((*b.stacked, *b.factor_sizes)) for b in blocks}
     return InBasisState(
-      jnp.zeros((), jnp.int32),
-      {b.name: algebra.initial_factors(b) for b in blocks},
-      {b.name: jnp.zeros(b.stacked, jnp.int32) for b in blocks},
-      {b.name: algebra.initial_inverses(b, "exact") for b in blocks},
-      inner.init(zeros),
-      others.init(
-        {path: jnp.zeros(jnp.shape(x), jnp.float32) for path, x in _rest(blocks, leaves).items()}
-      ),
+      count=jnp.zeros((), jnp.int32),
+      factors={b.name: algebra.initial_factors(b) for b in blocks},
+      estimates={b.name: jnp.zeros(b.stacked, jnp.int32) for b in blocks},
+      basis={b.name: algebra.initial_inverses(b, "exact") for b in blocks},
+      inner=self.inner.init(matrices),
+      others=self.others.init(rest),
     )
 
-  def renewed(state, fresh):
-    count, old = state.count, (state.factors, state.estimates)
-    average = lambda: averages.averaged(
-      state.factors, fresh(), state.estimates, factor_decay, skip_zeros=not source.after
-    )
-    factors, estimates = jax.lax.cond(count % factor_period == 0, average, lambda: old)
-
-    def new_basis():
-      decomposed = lambda: (algebra.eigendecompositions(factors, mesh, floor=0.0),) * 2
-      if refresh == "eigh":
-        basis, reordered = decomposed()
-      else:
-        warm = lambda: algebra.warm_started_bases(factors, state.basis, tolerance, mesh)
-        basis, reordered = jax.lax.cond(count == 0, decomposed, warm)
-      return basis, _carried(state.inner, state.basis, basis, reordered)
-
-    due = count % basis_period == 0
-    if source.growth is not None:
-      due |= _grown(state.basis, factors, source.growth)
-    basis, moments = jax.lax.cond(due, new_basis, lambda: (state.basis, state.inner))
-    return state._replace(factors=factors, estimates=estimates, basis=basis, inner=moments)
-
-  def update_in_basis(state, blocks, gradients):
-    given = rotated(blocks, gradients, state.basis), state.inner
-    matrices, moments = trees.typed_as(given, inner.update(*given, basis=state.basis))
-    given = _rest(blocks, gradients), state.others
-    updates, other = trees.typed_as(given, others.update(*given))
-    for block in blocks:
-      back = algebra.rotated_back(matrices[block.name], state.basis[block.name], products)
-      trees.add_arrays(updates, block, back)
-    return updates, state._replace(inner=moments, others=other)
-
-  def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
+  def update(
+    self, updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra
+  ):
     del extra
-    leaves = by_path(updates)
+    leaves, source = by_path(updates), self.source
     blocks = covered_by(source.blocks(leaves), leaves)
     if missing := state.basis.keys() - {b.name for b in blocks}:
       raise ValueError(
@@ -163,17 +144,49 @@ def in_basis(
     whole = params if model_params is None else model_params
     source.compare(updates, whole, batch, state.count)
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
-    step = lambda state: update_in_basis(state, blocks, gradients)
+    step = lambda state: self._step(state, blocks, gradients)
     if source.after:
       none = lambda state: (jax.tree.map(jnp.zeros_like, gradients), state)
       directions, state = jax.lax.cond(state.count > 0, step, none, state)
-      state = renewed(state, fresh)
+      state = self._renewed(state, fresh)
     else:
-      directions, state = step(renewed(state, fresh))
+      directions, state = step(self._renewed(state, fresh))
     count = optax.safe_increment(state.count)
     return with_directions(updates, directions), state._replace(count=count)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def _renewed(self, state, fresh):
+    """The state with the factors, from `fresh`, and the basis that are due renewed."""
+    count, source = state.count, self.source
+
+    def average():
+      about = state.estimates, self.factor_decay
+      return averages.averaged(state.factors, fresh(), *about, skip_zeros=not source.after)
+
+    def new_basis():
+      about = state.basis, count, self.decomposition
+      basis, reordered = algebra.renewed_bases(factors, *about, floor=0.0)
+      return basis, _carried(state.inner, state.basis, basis, reordered)
+
+    kept = lambda: (state.factors, state.estimates)
+    factors, estimates = jax.lax.cond(count % self.factor_period == 0, average, kept)
+    due = count % self.basis_period == 0
+    if source.growth is not None:
+      due |= _grown(state.basis, factors, source.growth)
+    basis, moments = jax.lax.cond(due, new_basis, lambda: (state.basis, state.inner))
+    return state._replace(factors=factors, estimates=estimates, basis=basis, inner=moments)
+
+  def _step(self, state, blocks, gradients):
+    """The updates by path, of the blocks' matrices made in the basis, and the state."""
+    products = self.decomposition.products
+    turned = lambda b: algebra.rotated(_matrix(b, gradients), state.basis[b.name], products)
+    given = {b.name: turned(b) for b in blocks}, state.inner
+    matrices, moments = trees.typed_as(given, self.inner.update(*given, basis=state.basis))
+    given = _rest(blocks, gradients), state.others
+    updates, other = trees.typed_as(given, self.others.update(*given))
+    for block in blocks:
+      back = algebra.rotated_back(matrices[block.name], state.basis[block.name], products)
+      trees.add_arrays(updates, block, back)
+    return updates, state._replace(inner=moments, others=other)
 
 
 def _grown(basis: dict[str, Any], factors: dict[str, Any], growth: float) -> jax.Array:

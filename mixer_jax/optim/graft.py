@@ -4,17 +4,20 @@ Agarwal et al., "Disentangling adaptive gradient methods from learning rates",
 2020, https://arxiv.org/abs/2002.11803, Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+import collections
+from typing import Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from mixer_jax.optim import trees
+from mixer_jax.optim.curvature.blocks import path_name
 from mixer_jax.optim.curvature.patterns import check_choice
 from mixer_jax.optim.matrices import Matrices
 
 SCOPES = ("tensor", "global")
+SIDES = ("magnitude", "direction")
 
 
 class GraftState(NamedTuple):
@@ -25,7 +28,7 @@ class GraftState(NamedTuple):
     direction: state of the optimizer that gives the direction.
     norms: Euclidean norms of both updates of the last step, before they were
       combined: (magnitude's, direction's), each a tree of float32 scalars like
-      the parameters; zeros before the first step. `step_norms` reports them.
+      the parameters; zeros before the first step. `squared_norms` reports them.
   """
 
   magnitude: Any
@@ -105,3 +108,18 @@ def _rescale(direction, target_norm, norm, eps):
   divisor = norm + eps
   factor = jnp.where(divisor > 0, target_norm / jnp.where(divisor > 0, divisor, 1.0), 0.0)
   return (direction * factor).astype(direction.dtype)
+
+
+def squared_norms(opt_state: Any, kind: Callable[[str], str]) -> dict[str, jax.Array]:
+  """Squared lengths of both sides of the last step (traceable), by "norm.SIDE.KIND".
+
+  The K-FAC study explains its Table 4 by the implicit step size; these numbers are its subject.
+  `kind` maps a parameter's path to the kind of its layer. Each value is a float32 scalar,
+  the sum over all parameters of the kind; there are none if the state is not one of `graft`.
+  """
+  sums: dict[str, jax.Array] = collections.defaultdict(lambda: jnp.zeros((), jnp.float32))
+  if isinstance(opt_state, GraftState):
+    for side, norms in zip(SIDES, opt_state.norms):
+      for path, norm in jax.tree_util.tree_leaves_with_path(norms):
+        sums[f"norm.{side}.{kind(path_name(path))}"] += jnp.square(norm)
+  return dict(sums)

@@ -87,7 +87,6 @@ def scale_by_kfac_muon(
   curvature: Curvature,
   *,
   momentum: float = 0.9,
-  nesterov: bool = True,
   ridge: float = 1.0,
   rms: float = 0.2,
   newton_schulz: int = 3,
@@ -115,20 +114,19 @@ def scale_by_kfac_muon(
 
   Args:
     curvature: see `scale_by_kfac_adam`, as are the arguments that are not named here.
-    momentum: decay of the momentum.
-    nesterov: whether it is Nesterov's.
+    momentum: decay of the momentum, which is Nesterov's.
     ridge: added to the eigenvalues of a factor, whose mean is 1.
     rms: root mean square of the update of a kernel with its bias, at a rate of 1.
     newton_schulz: steps of the iteration to the polar factor.
     adam_paths: a regular expression of layers that take `others`, "" for none; by default of paths
       with a part `head` or `embedding`. A head of another name takes Muon's steps.
-    others: of parameters without a basis; None: Adam, Nesterov's with `nesterov`.
+    others: of parameters without a basis; None: Nesterov's Adam.
 
   Returns:
     A transform with an `InBasisState`.
   """
-  rule = polar.orthogonal(momentum, nesterov, ridge, rms, newton_schulz)
-  others = optax.scale_by_adam(0.9, 0.999, 1e-8, nesterov=nesterov) if others is None else others
+  rule = polar.orthogonal(momentum, ridge, rms, newton_schulz)
+  others = optax.scale_by_adam(0.9, 0.999, 1e-8, nesterov=True) if others is None else others
   source = _source(curvature, factor_fraction, adam_paths)
   return in_basis(
     rule, others, source, factor_decay, factor_period, basis_period, _on(curvature, decomposition)

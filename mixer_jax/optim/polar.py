@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax.optim.algebra import Eigen
-from mixer_jax.options import TINY
+from mixer_jax.optim.algebra import TINY, Eigen
 
 # Coefficients of Muon's quintic iteration (Jordan, 2024, https://kellerjordan.github.io/posts/muon).
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
@@ -23,7 +22,7 @@ class MomentumState(NamedTuple):
 
 
 def orthogonal(
-  momentum: float, nesterov: bool, ridge: float, rms: float, newton_schulz: int
+  momentum: float, ridge: float, rms: float, newton_schulz: int
 ) -> optax.GradientTransformationExtraArgs:
   """A transform of matrices [..., d_in, d_out] in a basis; see `scale_by_kfac_muon`."""
 
@@ -40,7 +39,7 @@ def orthogonal(
     del params, extra
     moved = lambda mu, x: momentum * mu + x
     mu = jax.tree.map(moved, state.mu, updates)
-    ahead = jax.tree.map(moved, mu, updates) if nesterov else mu
+    ahead = jax.tree.map(moved, mu, updates)  # Nesterov's
     return {name: step(x, basis[name]) for name, x in ahead.items()}, MomentumState(mu)
 
   init_fn = lambda params: MomentumState(jax.tree.map(jnp.zeros_like, params))

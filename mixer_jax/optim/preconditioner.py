@@ -5,6 +5,7 @@ V [d_in + 1, d_out] becomes (A (x) G + damping I)^-1 V, with the factors A, G of
 `curvature` averaged over steps.
 """
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -82,16 +83,9 @@ def scale_by_kfac(
   if damping_type == "factored" and decomposition.refresh == "qr":
     raise ValueError('refresh="qr" needs damping_type="exact"')
   periods = factor_period, inverse_period
-  return _preconditioner(
-    curvature,
-    damping,
-    damping_type,
-    factor_decay,
-    periods,
-    factor_fraction,
-    identity_start,
-    decomposition,
-  )
+  averages = factor_decay, factor_fraction, identity_start
+  own = _Preconditioner(curvature, damping, *periods, *averages, decomposition, damping_type)
+  return optax.GradientTransformationExtraArgs(own.init, own.update)
 
 
 def scale_by_ekfac(
@@ -128,88 +122,103 @@ def scale_by_ekfac(
       f"inverse_period is {inverse_period}; with moments='examples' allowed: a multiple of"
       f" factor_period, {factor_period}, so that each basis has second moments at once"
     )
-  periods = factor_period, inverse_period
-  return _preconditioner(
-    *(
-      curvature,
-      damping,
-      "exact",
-      factor_decay,
-      periods,
-      factor_fraction,
-      identity_start,
-      decomposition,
-    ),
-    *(moments, moment_decay),
-  )
-
-
-def _preconditioner(
-  curvature: Curvature,
-  damping: Any,
-  damping_type: str,
-  factor_decay: Any,
-  periods: tuple[Any, Any],
-  factor_fraction: float | None,
-  identity_start: Any,
-  decomposition: Decomposition,
-  eigenvalues: str = "factors",
-  moment_decay: Any = 0.0,
-) -> optax.GradientTransformationExtraArgs:
-  factor_period, inverse_period = periods
-  mesh = decomposition.mesh or curvature.mesh
-  if eigenvalues == "batch":
+  if moments == "batch":
     curvature.check_common_rows()
-  renewed_inverses = _renewal(damping_type, decomposition, mesh)
+  periods = factor_period, inverse_period
+  averages = factor_decay, factor_fraction, identity_start
+  own = _Preconditioner(
+    curvature, damping, *periods, *averages, decomposition, "exact", moments, moment_decay
+  )
+  return optax.GradientTransformationExtraArgs(own.init, own.update)
 
-  def init_fn(params):
+
+class _Preconditioner(NamedTuple):
+  """The transform; its fields are the arguments of `scale_by_kfac` and `scale_by_ekfac`."""
+
+  curvature: Curvature
+  damping: Any
+  factor_period: Any
+  inverse_period: Any
+  factor_decay: Any
+  factor_fraction: float | None
+  identity_start: Any
+  decomposition: Decomposition
+  damping_type: str
+  moments: str | None = None  # None: K-FAC
+  moment_decay: Any = 0.0
+
+  def init(self, params: Any) -> ScaleByKfacState:
     if trees.is_placeholder(params):
       return ScaleByKfacState(0, 0, 0, 0, 0)
-    trees.check_names(params, curvature.names)
-    blocks = [b for b in curvature.blocks if b.kind != "gradient"]
+    trees.check_names(params, self.curvature.names)
+    blocks = [b for b in self.curvature.blocks if b.kind != "gradient"]
     covered = trees.covered_by(blocks, trees.by_path(params))
-    factors = {b.name: algebra.initial_factors(b) for b in covered}
-    estimates = {b.name: jnp.zeros(b.stacked, jnp.int32) for b in covered}
-    inverses = {
-      b.name: algebra.initial_inverses(b, damping_type) for b in covered if b.kind == "kronecker"
-    }
-    corrected = eigenvalues != "factors"
-    moments = {name: algebra.eigenvalues(pair) for name, pair in inverses.items() if corrected}
-    return ScaleByKfacState(jnp.zeros((), jnp.int32), factors, estimates, inverses, moments)
+    initial = functools.partial(algebra.initial_inverses, damping_type=self.damping_type)
+    inverses = {b.name: initial(b) for b in covered if b.kind == "kronecker"}
+    return ScaleByKfacState(
+      count=jnp.zeros((), jnp.int32),
+      factors={b.name: algebra.initial_factors(b) for b in covered},
+      estimates={b.name: jnp.zeros(b.stacked, jnp.int32) for b in covered},
+      inverses=inverses,
+      second_moments={n: algebra.eigenvalues(x) for n, x in inverses.items() if self.moments},
+    )
 
-  def renewed(state, whole, batch, rng, lam):
+  def update(
+    self, updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra
+  ):
+    curvature = self.curvature
+    whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
+    axes.check(curvature.axis_name, batch)
+    curvature.compare(updates, whole, batch, state.count)
+    lam = extra.get("damping", self.damping)
+    lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
+    state = self._renewed(state, whole, batch, rng, lam)
+    scales = curvature.moment_scales(whole, batch) if self.moments == "batch" else {}
+    directions, moments = self._directions(trees.by_path(updates), state, scales, lam)
+    state = state._replace(count=optax.safe_increment(state.count), second_moments=moments)
+    return trees.with_directions(updates, directions), state
+
+  def _renewed(self, state, whole, batch, rng, lam):
     """The state with the factors, inverses and second moments that are due renewed."""
-    some = curvature.some_of(batch, factor_fraction)
+    some = self.curvature.some_of(batch, self.factor_fraction)
 
     def new_factors():
-      estimate = axes.automatic(curvature.estimate, (whole, some))
-      fresh = estimate(whole, some, rng)
-      return averages.averaged(state.factors, fresh, state.estimates, factor_decay, identity_start)
+      estimate = axes.automatic(self.curvature.estimate, (whole, some))
+      about = state.estimates, self.factor_decay, self.identity_start
+      return averages.averaged(state.factors, estimate(whole, some, rng), *about)
 
     def new_inverses():
-      matrices = {name: factors[name] for name in state.inverses}
-      inverses = renewed_inverses(matrices, state, lam)
+      inverses = self._inverses({name: factors[name] for name in state.inverses}, state, lam)
       return inverses, {n: algebra.eigenvalues(inverses[n]) for n in state.second_moments}
 
     def new_moments():
-      estimate = axes.automatic(curvature.second_moments, (whole, some, inverses))
+      estimate = axes.automatic(self.curvature.second_moments, (whole, some, inverses))
       fresh = estimate(whole, some, rng, inverses)
-      age = state.count % inverse_period // factor_period
-      return ekfac.averaged_moments(moments, fresh, age, moment_decay)
+      age = state.count % self.inverse_period // self.factor_period
+      return ekfac.averaged_moments(moments, fresh, age, self.moment_decay)
 
-    due = state.count % factor_period == 0
+    due = state.count % self.factor_period == 0
     kept = lambda: (state.factors, state.estimates)
     factors, estimates = jax.lax.cond(due, new_factors, kept)
     kept = lambda: (state.inverses, state.second_moments)
-    inverses, moments = jax.lax.cond(state.count % inverse_period == 0, new_inverses, kept)
-    if eigenvalues == "examples":
+    inverses, moments = jax.lax.cond(state.count % self.inverse_period == 0, new_inverses, kept)
+    if self.moments == "examples":
       moments = jax.lax.cond(due, new_moments, lambda: moments)
     return ScaleByKfacState(state.count, factors, estimates, inverses, moments)
 
-  def preconditioned(gradients, state, scales, lam):
+  def _inverses(self, factors, state, lam):
+    mesh = self.decomposition.mesh or self.curvature.mesh
+    if self.damping_type == "factored":
+      return algebra.factored_inverses(factors, lam, mesh)
+    return algebra.renewed_bases(
+      factors, state.inverses, state.count, self.decomposition._replace(mesh=mesh)
+    )[0]
+
+  def _directions(self, gradients, state, scales, lam):
     """The directions by parameter path, and the second moments with these gradients."""
     directions, moments = {}, dict(state.second_moments)
-    for block in curvature.blocks:
+    products = self.decomposition.products
+    for block in self.curvature.blocks:
       pair = state.inverses.get(block.name)
       if block.kind == "diagonal" and block.name in state.factors:
         [path], [values] = block.paths, state.factors[block.name].values
@@ -217,43 +226,13 @@ def _preconditioner(
       elif block.name in moments:
         v, moments[block.name] = ekfac.precondition(
           *(block, gradients, pair, moments[block.name], scales.get(block.name)),
-          *(moment_decay, lam, decomposition.products),
+          *(self.moment_decay, lam, products),
         )
         trees.add_arrays(directions, block, v)
       elif pair is not None:
-        v = algebra.precondition(block, gradients, pair, lam, decomposition.products)
+        v = algebra.precondition(block, gradients, pair, lam, products)
         trees.add_arrays(directions, block, v)
     return directions, moments
-
-  def update_fn(updates, state, params=None, *, batch=None, rng=None, model_params=None, **extra):
-    whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
-    axes.check(curvature.axis_name, batch)
-    curvature.compare(updates, whole, batch, state.count)
-    lam = extra.get("damping", damping)
-    lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
-    state = renewed(state, whole, batch, rng, lam)
-    gradients = trees.by_path(updates)
-    scales = curvature.moment_scales(whole, batch) if eigenvalues == "batch" else {}
-    directions, moments = preconditioned(gradients, state, scales, lam)
-    state = state._replace(count=optax.safe_increment(state.count), second_moments=moments)
-    return trees.with_directions(updates, directions), state
-
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _renewal(damping_type: str, how: Decomposition, mesh: Any) -> Callable:
-  """A function from factors, a state and a damping to inverses."""
-
-  def renewed(matrices, state, lam):
-    if damping_type == "factored":
-      return algebra.factored_inverses(matrices, lam, mesh)
-    anew = lambda: algebra.eigendecompositions(matrices, mesh)
-    if how.refresh == "eigh":
-      return anew()
-    warm = lambda: algebra.warm_started_bases(matrices, state.inverses, how.tolerance, mesh)[0]
-    return jax.lax.cond(state.count == 0, anew, warm)
-
-  return renewed
 
 
 def constrain_norm(

@@ -1,4 +1,4 @@
-"""Learning rate, momentum and damping from the exact quadratic model of the loss.
+"""Learning rate and momentum from the exact quadratic model of the loss.
 
 Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Sections 6.4 to 7. With the gradient g
 and the Fisher matrix F of one batch, the model of h = loss + decay / 2 |theta|^2 is
@@ -6,8 +6,7 @@ and the Fisher matrix F of one batch, the model of h = loss + decay / 2 |theta|^
   q(d) = <g + decay theta, d> + 1/2 d^T (F + decay I) d.
 
 `by_quadratic_model` steps to the minimum of q(d) + damping / 2 |d|^2 over d = alpha Delta + mu delta, with
-Delta the preconditioned gradient, negative, and delta the update before. `levenberg_marquardt`
-compares q(d) with the change of h. F is never formed: with J the derivative of the outputs and
+Delta the preconditioned gradient, negative, and delta the update before. F is never formed: with J the derivative of the outputs and
 B B^T their Fisher matrix, v^T F w is the inner product of B^T J v and B^T J w.
 """
 
@@ -18,13 +17,11 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax.optim import first_order
-from mixer_jax.optim.curvature.curvature import Curvature, tangent
+from mixer_jax.optim.curvature.curvature import Curvature
 from mixer_jax.optim.trees import whole_tree, wide
 
 # Factor of the factors' damping per update of their period.
 _FACTOR_CHANGE = 19 / 20
-# Reduction ratios below and above which damping grows and shrinks.
-_LOW, _HIGH = 0.25, 0.75
 # A vector with at most this share of its squared length outside of another is parallel to it.
 _INDEPENDENT = 1e-6
 
@@ -45,37 +42,6 @@ class ByModelState(NamedTuple):
   previous: Any
   coefficients: jax.Array
   factor_damping: jax.Array | None = None
-
-
-class LevenbergMarquardtState(NamedTuple):
-  """State of `levenberg_marquardt`.
-
-  Attributes:
-    count: number of updates so far, an int32 scalar.
-    inner: state of the optimizer.
-    damping: of the next update, a float32 scalar.
-    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
-  """
-
-  count: jax.Array
-  inner: Any
-  damping: jax.Array
-  ratio: jax.Array
-
-
-def chosen_numbers(opt_state: Any) -> dict[str, jax.Array]:
-  """The numbers that replace options, by name, wherever they stand in a state; {}: none do.
-
-  "damping" is that of the next update; "step_rate" and "step_momentum" are the coefficients of the
-  last one, before the learning rate.
-  """
-  kinds, found = (LevenbergMarquardtState, ByModelState), {}
-  for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
-    if isinstance(part, LevenbergMarquardtState):
-      found |= chosen_numbers(part.inner) | {"damping": part.damping}
-    elif isinstance(part, ByModelState):
-      found |= dict(zip(("step_rate", "step_momentum"), part.coefficients))
-  return found
 
 
 def by_quadratic_model(
@@ -108,134 +74,73 @@ def by_quadratic_model(
   Returns:
     A transform with a `ByModelState`, whose update needs parameters and `batch`.
   """
+  own = _ByModel(
+    *(precondition, curvature, learning_rate, damping, weight_decay, decay_mask),
+    factor_damping_period,
+  )
+  return optax.GradientTransformationExtraArgs(own.init, own.update)
 
-  period = factor_damping_period
 
-  def init_fn(params):
-    first_order.checked_rate(learning_rate)
+class _ByModel(NamedTuple):
+  """The transform; its fields are the arguments of `by_quadratic_model`."""
+
+  precondition: optax.GradientTransformationExtraArgs
+  curvature: Curvature
+  learning_rate: Any
+  damping: Any
+  weight_decay: Any
+  decay_mask: Any
+  period: int | None
+
+  def init(self, params: Any) -> ByModelState:
+    first_order.checked_rate(self.learning_rate)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(wide(x)), params)
-    own = None if period is None else jnp.float32(0)
+    own = None if self.period is None else jnp.float32(0)
     count, coefficients = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.float32)
-    return ByModelState(count, precondition.init(params), zeros, coefficients, own)
+    return ByModelState(count, self.precondition.init(params), zeros, coefficients, own)
 
-  def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
+  def update(self, updates, state, params=None, *, batch=None, model_params=None, **extra):
     whole = whole_tree(params if model_params is None else model_params, ())
-    curvature.compare(updates, whole, batch, state.count, scale=True)
-    given = extra.pop("damping", damping)
-    lam, rate = (_at(x, state.count) for x in (given, learning_rate))
-    decay = _at(weight_decay, state.count)
+    self.curvature.compare(updates, whole, batch, state.count, scale=True)
+    given = extra.pop("damping", self.damping)
+    lam, rate, decay = (at(x, state.count) for x in (given, self.learning_rate, self.weight_decay))
     decayed = lambda g, p: (g + decay * p).astype(g.dtype)
-    gradient = jax.tree.map(decayed, updates, _decayed(params, decay_mask))
+    gradient = jax.tree.map(decayed, updates, decayed_part(params, self.decay_mask))
     extra |= dict(batch=batch, model_params=model_params)
 
     def best(shift):
       """The vectors, their coefficients, the model there and the state, for a damping."""
       given = extra | dict(damping=shift)
-      direction, inner = precondition.update(gradient, state.inner, params, **given)
+      direction, inner = self.precondition.update(gradient, state.inner, params, **given)
       vectors = jax.tree.map(jnp.negative, direction), state.previous
-      products = curvature.quadratic(whole, batch, vectors) + lam * inner_products(vectors)
-      products += decay * inner_products([_decayed(v, decay_mask) for v in vectors])
+      products = self.curvature.quadratic(whole, batch, vectors) + lam * inner_products(vectors)
+      products += decay * inner_products([decayed_part(v, self.decay_mask) for v in vectors])
       along = slopes(gradient, vectors)
       least = minimum(products, along)
       return vectors, least, least @ products @ least / 2 + along @ least, inner
 
-    def of_three(shift):
-      shifts = shift * _FACTOR_CHANGE ** (period * jnp.array([0.0, 1.0, -1.0], jnp.float32))
-      values = jax.lax.map(lambda x: best(x)[2], shifts)
-      return shifts[jnp.argmin(jnp.nan_to_num(values, nan=jnp.inf))]
-
     shift, own = lam + decay, None
-    if period is not None:
-      shift = jnp.where(state.count == 0, jnp.float32(shift), state.factor_damping)
-      shift = own = jax.lax.cond(state.count % period == 0, of_three, lambda x: x, shift)
+    if self.period is not None:
+      shift = own = self._factor_damping(state, shift, lambda shift: best(shift)[2])
     vectors, (alpha, mu), _, inner = best(shift)
-    whole_step = lambda x, y: rate * (alpha * wide(x) + mu * y)
-    previous = jax.tree.map(lambda x, y: whole_step(x, y).astype(y.dtype), *vectors)
+    whole_step = lambda x, y: (rate * (alpha * wide(x) + mu * y)).astype(y.dtype)
+    previous = jax.tree.map(whole_step, *vectors)
     step = jax.tree.map(lambda u, x: x.astype(u.dtype), updates, previous)
     count = optax.safe_increment(state.count)
     coefficients = jnp.stack([alpha, mu]).astype(jnp.float32)
     return step, ByModelState(count, inner, previous, coefficients, own)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def _factor_damping(self, state, first, model):
+    """The preconditioner's damping: where it is due the one of three with the least model."""
 
+    def of_three(shift):
+      powers = self.period * jnp.array([0.0, 1.0, -1.0], jnp.float32)
+      shifts = shift * _FACTOR_CHANGE**powers
+      values = jax.lax.map(model, shifts)
+      return shifts[jnp.argmin(jnp.nan_to_num(values, nan=jnp.inf))]
 
-def levenberg_marquardt(
-  tx: optax.GradientTransformationExtraArgs,
-  curvature: Curvature,
-  damping: float = 1e-2,
-  *,
-  weight_decay: Any = 0.0,
-  decay_mask: Any = None,
-  damping_period: int = 5,
-  damping_decay: float = 0.95,
-  min_damping: float = 1e-8,
-  max_damping: float = 1e8,
-) -> optax.GradientTransformationExtraArgs:
-  """Adapts the damping of an optimizer to how well the model predicts the change of the loss.
-
-  Every `damping_period` updates the damping is multiplied by w = damping_decay^damping_period if
-  the reduction ratio is above 3/4, and divided by w if it is below 1/4 or if the model expects no
-  reduction (Section 6.5). The model is taken without damping there.
-
-  The update needs the extra argument `value_fn`, which maps parameters to the loss on the same
-  batch; `value`, the loss before the step, saves an evaluation.
-
-  Args:
-    tx: gets the extra argument `damping`.
-    curvature: of the model, whose likelihood is that of the loss.
-    damping: the first one, a number.
-    weight_decay: of the objective, where `tx` is `by_quadratic_model` with this decay.
-    decay_mask: as in `by_quadratic_model`.
-    damping_period: updates between changes.
-    damping_decay: change of the damping per update, see above.
-    min_damping: the damping stays at this or above.
-    max_damping: the damping stays at this or below.
-
-  Returns:
-    A transform with a `LevenbergMarquardtState`.
-
-  Raises:
-    ValueError: in the update no `value_fn`.
-  """
-
-  def init_fn(params):
-    first = jnp.array(damping, jnp.float32)  # a copy: the state may be donated
-    return LevenbergMarquardtState(
-      jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones((), jnp.float32)
-    )
-
-  def update_fn(updates, state, params=None, *, batch=None, value=None, value_fn=None, **extra):
-    if not callable(value_fn):
-      raise ValueError(
-        "adaptive_damping needs the loss as a function of the parameters:"
-        " tx.update(grads, state, params, batch=batch, value_fn=lambda params: loss)"
-      )
-    extra |= dict(batch=batch, damping=state.damping)
-    step, inner = tx.update(updates, state.inner, params, **extra)
-    whole = params if extra.get("model_params") is None else extra["model_params"]
-
-    def adapted():
-      decay = _at(weight_decay, state.count)
-      middle = jax.tree.map(lambda p, d: p + d / 2, _decayed(params, decay_mask), step)
-      change = slopes(middle, [_decayed(step, decay_mask)])[0]
-      exact = decay * change  # the change of the decay's part
-      curve = curvature.quadratic(whole, batch, [step])[0, 0] / 2
-      predicted = slopes(updates, [step])[0] + curve + exact
-      before = value_fn(whole) if value is None else value
-      after = value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step)))
-      ratio = jnp.where(predicted < 0, (after - before + exact) / predicted, -1.0)
-      ratio = jnp.nan_to_num(ratio.astype(jnp.float32), nan=-1.0)
-      less = jnp.float32(damping_decay) ** damping_period
-      factor = jnp.select([ratio > _HIGH, ratio < _LOW], [less, 1 / less], 1.0)
-      lowest, highest = jnp.float32(min_damping), jnp.float32(max_damping)
-      return jnp.clip(factor * state.damping, lowest, highest), ratio
-
-    count = optax.safe_increment(state.count)
-    kept = lambda: (state.damping, state.ratio)
-    lam, ratio = jax.lax.cond(count % damping_period == 0, adapted, kept)
-    return step, LevenbergMarquardtState(count, inner, lam, ratio)
-
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    shift = jnp.where(state.count == 0, jnp.float32(first), state.factor_damping)
+    return jax.lax.cond(state.count % self.period == 0, of_three, lambda x: x, shift)
 
 
 def minimum(products: jax.Array, slopes: jax.Array) -> jax.Array:
@@ -264,12 +169,12 @@ def _vdot(v: Any, w: Any) -> jax.Array:
   return optax.tree.vdot(jax.tree.map(wide, v), jax.tree.map(wide, w))
 
 
-def _at(value: Any, count: jax.Array) -> Any:
+def at(value: Any, count: jax.Array) -> Any:
   """A number, or a schedule's value."""
   return value(count) if callable(value) else value
 
 
-def _decayed(tree: Any, mask: Any) -> Any:
+def decayed_part(tree: Any, mask: Any) -> Any:
   """The tree, zero where no parameter decays."""
   mask = mask(tree) if callable(mask) else mask
   keep = lambda kept, part: jax.tree.map(lambda x: x if kept else jnp.zeros_like(x), part)

@@ -8,7 +8,7 @@ from flax import traverse_util
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import as_user_error
-from mixer_jax.optim.step_norms import SIDES
+from mixer_jax.optim.graft import SIDES
 from mixer_jax.report import study_figures
 from mixer_jax.report.results import CellResult, gather, optimizer_name, unit_of
 from mixer_jax.report.settings import escaped

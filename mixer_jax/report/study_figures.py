@@ -5,7 +5,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from mixer_jax.optim.step_norms import SIDES
+from mixer_jax.optim.graft import SIDES
 from mixer_jax.report import figures
 from mixer_jax.report.results import CellResult, Result, optimizer_name, unit_of
 from mixer_jax.study import record

@@ -58,7 +58,8 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
   run = experiment.build(config)
   contract.check(run)
   variables = None if stored else run.task.initial(run.variable_shapes, restore.stored)
-  run.optimizer()  # an unusable one is refused before the directory exists
+  # An optimizer that cannot train these parameters is refused before the directory exists.
+  jax.eval_shape(run.optimizer.init, run.variable_shapes["params"])
   with _claimed(run, path) as (directory, saved):
     if not stored:
       filled_in = left_open - directory_lib.open_fields(config)

@@ -2,15 +2,14 @@
 
 from typing import Any, Sequence
 
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax import optim, tasks
+from mixer_jax import optimizers, tasks
 from mixer_jax.errors import Diverged
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim import quadratic
+from mixer_jax.optim.adaptive_damping import chosen_numbers
 from mixer_jax.training.state import TrainState
 
 CHECKS = ("loss", "update")  # of a step, in this order
@@ -100,7 +99,7 @@ def diverged(
 
 def _numbers(step: int, run: Experiment, state: TrainState) -> dict[str, float]:
   """The rates and dampings of a step, and those that the quadratic model chose."""
-  flat = traverse_util.flatten_dict(optim.numbers(run.config.optimizer), sep=".")
+  flat = optimizers.numbers(state.opt_state)
   multiplier = run.multiplier(min(step - 1, int(state.step - state.skipped)))
   flat = {k: v * multiplier if k.endswith("learning_rate") else v for k, v in flat.items()}
-  return {k: float(v) for k, v in (flat | quadratic.chosen_numbers(state.opt_state)).items()}
+  return {k: float(v) for k, v in (flat | chosen_numbers(state.opt_state)).items()}

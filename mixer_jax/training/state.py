@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim import step_norms
+from mixer_jax.optim.graft import squared_norms
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import freeze
 from mixer_jax.tasks import metrics as metrics_lib
@@ -74,9 +74,9 @@ def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
     raise UserError(f"task {task} has a collection {taken[0]!r}, a name of the train state")
   if run.config.ema_decay:
     variables |= averages(variables)
-  opt_state = run.optimizer().init(variables["params"])
+  opt_state = run.optimizer.init(variables["params"])
   _, aux = run.loss_shapes
-  norms = jax.eval_shape(lambda: step_norms.squares(opt_state, run.task.layer_kind))
+  norms = jax.eval_shape(lambda: squared_norms(opt_state, run.task.layer_kind))
   shapes = dict(aux.metrics) | {name: metrics_lib.RootMeanSquare.empty() for name in norms}
   zero, key_data = jnp.zeros((), jnp.int32), jax.random.key_data(run_key)
   metrics = metrics_lib.empty(shapes)

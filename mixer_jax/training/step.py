@@ -10,7 +10,7 @@ import optax
 from mixer_jax import tasks
 from mixer_jax.data import feed
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim import step_norms
+from mixer_jax.optim.graft import squared_norms
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 from mixer_jax.training import nonfinite
@@ -23,14 +23,11 @@ def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
   return tuple(jax.random.split(key, 3))
 
 
-def update(
-  run: Experiment, state: TrainState, batch: Any, numbers: Any = None
-) -> tuple[TrainState, jax.Array]:
+def update(run: Experiment, state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
   """One step of the optimizer on a batch that `run.task.prepare` has made (traceable).
 
-  The numbers are learning rates and dampings, see `optim.numbers`; None: the config's. Returns the
-  state and `nonfinite.checks`. A step that fails them adds nothing to the metrics and, if
-  `config.on_nonfinite` is "skip", leaves variables and optimizer state as they were.
+  Returns the state and `nonfinite.checks`. A step that fails them adds nothing to the metrics and,
+  if `config.on_nonfinite` is "skip", leaves variables and optimizer state as they were.
   """
   _, loss_key, target_key = step_keys(state)
   whole = mesh_lib.gathered(run.mesh, state.variables)
@@ -40,8 +37,7 @@ def update(
   extra = dict(batch=(batch, collections), rng=target_key, model_params=whole["params"])
   # For optimizers that try a step out; it costs others nothing.
   extra["value_fn"] = lambda params: loss({**whole, "params": params}, gradient=False)[0]
-  optimizer = run.optimizer(numbers)
-  updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
+  updates, opt_state = run.optimizer.update(grads, state.opt_state, state.params, **extra)
   if run.config.layer_decay != 1:
     updates = jax.tree.map(jnp.multiply, updates, run.update_scales)
   params = optax.apply_updates(state.params, updates)
@@ -52,7 +48,7 @@ def update(
       variables[name] = jax.tree.map(mix, state.variables[name], new)
   checks = nonfinite.checks(metrics, variables, opt_state)
   passed = checks.all()
-  for name, square in step_norms.squares(opt_state, run.task.layer_kind).items():
+  for name, square in squared_norms(opt_state, run.task.layer_kind).items():
     metrics[name] = metrics_lib.RootMeanSquare(square, jnp.ones(()))
   if_passed = functools.partial(jax.tree.map, functools.partial(jnp.where, passed))
   kept = if_passed(metrics_lib.merge(state.metrics, metrics), state.metrics)
@@ -117,22 +113,22 @@ def _programs(recipe: str, task: type) -> dict[Any, Callable]:
 def make_train_steps(run: Experiment):
   """The jitted program of training, which donates the state.
 
-  It takes a state, a window of batches (see `data.feed`) and `run.numbers`, and returns the state
-  after the window's steps and `nonfinite.checks` of each, [steps, 2].
+  It takes a state, a window of batches (see `data.feed`), and returns the state after the
+  window's steps and `nonfinite.checks` of each, [steps, 2].
   """
 
   order = run.order
 
-  def step(examples, numbers, state, rows):
+  def step(examples, state, rows):
     examples = order.cut(feed.take(examples, rows, mesh_lib.batched(run.mesh)))
-    return update(run, state, run.task.prepare(step_keys(state)[0], examples, train=True), numbers)
+    return update(run, state, run.task.prepare(step_keys(state)[0], examples, train=True))
 
   stored = jax.tree.map(lambda x: x.sharding, state_shapes(run))
   out_shardings = stored, mesh_lib.replicated(run.mesh)
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
-  def train_steps(state, examples, rows, numbers):
-    steps = functools.partial(step, examples, numbers)
+  def train_steps(state, examples, rows):
+    steps = functools.partial(step, examples)
     if len(jax.tree.leaves(rows)[0]) == 1:  # a loop of one step is still a loop to XLA
       state, checks = steps(state, jax.tree.map(lambda x: x[0], rows))
       return state, checks[None]

@@ -8,10 +8,10 @@ from typing import Callable, Iterator
 import jax
 from tqdm import tqdm
 
-from mixer_jax import optim
+from mixer_jax import optimizers
 from mixer_jax.data import buckets, feed
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim import quadratic
+from mixer_jax.optim.adaptive_damping import chosen_numbers
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.runtime import processes
 from mixer_jax.tasks import metrics as metrics_lib
@@ -77,7 +77,7 @@ class Trainer:
     shown = dict(desc="step", unit="step", leave=False, disable=hidden)
     with tqdm(total=end, initial=begin, **shown) as bar:
       while self.step < end:
-        args = (self.state, *next(self._windows), self.run.numbers)
+        args = (self.state, *next(self._windows))
         sizes = tuple(x.shape for x in jax.tree.leaves(args[1:3]))  # of examples and rows
         if sizes not in self._programs:
           print("compiling a step ... ", end="", flush=True)
@@ -106,10 +106,11 @@ class Trainer:
     row |= {f"train/{name}": value for name, value in means.items() if value > -math.inf}
     row |= {"train/skipped": int(state.skipped)} if config.on_nonfinite == "skip" else {}
     row |= {"restores": int(state.restores)} if config.on_nonfinite == "restore" else {}
-    rate = optim.learning_rate(config.optimizer, run.multiplier)
     steps = range((self.step - 1) // every * every, self.step)
-    row["learning_rate"] = float(rate(self.step - 1 - int(state.skipped)))
-    row |= {k: float(v) for k, v in quadratic.chosen_numbers(state.opt_state).items()}
+    rates = (v for k, v in optimizers.numbers(state.opt_state).items() if "learning_rate" in k)
+    multiplier = run.multiplier(self.step - 1 - int(state.skipped))
+    row["learning_rate"] = float(next(rates) * multiplier)
+    row |= {k: float(v) for k, v in chosen_numbers(state.opt_state).items()}
     row["examples_per_second"] = self._order.examples(steps) / max(self.seconds, 1e-9)
     row["seconds"] = self.seconds
     self.state, self.seconds = without_metrics(run, state), 0.0

@@ -10,6 +10,7 @@ from benchmarks import flops, optimizers
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim
 from mixer_jax.errors import UserError
+from mixer_jax.optimizers import OPTIMIZERS, group, kfac_blocks
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_gradient_costs_are_those_that_xla_counts(tiny_config):
   tiny_config.model.update(hidden_dim=256, tokens_mlp_dim=64, channels_mlp_dim=512)
   run = experiment.build(tiny_config)
   problem = run.problem
-  blocks = optim.kfac_blocks(optim.group("kfac", 0.1), problem)
+  blocks = kfac_blocks(group("kfac", 0.1), problem)
   costs = flops.step_costs(blocks, tiny_config.batch_size)
 
   def loss(params, batch):
@@ -50,7 +51,7 @@ def test_predicted_ratio_by_hand():
 
 @pytest.mark.slow
 def test_every_optimizer_is_measured(tiny_run):
-  names = [*optim.OPTIMIZERS, "kfac_jax.Optimizer"]
+  names = [*OPTIMIZERS, "kfac_jax.Optimizer"]
   costs = optimizers.measure(tiny_run, rounds=1, names=names)
   kinds = {"kfac": 3, "kfac_adam": 3, "kfac_muon": 3, "soap": 2, "shampoo": 2}
   assert len(costs) == len(names) + sum(kinds.values())

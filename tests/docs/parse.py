@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim
+from mixer_jax import models, optimizers
 from mixer_jax import options as options_lib
 from mixer_jax.runtime import cli
 from mixer_jax.study import plan, record
@@ -54,8 +54,8 @@ def _check_config(config) -> None:
   if config.task == "image_classification":
     models.build(config.model.name, 10, **options_lib.given(config.model))
   schedule = options_lib.given(config.schedule) | {"name": config.schedule.name}
-  multiplier = optim.schedules.Multiplier(**schedule).build(1000, 100)
-  optim.build(config.optimizer, multiplier, _one_layer())
+  multiplier = optimizers.schedules.Multiplier(**schedule).build(1000, 100)
+  optimizers.build(config.optimizer, multiplier, _one_layer())
 
 
 class _Stem(nn.Module):
@@ -67,11 +67,11 @@ class _Stem(nn.Module):
 
 
 @functools.cache  # many commands have the same
-def _one_layer() -> optim.Problem:
+def _one_layer() -> optimizers.Problem:
   layer, x = _Stem(), jnp.zeros((2, 3))
   params = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
   predict = lambda params, x: layer.apply({"params": params}, x)
-  return optim.Problem(predict, params, x, "categorical")
+  return optimizers.Problem(predict, params, x, "categorical")
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import pytest
 
 import mixer_jax
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim, options, pretrained, tasks
+from mixer_jax import models, optim, optimizers, options, pretrained, tasks
 from mixer_jax.rundir import directory as directory_lib
 from tests.docs.commands import PAGES, ROOT, snippets
 
@@ -60,11 +60,11 @@ def fields():
     found |= {f"{group}.{name}".strip(".") for f in functions for name in (*options.of(f), "name")}
   for group, made_of in (
     ("mesh", config_lib.mesh.Devices),
-    ("schedule", optim.schedules.Multiplier),
+    ("schedule", optimizers.schedules.Multiplier),
   ):
     found |= {f"{group}.{name}" for name in options.of(made_of)}
-  for name in optim.OPTIMIZERS:
-    own = set(optim.group(name, 0.1))
+  for name in optimizers.OPTIMIZERS:
+    own = set(optimizers.group(name, 0.1))
     found |= {f"optimizer.{field}" for field in own}
     found |= {f"optimizer.{side}.{field}" for side in ("magnitude", "direction") for field in own}
   return found | {f"optimizer.{name}" for name in ("magnitude", "direction", "scope", "eps")}
@@ -114,7 +114,7 @@ def test_models_tasks_and_public_files_are_all_named():
     "docs/models.md": models.VARIANTS,
     "docs/README.md": tasks.TASKS,
     "docs/weights.md": pretrained.CATALOG,
-    "docs/kfac.md": [*optim.OPTIMIZERS, "graft"],
+    "docs/kfac.md": [*optimizers.OPTIMIZERS, "graft"],
   }
   for page, names in named.items():
     text = (ROOT / page).read_text()

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from mixer_jax import optim
-from mixer_jax.optim import quadratic
+from mixer_jax.optim import adaptive_damping
 from mixer_jax.optim.curvature.kfac_jax_blocks import kfac_jax
 from tests.optim.small_net import (
   close,
@@ -34,7 +34,7 @@ def test_damping_follows_the_rule(decay):
   """The ratios swing over both thresholds; the bounds are reached; NumPy does the same."""
   plain = optax.sgd(0.1)
   rule = dict(damping_period=2, damping_decay=0.5, min_damping=0.3, max_damping=8.0)
-  tx = quadratic.levenberg_marquardt(plain, Flat(), 1.0, weight_decay=decay, **rule)
+  tx = adaptive_damping.levenberg_marquardt(plain, Flat(), 1.0, weight_decay=decay, **rule)
   ratios = [1.0, 0.9, 0.5, 0.1, -3.0, np.nan, 0.0, 0.0, 0.0, 0.74, 0.76, 0.26, 0.24]
   params, grads = jnp.array([2.0, -1.0]), jnp.array([0.5, 1.0])
   state, lam, update = tx.init(params), 1.0, jax.jit(tx.update, static_argnames="value_fn")
@@ -57,7 +57,7 @@ def test_damping_follows_the_rule(decay):
 
 def test_a_step_without_expected_reduction_raises_the_damping():
   """Even if the loss rises as expected."""
-  tx = quadratic.levenberg_marquardt(optax.sgd(-0.1), Flat(), 1.0, damping_period=1)
+  tx = adaptive_damping.levenberg_marquardt(optax.sgd(-0.1), Flat(), 1.0, damping_period=1)
   params, grads = jnp.ones(2), jnp.ones(2)
   _, state = tx.update(grads, tx.init(params), params, batch=None, value_fn=jnp.sum)
   assert float(state.damping) == pytest.approx(1 / 0.95)

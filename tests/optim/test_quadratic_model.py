@@ -11,9 +11,9 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim import quadratic
+from tests.optim.curvature.test_likelihoods import fisher_of_outputs
 from tests.optim.small_net import Net, close, curvature, loss, problem
 from tests.optim.small_net_fisher import EXACT, dense_fisher
-from tests.optim.curvature.test_likelihoods import fisher_of_outputs
 
 
 def of_several(y):

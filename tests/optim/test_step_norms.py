@@ -7,7 +7,7 @@ import pytest
 
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim
-from mixer_jax.optim import step_norms
+from mixer_jax.optim.graft import squared_norms
 from mixer_jax.rundir import metrics_file
 from mixer_jax.training import loop, restore
 from tests.conftest import waves
@@ -26,7 +26,7 @@ def test_squares_are_those_of_both_updates():
   kind = lambda path: path.partition("/")[0]
   tx = optim.graft(optax.sgd(0.5), optax.sgd(0.1))
   state = tx.init(params)
-  assert {float(x) for x in step_norms.squares(state, kind).values()} == {0.0}
+  assert {float(x) for x in squared_norms(state, kind).values()} == {0.0}
   _, state = tx.update(grads, state, params)
   expected = {
     "norm.magnitude.stem": 0.25 * 25,
@@ -34,9 +34,9 @@ def test_squares_are_those_of_both_updates():
     "norm.direction.stem": 0.01 * 25,
     "norm.direction.head": 0.01 * 5,
   }
-  found = {k: float(v) for k, v in step_norms.squares(state, kind).items()}
+  found = {k: float(v) for k, v in squared_norms(state, kind).items()}
   assert found == pytest.approx(expected)
-  assert step_norms.squares(optax.sgd(0.1).init(params), kind) == {}
+  assert squared_norms(optax.sgd(0.1).init(params), kind) == {}
 
 
 @pytest.mark.thorough

@@ -35,7 +35,7 @@ def after(config, steps):
 
 def _step(run, state, examples):
   batch = run.task.prepare(step_keys(state)[0], examples, train=True)
-  return update(run, state, batch, run.numbers)[0], batch
+  return update(run, state, batch)[0], batch
 
 
 def first_moments(variables, images):
@@ -104,7 +104,7 @@ def test_weight_decay_leaves_norms_and_biases_out(config):
   run = experiment.build(config)
   params = init_state(run).params
   ones = jax.tree.map(np.ones_like, jax.device_get(params))
-  tx = run.optimizer(run.numbers)
+  tx = run.optimizer
   zeros = jax.tree.map(np.zeros_like, ones)
   updates, _ = tx.update(zeros, tx.init(ones), ones)
   for path, change in jax.tree_util.tree_leaves_with_path(updates):

@@ -89,7 +89,7 @@ def test_kfac_takes_batches_of_any_shape(config):
   run = experiment.build(config)
   variables = jax.jit(run.task.init)(jax.random.key(0))
   examples = jax.tree.map(lambda x: x[run.order(0)], run.datasets["train"].tree)
-  optimizer, states = run.optimizer(), []
+  optimizer, states = run.optimizer, []
   for cut in (run.order.cut, lambda x: x):
     batch = run.task.prepare(None, jax.tree.map(jnp.asarray, cut(examples)), train=True)
     params = variables["params"]

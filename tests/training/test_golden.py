@@ -47,7 +47,7 @@ def losses(name: str, steps: int = STEPS) -> list[float]:
   indices = order.train_indices(config.seed, 1, len(split), config.batch_size)
   examples = jax.device_put(split.tree, mesh.replicated(run.mesh))
   for ids in indices[:steps]:
-    state, _ = program(without_metrics(run, state), examples, ids[None], run.numbers)
+    state, _ = program(without_metrics(run, state), examples, ids[None])
     found.append(float(state.metrics["loss"].value()))
   return found
 

@@ -24,7 +24,7 @@ def test_a_block_adds_a_bounded_number_of_operations(tiny_config, optimizer, onc
     tiny_config.model.num_blocks = blocks
     run = experiment.build(tiny_config)
     step = jax.jit(functools.partial(step_lib.update, run))
-    program = step.lower(state_shapes(run), run.batch_shapes, run.numbers).as_text()
+    program = step.lower(state_shapes(run), run.batch_shapes).as_text()
     lines[blocks] = len(program.splitlines())
   growth = lines[2] - lines[1]
   assert 0 < growth < per_block

@@ -248,7 +248,7 @@ def test_devices_share_the_work():
 
   def flops(devices):
     run = experiment.build(waves(**{"mesh.data": devices, "model.width": 64}))
-    args = (init_state(run), run.datasets["train"].tree, np.zeros((1, 32), np.int32), run.numbers)
+    args = (init_state(run), run.datasets["train"].tree, np.zeros((1, 32), np.int32))
     return make_train_steps(run).lower(*args).compile().cost_analysis()["flops"]
 
   assert flops(8) < 0.25 * flops(1)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optim
+from mixer_jax import models, optim, optimizers
 from mixer_jax.models import spectral
 
 SMALL = {
@@ -250,7 +250,9 @@ def test_each_mode_is_a_matrix_of_its_own(optimizer, grid):
   params = init()
   options = dict(corrected=True) if optimizer == "shampoo" else {}
   config = config_lib.optimizer(optimizer, 0.1, weight_decay=0.0, **options)
-  tx = optim.build(config, lambda count: 1.0, optim.Problem(predict, params, batch, "normal"))
+  tx = optimizers.build(
+    config, lambda count: 1.0, optimizers.Problem(predict, params, batch, "normal")
+  )
   alone = getattr(optim, optimizer)(0.1, weight_decay=0.0, **options)
   flat = traverse_util.flatten_dict(params)
   [path] = [p for p in flat if p[-2] == "modes"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.optim.schedules import Multiplier
+from mixer_jax.optimizers.schedules import Multiplier
 
 STEPS, EPOCH = 100, 10
 

@@ -1,9 +1,10 @@
-"""The optimizers of a config: which fields each has, and how it is made of them.
+"""The fields of each optimizer, and how it is made of them.
 
 The fields of an optimizer are the keywords of the functions that it is made by, with their defaults;
 `_FIELDS` says of each name what it means and which values a config may give it.
 """
 
+import dataclasses
 import functools
 import inspect
 from typing import Annotated, Any, Callable, Mapping, NamedTuple
@@ -11,10 +12,11 @@ from typing import Annotated, Any, Callable, Mapping, NamedTuple
 import jax
 import optax
 
-from mixer_jax.optim import first_order, kfac, kfac_basis, preconditioner, quadratic, soap
-from mixer_jax.optim.algebra import Decomposition
-from mixer_jax.optim.curvature.curvature import MAX_FACTOR, Curvature
-from mixer_jax.optim.matrices import Matrices, matrix_axes
+from mixer_jax import optim
+from mixer_jax.optim import first_order
+from mixer_jax.optim.curvature.curvature import MAX_FACTOR
+from mixer_jax.optim.kfac import complete, settled
+from mixer_jax.optim.soap import from_second, with_averaged_steps
 from mixer_jax.options import COUNT, TINY, Option
 
 
@@ -101,7 +103,15 @@ _FIELDS = {
 }
 
 
-class Problem(NamedTuple):
+# What a curvature is made of, beside a problem; with conventions that act neither on bases nor on
+# ratios of eigenvalues, of optimizers without damping.
+_OF_CURVATURE = {"token_averaging": "expand", "norms": "gradient"} | dict.fromkeys(
+  ("estimation", "unpreconditioned", "max_factor", "full_factors")
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
   """The task as an optimizer sees it.
 
   Attributes:
@@ -119,10 +129,23 @@ class Problem(NamedTuple):
   likelihood: Any
   in_axes: Any = 0
   mesh: jax.sharding.Mesh | None = None
+  _traced: dict[Any, optim.Curvature] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
 
-  def matrices(self) -> Matrices:
+  def curvature(self, fields: Mapping[str, Any]) -> optim.Curvature:
+    """That of the function, traced once for all optimizers with these fields of it."""
+    known = {name: fields.get(name, value) for name, value in _OF_CURVATURE.items()}
+    if (key := tuple(known.values())) not in self._traced:
+      about = dict(likelihood=self.likelihood, in_axes=self.in_axes, mesh=self.mesh)
+      own = about | _taken(optim.Curvature, known) | dict(max_factor=_limits(known))
+      self._traced[key] = optim.Curvature(self.predict, self.params, self.batch, **own)
+    return self._traced[key]
+
+  @functools.cached_property
+  def matrices(self) -> optim.Matrices:
     """Those of the parameters; the two halves of a gated unit's kernel are one, as in the studies."""
-    return matrix_axes(self.predict, self.params, self.batch, self.in_axes, fused=True)
+    return optim.matrix_axes(self.predict, self.params, self.batch, self.in_axes, fused=True)
 
 
 class Given(NamedTuple):
@@ -131,7 +154,6 @@ class Given(NamedTuple):
   rate: Any
   common: Mapping[str, Any]
   problem: Problem | None
-  damping: Any = None
 
 
 class Optimizer:
@@ -155,9 +177,9 @@ class Optimizer:
       for name, x in self.defaults.items()
     )
 
-  def __call__(self, given: Given, **fields: Any) -> Any:
-    """The transform, with the defaults of the fields that are missing."""
-    return self.make(given, {**self.defaults, **fields})
+  def __call__(self, **fields: Any) -> dict[str, Any]:
+    """All fields: these, and the defaults of those that are missing."""
+    return self.defaults | fields
 
 
 def _taken(function: Callable, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +191,7 @@ def _first_order(function: Callable) -> Optimizer:
   def make(given, fields):
     own = _taken(function, fields) | given.common
     if given.problem and "matrices" in inspect.signature(function).parameters:
-      own["matrices"] = given.problem.matrices()
+      own["matrices"] = given.problem.matrices
     return function(given.rate, **own)
 
   return Optimizer(make, function)
@@ -189,57 +211,21 @@ def _of_gradients(rule: Callable, finish: Callable, **defaults: Any) -> Optimize
     mesh = given.problem.mesh if given.problem else None
     own = dict(
       max_factor=_limits(fields),
-      matrices=given.problem.matrices() if given.problem else None,
-      decomposition=Decomposition(**_taken(Decomposition, fields), mesh=mesh),
+      matrices=given.problem.matrices if given.problem else None,
+      decomposition=optim.Decomposition(**_taken(optim.Decomposition, fields), mesh=mesh),
     )
     return finish(rule(**_taken(rule, fields) | own), given, fields)
 
   basis = dict(max_factor=None, full_factors="")
-  return Optimizer(make, rule, Decomposition, **basis, **defaults)
+  return Optimizer(make, rule, optim.Decomposition, **basis, **defaults)
 
 
 def _soap(rule, given, fields):
-  return soap.from_second(rule, given.rate, **given.common)
+  return from_second(rule, given.rate, **given.common)
 
 
 def _shampoo(rule, given, fields):
-  return soap.with_averaged_steps(rule, given.rate, fields["momentum"], **given.common)
-
-
-class _Once:
-  """A problem that the cache of `_traced` takes for equal to any other: its function is the key."""
-
-  def __init__(self, problem: Problem):
-    self.problem = problem
-
-  def __eq__(self, other: Any) -> bool:
-    return isinstance(other, _Once)
-
-  def __hash__(self) -> int:
-    return 0
-
-
-@functools.lru_cache(maxsize=4)
-def _traced(predict: Callable, once: _Once, fields: tuple[tuple[str, Any], ...]) -> Curvature:
-  del predict
-  known = dict(fields)
-  own = _taken(Curvature, known) | dict(max_factor=_limits(known))
-  return Curvature(**once.problem._asdict(), **own)
-
-
-def curvature(fields: Mapping[str, Any], problem: Problem) -> Curvature:
-  """The curvature of a problem, traced once for all optimizers with these fields of it."""
-  names = (
-    "estimation",
-    "token_averaging",
-    "norms",
-    "unpreconditioned",
-    "max_factor",
-    "full_factors",
-  )
-  # Where there is no damping, conventions act neither on bases nor on ratios of eigenvalues.
-  known = {"token_averaging": "expand", "norms": "gradient"} | dict(fields)
-  return _traced(problem.predict, _Once(problem), tuple((name, known[name]) for name in names))
+  return with_averaged_steps(rule, given.rate, fields["momentum"], **given.common)
 
 
 def _in_basis(rule: Callable, finish: Callable, **defaults: Any) -> Optimizer:
@@ -247,57 +233,56 @@ def _in_basis(rule: Callable, finish: Callable, **defaults: Any) -> Optimizer:
 
   def make(given, fields):
     own = _taken(rule, fields) | finish(fields)
-    decomposition = Decomposition(**_taken(Decomposition, fields))
-    tx = rule(curvature(fields, given.problem), decomposition=decomposition, **own)
+    decomposition = optim.Decomposition(**_taken(optim.Decomposition, fields))
+    tx = rule(given.problem.curvature(fields), decomposition=decomposition, **own)
     return first_order.with_decoupled_decay(tx, given.rate, *given.common.values())
 
   shown = dict(estimation="sampled", unpreconditioned="", max_factor=None, full_factors="")
-  return Optimizer(make, rule, Decomposition, **shown, **defaults)
+  return Optimizer(make, rule, optim.Decomposition, **shown, **defaults)
 
 
 def _others(fields: Mapping[str, Any]) -> dict[str, Any]:
-  names = ("b1", "b2", "eps", "nesterov")
-  return {"others": optax.scale_by_adam(**{name: fields[name] for name in names})}
+  own = {name: fields[name] for name in ("b1", "b2", "eps")}
+  return {"others": optax.scale_by_adam(**own, nesterov=True)}
 
 
 def _kfac(given: Given, fields: dict[str, Any]) -> Any:
-  whole, (decay, mask) = curvature(fields, given.problem), given.common.values()
-  fields = fields | {"damping": given.damping}
+  whole, (decay, mask) = given.problem.curvature(fields), given.common.values()
   start = 20 * fields["factor_period"] if fields["decay_from"] is None else fields["decay_from"]
-  decay = kfac.settled(decay, start)
+  decay = settled(decay, start)
   if fields["eigenvalues"] == "factors":
-    rule, moments = preconditioner.scale_by_kfac, {}
+    rule, moments = optim.scale_by_kfac, {}
   elif fields["damping_type"] == "exact":
-    rule, moments = preconditioner.scale_by_ekfac, {"moments": fields["eigenvalues"]}
+    rule, moments = optim.scale_by_ekfac, {"moments": fields["eigenvalues"]}
   else:
     raise ValueError(f"eigenvalues={fields['eigenvalues']!r} needs damping_type='exact'")
-  decomposition = Decomposition(**_taken(Decomposition, fields))
+  decomposition = optim.Decomposition(**_taken(optim.Decomposition, fields))
   tx = rule(whole, **_taken(rule, fields), **moments, decomposition=decomposition)
   objective = dict(weight_decay=decay, decay_mask=mask) if fields["quadratic_model"] else {}
   if fields["quadratic_model"]:
-    own = dict(damping=given.damping, factor_damping_period=fields["factor_damping_period"])
-    tx = quadratic.by_quadratic_model(tx, whole, learning_rate=given.rate, **objective, **own)
+    own = {name: fields[name] for name in ("damping", "factor_damping_period")}
+    tx = optim.by_quadratic_model(tx, whole, learning_rate=given.rate, **objective, **own)
   else:
     about = fields["momentum"], decay, mask, fields["norm_constraint"]
-    tx = kfac.complete(tx, given.rate, whole, *about)
+    tx = complete(tx, given.rate, whole, *about)
   if not fields["adaptive_damping"]:
     return tx
-  rule = _taken(quadratic.levenberg_marquardt, fields)
-  return quadratic.levenberg_marquardt(tx, whole, **rule | objective)
+  rule = _taken(optim.levenberg_marquardt, fields)
+  return optim.levenberg_marquardt(tx, whole, **rule | objective)
 
 
 OPTIMIZERS = {
-  "sgd": _first_order(first_order.sgd),
-  "adam": _first_order(first_order.adam),
-  "adamw": _first_order(first_order.adamw),
-  "lamb": _first_order(first_order.lamb),
-  "adagrad": _first_order(first_order.adagrad),
-  "muon": _first_order(first_order.muon),
-  "shampoo": _of_gradients(soap.scale_by_shampoo, _shampoo, momentum=0.9, weight_decay=1e-4),
-  "soap": _of_gradients(soap.scale_by_soap, _soap, refresh="qr", weight_decay=1e-2),
+  "sgd": _first_order(optim.sgd),
+  "adam": _first_order(optim.adam),
+  "adamw": _first_order(optim.adamw),
+  "lamb": _first_order(optim.lamb),
+  "adagrad": _first_order(optim.adagrad),
+  "muon": _first_order(optim.muon),
+  "shampoo": _of_gradients(optim.scale_by_shampoo, _shampoo, momentum=0.9, weight_decay=1e-4),
+  "soap": _of_gradients(optim.scale_by_soap, _soap, refresh="qr", weight_decay=1e-2),
   "kfac": Optimizer(
     _kfac,
-    *(kfac.kfac, preconditioner.scale_by_kfac, Decomposition, quadratic.levenberg_marquardt),
+    *(optim.kfac, optim.scale_by_kfac, optim.Decomposition, optim.levenberg_marquardt),
     **dict(
       token_averaging="published", norms="gradient", estimation="sampled", unpreconditioned=""
     ),
@@ -305,8 +290,8 @@ OPTIMIZERS = {
     **dict(decay_from=None, quadratic_model=False, factor_damping_period=None),
     **dict(adaptive_damping=False, weight_decay=1e-4),
   ),
-  "kfac_adam": _in_basis(kfac_basis.scale_by_kfac_adam, lambda fields: {}, weight_decay=1e-4),
+  "kfac_adam": _in_basis(optim.scale_by_kfac_adam, lambda fields: {}, weight_decay=1e-4),
   "kfac_muon": _in_basis(
-    kfac_basis.scale_by_kfac_muon, _others, b1=0.9, b2=0.999, eps=1e-8, weight_decay=1e-2
+    optim.scale_by_kfac_muon, _others, b1=0.9, b2=0.999, eps=1e-8, weight_decay=1e-2
   ),
 }

@@ -1,18 +1,20 @@
 """An optimizer from a group of a config."""
 
 import dataclasses
+import functools
 from typing import Annotated, Any, Callable
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import optax
 
 from mixer_jax import options
-from mixer_jax.errors import UserError
-from mixer_jax.optim import schedules, step_norms
-from mixer_jax.optim.config_fields import OPTIMIZERS, Given, Problem, curvature
-from mixer_jax.optim.curvature.blocks import Block, path_name
-from mixer_jax.optim.graft import SCOPES, graft
+from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.optim import Block, GraftState, graft, path_name
+from mixer_jax.optim.graft import SCOPES, SIDES
+from mixer_jax.optimizers.registry import OPTIMIZERS, Given, Problem
+from mixer_jax.optimizers.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,30 +64,30 @@ def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
   if options.chosen(config, {**OPTIMIZERS, "graft": Graft}, path) is not Graft:
     options.check(config, OPTIMIZERS, path, _GENERAL)
     return
-  for side in step_norms.SIDES:
+  for side in SIDES:
     if not config.get(side):
       raise UserError(f"{path}.{side} is missing; graft takes two complete optimizer configs")
     check(config[side], f"{path}.{side}")
-  rest = {k: v for k, v in config.items() if k not in step_norms.SIDES and v is not None}
+  rest = {k: v for k, v in config.items() if k not in SIDES and v is not None}
   options.check(ml_collections.ConfigDict(rest), {"graft": Graft}, path)
 
 
 def build(
   config: ml_collections.ConfigDict,
-  multiplier: schedules.Schedule,
+  multiplier: Schedule,
   problem: Problem | None,
-  numbers: Any = None,
   decayed: Callable[[str], bool] | None = None,
-  decay: schedules.Schedule | None = None,
+  decay: Schedule | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the optimizer that a group of a config describes.
+
+  Learning rates and dampings are in its state (see `numbers`), so that programs do not depend on them.
 
   Args:
     config: `name`, the options of every optimizer (`General`) and of the named one, None
       for its default; or `name` "graft" with the complete configs `magnitude` and `direction`.
     multiplier: the schedule, see `schedules.Multiplier`.
     problem: the task as K-FAC sees it; None, of an optimizer that needs no model.
-    numbers: replace those of the config, see `numbers`; traced values are welcome.
     decayed: whether decay="kernels" applies to the parameter of a path; None: `is_kernel`.
     decay: multiplier of the weight decay by the update count; None: constant.
 
@@ -97,24 +99,33 @@ def build(
       that is not constant; of the transform's `init`, parameters.
   """
   check(config)
-  given = _numbers(config) if numbers is None else numbers
-  try:
-    if config.name == "graft":
-      sides = (
-        build(config[s], multiplier, problem, given[s], decayed, decay) for s in step_norms.SIDES
-      )
-      own = {k: config[k] for k in options.of(Graft) if config.get(k) is not None}
-      return graft(*sides, **own, matrices=problem.matrices() if problem else None)
-    tx = _one(config, multiplier, problem, given, decayed or is_kernel, decay)
-  except (ValueError, ImportError) as e:
-    raise UserError(f"optimizer {config.name}: {e}") from e
+  if config.name == "graft":
+    sides = (build(config[side], multiplier, problem, decayed, decay) for side in SIDES)
+    own = {k: config[k] for k in options.of(Graft) if config.get(k) is not None}
+    with as_user_error("optimizer graft", ValueError):
+      return graft(*sides, **own, matrices=problem.matrices if problem else None)
+  if decay is not None and config.name == "kfac":
+    raise UserError("schedule.decay_end: the weight decay of kfac is constant; set it to 1")
+  if problem is None and config.name.startswith("kfac"):
+    raise UserError(f"optimizer {config.name}: problem is None; allowed: a Problem")
+  optimizer, fields = OPTIMIZERS[config.name], _fields(config)
+  by_path = functools.partial(_decayed, decayed or is_kernel)
+  most = fields["weight_decay"]
+  common = dict(
+    weight_decay=most if decay is None else lambda count: most * decay(count),
+    decay_mask=by_path if config.decay == "kernels" else None,
+  )
+
+  def make(learning_rate, damping=None):
+    given = Given(lambda count: learning_rate * multiplier(count), common, problem)
+    return optimizer.make(given, fields if damping is None else fields | {"damping": damping})
+
+  with as_user_error(f"optimizer {config.name}", ValueError, ImportError):
+    make(**_numbers(config))
+  tx = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(**_numbers(config))
   if config.get("clip_norm"):
-    squares = config.get("eigenvalues") == "batch"
-    if config.get("quadratic_model") or config.get("adaptive_damping") or squares:
-      use = "eigenvalues=batch" if squares else "a quadratic model"
-      raise UserError(f"optimizer {config.name}: {use} needs clip_norm=0")
+    _check_clipped(config)
     tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
-  tx = optax.with_extra_args_support(tx)
   return tx._replace(init=_told(tx.init, config.name))
 
 
@@ -122,72 +133,61 @@ def _told(init: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
   """The function of parameters with a UserError for those that the optimizer does not take."""
 
   def told_init(params):
-    try:
+    with as_user_error(f"optimizer {name}", ValueError):
       return init(params)
-    except ValueError as e:
-      raise UserError(f"optimizer {name}: {e}") from e
 
   return told_init
 
 
-def _one(config, multiplier, problem, given, decayed, decay):
-  """The optimizer of one group."""
-  by_path = lambda params: jax.tree_util.tree_map_with_path(
-    lambda k, _: decayed(path_name(k)), params
-  )
-  mask = by_path if config.decay == "kernels" else None
-  rate = lambda count: given["learning_rate"] * multiplier(count)
-  most = options.value(OPTIMIZERS, config, "weight_decay")
-  if decay is not None and config.name == "kfac":
-    raise ValueError("schedule.decay_end: the weight decay of kfac is constant; set it to 1")
-  scheduled = most if decay is None else lambda count: most * decay(count)
-  if problem is None and config.name.startswith("kfac"):
-    raise ValueError("problem is None; allowed: a Problem, whose layers it sees")
-  common = dict(weight_decay=scheduled, decay_mask=mask)
-  return OPTIMIZERS[config.name](
-    Given(rate, common, problem, given.get("damping")), **_fields(config)
-  )
+def _check_clipped(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError for an optimizer that needs the gradient of the batch as it is."""
+  squares = config.get("eigenvalues") == "batch"
+  if squares or config.get("quadratic_model") or config.get("adaptive_damping"):
+    use = "eigenvalues=batch" if squares else "a quadratic model"
+    raise UserError(f"optimizer {config.name}: {use} needs clip_norm=0")
+
+
+def _decayed(decayed: Callable[[str], bool], params: Any) -> Any:
+  return jax.tree_util.tree_map_with_path(lambda k, _: decayed(path_name(k)), params)
 
 
 def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The fields of a group that are set, without those of every optimizer."""
-  return {k: v for k, v in options.given(config).items() if k not in _GENERAL}
+  """All fields of a named optimizer, without those of every one."""
+  own = {k: v for k, v in options.given(config).items() if k not in _GENERAL}
+  return OPTIMIZERS[config.name](**own)
 
 
-def numbers(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Learning rates and dampings: runs that differ in these alone share a compiled program."""
-  check(config)
-  return _numbers(config)
+def _numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
+  damping = {k: v for k, v in _fields(config).items() if k == "damping"}
+  return {"learning_rate": config.learning_rate} | damping
 
 
-def _numbers(config):
-  if config.name == "graft":
-    return {side: _numbers(config[side]) for side in step_norms.SIDES}
-  found = {"learning_rate": config.learning_rate}
-  if "damping" in options.of(OPTIMIZERS[config.name]):
-    found["damping"] = options.value(OPTIMIZERS, config, "damping")
+def numbers(opt_state: Any) -> dict[str, jax.Array]:
+  """The learning rates and dampings in a state of `build`, by name; of a pair, by "SIDE.name".
+
+  Runs that differ in these alone share a compiled program. Rates are those that the schedule
+  multiplies.
+  """
+  kinds, found = (GraftState, optax.InjectStatefulHyperparamsState), {}
+  for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
+    if isinstance(part, GraftState):
+      for side in SIDES:
+        found |= {f"{side}.{name}": x for name, x in numbers(getattr(part, side)).items()}
+    elif isinstance(part, kinds):
+      found |= part.hyperparams
   return found
-
-
-def learning_rate(
-  config: ml_collections.ConfigDict, multiplier: schedules.Schedule
-) -> schedules.Schedule:
-  """The rate applied at an update; of a grafted pair, that of the magnitude."""
-  while config.name == "graft":
-    config = config.magnitude
-  return lambda count: config.learning_rate * multiplier(count)
 
 
 def kfac_sides(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
   """The K-FAC parts of an optimizer's config, of a grafted pair maybe both."""
   if config.name == "graft":
-    return [found for side in step_norms.SIDES for found in kfac_sides(config[side])]
+    return [found for side in SIDES for found in kfac_sides(config[side])]
   return [config] if config.name in ("kfac", "kfac_adam", "kfac_muon") else []
 
 
 def kfac_blocks(config: ml_collections.ConfigDict, problem: Problem) -> tuple[Block, ...]:
   """The blocks of the curvature that a group of `kfac_sides` has."""
-  return curvature({**OPTIMIZERS[config.name].defaults, **_fields(config)}, problem).blocks
+  return problem.curvature(_fields(config)).blocks
 
 
 def is_kernel(path: str) -> bool:
@@ -201,5 +201,5 @@ def table() -> str:
   row = lambda name, *cells: f"| `optimizer.{name}` | {' | '.join(cells)} |"
   every, side = "all but graft", ("graft", "", "a complete optimizer")
   general = [row(k, every, f"`{o.default!r}`", o.allowed, o.help) for k, o in _GENERAL.items()]
-  sides = [row(name, *side, f"gives the {name}") for name in step_norms.SIDES]
+  sides = [row(name, *side, f"gives the {name}") for name in SIDES]
   return "\n".join((head, line, name, *general, *rest, *sides))

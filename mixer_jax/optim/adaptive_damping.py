@@ -1,0 +1,144 @@
+"""Damping adapted to how well the quadratic model predicts the change of the loss.
+
+Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Section 6.5; the model q(d) of the objective
+h is that of `quadratic`, without damping.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.optim.curvature.curvature import Curvature, tangent
+from mixer_jax.optim.quadratic import ByModelState, at, decayed_part, slopes
+
+# Reduction ratios below and above which damping grows and shrinks.
+_LOW, _HIGH = 0.25, 0.75
+
+
+class LevenbergMarquardtState(NamedTuple):
+  """State of `levenberg_marquardt`.
+
+  Attributes:
+    count: number of updates so far, an int32 scalar.
+    inner: state of the optimizer.
+    damping: of the next update, a float32 scalar.
+    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
+  """
+
+  count: jax.Array
+  inner: Any
+  damping: jax.Array
+  ratio: jax.Array
+
+
+def chosen_numbers(opt_state: Any) -> dict[str, jax.Array]:
+  """The numbers that replace options, by name, wherever they stand in a state; {}: none do.
+
+  "damping" is that of the next update; "step_rate" and "step_momentum" are the coefficients of the
+  last one, before the learning rate.
+  """
+  kinds, found = (LevenbergMarquardtState, ByModelState), {}
+  for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
+    if isinstance(part, LevenbergMarquardtState):
+      found |= chosen_numbers(part.inner) | {"damping": part.damping}
+    elif isinstance(part, ByModelState):
+      found |= dict(zip(("step_rate", "step_momentum"), part.coefficients))
+  return found
+
+
+def levenberg_marquardt(
+  tx: optax.GradientTransformationExtraArgs,
+  curvature: Curvature,
+  damping: float = 1e-2,
+  *,
+  weight_decay: Any = 0.0,
+  decay_mask: Any = None,
+  damping_period: int = 5,
+  damping_decay: float = 0.95,
+  min_damping: float = 1e-8,
+  max_damping: float = 1e8,
+) -> optax.GradientTransformationExtraArgs:
+  """Adapts the damping of an optimizer to how well the model predicts the change of the loss.
+
+  Every `damping_period` updates the damping is multiplied by w = damping_decay^damping_period if
+  the reduction ratio is above 3/4, and divided by w if it is below 1/4 or if the model expects no
+  reduction (Section 6.5). The model is taken without damping there.
+
+  The update needs the extra argument `value_fn`, which maps parameters to the loss on the same
+  batch; `value`, the loss before the step, saves an evaluation.
+
+  Args:
+    tx: gets the extra argument `damping`.
+    curvature: of the model, whose likelihood is that of the loss.
+    damping: the first one, a number.
+    weight_decay: of the objective, where `tx` is `by_quadratic_model` with this decay.
+    decay_mask: as in `by_quadratic_model`.
+    damping_period: updates between changes.
+    damping_decay: change of the damping per update, see above.
+    min_damping: the damping stays at this or above.
+    max_damping: the damping stays at this or below.
+
+  Returns:
+    A transform with a `LevenbergMarquardtState`.
+
+  Raises:
+    ValueError: in the update no `value_fn`.
+  """
+
+  rule = damping_period, damping_decay, min_damping, max_damping
+  own = _Adapted(tx, curvature, damping, weight_decay, decay_mask, *rule)
+  return optax.GradientTransformationExtraArgs(own.init, own.update)
+
+
+class _Adapted(NamedTuple):
+  """The transform; its fields are the arguments of `levenberg_marquardt`."""
+
+  tx: optax.GradientTransformationExtraArgs
+  curvature: Curvature
+  damping: Any
+  weight_decay: Any
+  decay_mask: Any
+  period: int
+  change: Any
+  lowest: Any
+  highest: Any
+
+  def init(self, params: Any) -> LevenbergMarquardtState:
+    first = jnp.array(self.damping, jnp.float32)  # a copy: the state may be donated
+    count, ratio = jnp.zeros((), jnp.int32), jnp.ones((), jnp.float32)
+    return LevenbergMarquardtState(count, self.tx.init(params), first, ratio)
+
+  def update(self, updates, state, params=None, *, batch=None, value=None, value_fn=None, **extra):
+    if not callable(value_fn):
+      raise ValueError(
+        "adaptive_damping needs the loss as a function of the parameters:"
+        " tx.update(grads, state, params, batch=batch, value_fn=lambda params: loss)"
+      )
+    extra |= dict(batch=batch, damping=state.damping)
+    step, inner = self.tx.update(updates, state.inner, params, **extra)
+    whole = params if extra.get("model_params") is None else extra["model_params"]
+
+    def adapted():
+      before = value_fn(whole) if value is None else value
+      change = value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step))) - before
+      exact, predicted = self._predicted(updates, step, params, whole, batch, state.count)
+      ratio = jnp.where(predicted < 0, (change + exact) / predicted, -1.0)
+      ratio = jnp.nan_to_num(ratio.astype(jnp.float32), nan=-1.0)
+      less = jnp.float32(self.change) ** self.period
+      factor = jnp.select([ratio > _HIGH, ratio < _LOW], [less, 1 / less], 1.0)
+      lowest, highest = jnp.float32(self.lowest), jnp.float32(self.highest)
+      return jnp.clip(factor * state.damping, lowest, highest), ratio
+
+    count = optax.safe_increment(state.count)
+    kept = lambda: (state.damping, state.ratio)
+    lam, ratio = jax.lax.cond(count % self.period == 0, adapted, kept)
+    return step, LevenbergMarquardtState(count, inner, lam, ratio)
+
+  def _predicted(self, gradient, step, params, whole, batch, count):
+    """The change of the decay's part of the objective, which is exact, and the model's of all."""
+    middle = jax.tree.map(lambda p, d: p + d / 2, decayed_part(params, self.decay_mask), step)
+    exact = at(self.weight_decay, count) * slopes(middle, [decayed_part(step, self.decay_mask)])[0]
+    curve = self.curvature.quadratic(whole, batch, [step])[0, 0] / 2
+    return exact, slopes(gradient, [step])[0] + curve + exact
