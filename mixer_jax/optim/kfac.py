@@ -1,5 +1,7 @@
 """K-FAC and EK-FAC as complete optimizers: preconditioners with decay, momentum and a rate."""
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 from typing import Any
 
 import optax

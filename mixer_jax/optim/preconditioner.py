@@ -5,6 +5,8 @@ V [d_in + 1, d_out] becomes (A (x) G + damping I)^-1 V, with the factors A, G of
 `curvature` averaged over steps.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import functools
 from typing import Any, Callable, NamedTuple
 
