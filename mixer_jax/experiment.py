@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import json
 import math
 import os
 from typing import Any, Mapping
@@ -17,7 +16,7 @@ import optax
 from mixer_jax import config as config_lib
 from mixer_jax import models, optimizers, options, tasks
 from mixer_jax.data import buckets
-from mixer_jax.data.dataset import Dataset, fingerprint
+from mixer_jax.data.dataset import Dataset
 from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.runtime import mesh as mesh_lib
@@ -140,19 +139,6 @@ class Experiment:
     own = flat(self.variable_shapes["params"])
     scales = {path: np.float32(decay ** depths[path]) for path in own}
     return traverse_util.unflatten_dict(scales, sep="/")
-
-  @functools.cached_property
-  def recipe(self) -> str:
-    """All that decides on the program of training, with the task's class and the shapes of data.
-
-    The data themselves count: a task may have numbers of them in its functions, as constants.
-    """
-    flat = traverse_util.flatten_dict(json.loads(self.config.to_json()))
-    in_state = ("learning_rate", "damping")  # of the optimizer, of both sides of `graft`
-    config = {k: v for k, v in flat.items() if k[0] != "optimizer" or k[-1] not in in_state}
-    devices = self.mesh.devices.shape, self.mesh.device_ids.tolist()
-    data = {name: fingerprint(split) for name, split in self.datasets.items()}
-    return repr((config, self.variable_shapes, self.batch_shapes, self.clock, devices, data))
 
 
 def check_accelerator(config: ml_collections.ConfigDict) -> None:

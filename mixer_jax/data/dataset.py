@@ -2,7 +2,6 @@
 
 import dataclasses
 from typing import Any, Callable, Protocol
-import zlib
 
 import jax
 import numpy as np
@@ -94,11 +93,3 @@ def sample(split: Dataset) -> dict[str, list[float]]:
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
   chosen = {name(path): np.asarray(x[rows], np.float64) for path, x in named if x.size}
   return {key: [float(x.mean()), float(x.std())] for key, x in chosen.items()}
-
-
-def fingerprint(split: Dataset) -> tuple[Any, ...]:
-  """Tells a split from others: checksums of its arrays; of arrays in files and of streams `sample`."""
-  leaves = jax.tree.leaves(split.arrays())
-  if not leaves or any(isinstance(x, np.memmap) for x in leaves):
-    return len(split), sample(split)
-  return len(split), *(zlib.crc32(np.ascontiguousarray(x)) for x in leaves)

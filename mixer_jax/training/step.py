@@ -1,13 +1,12 @@
 """One step of the optimizer, and the compiled program of some steps."""
 
 import functools
-from typing import Any, Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixer_jax import tasks
 from mixer_jax.data import feed
 from mixer_jax.experiment import Experiment
 from mixer_jax.optim.graft import squared_norms
@@ -97,17 +96,6 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
   of_parts = (jax.tree.map(lambda x, i=i: x[i], each) for i in range(parts))
   metrics = functools.reduce(metrics_lib.merge, of_parts)
   return jax.tree.map(lambda x: x / weight, sums), metrics, changed
-
-
-def shared(run: Experiment) -> dict[Any, Callable]:
-  """The compiled programs, by shapes of data, that the runs of a recipe share and fill."""
-  return _programs(run.recipe, tasks.find(run.config.task))  # a notebook may define the class anew
-
-
-@functools.lru_cache(maxsize=1)  # a program takes memory of the device
-def _programs(recipe: str, task: type) -> dict[Any, Callable]:
-  del recipe, task
-  return {}
 
 
 def make_train_steps(run: Experiment):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import jax
 from tqdm import tqdm
@@ -38,7 +38,7 @@ class Trainer:
 
   def __init__(self, run: Experiment, state: TrainState, seconds: float = 0.0):
     self.run, clock = run, run.clock
-    self._programs = step_lib.shared(run)
+    self._programs: dict[Any, Callable] = {}  # by shapes of data
     self._order = run.order
     batched = mesh_lib.batched(run.mesh)
     self._feed = feed.Feed(run.datasets["train"], self._order, batched, run.config.seed)
