@@ -1,16 +1,17 @@
 """Files of functions: .npz, and MATLAB's .mat of versions 5 to 7.2."""
 
+import functools
 import os
 import pathlib
 import tempfile
 from typing import Callable, Sequence
 
 import numpy as np
+import scipy.io
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
-from mixer_jax.pde import mat
 from mixer_jax.pde.functions import Functions
 
 # Arrays of inputs and outputs as Li et al. name them, by the dimensions of the grid.
@@ -107,9 +108,15 @@ def _open(path: str) -> tuple[tuple[str, ...], Callable[[str], np.ndarray]]:
   if not file.is_file():
     command = "python -m mixer_jax.pde burgers --out=FILE.npz"
     raise UserError(f"{path}: no such file; `{command}`, or darcy, makes one")
-  with as_user_error(f"{path}: cannot be read", ValueError, OSError):
-    archive = (npz.Npz if file.suffix.lower() == ".npz" else mat.Mat)(file)
-  return archive.names, archive.read
+  with as_user_error(f"{path}: cannot be read"):
+    if file.suffix.lower() == ".npz":
+      archive = npz.Npz(file)
+      return archive.names, archive.read
+    return tuple(name for name, *_ in scipy.io.whosmat(file)), functools.partial(_matlab, file)
+
+
+def _matlab(file: pathlib.Path, name: str) -> np.ndarray:
+  return scipy.io.loadmat(file, variable_names=[name])[name]
 
 
 def _check_numbers(what: str, array: np.ndarray) -> None:

@@ -19,7 +19,6 @@ import jax
 import ml_dtypes
 import numpy as np
 from PIL import Image
-from scipy import io as scipy_io
 
 from mixer_jax import pretrained
 from mixer_jax.data import tfrecord
@@ -328,13 +327,6 @@ def seeds() -> dict[str, Seed]:
       _functions(lambda file, arrays: np.savez(file, **arrays)),
       functools.partial(read_functions, ending=".npz"),
       mutations.inside_zip,
-    ),
-    "functions mat": Seed(
-      _functions(scipy_io.savemat), functools.partial(read_functions, ending=".mat")
-    ),
-    "functions mat, compressed": Seed(
-      _functions(functools.partial(scipy_io.savemat, do_compression=True)),
-      functools.partial(read_functions, ending=".mat"),
     ),
     "Toronto's pickle": Seed(_toronto(), read_toronto),
     "TFRecord": Seed(_tfrecord(), read_tfrecord),
