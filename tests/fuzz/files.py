@@ -123,7 +123,7 @@ def _tfrecord() -> bytes:
   for content in TFRECORDS:
     length = struct.pack("<Q", len(content))
     for part in (length, content):
-      parts += [part, struct.pack("<I", tfrecord.masked_crc(part))]
+      parts += [part, tfrecord.masked_crc(part)]
   return b"".join(parts)
 
 
