@@ -6,6 +6,8 @@ import os
 import pathlib
 from typing import Any, Callable
 
+import platformdirs
+
 
 def user_path(path: str | os.PathLike) -> pathlib.Path:
   """A path whose leading ~ is the home of a user: a shell leaves the one of --workdir=~/run alone.
@@ -13,6 +15,11 @@ def user_path(path: str | os.PathLike) -> pathlib.Path:
   `os.path` looks it up: of "~name" without such a user `Path.expanduser` makes a RuntimeError.
   """
   return pathlib.Path(os.path.expanduser(path))
+
+
+def cache_path() -> pathlib.Path:
+  """The user's cache of this package: on Linux `$XDG_CACHE_HOME/mixer_jax`, else `~/.cache/mixer_jax`."""
+  return platformdirs.user_cache_path("mixer_jax")
 
 
 def sha256(path: str | os.PathLike) -> str:

@@ -24,7 +24,7 @@ import zlib
 import numpy as np
 
 from mixer_jax.errors import reason
-from mixer_jax.paths import user_path
+from mixer_jax.paths import cache_path, user_path
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,9 +38,8 @@ Build = Callable[[Allocate], dict[str, np.ndarray]]
 
 
 def place(cache_dir: str) -> pathlib.Path:
-  """The directory of the cache; of "" the user's own, ~/.cache/mixer_jax."""
-  default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mixer_jax")
-  return user_path(cache_dir or default)
+  """The directory of the cache; of "" the user's own."""
+  return user_path(cache_dir) if cache_dir else cache_path()
 
 
 def fingerprint(identity: Any, files: Iterable[tuple[str, int, int]]) -> str:

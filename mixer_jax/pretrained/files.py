@@ -18,7 +18,7 @@ from typing import Any
 import urllib.parse
 
 from mixer_jax.errors import UserError, as_user_error, reason
-from mixer_jax.paths import sha256, user_path
+from mixer_jax.paths import cache_path, sha256, user_path
 from mixer_jax.pretrained import catalog, containers
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def local(source: str, cache_dir: str = "") -> tuple[pathlib.Path, str]:
     return _here(source)
   name = pathlib.PurePosixPath(urllib.parse.urlsplit(url).path).name[-100:]
   name = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "weights"
-  cache = user_path(cache_dir or "~/.cache/mixer_jax/weights")
+  cache = user_path(cache_dir) if cache_dir else cache_path() / "weights"
   path = cache / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}" / name
   try:
     return path, _kept(url, path, catalog.published_sha256(url) if entry else "")

@@ -1,28 +1,26 @@
 """Compiled programs kept on disk, so that a second start is quick."""
 
-import os
 import sys
 
 import jax
 
 from mixer_jax.errors import UserError
-from mixer_jax.paths import user_path
+from mixer_jax.paths import cache_path, user_path
 
 
 def keep_in(directory: str | None) -> None:
   """Looks for compiled programs in a directory, and keeps there each that took a second or more.
 
   "" is nowhere. None is the one that JAX_COMPILATION_CACHE_DIR names, else, on an accelerator,
-  `$XDG_CACHE_HOME/mixer_jax/compiled` if it can be made. On a CPU it has to be asked for: XLA
+  `compiled` in the cache of the user, if it can be made. On a CPU it has to be asked for: XLA
   prints a page for every program found, of no use to other CPUs. A UserError if the directory
   cannot be made.
   """
-  place = directory
+  path = user_path(directory).absolute() if directory else None
   if directory is None:
     if jax.config.jax_compilation_cache_dir is not None or jax.default_backend() == "cpu":
       return
-    place = (os.environ.get("XDG_CACHE_HOME") or "~/.cache") + "/mixer_jax/compiled"
-  path = place and user_path(place).absolute()
+    path = cache_path() / "compiled"
   try:
     if path:
       path.mkdir(parents=True, exist_ok=True)
