@@ -13,18 +13,20 @@ from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import optimizers, options, tasks
 from mixer_jax.errors import UserError, as_user_error, reason
-from mixer_jax.options import COUNT, Option, one_of
+from mixer_jax.options import Option, one_of
 from mixer_jax.runtime import mesh, overrides
 
 # Value of a field that a command line has to give.
 REQUIRED = "(required)"
 _POLICIES = ("stop", "skip", "restore")
-_DETERMINISTIC = "refuse a GPU whose sums may have any order, see docs/trust.md"
+_DETERMINISTIC = "require deterministic GPU kernels; see docs/trust.md"
 _FREEZE = (
-  'regular expression of the paths of parameters that are not trained; "backbone": all but the'
-  ' head; "": none'
+  'regular expression of the paths of parameters to keep fixed; "backbone" means all but the head,'
+  ' "" none'
 )
-_LAYER_DECAY = "factor of all updates of a block, for each block from the head down to it; 1: none"
+_LAYER_DECAY = (
+  "factor by which updates shrink from each block to the next, from the head down; 1 turns it off"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,39 +34,58 @@ class Run:
   """The options of a run of any task."""
 
   task: Annotated[str, Option("kind of task, or module.path:Class")] = "image_classification"
-  seed: Annotated[
-    int, Option("random seed of parameters, order, augmentation and sampling", 0, COUNT)
+  seed: Annotated[int, Option("random seed of parameters, order, augmentation and sampling", 0)] = 0
+  num_epochs: Annotated[int, Option("length of the run in epochs", 1)] = 100
+  num_steps: Annotated[
+    int, Option("length of the run in steps; 0 means that num_epochs decides", 0)
   ] = 0
-  num_epochs: Annotated[int, Option("length of the run in epochs", 1, COUNT)] = 100
-  num_steps: Annotated[int, Option("length in optimizer steps; 0: num_epochs", 0, COUNT)] = 0
-  batch_size: Annotated[int, Option("examples a step, over all devices and parts", 1, COUNT)] = 64
-  accum_steps: Annotated[int, Option("parts of a batch whose gradients are summed", 1, COUNT)] = 1
-  eval_batch_size: Annotated[int, Option("examples an evaluation batch", 1, COUNT, free=True)] = 256
-  eval_epochs: Annotated[float, Option("epochs between evaluations", 1e-6, COUNT)] = 1.0
-  eval_steps: Annotated[int, Option("steps between evaluations; 0: eval_epochs", 0, COUNT)] = 0
-  checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6, COUNT)] = 1.0
+  batch_size: Annotated[int, Option("examples a step, over all devices and parts", 1)] = 64
+  accum_steps: Annotated[int, Option("parts of a batch whose gradients are summed", 1)] = 1
+  eval_batch_size: Annotated[int, Option("examples an evaluation batch", 1, free=True)] = 256
+  eval_epochs: Annotated[float, Option("epochs between evaluations", 1e-6)] = 1.0
+  eval_steps: Annotated[
+    int, Option("steps between evaluations; 0 means that eval_epochs decides", 0)
+  ] = 0
+  checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6)] = 1.0
   checkpoint_steps: Annotated[
-    int, Option("steps between checkpoints; 0: checkpoint_epochs", 0, COUNT)
+    int, Option("steps between checkpoints; 0 means that checkpoint_epochs decides", 0)
   ] = 0
   keep_checkpoints: Annotated[
-    int, Option("latest checkpoints that stay, beside the best", 2, COUNT, free=True)
+    int, Option("number of recent checkpoints to keep; the best one is always kept", 2, free=True)
   ] = 2
   save_best: Annotated[
-    bool, Option("also save at each evaluation that is the best so far", free=True)
+    bool, Option("also save a checkpoint at each evaluation that is the best so far", free=True)
   ] = True
   steps_per_dispatch: Annotated[
-    int, Option("most steps a call of the program; 0: 1 on a CPU, else 16", 0, COUNT, free=True)
+    int,
+    Option("training steps per compiled call; 0 means 1 on a CPU and 16 elsewhere", 0, free=True),
   ] = 0
   ema_decay: Annotated[
-    float, Option("decay of an average of the parameters that is evaluated; 0: none", 0, 0.9999999)
+    float,
+    Option(
+      "decay of a moving average of the parameters, which is evaluated in their place; 0 turns it off",
+      0,
+      0.9999999,
+    ),
   ] = 0.0
   freeze: Annotated[str, Option(_FREEZE)] = ""
   layer_decay: Annotated[float, Option(_LAYER_DECAY, 1e-6, 1)] = 1.0
-  target: Annotated[float, Option("primary metric whose first step is reported; 0: none", 0)] = 0.0
+  target: Annotated[
+    float,
+    Option(
+      "stop watch: report the first step at which the primary metric reaches this value; 0 turns it off",
+      0,
+    ),
+  ] = 0.0
   patience: Annotated[
-    int, Option("evaluations without a better primary metric that end a run; 0: never", 0, COUNT)
+    int,
+    Option(
+      "end the run after this many evaluations without a better primary metric; 0 turns it off", 0
+    ),
   ] = 0
-  on_nonfinite: one_of("when a loss or an update is not finite", _POLICIES, free=True) = "stop"
+  on_nonfinite: one_of(
+    "what to do when a loss or an update is not finite", _POLICIES, free=True
+  ) = "stop"
   require_accelerator: Annotated[bool, Option("refuse to start on a CPU", free=True)] = False
   deterministic: Annotated[bool, Option(_DETERMINISTIC, free=True)] = False
 

@@ -176,7 +176,7 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
     )
   run = Experiment(config, mesh, task, datasets)
   if notes is None:
-    _check_length(run)
+    _check_size(run)
   name = config.model.name if "model" in config and "name" in config.model else config.task
   with as_user_error(f"model {name}", ValueError):  # a Linen module's own check
     leaves = jax.tree.leaves(run.variable_shapes)
@@ -193,13 +193,10 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
   return run
 
 
-def _check_length(run: Experiment) -> None:
-  """Raises a UserError for a training set that is too small, and for too many steps."""
+def _check_size(run: Experiment) -> None:
+  """Raises a UserError for a training set that is smaller than a batch."""
   if (size := run.config.batch_size) > (number := len(run.datasets["train"])):
     raise UserError(f"batch_size is {size}, more than the {number} training examples")
-  if (steps := run.clock.num_steps) >= 2**31:
-    epochs = run.config.num_epochs
-    raise UserError(f"num_epochs is {epochs}, {steps} steps; allowed: below 2^31 steps")
 
 
 def _check_trained(run: Experiment) -> None:

@@ -1,10 +1,8 @@
-"""Configs that no run may have: a wrong value in any field, made from its option, and random ones."""
+"""Configs that no run may have: a wrong value in any field, and fields that contradict each other."""
 
 import math
 from typing import Mapping
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 import pytest
 
 from mixer_jax import config as config_lib
@@ -12,39 +10,17 @@ from mixer_jax import experiment, optimizers, options
 from mixer_jax.errors import UserError
 from tests.test_configs import load
 
-# Values of another type, by the option's.
-WRONG = {
-  int: [math.nan, math.inf, 1.5, "", "3", True, [], [1], {}, ["a"]],
-  float: [math.nan, math.inf, -math.inf, 1e300, -1e300, "", "0.1", [], [1.0], {}],
-  bool: [0, 1, 0.0, math.nan, "", "True", [], {}],
-  tuple: [1, math.nan, "", "abc", [math.nan], [math.inf], ["a"], [[1]], {}, [0.5, 10**40]],
-  str: [0, 1.5, math.nan, True, [], {}, ["a"], "no\nline", "\0", "\x1b[2J", "x" * 5000],
-}
+# A value of another type, by the option's.
+WRONG = {int: 1.5, float: "0.1", bool: "True", tuple: "abc", str: 0}
 
 
 def beyond(option):
   """Values of the option's type just out of its range."""
   if option.choices:
-    return ["none of them", f"{option.choices[-1]} "]
-  found = []
-  for bound, sign in ((option.low, -1), (option.high, 1)):
-    if math.isfinite(bound):
-      step = bound + sign if option.type is int else math.nextafter(bound, sign * math.inf)
-      found.append(step)
-  if option.type is not tuple:
-    return found
-  lengths = (option.length - 1, option.length + 1) if option.length else ()
-  return [(x,) * (option.length or 1) for x in found] + [(option.low,) * n for n in lengths]
-
-
-def within(option):
-  """Values at the edges of the option's range."""
-  if option.type is bool:
-    return [True, False]
-  if option.type is str:
-    return option.choices or ["", "x" * 4096]
-  edges = [bound for bound in (option.low, option.high) if math.isfinite(bound)] or [0]
-  return [(x,) * (option.length or 1) for x in edges] if option.type is tuple else edges
+    return ["none of them"]
+  bounds = [(b, s) for b, s in ((option.low, -1), (option.high, 1)) if math.isfinite(b)]
+  outside = [b + s if option.type is int else math.nextafter(b, s * math.inf) for b, s in bounds]
+  return [(x,) * (option.length or 1) for x in outside] if option.type is tuple else outside
 
 
 def options_of(config):
@@ -116,24 +92,18 @@ def test_every_field_refuses_other_values_than_its_option_takes():
 
 
 def put_and_check(base, path, option, has_default):
-  taken, nothing = within(option), [None]
-  for value in (*WRONG[option.type], *beyond(option), *([] if has_default else nothing)):
+  for value in (WRONG[option.type], *beyond(option), *([] if has_default else [None])):
     config = base.copy_and_resolve_references()
     put(config, path, value)
     line = refusal(config)
     assert line and line.startswith(f"{path} is ") and "; allowed: " in line, (path, value, line)
-  for value in (*taken, *(nothing if has_default else [])):
-    config = base.copy_and_resolve_references()
-    put(config, path, value)
-    line = refusal(config)  # maybe that it contradicts another field
-    assert line != f"{path} is {options.shown(value)}; allowed: {option.allowed}", line
 
 
 @pytest.mark.parametrize(
   "path", ["model.name", "optimizer.name", "optimizer.direction.name", "optimizer.magnitude"]
 )
 def test_names_of_groups(path):
-  for value in (*WRONG[str], None, "none of them"):
+  for value in (0, None, "none of them"):
     config = with_optimizer(config_lib.default(), "adam", "kfac")
     put(config, path, value)
     assert refusal(config).startswith(f"{path} is "), (path, value)
@@ -242,113 +212,6 @@ def test_parameters_larger_than_the_memory_are_refused(tiny_config):
     UserError, match=r"its parameters take [\d,.]+ GiB, more than the [\d,.]+ GiB"
   ):
     experiment.build(tiny_config)
-
-
-def test_more_steps_than_are_counted_are_refused(tiny_config):
-  tiny_config.num_epochs = 2**31 - 1
-  with pytest.raises(UserError, match="num_epochs is 2147483647, 17179869176 steps"):
-    experiment.build(tiny_config)
-
-
-FIELDS = [p for p in options_of(load("graft_cifar10", "s4,sgd,kfac")) if p != "data.dir"]
-FIELDS += ["model.name", "optimizer.name", "optimizer.direction.name"]
-ANYTHING = st.one_of(
-  st.none(),
-  st.booleans(),
-  st.integers(),
-  st.integers(-2, 70),
-  st.floats(),
-  st.floats(0, 1),
-  st.text(max_size=12),
-  st.sampled_from(["sgd", "kfac", "adam", "graft", "mixer_small", "gmlp_small", "resmlp_s12"]),
-  st.sampled_from(["step", "cosine", "linear", "exact", "all", "train[:50%]", "galerkin", "tanh"]),
-  st.lists(st.one_of(st.integers(-1, 9), st.floats(), st.text(max_size=3)), max_size=4),
-  st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
-)
-OVERRIDES = st.dictionaries(st.sampled_from(FIELDS), ANYTHING, min_size=1, max_size=4)
-SETTINGS = dict(deadline=None, suppress_health_check=list(HealthCheck), database=None)
-
-
-def refused_or_none(overrides):
-  config = load("graft_cifar10", "s4,sgd,kfac")
-  for path, value in overrides.items():
-    try:
-      put(config, path, value)
-    except (ValueError, TypeError, KeyError):  # of ml_collections: no such value can be there
-      return
-  refusal(config)
-
-
-@settings(max_examples=300, derandomize=True, **SETTINGS)
-@given(OVERRIDES)
-@pytest.mark.thorough
-def test_random_overrides_are_taken_or_refused_in_one_line(overrides):
-  refused_or_none(overrides)
-
-
-@pytest.mark.slow
-@settings(max_examples=10_000, **SETTINGS)
-@given(OVERRIDES)
-def test_ten_thousand_random_overrides(overrides):
-  refused_or_none(overrides)
-
-
-PLAUSIBLE = {
-  "batch_size": st.sampled_from([8, 16, 33, 64, 10**6]),
-  "accum_steps": st.integers(1, 5),
-  "eval_batch_size": st.sampled_from([1, 7, 64, 10**9]),
-  "steps_per_dispatch": st.integers(0, 2**31 - 1),
-  "num_epochs": st.integers(1, 2**31 - 1),
-  "num_steps": st.sampled_from([0, 1, 1000, 2**31 - 1]),
-  "eval_steps": st.sampled_from([0, 1, 2**31 - 1]),
-  "eval_epochs": st.floats(1e-6, 10),
-  "mesh.data": st.integers(-2, 9),
-  "data.image_size": st.sampled_from([8, 16, 12, 224]),
-  "data.resize": st.integers(0, 64),
-  "data.pad": st.integers(0, 8),
-  "data.train_split": st.sampled_from(["train", "train[:5]", "test", "train[100:]", "val"]),
-  "data.validation_split": st.sampled_from(["", "train[:5]", "test", "val"]),
-  "model.name": st.sampled_from(["mixer_small", "gmlp_small", "amlp_small", "resmlp_s12"]),
-  "model.patch_size": st.integers(1, 9),
-  "model.hidden_dim": st.sampled_from([1, 8, 10, 10**6]),
-  "model.num_blocks": st.integers(0, 2),
-  "model.tokens_mlp_dim": st.sampled_from([None, 1, 4]),
-  "model.channels_mlp_dim": st.sampled_from([None, 1, 4, 10**6]),
-  "model.token_mixer": st.sampled_from([None, "mlp", "galerkin"]),
-  "model.num_heads": st.integers(1, 3),
-  "optimizer.name": st.sampled_from(["sgd", "adam", "adamw", "lamb", "adagrad"]),
-  "optimizer.momentum": st.sampled_from([None, 0.0, 0.9]),
-  "optimizer.nesterov": st.sampled_from([None, True]),
-  "schedule.warmup_epochs": st.floats(0, 2),
-  "schedule.warmup_steps": st.sampled_from([0, 1, 10**6]),
-}
-
-
-def build_or_refuse(config, overrides):
-  """Builds data, model and optimizer as training does."""
-  config = config.copy_and_resolve_references()
-  for path, value in overrides.items():
-    put(config, path, value)
-  try:
-    run = experiment.build(config)
-    assert run.optimizer and 0 <= run.multiplier(0) <= 1
-    assert 1 <= run.clock.eval_every and run.clock.epoch(1) > 0
-  except UserError as e:
-    assert "\n" not in str(e)
-
-
-@settings(max_examples=40, derandomize=True, **SETTINGS)
-@given(st.fixed_dictionaries({}, optional=PLAUSIBLE))
-@pytest.mark.thorough
-def test_plausible_overrides_build_or_are_refused(tiny_config, overrides):
-  build_or_refuse(tiny_config, overrides)
-
-
-@pytest.mark.slow
-@settings(max_examples=1_000, **SETTINGS)
-@given(st.fixed_dictionaries({}, optional=PLAUSIBLE))
-def test_a_thousand_plausible_overrides(tiny_config, overrides):
-  build_or_refuse(tiny_config, overrides)
 
 
 def test_a_misspelt_option_of_an_optimizer_and_a_missing_rate_are_told():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from mixer_jax.data import splits
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option, one_of
+from mixer_jax.options import Option, one_of
 
 STREAMS = ("auto", "always", "never")
 _SIDE = 2**14  # pixels; larger images would take hours or all memory
@@ -51,7 +51,7 @@ class ImageData:
   workers: Annotated[
     int, Option("decoding processes; -1: one a CPU; 0: a thread instead", -1, 1024, free=True)
   ] = -1
-  read_ahead: Annotated[int, Option("images a worker decodes ahead", 1, COUNT, free=True)] = 64
+  read_ahead: Annotated[int, Option("images a worker decodes ahead", 1, free=True)] = 64
   image_size: Annotated[int, Option("side that the model sees, in pixels", 1, _SIDE)] = 32
   resize: Annotated[int, Option("side before a crop on the device; 0: no crop", 0, _SIDE)] = 0
   pad: Annotated[int, Option("padding before a random crop, without resize", 0, _SIDE)] = 4

@@ -17,14 +17,14 @@ from mixer_jax.optim import first_order
 from mixer_jax.optim.curvature.curvature import MAX_FACTOR
 from mixer_jax.optim.kfac import complete, settled
 from mixer_jax.optim.soap import from_second, with_averaged_steps
-from mixer_jax.options import COUNT, TINY, Option
+from mixer_jax.options import Option
 
 
 def _number(text: str, low: float = 0, high: float = float("inf"), kind: Any = float) -> Any:
   return Annotated[kind, Option(text, low, high)]
 
 
-def _count(text: str, low: int = 1, high: int = COUNT, kind: Any = int) -> Any:
+def _count(text: str, low: int = 1, high: float = float("inf"), kind: Any = int) -> Any:
   return _number(text, low, high, kind)
 
 
@@ -41,17 +41,17 @@ def _flag(text: str) -> Any:
 
 
 _FIELDS = {
-  "momentum": _number("decay of the momentum", 0, 0.99999),
+  "momentum": _number("decay of the momentum", 0, 1),
   "nesterov": _flag("Nesterov's momentum"),
   "weight_decay": _number("weight decay; of K-FAC after preconditioning"),
-  "b1": _number("decay of the first moments", 0, 0.99999),
-  "b2": _number("decay of the second moments", 0, 0.9999999),
-  "eps": _number("added to the root of the second moments (adagrad: under it)", TINY),
+  "b1": _number("decay of the first moments", 0, 1),
+  "b2": _number("decay of the second moments", 0, 1),
+  "eps": _number("added to the root of the second moments (adagrad: under it)"),
   "initial_accumulator": _number("sum of squares to start from"),
-  "rms": _number("root mean square of an update of a matrix", TINY),
+  "rms": _number("root mean square of an update of a matrix"),
   "adam_paths": _text('regular expression of matrices that take Adam, beside embeddings; "": none'),
   "power": _number("exponent p of the factors: L^-p V R^-p", 0.01, 1),
-  "ridge": _number("added to eigenvalues: of a mean of 1, or (shampoo) times the largest", 1e-10),
+  "ridge": _number("added to eigenvalues: of a mean of 1, or (shampoo) times the largest"),
   "corrected": _flag("second moments in the place of eigenvalues"),
   "newton_schulz": _count("steps of the iteration to the polar factor", 1, 100),
   "estimation": _choice(
@@ -66,13 +66,12 @@ _FIELDS = {
   "full_factors": _text(
     "regular expression of parameter paths whose factors max_factor does not cut"
   ),
-  "damping": _number("added to the curvature", TINY),
+  "damping": _number("added to the curvature"),
   "damping_type": _choice(
     "where damping is added: to A (x) G, or to both factors", "exact", "factored"
   ),
-  "factor_decay": _number("decay of the averages of the factors", 0, 0.9999999),
-  # Weight decay may wait for 20 factor periods.
-  "factor_period": _count("updates between renewals of the factors", 1, COUNT // 20),
+  "factor_decay": _number("decay of the averages of the factors", 0, 1),
+  "factor_period": _count("updates between renewals of the factors", 1),
   "factor_fraction": _number(
     "part of the batch, 1/n, that the factors are estimated from; None: all", 1e-6, 1, float | None
   ),
@@ -98,8 +97,8 @@ _FIELDS = {
   "adaptive_damping": _flag("damping by the Levenberg-Marquardt rule"),
   "damping_period": _count("updates between changes of the damping"),
   "damping_decay": _number("change of adaptive damping per update", 0.01, 1),
-  "min_damping": _number("least adaptive damping", TINY),
-  "max_damping": _number("largest adaptive damping", TINY),
+  "min_damping": _number("least adaptive damping"),
+  "max_damping": _number("largest adaptive damping"),
 }
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option
+from mixer_jax.options import Option
 
 _DECAY_END = "last multiplier of the weight decay, which moves there by half a cosine; 1: constant"
 # From an update count to a float32 multiplier.
@@ -33,19 +33,15 @@ class Multiplier:
 
   name: Annotated[str, Option("form of the schedule", choices=_FORMS)] = "constant"
   warmup_epochs: Annotated[float, Option("length of a linear rise from 0", 0)] = 0.0
-  warmup_steps: Annotated[
-    int, Option("length of the warm-up in steps; 0: warmup_epochs", 0, COUNT)
-  ] = 0
+  warmup_steps: Annotated[int, Option("length of the warm-up in steps; 0: warmup_epochs", 0)] = 0
   end: Annotated[float, Option("multiplier to which cosine, linear and onecycle fall", 0, 1)] = 0.0
-  rise: Annotated[float, Option("onecycle: share of the run before the peak", 1e-6, 0.999)] = 0.3
+  rise: Annotated[float, Option("onecycle: share of the run before the peak", 0, 1)] = 0.3
   start: Annotated[float, Option("onecycle: first multiplier", 0, 1)] = 1e-4
-  epochs: Annotated[
-    tuple, Option("step: epochs at which the rate falls, ascending", 1e-9, COUNT)
-  ] = ()
-  factor: Annotated[
-    float, Option("step: multiplier of the rate at each of these epochs", 1e-30, 1)
-  ] = 0.1
-  decay_end: Annotated[float, Option(_DECAY_END, 0, 1e6)] = 1.0
+  epochs: Annotated[tuple, Option("step: epochs at which the rate falls, ascending", 0)] = ()
+  factor: Annotated[float, Option("step: multiplier of the rate at each of these epochs", 0, 1)] = (
+    0.1
+  )
+  decay_end: Annotated[float, Option(_DECAY_END, 0)] = 1.0
 
   def __post_init__(self):
     if list(self.epochs) != sorted(set(self.epochs)):

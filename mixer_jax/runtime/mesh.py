@@ -15,7 +15,7 @@ import ml_collections
 import numpy as np
 
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option
+from mixer_jax.options import Option
 
 AXES = ("data", "model")
 # Smaller arrays stay whole: to gather one would cost more than it saves.
@@ -26,8 +26,8 @@ _SPLIT_FROM = 1 << 12
 class Devices:
   """The devices of a run, data x model: the batch is split over all of them."""
 
-  data: Annotated[int, Option("devices of this axis; -1: all left", -1, COUNT, free=True)] = -1
-  model: Annotated[int, Option("devices that share parameters and state", 1, COUNT, free=True)] = 1
+  data: Annotated[int, Option("devices of this axis; -1: all left", -1, free=True)] = -1
+  model: Annotated[int, Option("devices that share parameters and state", 1, free=True)] = 1
 
 
 def make_mesh(config: ml_collections.ConfigDict) -> Mesh:

@@ -17,7 +17,7 @@ from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.images import augment
 from mixer_jax.images.image_data import ImageData
-from mixer_jax.options import TINY, Option, one_of
+from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.distillation import teacher as teacher_lib
 from mixer_jax.tasks.image_classification.task import ImageClassification
 from mixer_jax.tasks.images import batches
@@ -38,7 +38,7 @@ class Options:
   described: Annotated[str | None, Option("description of the teacher: filled in")] = None
   kind: one_of("kind of the teacher's part in the loss, see `from_teacher`", KINDS) = "hard"
   weight: Annotated[float, Option("share of that part; of consistent it is 1", 0, 1)] = 0.5
-  temperature: Annotated[float, Option("divisor of both logits, not of hard", TINY, 100)] = 1.0
+  temperature: Annotated[float, Option("divisor of both logits, not of hard", 0)] = 1.0
 
 
 class Distillation(ImageClassification):

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.optimize
 
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option
+from mixer_jax.options import Option
 
 _CHUNK = 512  # queries at once
 _HELD_OUT = 0.1  # share of the training features that picks the decay
@@ -24,7 +24,7 @@ class Knn:
 
   neighbours: Annotated[int, Option("training images that vote", 1, 10**4, free=True)] = 20
   temperature: Annotated[float, Option("divides their similarities", 1e-3, 100, free=True)] = 0.07
-  images: Annotated[int, Option("training images, evenly spaced; 0: all", 0, COUNT, free=True)] = 0
+  images: Annotated[int, Option("training images, evenly spaced; 0: all", 0, free=True)] = 0
   linear: Annotated[bool, Option("a linear classifier of the same images, too", free=True)] = False
 
 

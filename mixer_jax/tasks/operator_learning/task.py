@@ -42,7 +42,7 @@ class OperatorOptions:
   """Fields of the config itself."""
 
   loss: one_of(_LOSSES, ("norm", "square")) = "norm"
-  h1: Annotated[float, Option(_H1, 0, 1e6)] = 0.0
+  h1: Annotated[float, Option(_H1, 0)] = 0.0
   normalise: normaliser.Kind = "none"
 
 

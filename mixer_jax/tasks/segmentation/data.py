@@ -13,7 +13,7 @@ from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import folder
 from mixer_jax.images.image_data import ImageData
-from mixer_jax.options import COUNT, Option, one_of
+from mixer_jax.options import Option, one_of
 from mixer_jax.paths import user_path
 from mixer_jax.tasks.segmentation import shapes
 from mixer_jax.tasks.segmentation.pairs import Pairs
@@ -42,9 +42,7 @@ class SegmentationData:
   canvas: Annotated[tuple[int, ...], Option(_CANVAS, 1, 2**14)] = ()
   classes: Annotated[str, Option(_NAMES)] = ""
   void: Annotated[int, Option("id of pixels that do not count", 0, 255)] = 255
-  examples: Annotated[
-    int, Option("shapes: training images; a quarter as many for tests", 4, COUNT)
-  ] = 512
+  examples: Annotated[int, Option("shapes: training images; a quarter as many for tests", 4)] = 512
   image_size: Annotated[int, Option("side that the model sees, in pixels", 1, 2**14)] = 64
   stride: Annotated[
     int, Option("between windows of larger test images; 0: 2/3 of image_size", 0, 2**14)

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from mixer_jax.images.views import GLOBAL
 from mixer_jax.models import layers
-from mixer_jax.options import COUNT, Option
+from mixer_jax.options import Option
 
 _Width = lambda text: Annotated[int, Option(text, 2, 10**6)]
 _Temperature = lambda text: Annotated[float, Option(text, 1e-3, 10)]
-_Epochs = lambda text: Annotated[float, Option(text, 0, COUNT)]
+_Epochs = lambda text: Annotated[float, Option(text, 0)]
 _COLLAPSE = "steps in a row with a teacher entropy within 1% of log out_dim, or of 0, that end a run; 0: never"
 
 
@@ -40,7 +40,7 @@ class Dino:
   first_temperature: _Temperature("of the teacher at the first step") = 0.04
   temperature_epochs: _Epochs("in which it rises to teacher_temperature") = 30.0
   freeze_epochs: _Epochs("in which the last layer of the head stays as it is") = 1.0
-  collapse_steps: Annotated[int, Option(_COLLAPSE, 0, COUNT, free=True)] = 200
+  collapse_steps: Annotated[int, Option(_COLLAPSE, 0, free=True)] = 200
 
 
 class UnitDense(nn.Module):

@@ -9,7 +9,7 @@ import numpy as np
 
 from mixer_jax.data.dataset import Arrays, Bucketed
 from mixer_jax.errors import UserError
-from mixer_jax.options import COUNT, Option
+from mixer_jax.options import Option
 from mixer_jax.tasks.text import text_data
 from mixer_jax.text import pairs, sample
 from mixer_jax.text.subwords import Subwords
@@ -37,7 +37,7 @@ class AlignedText(text_data.TextData):
   train_split: Annotated[str, Option(_SPLIT)] = "train"
   vocabulary: Annotated[str, Option(_VOCABULARY, free=True)] = ""
   max_length: Annotated[int, Option("tokens of a sentence, its end included", 4, 2**14)] = 128
-  batch_tokens: Annotated[int, Option(_BATCH_TOKENS, 0, COUNT)] = 4096
+  batch_tokens: Annotated[int, Option(_BATCH_TOKENS, 0)] = 4096
   batch_shapes: Annotated[int, Option(_BATCH_SHAPES, 1, 100)] = 6
 
   sample_splits: ClassVar[Mapping[str, pathlib.Path]] = sample.PAIRS
