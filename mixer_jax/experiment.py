@@ -197,6 +197,7 @@ def _check_size(run: Experiment) -> None:
   """Raises a UserError for a training set that is smaller than a batch."""
   if (size := run.config.batch_size) > (number := len(run.datasets["train"])):
     raise UserError(f"batch_size is {size}, more than the {number} training examples")
+  _ = run.order  # tells a batch of too few tokens
 
 
 def _check_trained(run: Experiment) -> None:

@@ -11,7 +11,7 @@ import jax
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.runtime import cli
-from mixer_jax.training.restore import without_data
+from mixer_jax.training.restore import load_run
 
 
 def export(path: str, which: str, out: str) -> pathlib.Path:
@@ -23,7 +23,7 @@ def export(path: str, which: str, out: str) -> pathlib.Path:
   target = user_path(out)
   if target.suffix != ".npz":
     raise UserError(f"{out}: weights are saved as .npz")
-  task, variables = without_data(path, which)
+  task, variables = load_run(path, which)
   with as_user_error(f"{out}: cannot be written", OSError):
     task.export(jax.device_get(variables), target)
   return target

@@ -26,7 +26,7 @@ from mixer_jax.pretrained import containers
 from mixer_jax.runtime import cli
 from mixer_jax.tasks import Prediction
 from mixer_jax.training.evaluator import each_batch
-from mixer_jax.training.restore import restore, without_data
+from mixer_jax.training.restore import load_run, restore
 
 
 def predict(run: Experiment, variables: Any, split: str = "test") -> Prediction:
@@ -151,8 +151,7 @@ def main(argv: list[str]) -> None:
   if inputs and options["split"].present:
     raise UserError(f"--split is {options.split!r}; allowed: inputs or a split, not both")
   if inputs:
-    task, variables = without_data(*chosen)
-    answers = task.answer(jax.device_put(variables), inputs)
+    answers = load_run(*chosen).answer(inputs)
     if out:
       _write_answers(answers, out)
       return

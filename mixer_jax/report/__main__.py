@@ -79,7 +79,7 @@ def _weights(_: list[str]) -> None:
     params, side, out = read.arrays, math.isqrt(read.num_tokens), "weights"
   else:
     directory = _workdir()
-    task, variables = restore.without_data(str(directory), _FLAGS.checkpoint)
+    task, variables = restore.load_run(str(directory), _FLAGS.checkpoint)
     params, out = task.backbone(variables), directory / "weights"
     kernel = params.get("stem", {}).get("kernel")
     data = directory_lib.load_config(directory).get("data", {})

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from mixer_jax.data import feed, order
+from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
@@ -15,11 +16,12 @@ from mixer_jax.tasks import metrics as metrics_lib
 
 def each_batch(
   run: Experiment, split: str, function: Callable, rows: np.ndarray | None = None
-) -> Callable[[Any], Iterator[Any]]:
+) -> Callable[..., Iterator[Any]]:
   """A function from variables to `function(variables, batch, mask)` of each batch of a split.
 
   Each example, or each of the given rows [n], comes once and in its order; where mask, bool [batch
-  size], is False a row is padding. The function is jitted, its results are whole on every device.
+  size], is False a row is padding; with the second argument `padding=True` all rows are. The function
+  is jitted, its results are whole on every device.
   """
   rows = np.arange(len(run.datasets[split])) if rows is None else rows
   devices, number = run.mesh.size, len(rows)
@@ -37,11 +39,11 @@ def each_batch(
     batch = run.task.prepare(key, examples, train=False)
     return function(mesh_lib.gathered(run.mesh, variables), batch, mask)
 
-  def results(variables):
+  def results(variables, padding=False):
     windows = examples_feed.windows((i, 1) for i in range(len(masks)))
     try:
       for i, (window, mask) in enumerate(zip(windows, masks)):
-        yield compute(variables, *window, mask, np.int32(i))
+        yield compute(variables, *window, mask & (not padding), np.int32(i))
     finally:
       examples_feed.close()
 
@@ -54,6 +56,17 @@ class Evaluator:
   def __init__(self, run: Experiment, split: str = "test"):
     self._run, self._split = run, run.datasets[split]
     self._sums = each_batch(run, split, lambda *args: dict(run.task.evaluate(*args)))
+
+  def check(self, variables: Any) -> None:
+    """Raises a UserError for a task that counts padding: its metrics would not be those of the set."""
+    with contextlib.closing(self._sums(variables, padding=True)) as sums:
+      padding = next(sums)
+    for name, none in metrics_lib.empty(padding).items():
+      if not all(map(np.array_equal, *map(jax.tree.leaves, (padding[name], none)))):
+        raise UserError(
+          f"task {self._run.config.task}: evaluate counts rows of padding in {name!r}; allowed: rows"
+          " whose mask is False have no weight"
+        )
 
   def __call__(self, variables: Any) -> dict[str, float]:
     """The task's metrics of some variables, by name."""

@@ -162,6 +162,7 @@ def _run(
   """Runs the rest; once a step was not finite, from the last checkpoint if so configured."""
   run, most = trainer.run, nonfinite.MOST_TRIES
   back_to, tries, scorers = None, 0, evaluators(run)
+  scorers[run.selection].check(evaluation_variables(trainer.state.variables))
   while True:
     try:
       return _loop(directory, saved, trainer, scorers, asked)
@@ -243,6 +244,7 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
   contract.check(run)
   variables = run.task.initial(run.variable_shapes, restore.stored)
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
+  scorers[run.selection].check(evaluation_variables(trainer.state.variables))
   while not ended(run, trainer.step, rows):
     try:
       trainer.advance()

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import os
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -132,15 +132,55 @@ def _averaged(number: int, mean: jax.Array, x: jax.Array) -> jax.Array:
   return mean + (x - mean) / number if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def without_data(
+class LoadedRun(NamedTuple):
+  """A run's model at one of its checkpoints.
+
+  Attributes:
+    task: what the model is for; `task.model` is the Linen module.
+    variables: parameters, and collections such as batch statistics, on the host; averaged ones if
+      the run evaluates these.
+  """
+
+  task: tasks.Task
+  variables: dict[str, Any]
+
+  @property
+  def model(self) -> Any:
+    """The module, for `model.apply(variables, inputs)` on prepared inputs; None of a task without."""
+    return getattr(self.task, "model", None)
+
+  @property
+  def class_names(self) -> Sequence[str]:
+    """Names of the labels, in their order; () of a task without classes."""
+    return self.task.class_names
+
+  def answer(self, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """A mapping for each raw input, such as a path of an image or a sentence.
+
+    It has what `python -m mixer_jax.predict` prints of it. A UserError if one cannot be read.
+    """
+    return self.task.answer(jax.device_put(self.variables), inputs)
+
+
+def load_run(
   path: str,
   which: str | int = "latest",
   data_dir: str | None = None,
   overrides: Sequence[str] | str = (),
-) -> tuple[tasks.Task, dict[str, Any]]:
-  """The task and variables of a checkpoint (see `restore`); data may be missing.
+) -> LoadedRun:
+  """The model of a run's directory at a checkpoint, whose data may be gone.
 
-  The task knows the names of the classes, if they can be set, and its notes from the run's record.
+  Args:
+    path: the directory.
+    which: "latest", "best", a step, or "mean:5", see `restore`, as are the other arguments.
+
+  Example:
+    run = mixer_jax.load_run("runs/cats")
+    [answer] = run.answer(["cat.jpg"])
+    logits = run.model.apply(run.variables, images)
+
+  Raises:
+    UserError: no run, no such checkpoint.
   """
   config, variables = stored(path, which)
   change(config, overrides, dir=data_dir)
@@ -149,4 +189,4 @@ def without_data(
   if names and not isinstance(getattr(type(task), "class_names", None), property):
     task.class_names = names
   task.recall(provenance.notes(directory))
-  return task, variables
+  return LoadedRun(task, variables)

@@ -73,7 +73,9 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
     leaves, structure = jax.tree.flatten(own)
     pairs = zip(jax.tree.leaves(dict(aux.collections)), leaves, strict=True)
     kept = structure.unflatten(jnp.asarray(new, old.dtype) for new, old in pairs)
-    aux = aux._replace(collections=kept)
+    # The loss is in the log whether or not the task has it among its metrics.
+    metrics = {"loss": jax.lax.stop_gradient(loss), **aux.metrics}
+    aux = aux._replace(collections=kept, metrics=metrics)
     return (loss.total / weight if parts == 1 else loss.total), (weight, aux)
 
   def derived(*args):

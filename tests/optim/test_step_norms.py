@@ -49,7 +49,7 @@ def test_a_run_logs_their_root_mean_squares(tmp_path):
   row, second = metrics_file.read(path)
   numbers = 16 * 8 + 8  # of the last layer
   assert row["train/norm.direction.Dense_2"] == pytest.approx(3e-3 * np.sqrt(numbers), rel=1e-2)
-  ends = [restore.without_data(str(path), step)[1]["params"] for step in ("1", "2")]
+  ends = [restore.load_run(str(path), step)[1]["params"] for step in ("1", "2")]
   moved = np.concatenate([np.ravel(b - a) for a, b in zip(*(p["Dense_1"].values() for p in ends))])
   assert second["train/norm.magnitude.Dense_1"] == pytest.approx(np.linalg.norm(moved), rel=1e-3)
   config.eval_steps = 2

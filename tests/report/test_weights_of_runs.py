@@ -26,6 +26,6 @@ def test_a_model_without_patches_of_images_is_refused(params, data, tmp_path, mo
   monkeypatch.setattr(command.directory_lib, "load_config", lambda _: config)
   task = types.SimpleNamespace(backbone=lambda variables: variables["teacher"])
   variables = {"params": {"head": np.ones(3)}, "teacher": params}
-  monkeypatch.setattr(command.restore, "without_data", lambda *_: (task, variables))
+  monkeypatch.setattr(command.restore, "load_run", lambda *_: (task, variables))
   with pytest.raises(UserError, match="the model has no 'stem' that cuts images into patches"):
     command._weights([])

@@ -88,7 +88,7 @@ def test_it_learns_with_kfac_and_its_weights_start_another_run(config, tmp_path)
   directory = loop.train(config, str(tmp_path / "run"))
   rows = metrics_file.read(directory)
   assert rows[-1]["train/loss"] < 0.6 * rows[0]["train/loss"]
-  _, variables = restore.without_data(str(directory))
+  _, variables = restore.load_run(str(directory))
   file = export.export(str(directory), "latest", str(tmp_path / "w.npz"))
   config.pretrained = str(file)
   task = tasks.find(config.task)(type(experiment.build(config).task).complete(config))

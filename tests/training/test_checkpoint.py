@@ -210,7 +210,7 @@ def test_the_format_of_a_checkpoint_is_told_before_its_arrays_are_compared(copie
   monkeypatch.setattr(checkpoint, "FORMAT", 6)
   told = f"^checkpoint {path}/checkpoints/24 is not of format 6$"
   with pytest.raises(UserError, match=told):
-    restore.without_data(str(path))
+    restore.load_run(str(path))
   (path / "config.json").write_text(waves("adam", **{"model.width": 8}).to_json())
   with pytest.raises(UserError, match=told):
     evaluate.evaluate(str(path))

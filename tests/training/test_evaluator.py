@@ -3,11 +3,14 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from docs.own_task import Derivative
 from mixer_jax import experiment, tasks
 from mixer_jax.errors import UserError
+from mixer_jax.training import loop
 from mixer_jax.training.evaluator import Evaluator, evaluators
 from tests.conftest import waves
 
@@ -80,3 +83,34 @@ def test_a_split_without_examples_is_refused(monkeypatch, split):
   monkeypatch.setattr(task, "datasets", lambda self: {**whole(self), split: []})
   with pytest.raises(UserError, match=f"gives no example of the split '{split}'"):
     experiment.build(waves())
+
+
+class Careless(Derivative):
+  """Forgets the mask of padding."""
+
+  def evaluate(self, variables, batch, mask):
+    return super().evaluate(variables, batch, jnp.ones_like(mask))
+
+
+def test_a_task_that_counts_padding_is_told_before_the_first_step():
+  config = waves("sgd", num_steps=1, eval_steps=1)
+  config.task = f"{__name__}:Careless"
+  with pytest.raises(UserError, match="counts rows of padding in 'error'"):
+    next(loop.evaluations(experiment.build(config)))
+
+
+class Quiet(Derivative):
+  """Has no metric of training."""
+
+  def loss(self, variables, batch, key):
+    return super().loss(variables, batch, key)[0], tasks.Aux({})
+
+
+@pytest.mark.parametrize("accum_steps", [1, 2])
+def test_the_mean_loss_of_training_is_always_in_the_log(accum_steps):
+  """The log of the task of the docs has the root of the same mean."""
+  config = waves("sgd", num_steps=8, eval_steps=8, accum_steps=accum_steps)
+  [(_, known)] = loop.evaluations(experiment.build(config))
+  config.task = f"{__name__}:Quiet"
+  [(_, row)] = loop.evaluations(experiment.build(config))
+  np.testing.assert_allclose(row["train/loss"], known["train/error"] ** 2, rtol=1e-5)

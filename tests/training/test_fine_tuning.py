@@ -52,7 +52,7 @@ def test_starts_from_the_weights_with_a_fresh_head_and_does_not_need_them_again(
   config, weights, tmp_path
 ):
   directory = loop.train(config, str(tmp_path / "run"))
-  _, variables = restore.without_data(str(directory))
+  _, variables = restore.load_run(str(directory))
   ended, params = dict(variables["params"]), dict(weights)
   head = ended.pop("head")
   assert head["kernel"].shape == (16, 4) and not np.any(head["kernel"])
@@ -126,7 +126,7 @@ def test_an_exported_run_is_a_file_to_start_from(config, tmp_path):
   file = export.export(str(first), "latest", str(tmp_path / "w.npz"))
   weights = pretrained.read(str(file))
   assert weights.fields["gelu"] == "exact"
-  _, variables = restore.without_data(str(first))
+  _, variables = restore.load_run(str(first))
   named = {jax.tree_util.keystr(k, simple=True, separator="/"): x
            for k, x in jax.tree_util.tree_leaves_with_path(variables["params"])}  # fmt: skip
   assert named.keys() == weights.arrays.keys()

@@ -151,7 +151,7 @@ def test_a_frozen_backbone_stays_and_costs_the_optimizer_nothing(config, tmp_pat
 
   directory = loop.train(config, str(tmp_path / "run"))
   whole = evaluate.evaluate(str(directory))
-  _, variables = restore.without_data(str(directory))
+  _, variables = restore.load_run(str(directory))
   assert variables.keys() == {"params"}
   ended, held = flat(variables["params"]), flat(start.variables[freeze.FROZEN])
   assert ended.keys() - held.keys() == {"head/kernel", "head/bias"}

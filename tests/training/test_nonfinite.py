@@ -79,7 +79,7 @@ def test_a_run_stops_at_the_step_and_may_go_on_without_it(config, tmp_path):
   line = stopped.error
   [row] = children.rows(path)
   assert f"the loss of step {BAD} is not finite (learning_rate=0.1); the evaluation at" in line
-  assert f"at step 8 had train/error {row['train/error']:.4f}, test/error" in line
+  assert f"at step 8 had train/error {row['train/error']:.4f}, train/loss" in line
   assert "last good checkpoint: that of step 8. Try a lower learning_rate, schedule" in line
   assert line.endswith("or on_nonfinite=skip, on_nonfinite=restore")
   saved = Checkpoints(path, read_only=True)

@@ -73,7 +73,7 @@ def test_a_scanned_run_takes_and_gives_public_weights(tiny_config, tmp_path):
   tiny_config.any_normalization = True
   tiny_config.model.scan_blocks = True
   directory = loop.train(tiny_config, str(tmp_path / "run"))
-  _, saved = restore.without_data(str(directory))
+  _, saved = restore.load_run(str(directory))
   assert saved["params"]["MixerBlocks"]["LayerNorm_0"]["scale"].shape == (2, 16)
   out = export.export(str(directory), "latest", str(tmp_path / "out.npz"))
   again = pretrained.read(str(out))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import mixer_jax
 from mixer_jax import config as config_lib
 from mixer_jax import evaluate, experiment, main, predict
 from mixer_jax.errors import Diverged, UserError
@@ -50,6 +51,13 @@ def test_a_mixer_learns_resumes_and_is_evaluated(name, tiny_config, tmp_path):
   for which, row in (("latest", rows[-1]), ("best", rows[rows[-1]["test/best_step"] // 8 - 1])):
     found = evaluate.evaluate(str(whole), which)
     assert found == {"test": {k: row[f"test/{k}"] for k in ("loss", "top1")}}
+  found = mixer_jax.load_run(whole, "best")
+  assert len(found.class_names) == 4
+  images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+  best = restore.restore(str(whole), "best")
+  np.testing.assert_array_equal(
+    found.model.apply(found.variables, images), best.run.task.model.apply(best.variables, images)
+  )
   for made in ("parameters.txt", "config.json", "metrics.jsonl", "run.json"):
     assert (whole / made).stat().st_size > 100
   assert list((whole / "tensorboard").iterdir())
@@ -201,17 +209,10 @@ def test_a_run_may_move_and_be_evaluated_elsewhere(tmp_path):
     assert found == pytest.approx(metrics_file.read(path)[-1]["test/error"], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-  "fields, refused",
-  [
-    (dict(num_epochs=10**9), "num_epochs is 1000000000, .* steps; allowed: below"),
-    (dict(batch_size=4096), "batch_size is 4096, more than the .* training examples"),
-  ],
-)
-def test_a_finished_run_needs_no_training_set_that_fits(fields, refused):
+def test_a_finished_run_needs_no_training_set_that_fits():
   """With the notes of its first start it is built on the data that are there."""
-  config = waves(**fields)
-  with pytest.raises(UserError, match=refused):
+  config = waves(batch_size=4096)
+  with pytest.raises(UserError, match="batch_size is 4096, more than the .* training examples"):
     experiment.build(config)
   experiment.build(config, notes={})
 

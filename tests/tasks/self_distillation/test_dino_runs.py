@@ -118,7 +118,7 @@ def test_answers_are_features_and_a_split_has_its_labels(finished, tmp_path):
   assert found["class_names"].tolist() == ["0", "1", "2", "3"] and "paths" not in found
   path = str(tmp_path / "a.png")
   Image.fromarray(test["image"][3]).save(path)
-  task, variables = restore.without_data(str(finished))
+  task, variables = restore.load_run(str(finished))
   [answer] = task.answer(variables, [path])
   assert answer["path"] == path
   np.testing.assert_allclose(answer["features"], found["features"][3], rtol=1e-4, atol=1e-5)
