@@ -39,7 +39,7 @@ def errors(curvature: Any, params: Any, batch: Any) -> dict[str, jax.Array]:
 
 
 def _drawn(i: int, y: jax.Array) -> jax.Array:
-  return jax.random.normal(jax.random.key(i), y.shape, jnp.float32)
+  return jax.random.normal(jax.random.key(i), y.shape, jnp.float32).astype(y.dtype)
 
 
 def _like_drawn(outputs: Any) -> Any:

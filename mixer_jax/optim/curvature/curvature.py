@@ -23,7 +23,7 @@ from mixer_jax.optim.curvature import estimation as estimation_lib
 from mixer_jax.optim.curvature.blocks import Block
 from mixer_jax.optim.curvature.predictor import Predictor, opened, root_weights, sums_of_weights
 from mixer_jax.optim.curvature.traced import Choices, Traced, build
-from mixer_jax.optim.trees import by_path
+from mixer_jax.optim.trees import by_path, wide_type
 
 Params = Batch = Any
 MAX_FACTOR = 8192
@@ -73,6 +73,7 @@ class Curvature:
 
   Attributes:
     blocks: a `Block` for each layer, and one for each parameter without.
+    dtype: of outputs, sums and factors, float64 if a parameter is, else float32.
 
   Raises:
     ValueError: a prediction that does not fit the likelihood, an option that does not exist, or a
@@ -103,12 +104,13 @@ class Curvature:
         "mesh and axis_name are both given; inside of shard_map devices share no work"
       )
     self.mesh, self.axis_name = mesh, axis_name
-    self._predictor = Predictor(predict, likelihood)
-    self.likelihood = self._predictor.likelihood
     self._estimation = estimation
     self._published = token_averaging == "published"
     self._in_axes, self._traces = in_axes, {}
     self._shapes = jax.eval_shape(lambda *trees: trees, params, batch)
+    self.dtype = wide_type(self._shapes[0])
+    self._predictor = Predictor(predict, likelihood, self.dtype)
+    self.likelihood = self._predictor.likelihood
     self.names = tuple(by_path(self._shapes[0]))
     for name, x in by_path(self._shapes[0]).items():
       if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -228,7 +230,7 @@ class Curvature:
     """The matrices [*stacked, d_in, d_out] of the layers in a tree like params, by name."""
     leaves = by_path(tree)
     own = [block for block in self.blocks if block.kind == "kronecker"]
-    return {b.name: b.matrix([leaves[path].astype(jnp.float32) for path in b.paths]) for b in own}
+    return {b.name: b.matrix([leaves[path].astype(b.dtype) for path in b.paths]) for b in own}
 
   # Estimates.
 
@@ -292,7 +294,7 @@ class Curvature:
   # Other quantities.
 
   def outputs(self, params: Params, batch: Batch) -> Any:
-    """The outputs in float32, of all examples at once."""
+    """The outputs, of all examples at once."""
     return self._predictor.outputs(params, batch)
 
   def quadratic(self, params: Params, batch: Batch, vectors: Sequence[Any]) -> jax.Array:
@@ -314,7 +316,7 @@ class Curvature:
     pull = jax.linear_transpose(functools.partial(self.likelihood.factor, outputs), outputs)
     forward = lambda v: jax.tree.map(jnp.multiply, push(tangent(params, v)), scales)
     columns = [pull(forward(v))[0] for v in vectors]
-    flat = [[x.astype(jnp.float32) for x in jax.tree.leaves(c)] for c in columns]
+    flat = [[x.astype(self.dtype) for x in jax.tree.leaves(c)] for c in columns]
     products = jnp.array([[sum(map(jnp.vdot, v, w)) for w in flat] for v in flat])
     return products if self.axis_name is None else jax.lax.psum(products, self.axis_name)
 
@@ -342,7 +344,7 @@ class Curvature:
       answer = self._predictor.answer(params, batch)
       if answer.targets is None:
         raise ValueError("per_example_grads needs predict to return (outputs, targets)")
-      outputs = jax.tree.map(lambda y: y.astype(jnp.float32), answer.outputs)
+      outputs = jax.tree.map(lambda y: y.astype(self.dtype), answer.outputs)
       gradient = jax.lax.stop_gradient(self.likelihood.gradient(outputs, answer.targets))
       scales = root_weights(self._predictor.weights(answer)[0], outputs, None)
       terms = jax.tree.map(lambda y, g, s: jnp.sum(y * g * s**2), outputs, gradient, scales)
@@ -364,11 +366,11 @@ class Curvature:
     def compared():
       own = by_path(jax.grad(self._loss_of)(params, batch))
       both = [(g, own[path]) for path, g in by_path(gradients).items()]
-      flat = [jnp.concatenate([x.astype(jnp.float32).ravel() for x in side]) for side in zip(*both)]
+      flat = [jnp.concatenate([x.astype(self.dtype).ravel() for x in side]) for side in zip(*both)]
       sizes = [jnp.linalg.norm(x) for x in flat]
       return jnp.vdot(*flat) / (sizes[0] * sizes[1]), sizes[0] / sizes[1]
 
-    cosine, ratio = jax.lax.cond(count == 0, compared, lambda: (jnp.float32(1), jnp.float32(1)))
+    cosine, ratio = jax.lax.cond(count == 0, compared, lambda: (jnp.ones((), self.dtype),) * 2)
     differs = cosine < _SAME_GRADIENT
     if scale:
       differs |= jnp.abs(jnp.log(ratio)) > _SAME_LENGTH

@@ -10,7 +10,7 @@ import numpy as np
 from mixer_jax.optim.curvature import layers as layers_lib
 from mixer_jax.optim.curvature import patterns, program, statistics, taps
 from mixer_jax.optim.curvature.blocks import Block
-from mixer_jax.optim.trees import by_path
+from mixer_jax.optim.trees import by_path, wide_type
 
 SHIFT = "a scale or shift"
 
@@ -77,6 +77,7 @@ class _Builder:
   def __init__(self, terms: list[program.Term], params: Mapping[str, Any], choices: Choices):
     self.terms, self.names, self.leaves = terms, list(params), list(params.values())
     self.choices, self.counted = choices, _counted(terms)
+    self.dtype = str(wide_type(self.leaves))
     self.layers, self.owners = [], {}
     self.taps: list[dict[Any, Tap]] = [{} for _ in terms]
 
@@ -134,6 +135,7 @@ class _Builder:
       "embedding" if layer.table else layer.uses[0][0].kind,
       len(layer.uses),
       max(round(tokens), 1),
+      dtype=self.dtype,
     )
 
   def _rest(self, leaf: int, reason: str) -> Block:
@@ -159,7 +161,7 @@ class _Builder:
           squares = taps.of_elements(view, shape, use.kind == "scale", lead)
           placed[use.path] = Tap(name, "elements", use.operand, elements=squares)
     stacked = shape[: min(use.view.stacked for use in own)]
-    return Block(name, "diagonal", (name,), (shape,), stacked=stacked)
+    return Block(name, "diagonal", (name,), (shape,), stacked=stacked, dtype=self.dtype)
 
 
 def _is_in_front(view: Any, shape: tuple[int, ...]) -> bool:
