@@ -107,7 +107,7 @@ def in_basis(
     source.check(params)
     leaves = by_path(params)
     blocks = covered_by(source.blocks(leaves), leaves)
-    zeros = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes), jnp.float32) for b in blocks}
+    zeros = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes), b.dtype) for b in blocks}
     return InBasisState(
       jnp.zeros((), jnp.int32),
       {b.name: algebra.initial_factors(b) for b in blocks},
@@ -115,7 +115,7 @@ def in_basis(
       {b.name: algebra.initial_inverses(b, "exact") for b in blocks},
       inner.init(zeros),
       others.init(
-        {path: jnp.zeros(jnp.shape(x), jnp.float32) for path, x in _rest(blocks, leaves).items()}
+        {path: jnp.zeros_like(trees.wide(x)) for path, x in _rest(blocks, leaves).items()}
       ),
     )
 
@@ -159,7 +159,7 @@ def in_basis(
       raise ValueError(
         f"the gradients lack {min(missing)}; allowed: those of all parameters of init"
       )
-    gradients = {path: jnp.asarray(g, jnp.float32) for path, g in leaves.items()}
+    gradients = {path: trees.wide(g) for path, g in leaves.items()}
     whole = params if model_params is None else model_params
     source.compare(updates, whole, batch, state.count)
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
@@ -247,7 +247,8 @@ def gradient_source(
         limit = patterns.limit(max_factor, (path,))
         diagonal = tuple(size > limit for size in part.sizes)
         about = (part.sizes, diagonal, part.stacked, (part.view,))
-        found.append(Block(name, "kronecker", (path,), (shape,), *about))
+        dtype = str(trees.wide_type(leaves[path]))
+        found.append(Block(name, "kronecker", (path,), (shape,), *about, dtype=dtype))
     return found
 
   def estimate(blocks, gradients, params, batch, rng):

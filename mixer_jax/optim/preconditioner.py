@@ -230,7 +230,7 @@ def _preconditioner(
     axes.check(curvature.axis_name, batch)
     curvature.compare(updates, whole, batch, state.count)
     lam = extra.get("damping", damping)
-    lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
+    lam = jnp.asarray(lam(state.count) if callable(lam) else lam, curvature.dtype)
     state = renewed(state, whole, batch, rng, lam)
     gradients = trees.by_path(updates)
     scales = curvature.moment_scales(whole, batch) if eigenvalues == "batch" else {}

@@ -19,7 +19,7 @@ import optax
 
 from mixer_jax.optim import first_order
 from mixer_jax.optim.curvature.curvature import Curvature, tangent
-from mixer_jax.optim.trees import whole_tree, wide
+from mixer_jax.optim.trees import whole_tree, wide, wide_type
 
 # Factor of the factors' damping per update of their period.
 _FACTOR_CHANGE = 19 / 20
@@ -35,9 +35,9 @@ class ByModelState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the preconditioner.
-    previous: the last update, like the parameters, float32.
-    coefficients: alpha and mu of the last update, float32 [2], before the learning rate.
-    factor_damping: the preconditioner's own damping gamma^2, a float32 scalar; None if it has none.
+    previous: the last update, like the parameters, in the type of sums.
+    coefficients: alpha and mu of the last update, [2], before the learning rate.
+    factor_damping: the preconditioner's own damping gamma^2, a scalar; None if it has none.
   """
 
   count: jax.Array
@@ -53,7 +53,7 @@ class LevenbergMarquardtState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the optimizer.
-    damping: of the next update, a float32 scalar.
+    damping: of the next update, a scalar.
     ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
   """
 
@@ -114,8 +114,9 @@ def by_quadratic_model(
   def init_fn(params):
     first_order.checked_rate(learning_rate)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(wide(x)), params)
-    own = None if period is None else jnp.float32(0)
-    count, coefficients = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.float32)
+    dtype = wide_type(params)
+    own = None if period is None else jnp.zeros((), dtype)
+    count, coefficients = jnp.zeros((), jnp.int32), jnp.zeros(2, dtype)
     return ByModelState(count, precondition.init(params), zeros, coefficients, own)
 
   def update_fn(updates, state, params=None, *, batch=None, model_params=None, **extra):
@@ -140,20 +141,21 @@ def by_quadratic_model(
       return vectors, least, least @ products @ least / 2 + along @ least, inner
 
     def of_three(shift):
-      shifts = shift * _FACTOR_CHANGE ** (period * jnp.array([0.0, 1.0, -1.0], jnp.float32))
+      shifts = shift * _FACTOR_CHANGE ** (period * jnp.array([0.0, 1.0, -1.0], shift.dtype))
       values = jax.lax.map(lambda x: best(x)[2], shifts)
       return shifts[jnp.argmin(jnp.nan_to_num(values, nan=jnp.inf))]
 
     shift, own = lam + decay, None
     if period is not None:
-      shift = jnp.where(state.count == 0, jnp.float32(shift), state.factor_damping)
+      shift = jnp.where(state.count == 0, shift, state.factor_damping)
+      shift = shift.astype(state.factor_damping.dtype)
       shift = own = jax.lax.cond(state.count % period == 0, of_three, lambda x: x, shift)
     vectors, (alpha, mu), _, inner = best(shift)
     whole_step = lambda x, y: rate * (alpha * wide(x) + mu * y)
     previous = jax.tree.map(lambda x, y: whole_step(x, y).astype(y.dtype), *vectors)
     step = jax.tree.map(lambda u, x: x.astype(u.dtype), updates, previous)
     count = optax.safe_increment(state.count)
-    coefficients = jnp.stack([alpha, mu]).astype(jnp.float32)
+    coefficients = jnp.stack([alpha, mu]).astype(state.coefficients.dtype)
     return step, ByModelState(count, inner, previous, coefficients, own)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -199,9 +201,10 @@ def levenberg_marquardt(
   """
 
   def init_fn(params):
-    first = jnp.array(damping, jnp.float32)  # a copy: the state may be donated
+    dtype = wide_type(params)
+    first = jnp.array(damping, dtype)  # a copy: the state may be donated
     return LevenbergMarquardtState(
-      jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones((), jnp.float32)
+      jnp.zeros((), jnp.int32), tx.init(params), first, jnp.ones((), dtype)
     )
 
   def update_fn(updates, state, params=None, *, batch=None, value=None, value_fn=None, **extra):
@@ -224,10 +227,10 @@ def levenberg_marquardt(
       before = value_fn(whole) if value is None else value
       after = value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step)))
       ratio = jnp.where(predicted < 0, (after - before + exact) / predicted, -1.0)
-      ratio = jnp.nan_to_num(ratio.astype(jnp.float32), nan=-1.0)
-      less = jnp.float32(damping_decay) ** damping_period
+      ratio = jnp.nan_to_num(ratio.astype(state.ratio.dtype), nan=-1.0)
+      less = jnp.asarray(damping_decay, state.damping.dtype) ** damping_period
       factor = jnp.select([ratio > _HIGH, ratio < _LOW], [less, 1 / less], 1.0)
-      lowest, highest = jnp.float32(min_damping), jnp.float32(max_damping)
+      lowest, highest = (jnp.asarray(x, state.damping.dtype) for x in (min_damping, max_damping))
       return jnp.clip(factor * state.damping, lowest, highest), ratio
 
     count = optax.safe_increment(state.count)
