@@ -20,8 +20,11 @@ import numpy as np
 from mixer_jax.optim import axes
 from mixer_jax.optim.curvature import check, patterns, program, report, statistics, tagged
 from mixer_jax.optim.curvature import estimation as estimation_lib
+from mixer_jax.optim.curvature import gram as gram_lib
+from mixer_jax.optim.curvature import residuals as residuals_lib
 from mixer_jax.optim.curvature.blocks import Block
 from mixer_jax.optim.curvature.predictor import Predictor, opened, root_weights, sums_of_weights
+from mixer_jax.optim.curvature.residuals import Residuals
 from mixer_jax.optim.curvature.traced import Choices, Traced, build
 from mixer_jax.optim.trees import by_path, wide_type
 
@@ -129,7 +132,7 @@ class Curvature:
     self._compares = False  # shapes come from a program that knows its loss
     if _are_small_arrays(params, batch):
       self._check_layers(params, batch)
-      self._compares = axis_name is None and self._has_targets
+      self._compares = axis_name is None
     report.warn(self.blocks, max_factor == MAX_FACTOR)
 
   def __str__(self) -> str:
@@ -320,6 +323,36 @@ class Curvature:
     products = jnp.array([[sum(map(jnp.vdot, v, w)) for w in flat] for v in flat])
     return products if self.axis_name is None else jax.lax.psum(products, self.axis_name)
 
+  def residuals(self, params: Params, batch: Batch) -> Residuals:
+    """The residuals r [N] of a batch, and products with their derivative J; see the module `residuals`.
+
+    J^T r is the gradient of the loss, J^T J the exact Gauss-Newton (Fisher) matrix. Targets that predict
+    does not return are zero, as of residuals of equations. A ValueError if they would be labels.
+    """
+    return residuals_lib.residuals(self._traced(batch), self._predictor, params, batch)
+
+  def gram(self, params: Params, batch: Batch, only: Collection[str] | None = None) -> jax.Array:
+    """J J^T [N, N] of the residuals, of the parameters with the paths `only` (None: all); see `gram`."""
+    traced = self._traced(batch)
+    space = residuals_lib.residuals(traced, self._predictor, params, batch, with_targets=False)
+    names = self.names if only is None else only
+    return gram_lib.gram(traced, by_path(params), batch, space, names)
+
+  def products(self, params: Params, batch: Batch) -> Callable[[Any], Any]:
+    """A function from a tree like params to its product with the exact Gauss-Newton (Fisher) matrix."""
+    if self.likelihood.factor is None:
+      raise ValueError("products with the Fisher matrix need a likelihood with a factor")
+    given = self._traced(batch), self._predictor, params, batch, False, self.axis_name
+    space = residuals_lib.residuals(*given)
+    own = lambda vector: space.pull(space.push(tangent(params, vector)))
+    if self.axis_name is None:
+      return own
+    return lambda vector: jax.lax.psum(own(vector), self.axis_name)
+
+  def product(self, params: Params, batch: Batch, vector: Any) -> Any:
+    """The product of one vector, see `products`."""
+    return self.products(params, batch)(vector)
+
   def tagged(self) -> tagged.Tagged:
     """The function with kfac-jax's registration at each layer, for `kfac_jax.Optimizer`.
 
@@ -345,7 +378,7 @@ class Curvature:
       if answer.targets is None:
         raise ValueError("per_example_grads needs predict to return (outputs, targets)")
       outputs = jax.tree.map(lambda y: y.astype(self.dtype), answer.outputs)
-      gradient = jax.lax.stop_gradient(self.likelihood.gradient(outputs, answer.targets))
+      gradient = jax.lax.stop_gradient(self.likelihood.slopes(outputs, answer.targets))
       scales = root_weights(self._predictor.weights(answer)[0], outputs, None)
       terms = jax.tree.map(lambda y, g, s: jnp.sum(y * g * s**2), outputs, gradient, scales)
       return sum(jax.tree.leaves(terms))
@@ -353,19 +386,26 @@ class Curvature:
     return loss
 
   def compare(
-    self, gradients: Any, params: Params, batch: Batch, count: jax.Array, scale: bool = False
+    self,
+    gradients: Any,
+    params: Params,
+    batch: Batch,
+    count: jax.Array,
+    scale: bool = False,
+    own: Callable[[], Any] | None = None,
   ) -> None:
     """Warns in the first update if a gradient is another one than that of the likelihood's loss.
 
-    As of a `predict` that returns a solution where the loss is of its residual. It needs targets.
-    Directions are compared; with `scale`, as a quadratic model needs, lengths, too.
+    As of a `predict` that returns a solution where the loss is of its residual. It needs targets, or
+    `own`, which gives the latter. Directions are compared; with `scale`, as a quadratic model needs,
+    lengths, too.
     """
-    if not self._compares or batch is None:
+    if not self._compares or batch is None or (own is None and not self._has_targets):
       return
 
     def compared():
-      own = by_path(jax.grad(self._loss_of)(params, batch))
-      both = [(g, own[path]) for path, g in by_path(gradients).items()]
+      found = by_path(jax.grad(self._loss_of)(params, batch) if own is None else own())
+      both = [(g, found[path]) for path, g in by_path(gradients).items()]
       flat = [jnp.concatenate([x.astype(self.dtype).ravel() for x in side]) for side in zip(*both)]
       sizes = [jnp.linalg.norm(x) for x in flat]
       return jnp.vdot(*flat) / (sizes[0] * sizes[1]), sizes[0] / sizes[1]

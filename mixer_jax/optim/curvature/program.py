@@ -7,6 +7,7 @@ examples mix, as by batch statistics, it is that of the whole batch.
 
 import dataclasses
 import functools
+import types
 from typing import Any, Mapping, Sequence
 
 import jax
@@ -44,20 +45,32 @@ class Term:
     return (self.examples,) if self.mapped else ()
 
   def run(
-    self, leaves: Sequence[Any], batch: Sequence[Any], token: Any, taps: Mapping, beside: Mapping
+    self,
+    leaves: Sequence[Any],
+    batch: Sequence[Any],
+    token: Any,
+    taps: Mapping,
+    beside: Mapping,
+    each: Mapping[int, Any] = types.MappingProxyType({}),
   ) -> Answer:
-    """The answer, with accumulators `beside` tapped; `token` has a number for each example."""
+    """The answer, with accumulators `beside` tapped; `token` has a number for each example.
 
-    def one(token, *batch):
+    `each` has parameters, by number, that every example has of its own, an axis in front.
+    """
+
+    def one(token, each, *batch):
       if self.mapped:
         batch = [x if a is None else jnp.expand_dims(x, a) for x, a in zip(batch, self.axes)]
       own = {path: functools.partial(tap, token) for path, tap in taps.items()}
       rewritten = rewrite.Rewritten(self.program, own, self.found.selections)
-      return rewritten([*leaves, *batch], beside)
+      own = [each.get(i, x) for i, x in enumerate(leaves)]
+      return rewritten([*own, *batch], beside)
 
+    each = dict(each)
     if not self.mapped:
-      return self.structure.unflatten(one(token, *batch))
-    results = jax.vmap(one, (0, *self.axes))(token, *batch)
+      each = {i: x[0] for i, x in each.items()}
+      return self.structure.unflatten(one(token, each, *batch))
+    results = jax.vmap(one, (0, 0, *self.axes))(token, each, *batch)
     rows = lambda x: x.reshape(-1, *x.shape[2:])  # examples, and rows that each has
     return self.structure.unflatten(map(rows, results))
 

@@ -33,11 +33,13 @@ class Layer(NamedTuple):
     block: the block.
     patches: whether its rows are a convolution's patches.
     kinds: of its uses, `USE` and `TRANSPOSED`.
+    masked: whether a constant mask hides some elements of the matrix.
   """
 
   block: Block
   patches: bool
   kinds: tuple[str, ...]
+  masked: bool = False
 
   def accumulators(self, basis: Any) -> dict[str, Any]:
     """Zeros for the sums of each kind; with the basis of EK-FAC's second moments, if there is one."""

@@ -132,6 +132,16 @@ def gradient(rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: Any
   return {"gradient": jnp.einsum("...ra,...rd->...ad", a, d), "blocks": 0 * own["blocks"]}
 
 
+def rows(rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: Any) -> dict[str, Any]:
+  """The rows themselves, of both sides of the layer, [examples, *blocks, rows, d]."""
+  del token
+  a, d = jax.vmap(rows.product.inputs)(operand), jax.vmap(rows.product.outputs)(gradient)
+  if rows.product.table:
+    a = jax.nn.one_hot(a, rows.sizes[0], dtype=d.dtype)
+  sides = zip(("inputs", "outputs"), _in_layer(rows, a, d, jnp.ones((), a.dtype)))
+  return {side: x.astype(own[side].dtype) for side, x in sides}
+
+
 def _in_layer(rows: Rows, a: jax.Array, d: jax.Array, ones: Any) -> tuple[jax.Array, jax.Array]:
   """Rows of the whole layer: sides swapped of a transposed use, zeros for what it does not have."""
   if rows.place.transposed:

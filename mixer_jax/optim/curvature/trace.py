@@ -33,6 +33,7 @@ class Use:
     product: the arrangement of rows, see `products.Product`; None: of a scale or shift.
     bias: the view of a bias that is added to the product's outputs, [*blocks, d_out], or None.
     rows: how many rows each matrix multiplies, in all runs of the loops around.
+    once: whether each matrix of a stack is multiplied in one run, outside of branches.
     term: number of the program, where there are several.
     slices: the outputs, block * d_out + i, of each slice that is taken of the result.
   """
@@ -44,6 +45,7 @@ class Use:
   product: products.Product | None = None
   bias: View | None = None
   rows: float = 0
+  once: bool = False
   term: int = 0
   slices: list[np.ndarray] = dataclasses.field(default_factory=list)
 
@@ -72,6 +74,7 @@ class Found:
     leaks: by leaf, why a reader that is no use cannot be seen.
     selections: paths of equations that take one layer out of a stack.
     runs: how often the equations that the walk is at run, by the loops around them.
+    branches: how many branches the walk is in.
     narrow: whether it computes in floats of 16 bits.
     debug: JAX's information about the program.
   """
@@ -80,6 +83,7 @@ class Found:
   leaks: dict[int, str] = dataclasses.field(default_factory=dict)
   selections: set[Path] = dataclasses.field(default_factory=set)
   runs: int = 1
+  branches: int = 0
   narrow: bool = False
   debug: Any = None
 
@@ -228,9 +232,11 @@ def _scan(found: Found, equation: Any, given: list[Any], path: Path) -> list[Any
 
 def _cond(found: Found, equation: Any, given: list[Any], path: Path) -> list[Any]:
   outer = [x if isinstance(x, View | _Constant) else None for x in given[1:]]
+  found.branches += 1
   for b, branch in enumerate(equation.params["branches"]):
     for x in _walk(found, branch.jaxpr, branch.consts, outer, (*path, b)):
       _leak(found, x, "is a result of a branch")
+  found.branches -= 1
   return [None] * len(equation.outvars)
 
 
@@ -273,6 +279,9 @@ def _add_use(found: Found, use: Use, equation: Any) -> _Output:
   found.uses.append(use)
   shape, matrix = equation.outvars[0].aval.shape, use.view.positions.shape
   use.rows = math.prod(shape) / max(math.prod((*matrix[:-2], matrix[-1])), 1) * found.runs
+  stack = math.prod(matrix[: use.view.stacked])
+  # Which layer an index takes out of a stack is not known here: it may take one twice.
+  use.once = found.runs == stack and not found.branches and not found.selections
   return _Output(use, use.product.output_positions(shape))
 
 

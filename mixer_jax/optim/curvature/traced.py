@@ -23,6 +23,8 @@ class Tap(NamedTuple):
     kind: that of the use, `statistics.USE` or `TRANSPOSED`, or "elements" of a scale or shift.
     operand: number of the equation's input that holds the rows.
     rows: of a product, see `taps.Rows`.
+    stacked: how many loops around take a matrix each off its stack; None: rows of several runs are
+      of one matrix, or those of a branch.
     elements: of a scale or shift the statistics, see `taps.of_elements`.
   """
 
@@ -30,6 +32,7 @@ class Tap(NamedTuple):
   kind: str
   operand: int
   rows: taps.Rows | None = None
+  stacked: int | None = None
   elements: Callable | None = None
 
 
@@ -109,11 +112,14 @@ class _Builder:
       kind = statistics.TRANSPOSED if place.transposed else statistics.USE
       with_bias = use.bias is not None and layer.bias is not None
       rows = taps.Rows(use.product, place, with_bias, layer.sizes, self.counted)
-      self.taps[use.term][use.path] = Tap(name, kind, use.operand, rows)
+      self.taps[use.term][use.path] = Tap(
+        name, kind, use.operand, rows, use.view.stacked if use.once else None
+      )
       kinds.add(kind)
+    masked = bool((layer.kernel.positions < 0).any())
     self.owners.setdefault(layer.kernel.leaf, []).append(name)
     self.layers.append(
-      statistics.Layer(self._block(name, layer), layer.patches, tuple(sorted(kinds)))
+      statistics.Layer(self._block(name, layer), layer.patches, tuple(sorted(kinds)), masked)
     )
 
   def _block(self, name: str, layer: layers_lib.Layer) -> Block:
