@@ -23,7 +23,9 @@ from mixer_jax.optim.from_config import (
   numbers,
   table,
 )
+from mixer_jax.optim.gauss_newton import gauss_newton
 from mixer_jax.optim.graft import GraftState, graft
+from mixer_jax.optim.hessian_free import hessian_free
 from mixer_jax.optim.kfac import ekfac, kfac
 from mixer_jax.optim.kfac_basis import (
   kfac_adam,
