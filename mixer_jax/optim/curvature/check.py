@@ -1,11 +1,80 @@
-"""Checks what was found in a program: the gradient of each layer, from its rows, is autodiff's."""
+"""Checks of a function, and of what was found in its program: each layer's gradient is autodiff's."""
 
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax.optim.curvature.blocks import Block
+from mixer_jax.optim.curvature.estimation import joined
+from mixer_jax.optim.curvature.predictor import Answer, Predictor
+from mixer_jax.optim.curvature.traced import Traced
 
 EXAMPLES = 2  # so many show whether examples mix
+_LARGEST = 20_000_000  # parameters
+
+
+def prediction(predictor: Predictor, shapes: tuple[Any, Any], estimation: str) -> Answer:
+  """The shapes of an answer; a ValueError if it does not fit the likelihood, or the estimation."""
+  answer = jax.eval_shape(predictor.answer, *shapes)
+  likelihood = predictor.likelihood
+  likelihood.check(answer.outputs)
+  if answer.targets is not None:
+    likelihood.check_targets(answer.outputs, answer.targets)
+  if estimation == "exact" and likelihood.factor is None:
+    raise ValueError('estimation="exact" needs a likelihood with a factor')
+  if estimation == "empirical" and answer.targets is None:
+    raise ValueError('estimation="empirical" needs predict to return (outputs, targets)')
+  if answer.weights is not None and not isinstance(answer.weights, Mapping):
+    predictor.weights_shape(answer)
+  return answer
+
+
+def fits(traced: Traced, outputs: Any) -> bool:
+  """Whether what examples have apart is as large as the outputs of all of them."""
+
+  def whole(term):
+    rows = term.examples if term.mapped else 1
+    grown = lambda y: jax.ShapeDtypeStruct((rows * y.shape[0], *y.shape[1:]), y.dtype)
+    return jax.tree.map(grown, term.structure.unflatten(term.program.out_avals).outputs)
+
+  shapes = lambda tree: [y.shape for y in jax.tree.leaves(tree)]
+  return shapes(joined([*map(whole, traced.terms)])) == shapes(outputs)
+
+
+def same_blocks(first: Sequence[Block], new: Sequence[Block]) -> None:
+  """A ValueError if a batch of other shapes has other blocks."""
+  same = lambda x: (x.name, x.kind, x.paths, x.factor_sizes, x.stacked)
+  why = lambda block: f" ({block.reason})" if block.reason else ""
+  for a, b in zip(first, new):
+    if same(a) != same(b):
+      raise ValueError(
+        f"with a batch of other shapes {b.name} is {b.kind} {b.factor_sizes}{why(b)}, not {a.kind}"
+        f" {a.factor_sizes}{why(a)}; give an example batch of the longest sequences"
+      )
+
+
+def are_small_arrays(params: Any, batch: Any) -> bool:
+  """Whether a check costs little: arrays, not shapes or tracers, and not too many parameters.
+
+  While a program is traced nothing is computed, whatever arrays are given.
+  """
+  leaves = [jnp.zeros(()), *jax.tree.leaves((params, batch))]
+  concrete = all(
+    isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in leaves
+  )
+  return concrete and sum(x.size for x in jax.tree.leaves(params)) <= _LARGEST
+
+
+def failing(curvature: Any, traced: Traced, params: Any, batch: Any) -> list[str]:
+  """The kernels of the layers whose gradients are not autodiff's."""
+  found = errors(curvature, params, batch)
+  narrow = any(term.found.narrow for term in traced.terms)
+  narrow |= any(x.dtype.itemsize <= 2 for x in jax.tree.leaves(params))
+  bound = 0.1 if narrow else 1e-3
+  kernels = {block.name: block.paths[0] for block in curvature.blocks}
+  return [kernels[name] for name, error in found.items() if error > bound]
 
 
 def errors(curvature: Any, params: Any, batch: Any) -> dict[str, jax.Array]:

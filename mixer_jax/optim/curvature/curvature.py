@@ -15,14 +15,20 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Seque
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mixer_jax.optim import axes
-from mixer_jax.optim.curvature import check, patterns, program, report, statistics, tagged
+from mixer_jax.optim.curvature import (
+  check,
+  first_gradient,
+  patterns,
+  program,
+  report,
+  statistics,
+  tagged,
+)
 from mixer_jax.optim.curvature import estimation as estimation_lib
 from mixer_jax.optim.curvature import gram as gram_lib
 from mixer_jax.optim.curvature import residuals as residuals_lib
-from mixer_jax.optim.curvature.blocks import Block
 from mixer_jax.optim.curvature.predictor import Predictor, opened, root_weights, sums_of_weights
 from mixer_jax.optim.curvature.residuals import Residuals
 from mixer_jax.optim.curvature.traced import Choices, Traced, build
@@ -30,11 +36,6 @@ from mixer_jax.optim.trees import by_path, wide_type
 
 Params = Batch = Any
 MAX_FACTOR = 8192
-_LARGEST_CHECKED = 20_000_000  # parameters
-_SAME_GRADIENT = 0.5  # cosine, below which a gradient is of another loss
-_SAME_LENGTH = (
-  0.4  # logarithm of the ratio of lengths, above which the scale of a loss is another one
-)
 
 
 class Curvature:
@@ -124,13 +125,14 @@ class Curvature:
     named = max_factor if isinstance(max_factor, Mapping) else ()
     patterns.matching("max_factor", [p for p in named if p], self.names)
     self._choices = Choices(norms, listed, max_factor)
-    self._check()
-    if not self._fits(self._traced(batch)):
+    answer = check.prediction(self._predictor, self._shapes, estimation)
+    self._has_targets = answer.targets is not None
+    if not check.fits(self._traced(batch), answer.outputs):
       report.say("predict takes no batch of one example, so curvature takes the batch as a whole")
       self._in_axes, self._traces = None, {}
     self.blocks = self._traced(batch).blocks
     self._compares = False  # shapes come from a program that knows its loss
-    if _are_small_arrays(params, batch):
+    if check.are_small_arrays(params, batch):
       self._check_layers(params, batch)
       self._compares = axis_name is None
     report.warn(self.blocks, max_factor == MAX_FACTOR)
@@ -139,34 +141,6 @@ class Curvature:
     return report.table(self.blocks)
 
   __repr__ = __str__
-
-  def _check(self) -> None:
-    """Refuses predictions that do not fit the likelihood."""
-    answer = jax.eval_shape(self._predictor.answer, *self._shapes)
-    self.likelihood.check(answer.outputs)
-    self._has_targets = answer.targets is not None
-    if self._has_targets:
-      self.likelihood.check_targets(answer.outputs, answer.targets)
-    if self._estimation == "exact" and self.likelihood.factor is None:
-      raise ValueError('estimation="exact" needs a likelihood with a factor')
-    if self._estimation == "empirical" and answer.targets is None:
-      raise ValueError('estimation="empirical" needs predict to return (outputs, targets)')
-    if answer.weights is not None and not isinstance(answer.weights, Mapping):
-      self._predictor.weights_shape(answer)
-
-  def _fits(self, traced: Traced) -> bool:
-    """Whether what examples have apart is as large as the outputs of all of them."""
-
-    def outputs(term):
-      rows = term.examples if term.mapped else 1
-      whole = lambda y: (rows * y.shape[0], *y.shape[1:])
-      return jax.tree.map(whole, term.structure.unflatten(term.program.out_avals).outputs)
-
-    shapes = jax.tree.leaves(
-      estimation_lib.joined([*map(outputs, traced.terms)]), is_leaf=_is_shape
-    )
-    answer = jax.eval_shape(self._predictor.answer, *self._shapes)
-    return shapes == [y.shape for y in jax.tree.leaves(answer.outputs)]
 
   # The programs.
 
@@ -178,7 +152,7 @@ class Curvature:
       parts = tuple(self.likelihood.inner or ())
       own = self._predictor, self._shapes[0], structure.unflatten(leaves), self._in_axes, parts
       new = build(program.terms(*own, self.axis_name), self._shapes[0], self._choices)
-      _check_equal(next(iter(self._traces.values()), new).blocks, new.blocks)
+      check.same_blocks(next(iter(self._traces.values()), new).blocks, new.blocks)
       self._traces[key] = new
     return self._traces[key]
 
@@ -192,10 +166,10 @@ class Curvature:
 
     A program of one example fails where examples mix: then the whole batch is traced.
     """
-    in_axes, failing = self._in_axes, self._failing(params, batch)
+    in_axes, failing = self._in_axes, check.failing(self, self._traced(batch), params, batch)
     if failing and in_axes is not None:
       self._retraced(batch, None)
-      if not (mixed := self._failing(params, batch)):
+      if not (mixed := check.failing(self, self._traced(batch), params, batch)):
         report.say(
           "the outputs of an example depend on the other ones, so curvature takes the batch as a whole;"
           " in_axes=None says so"
@@ -208,15 +182,6 @@ class Curvature:
     if failing:
       self._retraced(batch, in_axes, failing)
       report.say(f"the rows of {', '.join(sorted(failing))} do not give their gradients: no layers")
-
-  def _failing(self, params: Params, batch: Batch) -> list[str]:
-    """The kernels of the layers whose check fails."""
-    found = check.errors(self, params, batch)
-    narrow = any(term.found.narrow for term in self._traced(batch).terms)
-    narrow |= any(x.dtype.itemsize <= 2 for x in jax.tree.leaves(params))
-    bound = 0.1 if narrow else 1e-3
-    kernels = {block.name: block.paths[0] for block in self.blocks}
-    return [kernels[name] for name, error in found.items() if error > bound]
 
   def row_gradients(self, params: Params, batch: Batch, gradient: Callable[[Any], Any]) -> Any:
     """The gradient of each layer's matrix, [*stacked, d_in, d_out], summed over rows, by name.
@@ -371,19 +336,7 @@ class Curvature:
 
   @functools.cached_property
   def _loss_of(self) -> Callable:
-    """A function whose gradient is that of the likelihood's loss; its value is not the loss's."""
-
-    def loss(params, batch):
-      answer = self._predictor.answer(params, batch)
-      if answer.targets is None:
-        raise ValueError("per_example_grads needs predict to return (outputs, targets)")
-      outputs = jax.tree.map(lambda y: y.astype(self.dtype), answer.outputs)
-      gradient = jax.lax.stop_gradient(self.likelihood.slopes(outputs, answer.targets))
-      scales = root_weights(self._predictor.weights(answer)[0], outputs, None)
-      terms = jax.tree.map(lambda y, g, s: jnp.sum(y * g * s**2), outputs, gradient, scales)
-      return sum(jax.tree.leaves(terms))
-
-    return loss
+    return first_gradient.loss_of(self._predictor)
 
   def compare(
     self,
@@ -403,19 +356,8 @@ class Curvature:
     if not self._compares or batch is None or (own is None and not self._has_targets):
       return
 
-    def compared():
-      found = by_path(jax.grad(self._loss_of)(params, batch) if own is None else own())
-      both = [(g, found[path]) for path, g in by_path(gradients).items()]
-      flat = [jnp.concatenate([x.astype(self.dtype).ravel() for x in side]) for side in zip(*both)]
-      sizes = [jnp.linalg.norm(x) for x in flat]
-      return jnp.vdot(*flat) / (sizes[0] * sizes[1]), sizes[0] / sizes[1]
-
-    cosine, ratio = jax.lax.cond(count == 0, compared, lambda: (jnp.ones((), self.dtype),) * 2)
-    differs = cosine < _SAME_GRADIENT
-    if scale:
-      differs |= jnp.abs(jnp.log(ratio)) > _SAME_LENGTH
-    tell = lambda: jax.debug.callback(_tell_gradient, cosine, ratio)
-    jax.lax.cond(differs, tell, lambda: None)
+    exact = own or (lambda: jax.grad(self._loss_of)(params, batch))
+    first_gradient.compare(gradients, exact, count == 0, scale, self.dtype)
 
   def moment_scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block.
@@ -457,9 +399,7 @@ class Curvature:
 
   def first_examples(self, batch: Batch, count: int) -> Batch:
     """The first examples of a batch; all of one that is a whole."""
-    leaves, structure = jax.tree.flatten(batch)
-    cut = lambda x, a: x if a is None else x[(slice(None),) * a + (slice(count),)]
-    return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
+    return program.taken(batch, self._in_axes, slice(count))
 
   def some_of(self, batch: Batch, fraction: float | None) -> Batch:
     """Every n-th example of a batch, n = 1 / fraction; None: all.
@@ -474,33 +414,7 @@ class Curvature:
       return batch
     if not (0 < fraction < 1 and abs(fraction * (n := round(1 / fraction)) - 1) <= 0.02):
       raise ValueError(f"factor_fraction is {fraction}; allowed: 1/n, such as 1, 0.5, 0.33, 0.25")
-    leaves, structure = jax.tree.flatten(batch)
-    cut = lambda x, a: x if a is None else x[(slice(None),) * a + (slice(None, None, n),)]
-    return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
-
-
-def _is_shape(x: Any) -> bool:
-  return isinstance(x, tuple) and all(isinstance(n, int) for n in x)
-
-
-def _tell_gradient(cosine: Any, ratio: Any) -> None:
-  report.say(
-    f"the gradient of the first update has a cosine of {float(cosine):.2f} with that of the likelihood's"
-    f" loss, and {float(ratio):.3g} times its length: is predict, or the likelihood, another one than in"
-    " the loss?"
-  )
-
-
-def _are_small_arrays(params: Params, batch: Batch) -> bool:
-  """Whether a check costs little: arrays, not shapes or tracers, and not too many parameters.
-
-  While a program is traced nothing is computed, whatever arrays are given.
-  """
-  leaves = [jnp.zeros(()), *jax.tree.leaves((params, batch))]
-  concrete = all(
-    isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in leaves
-  )
-  return concrete and sum(x.size for x in jax.tree.leaves(params)) <= _LARGEST_CHECKED
+    return program.taken(batch, self._in_axes, slice(None, None, n))
 
 
 def tangent(params: Params, vector: Any) -> Any:
@@ -508,14 +422,3 @@ def tangent(params: Params, vector: Any) -> Any:
   leaves = by_path(vector)
   names = iter(by_path(params))
   return jax.tree.map(lambda p: leaves.get(next(names), jnp.zeros_like(p)).astype(p.dtype), params)
-
-
-def _check_equal(first: Sequence[Block], new: Sequence[Block]) -> None:
-  same = lambda x: (x.name, x.kind, x.paths, x.factor_sizes, x.stacked)
-  why = lambda block: f" ({block.reason})" if block.reason else ""
-  for a, b in zip(first, new):
-    if same(a) != same(b):
-      raise ValueError(
-        f"with a batch of other shapes {b.name} is {b.kind} {b.factor_sizes}{why(b)}, not {a.kind}"
-        f" {a.factor_sizes}{why(a)}; give an example batch of the longest sequences"
-      )

@@ -91,36 +91,12 @@ def terms(
     ValueError: an array without the axis of examples, or parts of a batch of other lengths than
       the outputs tell apart.
   """
-  leaves, structure = jax.tree.flatten(batch)
-  axes = axes_of(batch, in_axes)
+  leaves, axes = jax.tree.leaves(batch), axes_of(batch, in_axes)
   mapped = any(a is not None for a in axes)
   sizes = {x.shape[a] for x, a in zip(leaves, axes) if a is not None}
-  given, tree = jax.tree.flatten(params)
-  shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-  cut = lambda x, a: (
-    shape(x) if a is None else jax.ShapeDtypeStruct((*x.shape[:a], 1, *x.shape[a + 1 :]), x.dtype)
-  )
-
-  def answers(given, *batch):
-    return predictor.answer(tree.unflatten(given), structure.unflatten(batch))
-
-  def traced(*arguments):
-    arguments = spread.varying(arguments, axis_name)
-    found.append(jax.make_jaxpr(answers, return_shape=True)(*arguments))
-
-  example = [cut(x, a) for x, a in zip(leaves, axes)]
-  found: list[Any] = []
-  try:
-    jax.eval_shape(traced, list(map(shape, given)), *example)
-  except Exception as e:
-    if mapped:
-      e.add_note(
-        "This happened in predict with a batch of one example. Arrays that all examples share are named by"
-        " in_axes, as for jax.vmap; in_axes=None traces the whole batch."
-      )
-    raise
-  [(program, shapes)] = found
-  make = functools.partial(_term, program, shapes, axes, mapped, len(given))
+  program, shapes = _of_example(predictor, params, batch, axes, axis_name)
+  count = len(jax.tree.leaves(params))
+  make = functools.partial(_term, program, shapes, axes, mapped, count)
   if len(sizes) <= 1:
     rows = jax.tree.leaves(shapes.outputs)[0].shape[0] if not mapped else 1
     return [make(None, sizes.pop() if sizes else rows, leaves)]
@@ -130,6 +106,37 @@ def terms(
       " examples share by in_axes, as for jax.vmap, or give a mapping of outputs with a likelihood each"
     )
   return [make(part, None, leaves) for part in parts]
+
+
+def _of_example(
+  predictor: Predictor, params: Any, batch: Any, axes: Sequence[int | None], axis_name: Any
+) -> tuple[core.ClosedJaxpr, Answer]:
+  """The program of one example (or of arrays without its axis), and the shapes of its answer."""
+  leaves, structure = jax.tree.flatten(batch)
+  given, tree = jax.tree.flatten(params)
+  found: list[Any] = []
+
+  def cut(x, axis):
+    shape = x.shape if axis is None else (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+  def answers(given, *batch):
+    return predictor.answer(tree.unflatten(given), structure.unflatten(batch))
+
+  def traced(*arguments):
+    arguments = spread.varying(arguments, axis_name)
+    found.append(jax.make_jaxpr(answers, return_shape=True)(*arguments))
+
+  try:
+    jax.eval_shape(traced, [cut(x, None) for x in given], *map(cut, leaves, axes))
+  except Exception as e:
+    if any(a is not None for a in axes):
+      e.add_note(
+        "This happened in predict with a batch of one example. Arrays that all examples share are named by"
+        " in_axes, as for jax.vmap; in_axes=None traces the whole batch."
+      )
+    raise
+  return found[0]
 
 
 def _term(program, shapes, axes, mapped, count, part, examples, leaves) -> Term:
@@ -183,6 +190,13 @@ def axes_of(batch: Any, in_axes: Any) -> list[int | None]:
       )
     found.append(axis % len(x.shape))
   return found
+
+
+def taken(batch: Any, in_axes: Any, part: slice) -> Any:
+  """Some examples of a batch; all of one that is a whole."""
+  leaves, structure = jax.tree.flatten(batch)
+  cut = lambda x, a: x if a is None else x[(slice(None),) * a + (part,)]
+  return structure.unflatten(map(cut, leaves, axes_of(batch, in_axes)))
 
 
 _NONE = object()
