@@ -53,7 +53,8 @@ def problem(setting: Setting) -> Problem:
   tx = optim.gauss_newton(curvature, damping=DAMPING)
 
   def from_layers(params, points):
-    return tx.update(params, tx.init(params), params, batch=points)[0]
+    state = tx.init(params)._replace(count=1)  # the first update compares gradients
+    return tx.update(params, state, params, batch=points)[0]
 
   def from_jacobian(params, points):
     flat, back = jax.flatten_util.ravel_pytree(params)

@@ -58,7 +58,11 @@ def gauss_newton(learning_rate, curvature):
 
 
 def hessian_free(learning_rate, curvature):
-  return optim.hessian_free(curvature, learning_rate=learning_rate, damping=0.1, max_iterations=9)
+  """Without the loss: it would not be less along these gradients, and no step would be made."""
+  options = dict(learning_rate=learning_rate, damping=0.1, max_iterations=9)
+  tx = optim.hessian_free(curvature, **options)
+  blind = lambda *given, value_fn=None, **told: tx.update(*given, **told)
+  return optax.GradientTransformationExtraArgs(tx.init, blind)
 
 
 def grafted(learning_rate):
