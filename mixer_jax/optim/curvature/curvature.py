@@ -9,9 +9,8 @@ The loss is taken to be a mean over rows of outputs: over examples for outputs [
 examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mean.
 """
 
-import dataclasses
 import functools
-from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,6 @@ from mixer_jax.optim.curvature import (
   check,
   first_gradient,
   patterns,
-  program,
   report,
   statistics,
   tagged,
@@ -30,8 +28,9 @@ from mixer_jax.optim.curvature import estimation as estimation_lib
 from mixer_jax.optim.curvature import gram as gram_lib
 from mixer_jax.optim.curvature import residuals as residuals_lib
 from mixer_jax.optim.curvature.predictor import Predictor, opened, root_weights, sums_of_weights
+from mixer_jax.optim.curvature.programs import Programs
 from mixer_jax.optim.curvature.residuals import Residuals
-from mixer_jax.optim.curvature.traced import Choices, Traced, build
+from mixer_jax.optim.curvature.traced import Choices, Traced
 from mixer_jax.optim.trees import by_path, wide_type
 
 Params = Batch = Any
@@ -110,7 +109,6 @@ class Curvature:
     self.mesh, self.axis_name = mesh, axis_name
     self._estimation = estimation
     self._published = token_averaging == "published"
-    self._in_axes, self._traces = in_axes, {}
     self._shapes = jax.eval_shape(lambda *trees: trees, params, batch)
     self.dtype = wide_type(self._shapes[0])
     self._predictor = Predictor(predict, likelihood, self.dtype)
@@ -124,17 +122,18 @@ class Curvature:
     listed = patterns.matching("unpreconditioned", unpreconditioned, self.names)
     named = max_factor if isinstance(max_factor, Mapping) else ()
     patterns.matching("max_factor", [p for p in named if p], self.names)
-    self._choices = Choices(norms, listed, max_factor)
+    choices = Choices(norms, listed, max_factor)
     answer = check.prediction(self._predictor, self._shapes, estimation)
     self._has_targets = answer.targets is not None
+    self._programs = Programs(self._predictor, self._shapes[0], choices, in_axes, axis_name)
     if not check.fits(self._traced(batch), answer.outputs):
       report.say("predict takes no batch of one example, so curvature takes the batch as a whole")
-      self._in_axes, self._traces = None, {}
-    self.blocks = self._traced(batch).blocks
+      self._programs.retrace(None)
     self._compares = False  # shapes come from a program that knows its loss
     if check.are_small_arrays(params, batch):
-      self._check_layers(params, batch)
+      self._programs.check(params, batch)
       self._compares = axis_name is None
+    self.blocks = self._traced(batch).blocks
     report.warn(self.blocks, max_factor == MAX_FACTOR)
 
   def __str__(self) -> str:
@@ -142,63 +141,15 @@ class Curvature:
 
   __repr__ = __str__
 
-  # The programs.
-
   def _traced(self, batch: Batch) -> Traced:
-    """The programs of a batch of these shapes; a ValueError if its layers are other ones."""
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda x: x, batch))
-    key = structure, tuple((x.shape, x.dtype) for x in leaves), axes.is_checked()
-    if key not in self._traces:
-      parts = tuple(self.likelihood.inner or ())
-      own = self._predictor, self._shapes[0], structure.unflatten(leaves), self._in_axes, parts
-      new = build(program.terms(*own, self.axis_name), self._shapes[0], self._choices)
-      check.same_blocks(next(iter(self._traces.values()), new).blocks, new.blocks)
-      self._traces[key] = new
-    return self._traces[key]
-
-  def _retraced(self, batch: Batch, in_axes: Any, failed: Iterable[str] = ()) -> None:
-    self._in_axes, self._traces = in_axes, {}
-    self._choices = dataclasses.replace(self._choices, failed=frozenset(failed))
-    self.blocks = self._traced(batch).blocks
-
-  def _check_layers(self, params: Params, batch: Batch) -> None:
-    """Compares the gradients of all layers with autodiff's; what fails has no layer.
-
-    A program of one example fails where examples mix: then the whole batch is traced.
-    """
-    in_axes, failing = self._in_axes, check.failing(self, self._traced(batch), params, batch)
-    if failing and in_axes is not None:
-      self._retraced(batch, None)
-      if not (mixed := check.failing(self, self._traced(batch), params, batch)):
-        report.say(
-          "the outputs of an example depend on the other ones, so curvature takes the batch as a whole;"
-          " in_axes=None says so"
-        )
-        return
-      if len(mixed) >= len(failing):
-        self._retraced(batch, in_axes)
-      else:
-        failing, in_axes = mixed, None
-    if failing:
-      self._retraced(batch, in_axes, failing)
-      report.say(f"the rows of {', '.join(sorted(failing))} do not give their gradients: no layers")
+    return self._programs.of(batch)
 
   def row_gradients(self, params: Params, batch: Batch, gradient: Callable[[Any], Any]) -> Any:
     """The gradient of each layer's matrix, [*stacked, d_in, d_out], summed over rows, by name.
 
     `gradient` maps the outputs to the gradient of a loss. Equal to autodiff's (see `check`).
     """
-    found = estimation_lib.row_gradients(
-      self._traced(batch), jax.tree.leaves(params), batch, gradient
-    )
-    read = self.matrices(jax.tree.map(jnp.ones_like, params))  # 0 where a mask hides an element
-    return {name: own * read[name] for name, own in found.items()}
-
-  def matrices(self, tree: Any) -> dict[str, jax.Array]:
-    """The matrices [*stacked, d_in, d_out] of the layers in a tree like params, by name."""
-    leaves = by_path(tree)
-    own = [block for block in self.blocks if block.kind == "kronecker"]
-    return {b.name: b.matrix([leaves[path].astype(b.dtype) for path in b.paths]) for b in own}
+    return check.row_gradients(self._traced(batch), params, batch, gradient)
 
   # Estimates.
 
@@ -326,7 +277,7 @@ class Curvature:
       optimizer = kfac_jax.Optimizer(jax.value_and_grad(loss_of(predict)), ...)
       state = optimizer.init(enter(params), key, batch)
     """
-    return tagged.tagged(self._predictor, self._shapes[0], self._choices, self.blocks)
+    return tagged.tagged(self._predictor, self._shapes[0], self._programs.choices, self.blocks)
 
   def per_example_grads(self, params: Params, batch: Batch, chunk: int = 32) -> Iterator[Any]:
     """The gradient of each example's minus log-likelihood, a `chunk` at a time; see the function."""
@@ -355,7 +306,6 @@ class Curvature:
     """
     if not self._compares or batch is None or (own is None and not self._has_targets):
       return
-
     exact = own or (lambda: jax.grad(self._loss_of)(params, batch))
     first_gradient.compare(gradients, exact, count == 0, scale, self.dtype)
 
@@ -372,7 +322,7 @@ class Curvature:
     if self.axis_name is not None:
       total, squares = jax.lax.psum((total, squares), self.axis_name)
     rows = total**2 / jnp.maximum(c * squares, 1e-30)
-    layers = next(iter(self._traces.values())).layers
+    layers = self._programs.first().layers
     of = lambda layer: layer.scale(layer.block.tokens) if self._published else 1.0
     return {layer.block.name: rows * of(layer) for layer in layers}
 
@@ -397,10 +347,6 @@ class Curvature:
     """Raises a ValueError if outputs differ in their rows, see `common_rows`."""
     self.common_rows(*self._shapes)
 
-  def first_examples(self, batch: Batch, count: int) -> Batch:
-    """The first examples of a batch; all of one that is a whole."""
-    return program.taken(batch, self._in_axes, slice(count))
-
   def some_of(self, batch: Batch, fraction: float | None) -> Batch:
     """Every n-th example of a batch, n = 1 / fraction; None: all.
 
@@ -414,7 +360,7 @@ class Curvature:
       return batch
     if not (0 < fraction < 1 and abs(fraction * (n := round(1 / fraction)) - 1) <= 0.02):
       raise ValueError(f"factor_fraction is {fraction}; allowed: 1/n, such as 1, 0.5, 0.33, 0.25")
-    return program.taken(batch, self._in_axes, slice(None, None, n))
+    return self._programs.taken(batch, slice(None, None, n))
 
 
 def tangent(params: Params, vector: Any) -> Any:
