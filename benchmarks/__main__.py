@@ -10,6 +10,7 @@ from benchmarks import compile as compile_benchmark
 from benchmarks import (
   configs,
   dispatch,
+  gauss_newton,
   inference,
   operator_peers,
   optimizers,
@@ -32,6 +33,7 @@ _COMMANDS = {
   "costs": optimizers.of_study,
   "updates": updates.main,
   "uses": uses.main,
+  "gauss_newton": gauss_newton.main,
   "other_models": other_models.main,
   "train": train.main,
   "compile": compile_benchmark.main,
@@ -54,6 +56,7 @@ _TAKEN = {
   "costs": "study run set rounds kfac_jax",
   "updates": "config steps out",
   "uses": "",
+  "gauss_newton": "rounds",
   "other_models": "",
   "train": "models optimizers batch_size dtype rounds",
   "compile": "models optimizers batch_size dtype",

@@ -10,7 +10,9 @@ from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kroneck
 from mixer_jax.optim.curvature.curvature import Curvature
 from mixer_jax.optim.curvature.likelihoods import Likelihood
 from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
+from mixer_jax.optim.gauss_newton import gauss_newton
 from mixer_jax.optim.graft import GraftState, graft
+from mixer_jax.optim.hessian_free import hessian_free
 from mixer_jax.optim.kfac import ekfac, kfac
 from mixer_jax.optim.kfac_basis import (
   kfac_adam,

@@ -12,6 +12,7 @@ import optax
 
 from mixer_jax.optim.curvature.curvature import Curvature, tangent
 from mixer_jax.optim.quadratic import ByModelState, at, decayed_part, slopes
+from mixer_jax.optim.trees import wide_type
 
 # Reduction ratios below and above which damping grows and shrinks.
 _LOW, _HIGH = 0.25, 0.75
@@ -23,7 +24,7 @@ class LevenbergMarquardtState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the optimizer.
-    damping: of the next update, a float32 scalar.
+    damping: of the next update, a scalar.
     ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
   """
 
@@ -106,8 +107,9 @@ class _Adapted(NamedTuple):
   highest: Any
 
   def init(self, params: Any) -> LevenbergMarquardtState:
-    first = jnp.array(self.damping, jnp.float32)  # a copy: the state may be donated
-    count, ratio = jnp.zeros((), jnp.int32), jnp.ones((), jnp.float32)
+    dtype = wide_type(params)
+    first = jnp.array(self.damping, dtype)  # a copy: the state may be donated
+    count, ratio = jnp.zeros((), jnp.int32), jnp.ones((), dtype)
     return LevenbergMarquardtState(count, self.tx.init(params), first, ratio)
 
   def update(self, updates, state, params=None, *, batch=None, value=None, value_fn=None, **extra):
@@ -125,10 +127,10 @@ class _Adapted(NamedTuple):
       change = value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step))) - before
       exact, predicted = self._predicted(updates, step, params, whole, batch, state.count)
       ratio = jnp.where(predicted < 0, (change + exact) / predicted, -1.0)
-      ratio = jnp.nan_to_num(ratio.astype(jnp.float32), nan=-1.0)
-      less = jnp.float32(self.change) ** self.period
+      ratio = jnp.nan_to_num(ratio.astype(state.ratio.dtype), nan=-1.0)
+      less = jnp.asarray(self.change, state.damping.dtype) ** self.period
       factor = jnp.select([ratio > _HIGH, ratio < _LOW], [less, 1 / less], 1.0)
-      lowest, highest = jnp.float32(self.lowest), jnp.float32(self.highest)
+      lowest, highest = (jnp.asarray(x, state.damping.dtype) for x in (self.lowest, self.highest))
       return jnp.clip(factor * state.damping, lowest, highest), ratio
 
     count = optax.safe_increment(state.count)

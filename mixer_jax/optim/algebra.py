@@ -13,7 +13,7 @@ from mixer_jax.optim.trees import taken
 TINY = 1e-37  # a divisor below float32's smallest normal number, 1.2e-38, is zero
 # Of a factor without full rank, rounding leaves negative and vanishing eigenvalues: this part of the
 # largest is the least. Rounding errors reach 1e-7 of it; some of them stay.
-_EIGENVALUE_FLOOR = 1e-10
+_EIGENVALUE_FLOOR = 1e-10  # of float32
 # A shift below this part of the trace is lost in rounding, and float32's Cholesky may fail.
 _LEAST_SHIFT = 1e-6
 
@@ -26,8 +26,8 @@ class Decomposition(NamedTuple):
       first `eigh`.
     tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this, which saves time
       on a CPU; None: it renews all.
-    products: type of the operands of products with a basis or inverse, "float32" or "bfloat16"; sums,
-      factors and inverses stay float32. NVIDIA GPUs round float32 operands to TF32, unless
+    products: type of the operands of products with a basis or inverse, "float32" (or float64, as
+      the factors) or "bfloat16"; sums, factors and inverses stay as they are. NVIDIA GPUs round float32 operands to TF32, unless
       `jax_default_matmul_precision` says otherwise.
     mesh: devices that share the decompositions, a matrix on each; None: that of the curvature, if
       there is one.
@@ -50,14 +50,14 @@ def initial_factors(block: Block) -> Kronecker | Diagonal:
   """Identity factors of a block, or ones for a diagonal."""
   if block.kind == "kronecker":
     return Kronecker(*(_identity(block, i) for i in range(2)))
-  return Diagonal(tuple(jnp.ones(shape, jnp.float32) for shape in block.shapes))
+  return Diagonal(tuple(jnp.ones(shape, block.dtype) for shape in block.shapes))
 
 
 def _identity(block: Block, side: int) -> jax.Array | Diagonals:
   size = block.factor_sizes[side]
   if block.diagonal[side]:
-    return Diagonals(jnp.ones((*block.stacked, size), jnp.float32))
-  return jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (*block.stacked, size, size))
+    return Diagonals(jnp.ones((*block.stacked, size), block.dtype))
+  return jnp.broadcast_to(jnp.eye(size, dtype=block.dtype), (*block.stacked, size, size))
 
 
 def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
@@ -65,7 +65,7 @@ def initial_inverses(block: Block, damping_type: str) -> tuple[Any, Any]:
   factors = [_identity(block, side) for side in range(2)]
   if damping_type == "factored":
     return tuple(factors)
-  ones = lambda size: jnp.ones((*block.stacked, size), jnp.float32)
+  ones = lambda size: jnp.ones((*block.stacked, size), block.dtype)
   return tuple(
     Eigen(ones(size), None if isinstance(factor, Diagonals) else factor)
     for factor, size in zip(factors, block.factor_sizes)
@@ -87,7 +87,7 @@ def eigendecompositions(
 
 def _floored(values: jax.Array, floor: float) -> jax.Array:
   """The eigenvalues [..., d], 0 in place of those up to `floor` times the largest."""
-  least = floor * jnp.maximum(values.max(axis=-1, keepdims=True), 0.0)
+  least = _rounding(floor, values) * jnp.maximum(values.max(axis=-1, keepdims=True), 0.0)
   return jnp.where(values > least, values, 0.0)
 
 
@@ -104,6 +104,11 @@ def renewed_bases(
     return anew()
   warm = lambda: warm_started_bases(factors, old, how.tolerance, how.mesh)
   return jax.lax.cond(count == 0, anew, warm)
+
+
+def _rounding(part: float, x: jax.Array) -> float:
+  """A part that rounding of float32 decides on, in the type of an array."""
+  return part * float(jnp.finfo(x.dtype).eps / jnp.finfo(jnp.float32).eps)
 
 
 def warm_started_bases(
@@ -166,7 +171,7 @@ def factored_inverses(
     return Kronecker(*map(_shifted, block, shifts))
 
   def invert(matrix):
-    identity = jnp.eye(matrix.shape[0], dtype=jnp.float32)
+    identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), identity)
 
   inverse = lambda values: Diagonals(1.0 / values)
@@ -184,8 +189,10 @@ def mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:
 def _shifted(factor: jax.Array | Diagonals, shift: jax.Array) -> jax.Array | Diagonals:
   if isinstance(factor, Diagonals):
     return Diagonals(factor.values + shift[..., None])
-  shift = jnp.maximum(shift, _LEAST_SHIFT * jnp.trace(factor, axis1=-2, axis2=-1))
-  return factor + shift[..., None, None] * jnp.eye(factor.shape[-1], dtype=jnp.float32)
+  shift = jnp.maximum(
+    shift, _rounding(_LEAST_SHIFT, factor) * jnp.trace(factor, axis1=-2, axis2=-1)
+  )
+  return factor + shift[..., None, None] * jnp.eye(factor.shape[-1], dtype=factor.dtype)
 
 
 def precondition(
@@ -195,7 +202,7 @@ def precondition(
   damping: jax.Array | float,
   dtype: str = "float32",
 ) -> jax.Array:
-  """The preconditioned gradient of a Kronecker block, float32 [*stacked, d_in, d_out].
+  """The preconditioned gradient of a Kronecker block, [*stacked, d_in, d_out].
 
   Args:
     block: the block.
@@ -233,7 +240,9 @@ def eigenvalues(basis: tuple[Eigen, Eigen]) -> jax.Array:
 
 
 def _product(x: jax.Array, y: jax.Array, dtype: str) -> jax.Array:
-  return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+  sums = jnp.result_type(x, y, jnp.float32)
+  x, y = (z.astype(sums if dtype == "float32" else dtype) for z in (x, y))
+  return jnp.matmul(x, y, preferred_element_type=sums)
 
 
 def constrained(

@@ -28,17 +28,18 @@ def averaged(
     skip_zeros: whether a layer whose estimate is zero keeps its average: it was not reached, or saw
       only padding. One whose estimate is not finite always does: a bad batch would stay for good.
   """
-  log = jnp.log(jnp.float32(decay))
 
-  def weight(number):
+  def weight(number, dtype):
     """Of the newest of n + 1 estimates: (1 - decay) / (1 - decay^(n + 1))."""
+    log = jnp.log(jnp.asarray(decay, dtype))
     quotient = jnp.expm1(log) / jnp.expm1((number + 1) * log)
     # Of the first it must be 1 exactly, which the quotient is not: some of `old` would stay.
     unbiased = jnp.where(number == 0, 1.0, quotient)
-    return jnp.where(identity_start, jnp.float32(1.0 - decay), unbiased)
+    return jnp.where(identity_start, jnp.asarray(1.0 - decay, dtype), unbiased)
 
   def mixed(name, number):
-    own, sizes = weight(number), _sizes(fresh[name], number.ndim)
+    sizes = _sizes(fresh[name], number.ndim)
+    own = weight(number, sizes.dtype)
     seen = ((sizes > 0).any(axis=0) | (not skip_zeros)) & jnp.isfinite(sizes).all(axis=0)
 
     def mix(old, new):

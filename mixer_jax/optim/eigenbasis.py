@@ -118,9 +118,8 @@ class _InBasis(NamedTuple):
     self.source.check(params)
     leaves = by_path(params)
     blocks = covered_by(self.source.blocks(leaves), leaves)
-    zeros = lambda shape: jnp.zeros(shape, jnp.float32)
-    rest = {path: zeros(jnp.shape(x)) for path, x in _rest(blocks, leaves).items()}
-    matrices = {b.name: zeros((*b.stacked, *b.factor_sizes)) for b in blocks}
+    rest = {path: jnp.zeros_like(trees.wide(x)) for path, x in _rest(blocks, leaves).items()}
+    matrices = {b.name: jnp.zeros((*b.stacked, *b.factor_sizes), b.dtype) for b in blocks}
     return InBasisState(
       count=jnp.zeros((), jnp.int32),
       factors={b.name: algebra.initial_factors(b) for b in blocks},
@@ -140,7 +139,7 @@ class _InBasis(NamedTuple):
       raise ValueError(
         f"the gradients lack {min(missing)}; allowed: those of all parameters of init"
       )
-    gradients = {path: jnp.asarray(g, jnp.float32) for path, g in leaves.items()}
+    gradients = {path: trees.wide(g) for path, g in leaves.items()}
     whole = params if model_params is None else model_params
     source.compare(updates, whole, batch, state.count)
     fresh = lambda: source.estimate(blocks, gradients, whole, batch, rng)
@@ -260,7 +259,8 @@ def gradient_source(
         limit = patterns.limit(max_factor, (path,))
         diagonal = tuple(size > limit for size in part.sizes)
         about = (part.sizes, diagonal, part.stacked, (part.view,))
-        found.append(Block(name, "kronecker", (path,), (shape,), *about))
+        dtype = str(trees.wide_type(leaves[path]))
+        found.append(Block(name, "kronecker", (path,), (shape,), *about, dtype=dtype))
     return found
 
   def estimate(blocks, gradients, params, batch, rng):

@@ -36,7 +36,7 @@ def averaged_moments(
   A name that the estimate lacks keeps its average, as does a layer whose estimate is zero, which saw
   only padding, or not finite; `age` is the number of estimates before.
   """
-  decay = jnp.float32(decay)
+  decay = jnp.asarray(decay, jnp.result_type(jnp.float32, *fresh.values()))
   total = jnp.where(decay == 1.0, age + 1.0, (1.0 - decay ** (age + 1)) / (1.0 - decay))
 
   def mixed(old, fresh):
@@ -72,7 +72,7 @@ def precondition(
   """
   v = algebra.rotated(block.matrix(taken(block, gradients)), basis, dtype)
   if scale is not None:
-    decay = jnp.float32(decay)
+    decay = jnp.asarray(decay, moments.dtype)
     averaged = decay * moments + (1.0 - decay) * scale * v**2
     moments = jnp.where(v.any(axis=(-2, -1), keepdims=True), averaged, moments)
   return algebra.rotated_back(v / (moments + damping), basis, dtype), moments

@@ -137,7 +137,7 @@ class Matrices:
     found = {}
     for path, parts in self.parts(trees_[0]).items():
       given = [tree[path] for tree in trees_]
-      like = jax.ShapeDtypeStruct(given[0].shape, jnp.float32)
+      like = jax.ShapeDtypeStruct(given[0].shape, trees.wide_type(given[0]))
       results = [
         (part, function(*(part.view.read(x) for x in given), len(part.stacked))) for part in parts
       ]
@@ -145,7 +145,7 @@ class Matrices:
         found[path] = results[0][1]
         continue
       back = lambda part, x, like=like: jax.linear_transpose(part.view.read, like)(
-        x.astype(jnp.float32)
+        x.astype(like.dtype)
       )[0]
       found[path] = sum(back(part, x) for part, x in results)
     return trees.with_directions(arrays[0], found)

@@ -173,7 +173,7 @@ class _Preconditioner(NamedTuple):
     axes.check(curvature.axis_name, batch)
     curvature.compare(updates, whole, batch, state.count)
     lam = extra.get("damping", self.damping)
-    lam = jnp.asarray(lam(state.count) if callable(lam) else lam, jnp.float32)
+    lam = jnp.asarray(lam(state.count) if callable(lam) else lam, curvature.dtype)
     state = self._renewed(state, whole, batch, rng, lam)
     scales = curvature.moment_scales(whole, batch) if self.moments == "batch" else {}
     directions, moments = self._directions(trees.by_path(updates), state, scales, lam)

@@ -18,7 +18,7 @@ import optax
 
 from mixer_jax.optim import first_order
 from mixer_jax.optim.curvature.curvature import Curvature
-from mixer_jax.optim.trees import whole_tree, wide
+from mixer_jax.optim.trees import whole_tree, wide, wide_type
 
 # Factor of the factors' damping per update of their period.
 _FACTOR_CHANGE = 19 / 20
@@ -32,9 +32,9 @@ class ByModelState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the preconditioner.
-    previous: the last update, like the parameters, float32.
-    coefficients: alpha and mu of the last update, float32 [2], before the learning rate.
-    factor_damping: the preconditioner's own damping gamma^2, a float32 scalar; None if it has none.
+    previous: the last update, like the parameters, in the type of sums.
+    coefficients: alpha and mu of the last update, [2], before the learning rate.
+    factor_damping: the preconditioner's own damping gamma^2, a scalar; None if it has none.
   """
 
   count: jax.Array
@@ -95,8 +95,9 @@ class _ByModel(NamedTuple):
   def init(self, params: Any) -> ByModelState:
     first_order.checked_rate(self.learning_rate)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(wide(x)), params)
-    own = None if self.period is None else jnp.float32(0)
-    count, coefficients = jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.float32)
+    dtype = wide_type(params)
+    own = None if self.period is None else jnp.zeros((), dtype)
+    count, coefficients = jnp.zeros((), jnp.int32), jnp.zeros(2, dtype)
     return ByModelState(count, self.precondition.init(params), zeros, coefficients, own)
 
   def update(self, updates, state, params=None, *, batch=None, model_params=None, **extra):
@@ -127,19 +128,20 @@ class _ByModel(NamedTuple):
     previous = jax.tree.map(whole_step, *vectors)
     step = jax.tree.map(lambda u, x: x.astype(u.dtype), updates, previous)
     count = optax.safe_increment(state.count)
-    coefficients = jnp.stack([alpha, mu]).astype(jnp.float32)
+    coefficients = jnp.stack([alpha, mu]).astype(state.coefficients.dtype)
     return step, ByModelState(count, inner, previous, coefficients, own)
 
   def _factor_damping(self, state, first, model):
     """The preconditioner's damping: where it is due the one of three with the least model."""
 
     def of_three(shift):
-      powers = self.period * jnp.array([0.0, 1.0, -1.0], jnp.float32)
+      powers = self.period * jnp.array([0.0, 1.0, -1.0], shift.dtype)
       shifts = shift * _FACTOR_CHANGE**powers
       values = jax.lax.map(model, shifts)
       return shifts[jnp.argmin(jnp.nan_to_num(values, nan=jnp.inf))]
 
-    shift = jnp.where(state.count == 0, jnp.float32(first), state.factor_damping)
+    shift = jnp.where(state.count == 0, first, state.factor_damping)
+    shift = shift.astype(state.factor_damping.dtype)
     return jax.lax.cond(state.count % self.period == 0, of_three, lambda x: x, shift)
 
 

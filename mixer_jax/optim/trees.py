@@ -4,6 +4,7 @@ from typing import Any, Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mixer_jax.optim import axes
@@ -103,6 +104,11 @@ def wide(x: jax.Array) -> jax.Array:
   return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if floating else x
 
 
+def wide_type(tree: Any) -> np.dtype:
+  """The type of sums over a tree of parameters: float64 if one of them is, else float32."""
+  return jnp.result_type(jnp.float32, *(jnp.result_type(x) for x in jax.tree.leaves(tree)))
+
+
 def typed_as(like: Any, tree: Any) -> Any:
   """The floats of a tree in the types of another: injected numbers have those of parameters."""
 
@@ -153,11 +159,11 @@ def add_arrays(updates: dict[str, jax.Array], block: Block, matrix: jax.Array) -
 
 
 def taken(block: Block, gradients: dict[str, jax.Array]) -> list[jax.Array]:
-  """The gradients of a block in float32; a ValueError if one is missing or has another shape."""
+  """The gradients of a block in its type; a ValueError if one is missing or has another shape."""
   for path, shape in zip(block.paths, block.shapes):
     if path not in gradients:
       raise ValueError(f"the gradients lack {path}; allowed: those of all parameters of init")
     if gradients[path].shape != shape:
       given = f"{path} has shape {gradients[path].shape}"
       raise ValueError(f"the gradient of {given}; allowed: {shape}, that of the parameter")
-  return [gradients[path].astype(jnp.float32) for path in block.paths]
+  return [gradients[path].astype(block.dtype) for path in block.paths]

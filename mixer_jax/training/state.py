@@ -77,7 +77,9 @@ def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
   opt_state = run.optimizer.init(variables["params"])
   loss, aux = run.loss_shapes
   norms = jax.eval_shape(lambda: squared_norms(opt_state, run.task.layer_kind))
-  shapes = {"loss": loss, **aux.metrics} | {name: metrics_lib.RootMeanSquare.empty() for name in norms}
+  shapes = {"loss": loss, **aux.metrics} | {
+    name: metrics_lib.RootMeanSquare.empty() for name in norms
+  }
   zero, key_data = jnp.zeros((), jnp.int32), jax.random.key_data(run_key)
   metrics = metrics_lib.empty(shapes)
   return TrainState(zero, variables, opt_state, key_data, metrics, zero, zero, zero)

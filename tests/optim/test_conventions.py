@@ -53,6 +53,18 @@ def by_model(learning_rate, curvature, damping=0.1):
   return optim.levenberg_marquardt(tx, curvature, damping, damping_period=2)
 
 
+def gauss_newton(learning_rate, curvature):
+  return optim.gauss_newton(curvature, learning_rate=learning_rate, damping=0.1, momentum=0.5)
+
+
+def hessian_free(learning_rate, curvature):
+  """Without the loss: it would not be less along these gradients, and no step would be made."""
+  options = dict(learning_rate=learning_rate, damping=0.1, max_iterations=9)
+  tx = optim.hessian_free(curvature, **options)
+  blind = lambda *given, value_fn=None, **told: tx.update(*given, **told)
+  return optax.GradientTransformationExtraArgs(tx.init, blind)
+
+
 def grafted(learning_rate):
   return optim.graft(optim.sgd(learning_rate), optim.adam(learning_rate))
 
@@ -75,8 +87,12 @@ MAKES = {
   "kfac_adam": (optim.kfac_adam, _IN_BASIS),
   "kfac_muon": (optim.kfac_muon, dict(factor_period=2, basis_period=4)),
   "by_model": (by_model, {}),
+  "gauss_newton": (gauss_newton, {}),
+  "hessian_free": (hessian_free, {}),
 }
-WITH_CURVATURE = ("kfac", "ekfac", "kfac_adam", "kfac_muon", "by_model")
+# All parameters have one matrix: the step of a part is not the part of a step.
+JOINT = ("gauss_newton", "hessian_free")
+WITH_CURVATURE = ("kfac", "ekfac", "kfac_adam", "kfac_muon", "by_model", *JOINT)
 # One of each family always runs.
 _THOROUGH = [
   name
@@ -84,7 +100,10 @@ _THOROUGH = [
   else pytest.param(name, marks=pytest.mark.thorough)
   for name in MAKES
 ]
-every, some = (pytest.mark.parametrize("name", names) for names in (MAKES, _THOROUGH))
+_APART = [name for name in _THOROUGH if getattr(name, "values", name)[0] not in JOINT]
+every, some, apart = (
+  pytest.mark.parametrize("name", names) for names in (MAKES, _THOROUGH, _APART)
+)
 
 
 def made(name, rate=0.1, given=None, factory=lambda make: make):
@@ -145,7 +164,7 @@ def test_chain(name):
   assert_close(found, jax.tree.map(lambda u: 0.5 * u, doubled))
 
 
-@some
+@apart
 def test_masked_moves_its_part(name):
   tx = optax.masked(made(name), {"one": True, "two": False})
   found = run(tx)
@@ -153,7 +172,7 @@ def test_masked_moves_its_part(name):
   assert_close(found["two"], GRADIENTS["two"], rtol=0)
 
 
-@some
+@apart
 def test_multi_transform_gives_each_its_part(name):
   parts = {"a": made(name), "b": made(name)}
   found = run(optax.multi_transform(parts, {"one": "a", "two": "b"}))
@@ -270,7 +289,7 @@ def test_vmap_over_an_ensemble(name):
     assert_close(one(found), run(tx, one(params), one(gradients)), rtol=1e-3)
 
 
-@some
+@apart
 def test_shard_map(name):
   """Each of two devices has half the batch, and the gradient of all of it."""
   mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])

@@ -11,13 +11,13 @@ _IN_A_BOX = jax.tree_util.GetAttrKey("value")
 
 
 class Diagonals(NamedTuple):
-  """The diagonal of a factor whose other entries are not kept, float32 [d]."""
+  """The diagonal of a factor whose other entries are not kept, [d]."""
 
   values: jax.Array
 
 
 class Kronecker(NamedTuple):
-  """The factors of a layer, float32: A [d_in (+ 1 with a bias), same], G [d_out, d_out].
+  """The factors of a layer: A [d_in (+ 1 with a bias), same], G [d_out, d_out].
 
   Either may be `Diagonals`. Stacked layers have their axes in front.
   """
@@ -27,7 +27,7 @@ class Kronecker(NamedTuple):
 
 
 class Diagonal(NamedTuple):
-  """The diagonal of the block of a scale or shift, float32, of the parameter's shape."""
+  """The diagonal of the block of a scale or shift, of the parameter's shape."""
 
   values: tuple[jax.Array, ...]
 
@@ -49,6 +49,7 @@ class Block:
     uses: how many places of the program read it.
     tokens: how many rows of an example share a Kronecker block's weights, else 0.
     reason: why parameters have no curvature.
+    dtype: of factors and of all that is made of them: float64 where parameters are, else float32.
   """
 
   name: str
@@ -63,6 +64,7 @@ class Block:
   uses: int = 0
   tokens: int = 0
   reason: str = ""
+  dtype: Any = "float32"
 
   def matrix(self, arrays: Sequence[jax.Array]) -> jax.Array:
     """The kernel, and below it the bias, as one matrix [*stacked, d_in (+ 1), d_out]."""

@@ -9,29 +9,32 @@ The loss is taken to be a mean over rows of outputs: over examples for outputs [
 examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mean.
 """
 
-import dataclasses
 import functools
-from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mixer_jax.optim import axes
-from mixer_jax.optim.curvature import check, patterns, program, report, statistics, tagged
+from mixer_jax.optim.curvature import (
+  check,
+  first_gradient,
+  patterns,
+  report,
+  statistics,
+  tagged,
+)
 from mixer_jax.optim.curvature import estimation as estimation_lib
-from mixer_jax.optim.curvature.blocks import Block
+from mixer_jax.optim.curvature import gram as gram_lib
+from mixer_jax.optim.curvature import residuals as residuals_lib
 from mixer_jax.optim.curvature.predictor import Predictor, opened, root_weights, sums_of_weights
-from mixer_jax.optim.curvature.traced import Choices, Traced, build
-from mixer_jax.optim.trees import by_path
+from mixer_jax.optim.curvature.programs import Programs
+from mixer_jax.optim.curvature.residuals import Residuals
+from mixer_jax.optim.curvature.traced import Choices, Traced
+from mixer_jax.optim.trees import by_path, wide_type
 
 Params = Batch = Any
 MAX_FACTOR = 8192
-_LARGEST_CHECKED = 20_000_000  # parameters
-_SAME_GRADIENT = 0.5  # cosine, below which a gradient is of another loss
-_SAME_LENGTH = (
-  0.4  # logarithm of the ratio of lengths, above which the scale of a loss is another one
-)
 
 
 class Curvature:
@@ -73,6 +76,7 @@ class Curvature:
 
   Attributes:
     blocks: a `Block` for each layer, and one for each parameter without.
+    dtype: of outputs, sums and factors, float64 if a parameter is, else float32.
 
   Raises:
     ValueError: a prediction that does not fit the likelihood, an option that does not exist, or a
@@ -103,12 +107,12 @@ class Curvature:
         "mesh and axis_name are both given; inside of shard_map devices share no work"
       )
     self.mesh, self.axis_name = mesh, axis_name
-    self._predictor = Predictor(predict, likelihood)
-    self.likelihood = self._predictor.likelihood
     self._estimation = estimation
     self._published = token_averaging == "published"
-    self._in_axes, self._traces = in_axes, {}
     self._shapes = jax.eval_shape(lambda *trees: trees, params, batch)
+    self.dtype = wide_type(self._shapes[0])
+    self._predictor = Predictor(predict, likelihood, self.dtype)
+    self.likelihood = self._predictor.likelihood
     self.names = tuple(by_path(self._shapes[0]))
     for name, x in by_path(self._shapes[0]).items():
       if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -118,16 +122,18 @@ class Curvature:
     listed = patterns.matching("unpreconditioned", unpreconditioned, self.names)
     named = max_factor if isinstance(max_factor, Mapping) else ()
     patterns.matching("max_factor", [p for p in named if p], self.names)
-    self._choices = Choices(norms, listed, max_factor)
-    self._check()
-    if not self._fits(self._traced(batch)):
+    choices = Choices(norms, listed, max_factor)
+    answer = check.prediction(self._predictor, self._shapes, estimation)
+    self._has_targets = answer.targets is not None
+    self._programs = Programs(self._predictor, self._shapes[0], choices, in_axes, axis_name)
+    if not check.fits(self._traced(batch), answer.outputs):
       report.say("predict takes no batch of one example, so curvature takes the batch as a whole")
-      self._in_axes, self._traces = None, {}
-    self.blocks = self._traced(batch).blocks
+      self._programs.retrace(None)
     self._compares = False  # shapes come from a program that knows its loss
-    if _are_small_arrays(params, batch):
-      self._check_layers(params, batch)
-      self._compares = axis_name is None and self._has_targets
+    if check.are_small_arrays(params, batch):
+      self._programs.check(params, batch)
+      self._compares = axis_name is None
+    self.blocks = self._traced(batch).blocks
     report.warn(self.blocks, max_factor == MAX_FACTOR)
 
   def __str__(self) -> str:
@@ -135,100 +141,15 @@ class Curvature:
 
   __repr__ = __str__
 
-  def _check(self) -> None:
-    """Refuses predictions that do not fit the likelihood."""
-    answer = jax.eval_shape(self._predictor.answer, *self._shapes)
-    self.likelihood.check(answer.outputs)
-    self._has_targets = answer.targets is not None
-    if self._has_targets:
-      self.likelihood.check_targets(answer.outputs, answer.targets)
-    if self._estimation == "exact" and self.likelihood.factor is None:
-      raise ValueError('estimation="exact" needs a likelihood with a factor')
-    if self._estimation == "empirical" and answer.targets is None:
-      raise ValueError('estimation="empirical" needs predict to return (outputs, targets)')
-    if answer.weights is not None and not isinstance(answer.weights, Mapping):
-      self._predictor.weights_shape(answer)
-
-  def _fits(self, traced: Traced) -> bool:
-    """Whether what examples have apart is as large as the outputs of all of them."""
-
-    def outputs(term):
-      rows = term.examples if term.mapped else 1
-      whole = lambda y: (rows * y.shape[0], *y.shape[1:])
-      return jax.tree.map(whole, term.structure.unflatten(term.program.out_avals).outputs)
-
-    shapes = jax.tree.leaves(
-      estimation_lib.joined([*map(outputs, traced.terms)]), is_leaf=_is_shape
-    )
-    answer = jax.eval_shape(self._predictor.answer, *self._shapes)
-    return shapes == [y.shape for y in jax.tree.leaves(answer.outputs)]
-
-  # The programs.
-
   def _traced(self, batch: Batch) -> Traced:
-    """The programs of a batch of these shapes; a ValueError if its layers are other ones."""
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda x: x, batch))
-    key = structure, tuple((x.shape, x.dtype) for x in leaves), axes.is_checked()
-    if key not in self._traces:
-      parts = tuple(self.likelihood.inner or ())
-      own = self._predictor, self._shapes[0], structure.unflatten(leaves), self._in_axes, parts
-      new = build(program.terms(*own, self.axis_name), self._shapes[0], self._choices)
-      _check_equal(next(iter(self._traces.values()), new).blocks, new.blocks)
-      self._traces[key] = new
-    return self._traces[key]
-
-  def _retraced(self, batch: Batch, in_axes: Any, failed: Iterable[str] = ()) -> None:
-    self._in_axes, self._traces = in_axes, {}
-    self._choices = dataclasses.replace(self._choices, failed=frozenset(failed))
-    self.blocks = self._traced(batch).blocks
-
-  def _check_layers(self, params: Params, batch: Batch) -> None:
-    """Compares the gradients of all layers with autodiff's; what fails has no layer.
-
-    A program of one example fails where examples mix: then the whole batch is traced.
-    """
-    in_axes, failing = self._in_axes, self._failing(params, batch)
-    if failing and in_axes is not None:
-      self._retraced(batch, None)
-      if not (mixed := self._failing(params, batch)):
-        report.say(
-          "the outputs of an example depend on the other ones, so curvature takes the batch as a whole;"
-          " in_axes=None says so"
-        )
-        return
-      if len(mixed) >= len(failing):
-        self._retraced(batch, in_axes)
-      else:
-        failing, in_axes = mixed, None
-    if failing:
-      self._retraced(batch, in_axes, failing)
-      report.say(f"the rows of {', '.join(sorted(failing))} do not give their gradients: no layers")
-
-  def _failing(self, params: Params, batch: Batch) -> list[str]:
-    """The kernels of the layers whose check fails."""
-    found = check.errors(self, params, batch)
-    narrow = any(term.found.narrow for term in self._traced(batch).terms)
-    narrow |= any(x.dtype.itemsize <= 2 for x in jax.tree.leaves(params))
-    bound = 0.1 if narrow else 1e-3
-    kernels = {block.name: block.paths[0] for block in self.blocks}
-    return [kernels[name] for name, error in found.items() if error > bound]
+    return self._programs.of(batch)
 
   def row_gradients(self, params: Params, batch: Batch, gradient: Callable[[Any], Any]) -> Any:
     """The gradient of each layer's matrix, [*stacked, d_in, d_out], summed over rows, by name.
 
     `gradient` maps the outputs to the gradient of a loss. Equal to autodiff's (see `check`).
     """
-    found = estimation_lib.row_gradients(
-      self._traced(batch), jax.tree.leaves(params), batch, gradient
-    )
-    read = self.matrices(jax.tree.map(jnp.ones_like, params))  # 0 where a mask hides an element
-    return {name: own * read[name] for name, own in found.items()}
-
-  def matrices(self, tree: Any) -> dict[str, jax.Array]:
-    """The matrices [*stacked, d_in, d_out] of the layers in a tree like params, by name."""
-    leaves = by_path(tree)
-    own = [block for block in self.blocks if block.kind == "kronecker"]
-    return {b.name: b.matrix([leaves[path].astype(jnp.float32) for path in b.paths]) for b in own}
+    return check.row_gradients(self._traced(batch), params, batch, gradient)
 
   # Estimates.
 
@@ -292,7 +213,7 @@ class Curvature:
   # Other quantities.
 
   def outputs(self, params: Params, batch: Batch) -> Any:
-    """The outputs in float32, of all examples at once."""
+    """The outputs, of all examples at once."""
     return self._predictor.outputs(params, batch)
 
   def quadratic(self, params: Params, batch: Batch, vectors: Sequence[Any]) -> jax.Array:
@@ -314,9 +235,39 @@ class Curvature:
     pull = jax.linear_transpose(functools.partial(self.likelihood.factor, outputs), outputs)
     forward = lambda v: jax.tree.map(jnp.multiply, push(tangent(params, v)), scales)
     columns = [pull(forward(v))[0] for v in vectors]
-    flat = [[x.astype(jnp.float32) for x in jax.tree.leaves(c)] for c in columns]
+    flat = [[x.astype(self.dtype) for x in jax.tree.leaves(c)] for c in columns]
     products = jnp.array([[sum(map(jnp.vdot, v, w)) for w in flat] for v in flat])
     return products if self.axis_name is None else jax.lax.psum(products, self.axis_name)
+
+  def residuals(self, params: Params, batch: Batch) -> Residuals:
+    """The residuals r [N] of a batch, and products with their derivative J; see the module `residuals`.
+
+    J^T r is the gradient of the loss, J^T J the exact Gauss-Newton (Fisher) matrix. Targets that predict
+    does not return are zero, as of residuals of equations. A ValueError if they would be labels.
+    """
+    return residuals_lib.residuals(self._traced(batch), self._predictor, params, batch)
+
+  def gram(self, params: Params, batch: Batch, only: Collection[str] | None = None) -> jax.Array:
+    """J J^T [N, N] of the residuals, of the parameters with the paths `only` (None: all); see `gram`."""
+    traced = self._traced(batch)
+    space = residuals_lib.residuals(traced, self._predictor, params, batch, with_targets=False)
+    names = self.names if only is None else only
+    return gram_lib.gram(traced, by_path(params), batch, space, names)
+
+  def products(self, params: Params, batch: Batch) -> Callable[[Any], Any]:
+    """A function from a tree like params to its product with the exact Gauss-Newton (Fisher) matrix."""
+    if self.likelihood.factor is None:
+      raise ValueError("products with the Fisher matrix need a likelihood with a factor")
+    given = self._traced(batch), self._predictor, params, batch, False, self.axis_name
+    space = residuals_lib.residuals(*given)
+    own = lambda vector: space.pull(space.push(tangent(params, vector)))
+    if self.axis_name is None:
+      return own
+    return lambda vector: jax.lax.psum(own(vector), self.axis_name)
+
+  def product(self, params: Params, batch: Batch, vector: Any) -> Any:
+    """The product of one vector, see `products`."""
+    return self.products(params, batch)(vector)
 
   def tagged(self) -> tagged.Tagged:
     """The function with kfac-jax's registration at each layer, for `kfac_jax.Optimizer`.
@@ -326,7 +277,7 @@ class Curvature:
       optimizer = kfac_jax.Optimizer(jax.value_and_grad(loss_of(predict)), ...)
       state = optimizer.init(enter(params), key, batch)
     """
-    return tagged.tagged(self._predictor, self._shapes[0], self._choices, self.blocks)
+    return tagged.tagged(self._predictor, self._shapes[0], self._programs.choices, self.blocks)
 
   def per_example_grads(self, params: Params, batch: Batch, chunk: int = 32) -> Iterator[Any]:
     """The gradient of each example's minus log-likelihood, a `chunk` at a time; see the function."""
@@ -336,44 +287,27 @@ class Curvature:
 
   @functools.cached_property
   def _loss_of(self) -> Callable:
-    """A function whose gradient is that of the likelihood's loss; its value is not the loss's."""
-
-    def loss(params, batch):
-      answer = self._predictor.answer(params, batch)
-      if answer.targets is None:
-        raise ValueError("per_example_grads needs predict to return (outputs, targets)")
-      outputs = jax.tree.map(lambda y: y.astype(jnp.float32), answer.outputs)
-      gradient = jax.lax.stop_gradient(self.likelihood.gradient(outputs, answer.targets))
-      scales = root_weights(self._predictor.weights(answer)[0], outputs, None)
-      terms = jax.tree.map(lambda y, g, s: jnp.sum(y * g * s**2), outputs, gradient, scales)
-      return sum(jax.tree.leaves(terms))
-
-    return loss
+    return first_gradient.loss_of(self._predictor)
 
   def compare(
-    self, gradients: Any, params: Params, batch: Batch, count: jax.Array, scale: bool = False
+    self,
+    gradients: Any,
+    params: Params,
+    batch: Batch,
+    count: jax.Array,
+    scale: bool = False,
+    own: Callable[[], Any] | None = None,
   ) -> None:
     """Warns in the first update if a gradient is another one than that of the likelihood's loss.
 
-    As of a `predict` that returns a solution where the loss is of its residual. It needs targets.
-    Directions are compared; with `scale`, as a quadratic model needs, lengths, too.
+    As of a `predict` that returns a solution where the loss is of its residual. It needs targets, or
+    `own`, which gives the latter. Directions are compared; with `scale`, as a quadratic model needs,
+    lengths, too.
     """
-    if not self._compares or batch is None:
+    if not self._compares or batch is None or (own is None and not self._has_targets):
       return
-
-    def compared():
-      own = by_path(jax.grad(self._loss_of)(params, batch))
-      both = [(g, own[path]) for path, g in by_path(gradients).items()]
-      flat = [jnp.concatenate([x.astype(jnp.float32).ravel() for x in side]) for side in zip(*both)]
-      sizes = [jnp.linalg.norm(x) for x in flat]
-      return jnp.vdot(*flat) / (sizes[0] * sizes[1]), sizes[0] / sizes[1]
-
-    cosine, ratio = jax.lax.cond(count == 0, compared, lambda: (jnp.float32(1), jnp.float32(1)))
-    differs = cosine < _SAME_GRADIENT
-    if scale:
-      differs |= jnp.abs(jnp.log(ratio)) > _SAME_LENGTH
-    tell = lambda: jax.debug.callback(_tell_gradient, cosine, ratio)
-    jax.lax.cond(differs, tell, lambda: None)
+    exact = own or (lambda: jax.grad(self._loss_of)(params, batch))
+    first_gradient.compare(gradients, exact, count == 0, scale, self.dtype)
 
   def moment_scales(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """Factors that make squares of the batch's gradient second moments, by Kronecker block.
@@ -388,7 +322,7 @@ class Curvature:
     if self.axis_name is not None:
       total, squares = jax.lax.psum((total, squares), self.axis_name)
     rows = total**2 / jnp.maximum(c * squares, 1e-30)
-    layers = next(iter(self._traces.values())).layers
+    layers = self._programs.first().layers
     of = lambda layer: layer.scale(layer.block.tokens) if self._published else 1.0
     return {layer.block.name: rows * of(layer) for layer in layers}
 
@@ -413,12 +347,6 @@ class Curvature:
     """Raises a ValueError if outputs differ in their rows, see `common_rows`."""
     self.common_rows(*self._shapes)
 
-  def first_examples(self, batch: Batch, count: int) -> Batch:
-    """The first examples of a batch; all of one that is a whole."""
-    leaves, structure = jax.tree.flatten(batch)
-    cut = lambda x, a: x if a is None else x[(slice(None),) * a + (slice(count),)]
-    return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
-
   def some_of(self, batch: Batch, fraction: float | None) -> Batch:
     """Every n-th example of a batch, n = 1 / fraction; None: all.
 
@@ -432,33 +360,7 @@ class Curvature:
       return batch
     if not (0 < fraction < 1 and abs(fraction * (n := round(1 / fraction)) - 1) <= 0.02):
       raise ValueError(f"factor_fraction is {fraction}; allowed: 1/n, such as 1, 0.5, 0.33, 0.25")
-    leaves, structure = jax.tree.flatten(batch)
-    cut = lambda x, a: x if a is None else x[(slice(None),) * a + (slice(None, None, n),)]
-    return structure.unflatten(map(cut, leaves, program.axes_of(batch, self._in_axes)))
-
-
-def _is_shape(x: Any) -> bool:
-  return isinstance(x, tuple) and all(isinstance(n, int) for n in x)
-
-
-def _tell_gradient(cosine: Any, ratio: Any) -> None:
-  report.say(
-    f"the gradient of the first update has a cosine of {float(cosine):.2f} with that of the likelihood's"
-    f" loss, and {float(ratio):.3g} times its length: is predict, or the likelihood, another one than in"
-    " the loss?"
-  )
-
-
-def _are_small_arrays(params: Params, batch: Batch) -> bool:
-  """Whether a check costs little: arrays, not shapes or tracers, and not too many parameters.
-
-  While a program is traced nothing is computed, whatever arrays are given.
-  """
-  leaves = [jnp.zeros(()), *jax.tree.leaves((params, batch))]
-  concrete = all(
-    isinstance(x, jax.Array | np.ndarray) and not isinstance(x, jax.core.Tracer) for x in leaves
-  )
-  return concrete and sum(x.size for x in jax.tree.leaves(params)) <= _LARGEST_CHECKED
+    return self._programs.taken(batch, slice(None, None, n))
 
 
 def tangent(params: Params, vector: Any) -> Any:
@@ -466,14 +368,3 @@ def tangent(params: Params, vector: Any) -> Any:
   leaves = by_path(vector)
   names = iter(by_path(params))
   return jax.tree.map(lambda p: leaves.get(next(names), jnp.zeros_like(p)).astype(p.dtype), params)
-
-
-def _check_equal(first: Sequence[Block], new: Sequence[Block]) -> None:
-  same = lambda x: (x.name, x.kind, x.paths, x.factor_sizes, x.stacked)
-  why = lambda block: f" ({block.reason})" if block.reason else ""
-  for a, b in zip(first, new):
-    if same(a) != same(b):
-      raise ValueError(
-        f"with a batch of other shapes {b.name} is {b.kind} {b.factor_sizes}{why(b)}, not {a.kind}"
-        f" {a.factor_sizes}{why(a)}; give an example batch of the longest sequences"
-      )

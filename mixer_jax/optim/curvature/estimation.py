@@ -13,13 +13,14 @@ from mixer_jax.optim.curvature import program, statistics, taps
 from mixer_jax.optim.curvature.likelihoods import Likelihood
 from mixer_jax.optim.curvature.predictor import Answer, root_weights
 from mixer_jax.optim.curvature.traced import Tap, Traced
+from mixer_jax.optim.trees import wide_type
 
 
 class Run(NamedTuple):
   """A term after its forward pass.
 
   Attributes:
-    answer: its outputs in float32, without gradients, with targets and weights.
+    answer: its outputs in the type of sums, without gradients, with targets and weights.
     pullback: from the gradient of its outputs to the sums of the accumulators.
     weights: of rows, and whether examples (or, of tokens, rows) count; or two None.
     examples: how many count, on this device.
@@ -36,7 +37,7 @@ def accumulators(traced: Traced, basis: Mapping[str, Any], only: Any) -> dict[st
   zeros = {x.block.name: x.accumulators(basis.get(x.block.name)) for x in traced.layers}
   for block in traced.blocks:
     if block.kind == "diagonal":
-      zeros[block.name] = {"elements": {"squares": jnp.zeros(block.shapes[0], jnp.float32)}}
+      zeros[block.name] = {"elements": {"squares": jnp.zeros(block.shapes[0], block.dtype)}}
   return {name: own for name, own in zeros.items() if only is None or name in only}
 
 
@@ -50,7 +51,7 @@ def forward(
   of_product: Callable = taps.of_product,
 ) -> list[Run]:
   """Runs all terms; `of_product` is what taps of products add up to the accumulators `zeros`."""
-  flat = list(map(jnp.asarray, jax.tree.leaves(batch)))
+  flat, dtype = list(map(jnp.asarray, jax.tree.leaves(batch))), wide_type(leaves)
   zeros = axes.varying(zeros, axis_name)
   of = lambda names: {n: zeros[n] for n in names if n in zeros}
 
@@ -64,7 +65,7 @@ def forward(
     def answer(zeros):
       beside = {leaf: {n: zeros[n] for n in of(names)} for leaf, names in traced.owners.items()}
       found = term.run(leaves, flat, token, tapped, beside)
-      return jax.tree.map(lambda y: y.astype(jnp.float32), found.outputs), found
+      return jax.tree.map(lambda y: y.astype(dtype), found.outputs), found
 
     outputs, pullback, found = jax.vjp(answer, zeros, has_aux=True)
     found = found._replace(outputs=jax.lax.stop_gradient(outputs))
@@ -124,12 +125,12 @@ def _exact(outputs: Any, likelihood: Likelihood, scaled: Callable, rng: jax.Arra
   Random signs of examples cancel, in the mean, products of two that a layer's rows depend on.
   """
   leaves, structure = jax.tree.flatten(outputs)
-  sizes = [math.prod(y.shape[1:]) for y in leaves]
+  sizes, dtype = [math.prod(y.shape[1:]) for y in leaves], leaves[0].dtype
 
   def column(i):
     parts = jnp.split(jnp.arange(sum(sizes)) == i, list(itertools.accumulate(sizes))[:-1])
     key = jax.random.fold_in(rng, i)
-    signs = {n: jax.random.rademacher(key, (n,), jnp.float32) for n in {len(y) for y in leaves}}
+    signs = {n: jax.random.rademacher(key, (n,), dtype) for n in {len(y) for y in leaves}}
     signed = lambda p, y: p.reshape(y.shape[1:]) * signs[len(y)].reshape(-1, *(1,) * (y.ndim - 1))
     v = structure.unflatten(map(signed, parts, leaves))
     return scaled(likelihood.factor(outputs, v))
@@ -151,8 +152,8 @@ def row_gradients(traced: Traced, leaves: Sequence[Any], batch: Any, gradient: C
   zeros = {}
   for layer in traced.layers:
     block, own = layer.block, {}
-    own["gradient"] = jnp.zeros((*block.stacked, *block.factor_sizes), jnp.float32)
-    own["blocks"] = jnp.zeros(block.stacked, jnp.float32)
+    own["gradient"] = jnp.zeros((*block.stacked, *block.factor_sizes), block.dtype)
+    own["blocks"] = jnp.zeros(block.stacked, block.dtype)
     zeros[block.name] = {kind: own for kind in layer.kinds}
   runs = forward(
     traced, leaves, batch, zeros, [(None, None)] * len(traced.terms), None, taps.gradient

@@ -26,32 +26,37 @@ class DenseRows(kfac_jax.DenseTwoKroneckerFactored):
   Args:
     inputs: shape of the input factor, [d_in, d_in] or [d_in].
     outputs: the same of the output factor.
+    dtype: of the factors.
   """
 
-  def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]):
-    self._shapes = inputs, outputs
+  def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...], dtype: Any):
+    self._shapes, self._dtype = (inputs, outputs), dtype
     super().__init__(_equation((1, inputs[0]), (inputs[0], outputs[0])))
 
   def _init(self, rng, exact_powers_to_cache, approx_powers_to_cache, cache_eigenvalues):
     zeros = kfac_jax.utils.WeightedMovingAverage.zeros_array
-    return self.State(cache={}, factors=tuple(zeros(s, jnp.float32) for s in self._shapes))
+    return self.State(cache={}, factors=tuple(zeros(s, self._dtype) for s in self._shapes))
 
   def update_curvature_matrix_estimate(
     self, state, estimation_data, ema_old, ema_new, identity_weight, batch_size
   ):
-    """Adds sums of a a^T and d d^T in float32, whatever precision the rows have."""
+    """Adds sums of a a^T and d d^T in the type of factors, whatever precision the rows have."""
     state = state.copy()
     rows = estimation_data.primals.inputs[0], estimation_data.tangents.outputs[0]
     for factor, shape, x in zip(state.factors, self._shapes, rows):
-      factor.update(_moment(x, diagonal=len(shape) == 1), ema_old, ema_new)
+      factor.update(_moment(x, self._dtype, diagonal=len(shape) == 1), ema_old, ema_new)
     return state
 
 
 def second_moments(
-  a: jax.Array, d: jax.Array, inputs: tuple[int, ...], outputs: tuple[int, ...]
+  a: jax.Array,
+  d: jax.Array,
+  inputs: tuple[int, ...],
+  outputs: tuple[int, ...],
+  dtype: Any = "float32",
 ) -> tuple[jax.Array, jax.Array]:
   """The sums of a a^T and of d d^T over rows a [rows, d_in], d [rows, d_out], see `DenseRows`."""
-  state = _updated(DenseRows(inputs, outputs), a, d)
+  state = _updated(DenseRows(inputs, outputs, dtype), a, d)
   return tuple(factor.value for factor in state.factors)
 
 
@@ -77,14 +82,14 @@ def _equation(*shapes: tuple[int, ...]) -> Any:
 _equation((1, 1), (1, 1))  # with another JAX it fails here, not in a run's first step
 
 
-def _moment(x: jax.Array, diagonal: bool = False) -> jax.Array:
-  """x^T x in float32, or its diagonal; of a wide x the lower half is mirrored, not computed."""
+def _moment(x: jax.Array, dtype: Any, diagonal: bool = False) -> jax.Array:
+  """x^T x in a type, or its diagonal; of a wide x the lower half is mirrored, not computed."""
   if diagonal:
-    return jnp.square(x.astype(jnp.float32)).sum(axis=0)
-  product = lambda a, b: jnp.einsum("na,nb->ab", a, b, preferred_element_type=jnp.float32)
+    return jnp.square(x.astype(dtype)).sum(axis=0)
+  product = lambda a, b: jnp.einsum("na,nb->ab", a, b, preferred_element_type=dtype)
   width = x.shape[1]
   if width < _WIDE:
     return product(x, x)
   left, right = x[:, : width // 2], x[:, width // 2 :]
   corner = product(left, right)
-  return jnp.block([[_moment(left), corner], [corner.T, _moment(right)]])
+  return jnp.block([[_moment(left, dtype), corner], [corner.T, _moment(right, dtype)]])

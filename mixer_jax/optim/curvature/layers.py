@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from mixer_jax.optim.curvature.trace import Found, Use
+from mixer_jax.optim.curvature.uses import Found, Use
 from mixer_jax.optim.curvature.views import View
 
 

@@ -1,5 +1,6 @@
 """Predictive distributions: targets drawn from a model, and the Fisher matrix of its outputs."""
 
+import itertools
 from typing import Any, Callable, Mapping, NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ class Likelihood(NamedTuple):
   Attributes:
     sample: (key, outputs) -> targets drawn from the model.
     gradient: (outputs, targets) -> the gradient of minus the log-likelihood of each row with
-      respect to the outputs, of their shape.
+      respect to the outputs, of their shape. With a weight it is multiplied by the root of it: its squares
+      are those of the Fisher matrix.
     factor: (outputs, v) -> B v, with B B^T the Fisher matrix of each row; v is like the
       outputs. None: `estimation="exact"` is refused.
     parts: number of arrays of the outputs; more than one stand in a tuple.
@@ -24,6 +26,8 @@ class Likelihood(NamedTuple):
     labelled: whether a row has one target, so that its outputs have no weights of their own.
     inner: the likelihoods by the keys of the outputs, if they are a mapping.
     fixed_targets: whether targets have the shape of the outputs, or of their rows if `labelled`.
+    slope: (outputs, targets) -> the gradient of the weighted loss; None: `gradient`.
+    roots: (outputs, targets) -> r with `factor`(outputs, r) the slope; None: by least squares.
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -35,6 +39,18 @@ class Likelihood(NamedTuple):
   labelled: bool = False
   inner: Mapping[str, Any] | None = None
   fixed_targets: bool = False
+  slope: Callable[[Any, Any], Any] | None = None
+  roots: Callable[[Any, Any], Any] | None = None
+
+  def slopes(self, outputs: Any, targets: Any) -> Any:
+    """The gradient of the weighted loss of each row with respect to the outputs."""
+    return (self.slope or self.gradient)(outputs, targets)
+
+  def residual(self, outputs: Any, targets: Any) -> Any:
+    """r with B r the slopes, where B B^T is the Fisher matrix of a row; of the shape of the outputs."""
+    if self.roots is not None:
+      return self.roots(outputs, targets)
+    return _least_squares(self, outputs, targets)
 
   def is_output(self, answer: tuple) -> bool:
     """Whether a tuple is outputs, not outputs and targets."""
@@ -110,8 +126,36 @@ def _of_loss(loss: Callable, labels: bool = False, **about: Any) -> Likelihood:
     inner = jnp.concatenate(jax.tree.leaves(v), axis=-1)
     return like(outputs, loss(outputs, None).multiply_fisher_factor(inner))
 
+  def roots(outputs, targets):
+    slopes = gradient(outputs, targets)
+    if labels:  # of logits: B divides by the roots of the probabilities what sums to zero
+      return jax.tree.map(_over, slopes, jnp.sqrt(jax.nn.softmax(outputs)))
+    return jax.tree.map(_over, slopes, factor(outputs, jax.tree.map(jnp.ones_like, outputs)))
+
   sample = lambda key, outputs: loss(outputs, None).sample(key)
-  return Likelihood(sample, gradient, factor, labelled=labels, fixed_targets=True, **about)
+  about |= dict(labelled=labels, fixed_targets=True, roots=roots)
+  return Likelihood(sample, gradient, factor, **about)
+
+
+def _over(x: jax.Array, y: jax.Array) -> jax.Array:
+  """x / y, 0 where y is: of outputs so far out that they have no curvature."""
+  return jnp.where(y == 0, 0.0, x / jnp.where(y == 0, 1.0, y))
+
+
+def _least_squares(likelihood: Likelihood, outputs: Any, targets: Any) -> Any:
+  """The smallest r of `Likelihood.residual`."""
+  leaves, structure = jax.tree.flatten(outputs)
+  sizes = [y.shape[-1] for y in leaves]
+  ends = list(itertools.accumulate(sizes))[:-1]
+  whole = lambda tree: jnp.concatenate(jax.tree.leaves(tree), axis=-1)
+  apart = lambda x: structure.unflatten(jnp.split(x, ends, axis=-1))
+  like = whole(outputs)
+  columns = [
+    whole(likelihood.factor(outputs, apart(jnp.zeros_like(like).at[..., i].set(1))))
+    for i in range(sum(sizes))
+  ]
+  inverse = jnp.linalg.pinv(jnp.stack(columns, axis=-1))
+  return apart((inverse @ whole(likelihood.slopes(outputs, targets))[..., None])[..., 0])
 
 
 def _named(name: str) -> Likelihood:
@@ -160,9 +204,13 @@ def _weighted(weight: float, likelihood: Likelihood) -> Likelihood:
   def scaled(function):
     return lambda y, x: jax.tree.map(lambda z: jnp.sqrt(weight) * z, function(y, x))
 
-  factor = likelihood.factor and scaled(likelihood.factor)
+  def slope(outputs, targets):
+    return jax.tree.map(lambda z: weight * z, likelihood.slopes(outputs, targets))
+
+  factor, roots = (f and scaled(f) for f in (likelihood.factor, likelihood.roots))
   whole = None if likelihood.weight is None else weight * likelihood.weight
-  return likelihood._replace(gradient=scaled(likelihood.gradient), factor=factor, weight=whole)
+  made = dict(factor=factor, weight=whole, slope=slope, roots=roots)
+  return likelihood._replace(gradient=scaled(likelihood.gradient), **made)
 
 
 def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
@@ -178,8 +226,15 @@ def _several(parts: Mapping[str, Likelihood]) -> Likelihood:
   def factor(outputs, v):
     return {k: p.factor(outputs[k], v[k]) for k, p in parts.items()}
 
+  def slope(outputs, targets):
+    return {k: p.slopes(outputs[k], targets[k]) for k, p in parts.items()}
+
+  def roots(outputs, targets):
+    return {k: p.residual(outputs[k], targets[k]) for k, p in parts.items()}
+
   exact = all(p.factor for p in parts.values())
   first, *others = (p.weight for p in parts.values())
   equal = lambda w: w is first or (isinstance(w, int | float) and w == first)
   weight = first if all(map(equal, others)) else None
-  return Likelihood(sample, gradient, factor if exact else None, weight=weight, inner=parts)
+  made = dict(factor=factor, roots=roots) if exact else {}
+  return Likelihood(sample, gradient, weight=weight, inner=parts, slope=slope, **made)

@@ -10,7 +10,8 @@ from mixer_jax.errors import reason
 from mixer_jax.optim.curvature.likelihoods import likelihood_of
 
 Params = Batch = Any
-_TINY = 1e-24  # its square is 0 in float32, and gradients through it are not
+# Their squares are 0 in their type, and gradients through them are not.
+_TINY = {"float32": 1e-24, "float64": 1e-180}
 
 
 class Answer(NamedTuple):
@@ -25,11 +26,16 @@ class Answer(NamedTuple):
 class Predictor:
   """A model whose outputs are those of a distribution.
 
-  Args: see `curvature.Curvature`.
+  Args:
+    predict: see `curvature.Curvature`.
+    likelihood: the same.
+    dtype: of outputs and weights.
   """
 
-  def __init__(self, predict: Callable[[Params, Batch], Any], likelihood: Any):
-    self._predict = predict
+  def __init__(
+    self, predict: Callable[[Params, Batch], Any], likelihood: Any, dtype: Any = jnp.float32
+  ):
+    self._predict, self.dtype = predict, dtype
     self.likelihood = None if likelihood is None else likelihood_of(likelihood)
 
   def answer(self, params: Params, batch: Batch) -> Answer:
@@ -68,7 +74,7 @@ class Predictor:
 
   def outputs(self, params: Params, batch: Batch) -> Any:
     outputs = self.answer(params, batch).outputs
-    return jax.tree.map(lambda y: y.astype(jnp.float32), outputs)
+    return jax.tree.map(lambda y: y.astype(self.dtype), outputs)
 
   def weights(self, answer: Answer) -> tuple[Any, Any]:
     """The weights of outputs, and whether examples (or, of tokens, rows) count; or two None.
@@ -77,9 +83,8 @@ class Predictor:
     """
     if answer.weights is None:
       return None, None if answer.tokens is None else jnp.ones(len(answer.tokens), jnp.float32)
-    weights = jnp.reshape(jax.tree.leaves(answer.weights)[0], self.weights_shape(answer)).astype(
-      jnp.float32
-    )
+    weights = jnp.reshape(jax.tree.leaves(answer.weights)[0], self.weights_shape(answer))
+    weights = weights.astype(self.dtype)
     rows = max(max(y.ndim for y in jax.tree.leaves(answer.outputs)) - 1, 1)
     counts = (weights.reshape(*weights.shape[:rows], -1) != 0).any(axis=-1)
     return weights, counts.astype(jnp.float32)
@@ -104,9 +109,9 @@ def opened(x: jax.Array) -> jax.Array:
 
   Rows below it then tell by their gradients whether an output that counts depends on them.
   """
-  if x.ndim < 2 or x.dtype != jnp.float32:
+  if x.ndim < 2 or x.dtype.name not in _TINY:
     return x
-  tiny = _TINY * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+  tiny = _TINY[x.dtype.name] * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
   return jnp.where((x == 0).all(), tiny, x)
 
 
@@ -126,7 +131,7 @@ def sums_of_weights(
     weights = jnp.ones(rows, jnp.float32)
   if weights.ndim > len(rows):
     weights = weights.max(axis=-1)
-  weights = weights.astype(jnp.float32).reshape(*weights.shape, *(1,) * (len(rows) - weights.ndim))
+  weights = weights.reshape(*weights.shape, *(1,) * (len(rows) - weights.ndim))
   whole = jnp.broadcast_to(weights, rows)
   return whole.sum(), jnp.square(whole).sum()
 
@@ -134,7 +139,7 @@ def sums_of_weights(
 def _row_sum(weights: jax.Array | None, outputs: jax.Array) -> jax.Array:
   """The sum of the weights of rows; a row of outputs with weights of their own has the largest."""
   if weights is None:
-    return jnp.float32(math.prod(outputs.shape[:-1]))
+    return jnp.asarray(math.prod(outputs.shape[:-1]), outputs.dtype)
   if weights.ndim == outputs.ndim:
     total = weights.max(axis=-1).sum()
   else:

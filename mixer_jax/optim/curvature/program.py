@@ -7,6 +7,7 @@ examples mix, as by batch statistics, it is that of the whole batch.
 
 import dataclasses
 import functools
+import types
 from typing import Any, Mapping, Sequence
 
 import jax
@@ -44,20 +45,32 @@ class Term:
     return (self.examples,) if self.mapped else ()
 
   def run(
-    self, leaves: Sequence[Any], batch: Sequence[Any], token: Any, taps: Mapping, beside: Mapping
+    self,
+    leaves: Sequence[Any],
+    batch: Sequence[Any],
+    token: Any,
+    taps: Mapping,
+    beside: Mapping,
+    each: Mapping[int, Any] = types.MappingProxyType({}),
   ) -> Answer:
-    """The answer, with accumulators `beside` tapped; `token` has a number for each example."""
+    """The answer, with accumulators `beside` tapped; `token` has a number for each example.
 
-    def one(token, *batch):
+    `each` has parameters, by number, that every example has of its own, an axis in front.
+    """
+
+    def one(token, each, *batch):
       if self.mapped:
         batch = [x if a is None else jnp.expand_dims(x, a) for x, a in zip(batch, self.axes)]
       own = {path: functools.partial(tap, token) for path, tap in taps.items()}
       rewritten = rewrite.Rewritten(self.program, own, self.found.selections)
-      return rewritten([*leaves, *batch], beside)
+      own = [each.get(i, x) for i, x in enumerate(leaves)]
+      return rewritten([*own, *batch], beside)
 
+    each = dict(each)
     if not self.mapped:
-      return self.structure.unflatten(one(token, *batch))
-    results = jax.vmap(one, (0, *self.axes))(token, *batch)
+      each = {i: x[0] for i, x in each.items()}
+      return self.structure.unflatten(one(token, each, *batch))
+    results = jax.vmap(one, (0, 0, *self.axes))(token, each, *batch)
     rows = lambda x: x.reshape(-1, *x.shape[2:])  # examples, and rows that each has
     return self.structure.unflatten(map(rows, results))
 
@@ -78,36 +91,12 @@ def terms(
     ValueError: an array without the axis of examples, or parts of a batch of other lengths than
       the outputs tell apart.
   """
-  leaves, structure = jax.tree.flatten(batch)
-  axes = axes_of(batch, in_axes)
+  leaves, axes = jax.tree.leaves(batch), axes_of(batch, in_axes)
   mapped = any(a is not None for a in axes)
   sizes = {x.shape[a] for x, a in zip(leaves, axes) if a is not None}
-  given, tree = jax.tree.flatten(params)
-  shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-  cut = lambda x, a: (
-    shape(x) if a is None else jax.ShapeDtypeStruct((*x.shape[:a], 1, *x.shape[a + 1 :]), x.dtype)
-  )
-
-  def answers(given, *batch):
-    return predictor.answer(tree.unflatten(given), structure.unflatten(batch))
-
-  def traced(*arguments):
-    arguments = spread.varying(arguments, axis_name)
-    found.append(jax.make_jaxpr(answers, return_shape=True)(*arguments))
-
-  example = [cut(x, a) for x, a in zip(leaves, axes)]
-  found: list[Any] = []
-  try:
-    jax.eval_shape(traced, list(map(shape, given)), *example)
-  except Exception as e:
-    if mapped:
-      e.add_note(
-        "This happened in predict with a batch of one example. Arrays that all examples share are named by"
-        " in_axes, as for jax.vmap; in_axes=None traces the whole batch."
-      )
-    raise
-  [(program, shapes)] = found
-  make = functools.partial(_term, program, shapes, axes, mapped, len(given))
+  program, shapes = _of_example(predictor, params, batch, axes, axis_name)
+  count = len(jax.tree.leaves(params))
+  make = functools.partial(_term, program, shapes, axes, mapped, count)
   if len(sizes) <= 1:
     rows = jax.tree.leaves(shapes.outputs)[0].shape[0] if not mapped else 1
     return [make(None, sizes.pop() if sizes else rows, leaves)]
@@ -117,6 +106,37 @@ def terms(
       " examples share by in_axes, as for jax.vmap, or give a mapping of outputs with a likelihood each"
     )
   return [make(part, None, leaves) for part in parts]
+
+
+def _of_example(
+  predictor: Predictor, params: Any, batch: Any, axes: Sequence[int | None], axis_name: Any
+) -> tuple[core.ClosedJaxpr, Answer]:
+  """The program of one example (or of arrays without its axis), and the shapes of its answer."""
+  leaves, structure = jax.tree.flatten(batch)
+  given, tree = jax.tree.flatten(params)
+  found: list[Any] = []
+
+  def cut(x, axis):
+    shape = x.shape if axis is None else (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+  def answers(given, *batch):
+    return predictor.answer(tree.unflatten(given), structure.unflatten(batch))
+
+  def traced(*arguments):
+    arguments = spread.varying(arguments, axis_name)
+    found.append(jax.make_jaxpr(answers, return_shape=True)(*arguments))
+
+  try:
+    jax.eval_shape(traced, [cut(x, None) for x in given], *map(cut, leaves, axes))
+  except Exception as e:
+    if any(a is not None for a in axes):
+      e.add_note(
+        "This happened in predict with a batch of one example. Arrays that all examples share are named by"
+        " in_axes, as for jax.vmap; in_axes=None traces the whole batch."
+      )
+    raise
+  return found[0]
 
 
 def _term(program, shapes, axes, mapped, count, part, examples, leaves) -> Term:
@@ -170,6 +190,13 @@ def axes_of(batch: Any, in_axes: Any) -> list[int | None]:
       )
     found.append(axis % len(x.shape))
   return found
+
+
+def taken(batch: Any, in_axes: Any, part: slice) -> Any:
+  """Some examples of a batch; all of one that is a whole."""
+  leaves, structure = jax.tree.flatten(batch)
+  cut = lambda x, a: x if a is None else x[(slice(None),) * a + (part,)]
+  return structure.unflatten(map(cut, leaves, axes_of(batch, in_axes)))
 
 
 _NONE = object()

@@ -33,16 +33,18 @@ class Layer(NamedTuple):
     block: the block.
     patches: whether its rows are a convolution's patches.
     kinds: of its uses, `USE` and `TRANSPOSED`.
+    masked: whether a constant mask hides some elements of the matrix.
   """
 
   block: Block
   patches: bool
   kinds: tuple[str, ...]
+  masked: bool = False
 
   def accumulators(self, basis: Any) -> dict[str, Any]:
     """Zeros for the sums of each kind; with the basis of EK-FAC's second moments, if there is one."""
     block = self.block
-    zeros = lambda *shape: jnp.zeros((*block.stacked, *shape), jnp.float32)
+    zeros = lambda *shape: jnp.zeros((*block.stacked, *shape), block.dtype)
     shape = lambda i: block.factor_sizes[i : i + 1] * (1 if block.diagonal[i] else 2)
     own = {"inputs": zeros(*shape(0)), "outputs": zeros(*shape(1)), "rows": zeros()}
     if basis is not None:
@@ -93,7 +95,7 @@ def _mixed(pairs: list[tuple[Any, Any]], diagonal: tuple[bool, bool]) -> tuple[A
   has the trace sum t.
   """
   trace = lambda x, side: x.sum(-1) if diagonal[side] else jnp.trace(x, axis1=-2, axis2=-1)
-  tiny = jnp.finfo(jnp.float32).tiny
+  tiny = jnp.finfo(pairs[0][0].dtype).tiny
   whole = [trace(a, 0) * trace(g, 1) for a, g in pairs]
   total = sum(whole)
   sides = []

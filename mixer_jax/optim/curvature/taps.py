@@ -117,7 +117,7 @@ def of_product(
   merged = _merge(a, blocks), _merge(d, blocks)
   moments = _over(blocks, library.blocks().second_moments)
   shape = lambda side: own[side].shape[blocks:]
-  first, second = moments(*merged, shape("inputs"), shape("outputs"))
+  first, second = moments(*merged, shape("inputs"), shape("outputs"), own["rows"].dtype)
   sums = {"inputs": first, "outputs": second, "rows": _number(counts, own)}
   return sums | _squares(a, d, own)
 
@@ -130,6 +130,16 @@ def gradient(rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: Any
   a, d = _in_layer(rows, a, d, jnp.ones((), a.dtype))
   a, d = _merge(a, own["blocks"].ndim), _merge(d, own["blocks"].ndim)
   return {"gradient": jnp.einsum("...ra,...rd->...ad", a, d), "blocks": 0 * own["blocks"]}
+
+
+def rows(rows: Rows, operand: Any, gradient: jax.Array, own: Any, token: Any) -> dict[str, Any]:
+  """The rows themselves, of both sides of the layer, [examples, *blocks, rows, d]."""
+  del token
+  a, d = jax.vmap(rows.product.inputs)(operand), jax.vmap(rows.product.outputs)(gradient)
+  if rows.product.table:
+    a = jax.nn.one_hot(a, rows.sizes[0], dtype=d.dtype)
+  sides = zip(("inputs", "outputs"), _in_layer(rows, a, d, jnp.ones((), a.dtype)))
+  return {side: x.astype(own[side].dtype) for side, x in sides}
 
 
 def _in_layer(rows: Rows, a: jax.Array, d: jax.Array, ones: Any) -> tuple[jax.Array, jax.Array]:
@@ -164,7 +174,7 @@ def _over(blocks: int, function: Callable) -> Callable:
 
 
 def _mapped(function: Callable) -> Callable:
-  return lambda a, d, *shapes: jax.vmap(lambda a, d: function(a, d, *shapes))(a, d)
+  return lambda a, d, *rest: jax.vmap(lambda a, d: function(a, d, *rest))(a, d)
 
 
 def _counts(counted: str | None, outputs: jax.Array, token: jax.Array) -> jax.Array:
@@ -187,7 +197,8 @@ def _of_table(rows, ids, outputs, counts, own):
   ids, counts = ids.reshape(-1), counts.reshape(-1)
   d = outputs.reshape(-1, outputs.shape[-1])
   inputs = jnp.zeros_like(own["inputs"]).at[ids].add(counts)
-  _, second = library.blocks().second_moments(d[:, :1], d, (1,), own["outputs"].shape)
+  shapes = (1,), own["outputs"].shape
+  _, second = library.blocks().second_moments(d[:, :1], d, *shapes, own["rows"].dtype)
   sums = {"inputs": inputs, "outputs": second, "rows": counts.sum() + 0 * own["rows"]}
   if "squares" in own:  # the words of an example count apart
     turned = _turned(d, own, "outputs")
@@ -209,7 +220,7 @@ def _squares(a: jax.Array, d: jax.Array, own: Any) -> dict[str, jax.Array]:
 
 
 def _turned(x: jax.Array, own: Any, side: str) -> jax.Array:
-  x = x.astype(jnp.float32)
+  x = x.astype(own["squares"].dtype)
   return x @ own["basis"][side] if side in own["basis"] else x
 
 
@@ -224,14 +235,15 @@ def of_elements(
 
   def statistics(operand, gradient, own, token):
     del token
-    like = jax.ShapeDtypeStruct(shape, jnp.float32)
+    dtype = own["squares"].dtype
+    like = jax.ShapeDtypeStruct(shape, dtype)
     back = jax.linear_transpose(view.read, like)
 
     def of_example(x, d):
-      d = (x.astype(jnp.float32) if scales else 1.0) * d
+      d = (x.astype(dtype) if scales else 1.0) * d
       return back(jnp.broadcast_to(d, (*stacked, *d.shape)))[0][(0,) * len(stacked)]
 
-    squares = jax.vmap(of_example)(operand, gradient.astype(jnp.float32)) ** 2
+    squares = jax.vmap(of_example)(operand, gradient.astype(dtype)) ** 2
     return {"squares": squares.sum(axis=0)}
 
   return statistics

@@ -10,7 +10,7 @@ import numpy as np
 from mixer_jax.optim.curvature import layers as layers_lib
 from mixer_jax.optim.curvature import patterns, program, statistics, taps
 from mixer_jax.optim.curvature.blocks import Block
-from mixer_jax.optim.trees import by_path
+from mixer_jax.optim.trees import by_path, wide_type
 
 SHIFT = "a scale or shift"
 
@@ -23,6 +23,8 @@ class Tap(NamedTuple):
     kind: that of the use, `statistics.USE` or `TRANSPOSED`, or "elements" of a scale or shift.
     operand: number of the equation's input that holds the rows.
     rows: of a product, see `taps.Rows`.
+    stacked: how many loops around take a matrix each off its stack; None: rows of several runs are
+      of one matrix, or those of a branch.
     elements: of a scale or shift the statistics, see `taps.of_elements`.
   """
 
@@ -30,6 +32,7 @@ class Tap(NamedTuple):
   kind: str
   operand: int
   rows: taps.Rows | None = None
+  stacked: int | None = None
   elements: Callable | None = None
 
 
@@ -77,6 +80,7 @@ class _Builder:
   def __init__(self, terms: list[program.Term], params: Mapping[str, Any], choices: Choices):
     self.terms, self.names, self.leaves = terms, list(params), list(params.values())
     self.choices, self.counted = choices, _counted(terms)
+    self.dtype = str(wide_type(self.leaves))
     self.layers, self.owners = [], {}
     self.taps: list[dict[Any, Tap]] = [{} for _ in terms]
 
@@ -108,11 +112,14 @@ class _Builder:
       kind = statistics.TRANSPOSED if place.transposed else statistics.USE
       with_bias = use.bias is not None and layer.bias is not None
       rows = taps.Rows(use.product, place, with_bias, layer.sizes, self.counted)
-      self.taps[use.term][use.path] = Tap(name, kind, use.operand, rows)
+      self.taps[use.term][use.path] = Tap(
+        name, kind, use.operand, rows, use.view.stacked if use.once else None
+      )
       kinds.add(kind)
+    masked = bool((layer.kernel.positions < 0).any())
     self.owners.setdefault(layer.kernel.leaf, []).append(name)
     self.layers.append(
-      statistics.Layer(self._block(name, layer), layer.patches, tuple(sorted(kinds)))
+      statistics.Layer(self._block(name, layer), layer.patches, tuple(sorted(kinds)), masked)
     )
 
   def _block(self, name: str, layer: layers_lib.Layer) -> Block:
@@ -134,6 +141,7 @@ class _Builder:
       "embedding" if layer.table else layer.uses[0][0].kind,
       len(layer.uses),
       max(round(tokens), 1),
+      dtype=self.dtype,
     )
 
   def _rest(self, leaf: int, reason: str) -> Block:
@@ -159,7 +167,7 @@ class _Builder:
           squares = taps.of_elements(view, shape, use.kind == "scale", lead)
           placed[use.path] = Tap(name, "elements", use.operand, elements=squares)
     stacked = shape[: min(use.view.stacked for use in own)]
-    return Block(name, "diagonal", (name,), (shape,), stacked=stacked)
+    return Block(name, "diagonal", (name,), (shape,), stacked=stacked, dtype=self.dtype)
 
 
 def _is_in_front(view: Any, shape: tuple[int, ...]) -> bool:

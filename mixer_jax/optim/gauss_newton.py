@@ -1,0 +1,200 @@
+"""Exact Gauss-Newton steps in the space of residuals, without the Jacobian.
+
+With the residuals r [N] of a batch and their derivative J [N, parameters] (`curvature.residuals`), the
+damped Gauss-Newton step is
+
+  -(J^T J + damping I)^-1 J^T r = -J^T (J J^T + damping I)^-1 r,
+
+where the right side needs an N x N matrix alone: it is cheaper where there are fewer residuals than
+parameters (Chen and Heyl, 2024, https://arxiv.org/abs/2302.01941; Rende et al., 2024,
+https://arxiv.org/abs/2310.05715). J J^T is made from the rows that layers see (`curvature.gram`), and the
+product with J^T is one backward pass, so that J is not formed. For equations solved by nets this is the
+energy natural gradient of Müller and Zeinhofer (2023, https://arxiv.org/abs/2302.13163); for any likelihood
+it is natural gradient descent (Martens, 2010 and 2020, https://arxiv.org/abs/1412.1193). Dangel et al. (2024,
+https://arxiv.org/abs/2405.15603) approximate the same matrix for such losses by K-FAC.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.optim import axes, first_order, model_steps, trees
+from mixer_jax.optim.curvature.curvature import Curvature, tangent
+
+MAX_ROWS = 8192
+_TRIES = 8  # dampings in one update
+
+
+class GaussNewtonState(NamedTuple):
+  """State of `gauss_newton`.
+
+  Attributes:
+    count: number of updates so far, an int32 scalar.
+    damping: of the next update, a scalar.
+    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
+    rate: where the next line search begins, a scalar.
+    previous: the last direction, like the parameters, in the type of sums.
+  """
+
+  count: jax.Array
+  damping: jax.Array
+  ratio: jax.Array
+  rate: jax.Array
+  previous: Any
+
+
+def gauss_newton(
+  curvature: Curvature,
+  *,
+  learning_rate: Any = 1.0,
+  damping: float = 1e-3,
+  momentum: float = 0.0,
+  bias_correction: bool = False,
+  line_search: bool = False,
+  damping_decay: float = 0.5,
+  min_damping: float = 1e-20,
+  max_damping: float = 1e8,
+  max_rows: int = MAX_ROWS,
+) -> optax.GradientTransformationExtraArgs:
+  """Damped Gauss-Newton steps, exact, for batches of up to a few thousand residuals.
+
+  The step follows from the batch alone: its targets give the residuals (without targets, as of
+  equations, they are zero), so the likelihood must be that of the loss, and what was done to the
+  gradient before, such as clipping or decay, does not count. The first update warns if the gradient is
+  not that of the residuals. Only parameters in the tree of the gradient move; others are constants.
+
+  The update takes `batch`. With the extra argument `value_fn`, which maps parameters to the loss on the
+  same batch (`value`, the loss before the step, saves an evaluation), the damping adapts in every update
+  by the ratio of the loss's reduction to the model's, see `model_steps`, and a step that does not lessen
+  the loss is tried again with more damping, up to eight times for the same matrix, or not made. The rule
+  has no scale of its own: as residuals vanish, the model becomes exact, and the damping falls to 1e-16 and
+  below, where rounding hides the small eigenvalues of the matrix; where Cholesky's method fails there, the
+  damping of this update is tenfold until it does not.
+
+  With a `momentum` mu the direction is that of SPRING (Goldshlager et al., 2024,
+  https://arxiv.org/abs/2401.10190, Section 3; for equations arXiv:2505.12149),
+
+    d = argmin |J d + r|^2 + damping |d - mu d_previous|^2
+      = mu d_previous - J^T (J J^T + damping I)^-1 (r + mu J d_previous).
+
+  Args:
+    curvature: of the model, whose likelihood has a factor; of its options `likelihood`, `in_axes` and
+      `mesh` count.
+    learning_rate: a number or a schedule, multiplies the direction.
+    damping: the first one, in the units of loss / parameter^2.
+    momentum: mu; 0: none.
+    bias_correction: divides the t-th direction, from t = 1 on, by (1 - mu^(2t))^(1/2), as in the second
+      paper.
+    line_search: multiplies the step by the power of two with the least loss, see `model_steps.search`.
+    damping_decay: factor of the damping where the ratio is above 3/4; below 1/4 it is divided by it.
+    min_damping: the damping stays at this or above.
+    max_damping: the damping stays at this or below.
+    max_rows: most residuals of a batch; the matrix of 8,192 in float64 takes 512 MiB.
+
+  Returns:
+    A transform with a `GaussNewtonState`.
+
+  Raises:
+    ValueError: a likelihood without a factor, or a curvature with an axis_name; in the update more
+      residuals than max_rows, or a line search without `value_fn`.
+  """
+  if curvature.likelihood.factor is None:
+    raise ValueError("gauss_newton needs a likelihood with a factor")
+  if curvature.axis_name is not None:
+    raise ValueError(
+      "gauss_newton needs the residuals of all devices at once: use it under jit, not in a shard_map"
+    )
+  how = model_steps.Damping(damping_decay, min_damping, max_damping)
+  moving = not (isinstance(momentum, int | float) and momentum == 0)
+
+  def init_fn(params):
+    if trees.is_placeholder(params):
+      return GaussNewtonState(0, 0, 0, 0, params)
+    trees.check_names(params, curvature.names)
+    first_order.checked_rate(learning_rate)
+    one, dtype = jnp.ones((), curvature.dtype), curvature.dtype
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), dtype), params)
+    return GaussNewtonState(jnp.zeros((), jnp.int32), jnp.array(damping, dtype), one, one, zeros)
+
+  def gradient(whole, batch, names):
+    space = curvature.residuals(whole, batch)
+    return space.pull(space.vector)
+
+  def prepared(whole, batch, names, moved):
+    """J J^T, r, and what r becomes by the moved part of the direction."""
+    space = curvature.residuals(whole, batch)
+    check_rows(len(space.vector), max_rows)
+    ahead = space.push(tangent(whole, moved)) if moving else jnp.zeros_like(space.vector)
+    return curvature.gram(whole, batch, names), space.vector, ahead
+
+  def directed(whole, batch, names, moved, system, lam):
+    """The direction by path, its slope and curvature, and the damping."""
+    matrix, vector, ahead = system
+    with jax.default_matmul_precision("highest"):
+      solution, lam = solved(matrix, lam, vector + ahead)
+      change = ahead - matrix @ solution  # J d
+    back = trees.by_path(curvature.residuals(whole, batch).pull(solution))
+    direction = {path: moved[path] - back[path] for path in names}
+    return direction, jnp.vdot(vector, change), jnp.vdot(change, change), lam
+
+  def update_fn(
+    updates,
+    state,
+    params=None,
+    *,
+    batch=None,
+    value=None,
+    value_fn=None,
+    model_params=None,
+    **extra,
+  ):
+    del extra
+    whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
+    model_steps.check_searchable(line_search, value_fn)
+    names = tuple(trees.by_path(updates))
+    moved = {path: momentum * x for path, x in trees.by_path(state.previous).items()}
+    over = lambda f: axes.automatic(lambda p, b, *rest: f(p, b, names, *rest), (whole, batch))
+    own = lambda: over(gradient)(whole, batch)
+    curvature.compare(updates, whole, batch, state.count, scale=True, own=own)
+    system = over(prepared)(whole, batch, moved)
+    rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+    if bias_correction:
+      mu = jnp.asarray(momentum, curvature.dtype)
+      rate = rate / jnp.sqrt(1 - mu ** (2 * (state.count + 1)))
+
+    def tried(lam):
+      way = model_steps.Direction(whole, *over(directed)(whole, batch, moved, system, lam))
+      return model_steps.stepped(way, rate, state, how, line_search, before, value_fn)
+
+    before = value_fn(whole) if value is None and value_fn is not None else value
+    again = lambda own: (own[0] + 1, tried(own[1].damping))
+    going = lambda own: ~own[1].made & (own[0] < _TRIES)
+    _, found = jax.lax.while_loop(going, again, (1, tried(state.damping)))
+    count = optax.safe_increment(state.count)
+    previous = trees.with_directions(state.previous, found.kept)
+    state = GaussNewtonState(count, found.damping, found.ratio, found.grid, previous)
+    return trees.with_directions(updates, found.arrays), state
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def check_rows(rows: int, most: int) -> None:
+  """Raises a ValueError for too many residuals."""
+  if rows > most:
+    raise ValueError(
+      f"the batch has {rows:,} residuals (rows times outputs), and their matrix {rows:,} rows; allowed:"
+      f" up to max_rows, {most:,}; optim.hessian_free has no limit"
+    )
+
+
+def solved(matrix: jax.Array, damping: jax.Array, vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """(matrix + damping I)^-1 vector, and the damping, tenfold until Cholesky's method succeeds."""
+  identity = jnp.eye(len(matrix), dtype=matrix.dtype)
+  root = lambda shift: jnp.linalg.cholesky(matrix + shift * identity)
+  failed = lambda own: ~jnp.isfinite(own[1]).all() & (own[0] < jnp.trace(matrix))
+  more = lambda own: (10 * own[0], root(10 * own[0]))
+  shift = jnp.maximum(damping, jnp.finfo(matrix.dtype).tiny)
+  shift, lower = jax.lax.while_loop(failed, more, (shift, root(shift)))
+  return jax.scipy.linalg.cho_solve((lower, True), vector), shift

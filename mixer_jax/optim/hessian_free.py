@@ -1,0 +1,219 @@
+"""Gauss-Newton steps by conjugate gradients: products with the exact matrix, preconditioned by K-FAC.
+
+Martens (2010), "Deep learning via Hessian-free optimization", and Martens and Sutskever (2012), "Training deep
+and recurrent networks with Hessian-free optimization". The matrix F = J^T J (`curvature.residuals`) is never
+formed: a product with it is one pass in forward mode and one in reverse. There is no limit to the number of
+residuals, as `gauss_newton` has one.
+"""
+
+from typing import Any, Callable, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mixer_jax.optim import algebra, axes, first_order, model_steps, trees
+from mixer_jax.optim.curvature.curvature import Curvature, tangent
+from mixer_jax.optim.preconditioner import scale_by_kfac
+
+# The progress of the model is looked at over the last 10 iterations, or the last tenth of all.
+_LEAST_SPAN = 10
+
+Vector = dict[str, jax.Array]  # by the path of a parameter
+
+
+class HessianFreeState(NamedTuple):
+  """State of `hessian_free`.
+
+  Attributes:
+    count: number of updates so far, an int32 scalar.
+    inner: state of the preconditioner.
+    damping: of the next update, a scalar.
+    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
+    rate: where the next line search begins, a scalar.
+    previous: the last solution, like the parameters, in the type of sums.
+    iterations: how many the last solution took, an int32 scalar.
+  """
+
+  count: jax.Array
+  inner: Any
+  damping: jax.Array
+  ratio: jax.Array
+  rate: jax.Array
+  previous: Any
+  iterations: jax.Array
+
+
+def hessian_free(
+  curvature: Curvature,
+  *,
+  learning_rate: Any = 1.0,
+  damping: float = 1e-3,
+  max_iterations: int = 50,
+  tolerance: float = 5e-4,
+  warm_start: float = 0.95,
+  line_search: bool = False,
+  precondition: optax.GradientTransformationExtraArgs | None = None,
+  damping_decay: float = 0.5,
+  min_damping: float = 1e-20,
+  max_damping: float = 1e8,
+) -> optax.GradientTransformationExtraArgs:
+  """Steps -(F + damping I)^-1 g by conjugate gradients, with the exact Gauss-Newton matrix F of a batch.
+
+  The update takes `batch` and, for sampled factors, `rng`; with `value_fn`, and maybe `value`, damping adapts
+  and steps that do not lessen the loss are not made, see `gauss_newton`. Other than there the gradient g is
+  the one that is given. The iterations end where the model of the loss falls by less than a share of k
+  `tolerance` over the last k, k = max(10, i / 10) (Martens, 2010, Section 4.4).
+
+  Args:
+    curvature: of the model, whose likelihood is that of the loss.
+    learning_rate: a number or a schedule, multiplies the solution.
+    damping: the first one, in the units of loss / parameter^2.
+    max_iterations: most products with F for a step.
+    tolerance: see above; 0: all iterations are made.
+    warm_start: the iterations begin at the last solution times this (Martens and Sutskever, 2012,
+      Section 20.9.3), or at 0 if the model is better there.
+    line_search: as in `gauss_newton`.
+    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and inverses precondition; None: with
+      renewals of factors and inverses in every tenth update. Its own damping does not count.
+    damping_decay: as in `gauss_newton`, as are min_damping and max_damping.
+
+  Returns:
+    A transform with a `HessianFreeState`.
+
+  Raises:
+    ValueError: a likelihood without a factor; in the update a line search without `value_fn`.
+  """
+  if curvature.likelihood.factor is None:
+    raise ValueError("hessian_free needs a likelihood with a factor")
+  if precondition is None:
+    options = dict(factor_period=10, inverse_period=10, identity_start=False)
+    precondition = scale_by_kfac(curvature, **options)
+  how = model_steps.Damping(damping_decay, min_damping, max_damping)
+
+  def init_fn(params):
+    if trees.is_placeholder(params):
+      return HessianFreeState(0, precondition.init(params), 0, 0, 0, params, 0)
+    first_order.checked_rate(learning_rate)
+    one, dtype = jnp.ones((), curvature.dtype), curvature.dtype
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), dtype), params)
+    number = jnp.zeros((), jnp.int32)
+    inner, first = precondition.init(params), jnp.array(damping, dtype)
+    return HessianFreeState(number, inner, first, one, one, zeros, number)
+
+  def solved(whole, batch, gradient, start, inner, lam):
+    """The solution by path, its slope and curvature, and how many iterations it took."""
+    of_tree = curvature.products(whole, batch)
+
+    def product(v):
+      own = trees.by_path(of_tree(tangent(whole, v)))
+      return {path: trees.wide(own[path]) for path in v}
+
+    damped = lambda v: jax.tree.map(lambda x, y: x + lam * y, product(v), v)
+    inverse = _preconditioner(curvature, inner, lam)
+    target = jax.tree.map(jnp.negative, gradient)
+    how_long = max_iterations, tolerance
+    found, number = conjugate_gradients(damped, inverse, target, start, *how_long)
+    return found, _dot(gradient, found), _dot(found, product(found)), number
+
+  def update_fn(
+    updates, state, params=None, *, batch=None, rng=None, value=None, value_fn=None, **extra
+  ):
+    model_params = extra.get("model_params")
+    whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
+    model_steps.check_searchable(line_search, value_fn)
+    curvature.compare(updates, whole, batch, state.count, scale=True)
+    lam = state.damping
+    given = dict(batch=batch, rng=rng, model_params=model_params, damping=lam)
+    _, inner = precondition.update(updates, state.inner, params, **given)
+    gradient = {path: trees.wide(g) for path, g in trees.by_path(updates).items()}
+    start = {path: warm_start * x for path, x in trees.by_path(state.previous).items()}
+    step = axes.automatic(solved, (whole, batch))
+    *found, number = step(whole, batch, gradient, start, inner, lam)
+    way = model_steps.Direction(whole, *found, lam)
+    rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+    made = model_steps.stepped(way, rate, state, how, line_search, value, value_fn)
+    count = optax.safe_increment(state.count)
+    previous = trees.with_directions(state.previous, made.kept)
+    ends = made.damping, made.ratio, made.grid, previous, number
+    return trees.with_directions(updates, made.arrays), HessianFreeState(count, inner, *ends)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def conjugate_gradients(
+  product: Callable[[Vector], Vector],
+  precondition: Callable[[Vector], Vector],
+  target: Vector,
+  start: Vector,
+  most: int,
+  tolerance: Any,
+) -> tuple[Vector, jax.Array]:
+  """x with product(x) = target, nearly, and how many iterations it took; see `hessian_free`."""
+  residual = _add(target, product(start), -1.0)
+  better = _model(start, target, residual) < 0
+  start = {path: jnp.where(better, x, 0.0) for path, x in start.items()}
+  residual = jax.tree.map(lambda r, b: jnp.where(better, r, b), residual, target)
+  ahead = precondition(residual)
+  size = _dot(residual, ahead)
+
+  def goes_on(carry):
+    i, x, residual, _, size, values = carry
+    span = jnp.maximum(_LEAST_SPAN, i // 10)
+    value = values[i]
+    slow = (value < 0) & (value - values[jnp.maximum(i - span, 0)] > span * tolerance * value)
+    return (i < most) & (size > 0) & ~((i > span) & slow)
+
+  def go(carry):
+    i, x, residual, direction, size, values = carry
+    image = product(direction)
+    curve = _dot(direction, image)
+    rate = jnp.where(curve > 0, size / jnp.where(curve > 0, curve, 1.0), 0.0)
+    x, residual = _add(x, direction, rate), _add(residual, image, -rate)
+    ahead = precondition(residual)
+    new = jnp.where(curve > 0, _dot(residual, ahead), 0.0)
+    direction = _add(ahead, direction, new / size)
+    return i + 1, x, residual, direction, new, values.at[i + 1].set(_model(x, target, residual))
+
+  values = jnp.zeros(most + 1, size.dtype).at[0].set(_model(start, target, residual))
+  begin = jnp.zeros((), jnp.int32), start, residual, ahead, size, values
+  number, x, *_ = jax.lax.while_loop(goes_on, go, begin)
+  return x, number
+
+
+def _model(x: Vector, target: Vector, residual: Vector) -> jax.Array:
+  """x^T A x / 2 - target^T x, with A x = target - residual."""
+  return -_dot(x, _add(target, residual, 1.0)) / 2
+
+
+def _add(x: Vector, y: Vector, factor: Any) -> Vector:
+  return {path: x[path] + factor * y[path] for path in x}
+
+
+def _dot(x: Vector, y: Vector) -> jax.Array:
+  return sum(jnp.vdot(x[path], y[path]) for path in x)
+
+
+def _preconditioner(curvature: Curvature, state: Any, damping: jax.Array) -> Callable:
+  """(A (x) G + damping I)^-1 of all layers; other parameters have the mean curvature of these."""
+  blocks = {b.name: b for b in curvature.blocks if b.name in state.factors}
+  inverses = state.inverses
+  means = [
+    (f.values[0] if block.kind == "diagonal" else algebra.eigenvalues(inverses[name])).ravel()
+    for name, block in blocks.items()
+    for f in [state.factors[name]]
+  ]
+  mean = jnp.concatenate(means).mean() if means else jnp.ones(())
+
+  def inverse(v):
+    found = {}
+    for name, block in blocks.items():
+      if block.kind == "diagonal":
+        [path] = block.paths
+        found[path] = v[path] / (state.factors[name].values[0] + damping)
+      else:
+        own = algebra.precondition(block, v, inverses[name], damping)
+        trees.add_arrays(found, block, own)
+    return {path: found.get(path, x / (mean + damping)) for path, x in v.items()}
+
+  return inverse
