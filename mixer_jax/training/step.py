@@ -35,10 +35,11 @@ def update(
   _, loss_key, target_key = step_keys(state)
   whole = mesh_lib.gathered(run.mesh, state.variables)
   loss = functools.partial(_loss, run, batch=batch, key=loss_key)
-  grads, metrics, changed = loss(whole, gradient=True)
+  (value, grads), metrics, changed = loss(whole, gradient=True)
   collections = {k: whole[k] for k in run.variable_shapes if k != "params"}
   extra = dict(batch=(batch, collections), rng=target_key, model_params=whole["params"])
-  # For optimizers that try a step out; it costs others nothing.
+  # For optimizers that try a step out, by the same batch and draws; it costs others nothing.
+  extra["value"] = value
   extra["value_fn"] = lambda params: loss({**whole, "params": params}, gradient=False)[0]
   optimizer = run.optimizer(numbers)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
@@ -66,7 +67,7 @@ def update(
 
 
 def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient: bool):
-  """Mean loss or its gradient, metrics, and changed collections; a part counts by its weights."""
+  """Mean loss, or it and its gradient; metrics; changed collections. A part counts by its weights."""
   parts, params = run.config.accum_steps, variables["params"]
 
   def mean_loss(params, variables, batch, key):
@@ -80,7 +81,12 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
     aux = aux._replace(collections=kept)
     return (loss.total / weight if parts == 1 else loss.total), (weight, aux)
 
-  derived = jax.grad(mean_loss, has_aux=True) if gradient else mean_loss
+  def derived(*args):
+    if not gradient:
+      return mean_loss(*args)
+    (value, aux), grads = jax.value_and_grad(mean_loss, has_aux=True)(*args)
+    return (value, grads), aux
+
   if parts == 1:
     value, (_, aux) = derived(params, variables, batch, key)
     return value, dict(aux.metrics), aux.collections
@@ -94,9 +100,9 @@ def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient:
   # Part i takes every parts-th example, so all devices share each part.
   split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
   own = {k: variables[k] for k in run.variable_shapes if k != "params"}
-  zero = jnp.zeros((), jnp.float32)
-  start = jax.tree.map(jnp.zeros_like, params) if gradient else zero, zero, own
-  keys = jax.random.split(key, parts)
+  total, weight = (jnp.zeros((), x.dtype) for x in jax.tree.leaves(run.loss_shapes[0]))
+  zeros = (total, jax.tree.map(jnp.zeros_like, params)) if gradient else total
+  start, keys = (zeros, weight, own), jax.random.split(key, parts)
   (sums, weight, changed), each = jax.lax.scan(add_part, start, (split, keys))
   of_parts = (jax.tree.map(lambda x, i=i: x[i], each) for i in range(parts))
   metrics = functools.reduce(metrics_lib.merge, of_parts)
