@@ -24,6 +24,7 @@ from mixer_jax.optim.from_config import (
   table,
 )
 from mixer_jax.optim.graft import GraftState, graft
+from mixer_jax.optim.in_turn import InTurnState, in_turn
 from mixer_jax.optim.kfac import ekfac, kfac
 from mixer_jax.optim.kfac_basis import (
   kfac_adam,
@@ -40,4 +41,5 @@ from mixer_jax.optim.preconditioner import (
   scale_by_kfac,
 )
 from mixer_jax.optim.quadratic import by_quadratic_model, levenberg_marquardt
+from mixer_jax.optim.quasi_newton import QuasiNewtonState, lbfgs, ssbroyden
 from mixer_jax.optim.soap import scale_by_shampoo, scale_by_soap, shampoo, soap
