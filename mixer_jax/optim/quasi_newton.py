@@ -93,7 +93,9 @@ def lbfgs(
   by_pairs = optax.scale_by_lbfgs(memory_size)
 
   def init(params):
-    return PairsMemory(by_pairs.init(params), optax.tree.zeros_like(params))
+    # A copy: optax has one array of zeros for two, which may not be donated.
+    pairs = jax.tree.map(jnp.copy, by_pairs.init(params))
+    return PairsMemory(pairs, optax.tree.zeros_like(params))
 
   def direction(memory, gradient, params):
     # The pair has the old gradient of this batch: that of the old batch, moved by as much as the
@@ -169,8 +171,10 @@ def _by_search(
       return QuasiNewtonState(0, 0, 0, 0)
     first_order.checked_rate(learning_rate)
     params = jax.tree.map(trees.wide, params)
-    zero = jnp.zeros((), jnp.int32)
-    return QuasiNewtonState(zero, rule.init(params), jnp.zeros((), _dtype(params)), zero)
+    zero = lambda dtype: jnp.zeros((), dtype)  # one each: the state may be donated
+    return QuasiNewtonState(
+      zero(jnp.int32), rule.init(params), zero(_dtype(params)), zero(jnp.int32)
+    )
 
   def update_fn(
     updates, state, params=None, *, value=None, value_fn=None, model_params=None, **extra
