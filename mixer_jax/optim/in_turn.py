@@ -12,11 +12,13 @@ class InTurnState(NamedTuple):
 
   Attributes:
     count: number of updates so far, an int32 scalar.
+    turn: which of the optimizers made the last one, from 0, an int32 scalar.
     states: those of all optimizers. One that has not begun has a state of the parameters of
       `init`, which it never uses; one that is done keeps its last.
   """
 
   count: jax.Array
+  turn: jax.Array
   states: tuple[Any, ...]
 
 
@@ -48,13 +50,14 @@ def in_turn(
     )
 
   def init_fn(params):
-    return InTurnState(jnp.zeros((), jnp.int32), tuple(tx.init(params) for tx in transforms))
+    zero = lambda: jnp.zeros((), jnp.int32)  # one each: the state may be donated
+    return InTurnState(zero(), zero(), tuple(tx.init(params) for tx in transforms))
 
   def update_fn(updates, state, params=None, **extra):
     if params is None:
       raise ValueError("in_turn needs the parameters: tx.update(grads, state, params)")
 
-    def turn(number):
+    def update_by(number):
       tx, own = transforms[number], state.states[number]
       begins = state.count == starts[number]
 
@@ -67,8 +70,8 @@ def in_turn(
 
       return updated
 
-    number = sum((state.count >= start).astype(jnp.int32) for start in boundaries)
-    found, states = jax.lax.switch(number, [turn(i) for i in range(len(transforms))])
-    return found, InTurnState(optax.safe_increment(state.count), states)
+    turn = (state.count >= jnp.array(starts)).sum(dtype=jnp.int32) - 1
+    found, states = jax.lax.switch(turn, [update_by(i) for i in range(len(transforms))])
+    return found, InTurnState(optax.safe_increment(state.count), turn, states)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
