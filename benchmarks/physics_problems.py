@@ -17,6 +17,11 @@ import numpy as np
 PROBLEMS = ("poisson", "burgers")
 VISCOSITY = 0.01 / np.pi
 TESTED = 10_000  # points of the error, about
+# Points in the interior. With 1,024 a net fits burgers to a loss of 1e-10 and an error of 0.2: the
+# shock lies between the points.
+INTERIOR = {"poisson": 1024, "burgers": 8192}
+BORDER = 64  # of each side
+_PLASTIC = 1.32471795724474602596  # x^3 = x + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +48,15 @@ class Problem:
     return float(np.linalg.norm(found - self.solution) / np.linalg.norm(self.solution))
 
 
-def of(name: str, interior: int, border: int, seed: int) -> Problem:
-  """One of `PROBLEMS` with random points in the interior and equally spaced ones at each border."""
-  rng = np.random.default_rng(seed)
-  inner = rng.uniform(size=(interior, 2))
+def of(name: str, seed: int, interior: int | None = None, border: int = BORDER) -> Problem:
+  """One of `PROBLEMS`, with points at borders that are equally spaced.
+
+  Those in the interior are even, too: Roberts' sequence, multiples of the inverse plastic number
+  and of its square, from a random point on.
+  """
+  start = np.random.default_rng(seed).uniform(size=2)
+  steps = np.arange(interior or INTERIOR[name])[:, None]
+  inner = (start + steps * _PLASTIC ** np.array([-1.0, -2.0])) % 1
   # Without the corners, which lie at two borders.
   line = (np.arange(border) + 0.5) / border
   grid = np.linspace(0, 1, round(TESTED**0.5))

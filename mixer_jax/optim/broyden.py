@@ -1,13 +1,14 @@
 """The inverse matrices of Broyden's class, with and without scaling.
 
-With the step s, the change of the gradient y and the inverse H = B^-1 before, all in the notation
-of Urban, Stefanou and Pons, 2024, https://arxiv.org/abs/2405.04230, Section 3:
+With the step s, the change of the gradient y and the inverse H = B^-1 before, in the notation of
+Urban, Stefanou and Pons, 2024, https://arxiv.org/abs/2405.04230:
 
   H <- (H - H y y^T H / y^T H y + phi y^T H y v v^T) / tau + s s^T / y^T s,
   v = s / y^T s - H y / y^T H y.
 
 phi = tau = 1 is BFGS. The scaled methods are those of Al-Baali, Spedicato and Maggioni, 2014,
-https://doi.org/10.1080/10556788.2013.856909; see `scaling`.
+Optimization Methods and Software 29(5); see `scaling`. Urban et al.'s code has several of each: these
+are its SSBFGS_AB and SSBroyden2, with its scaling of the first matrix.
 """
 
 from typing import Any, NamedTuple

@@ -74,7 +74,7 @@ def lbfgs(
   """L-BFGS (Liu and Nocedal, 1989, https://doi.org/10.1007/BF01589116) by `optax.scale_by_lbfgs`.
 
   The search meets the strong Wolfe conditions (Nocedal and Wright, Algorithms 3.5 and 3.6), by
-  `optax.scale_by_zoom_linesearch`. The first step is no longer than 1.
+  `optax.scale_by_zoom_linesearch`. The first direction is the gradient's, no longer than 1.
 
   Args:
     learning_rate: the first step that a search tries, as a multiple of -H g: a number or a schedule
@@ -127,9 +127,9 @@ def ssbroyden(
 ) -> optax.GradientTransformationExtraArgs:
   """A self-scaled Broyden method with the whole matrix H, for small nets; see `optim.broyden`.
 
-  Of equations solved by nets it is the best quasi-Newton method that is known: Urban, Stefanou and
-  Pons, 2024, https://arxiv.org/abs/2405.04230, and Kiyani et al., 2025,
-  https://arxiv.org/abs/2501.16371, who want float64.
+  For equations that nets solve it was the most accurate of the quasi-Newton methods that were
+  compared by Urban, Stefanou and Pons, 2024, https://arxiv.org/abs/2405.04230, and by Kiyani et al.,
+  2025, https://arxiv.org/abs/2501.16371, in float64.
 
   Args:
     learning_rate: see `lbfgs`, as are `iterations` and `max_linesearch_steps`.

@@ -36,7 +36,7 @@ def test_the_solution_of_burgers_solves_it():
 
 @pytest.mark.parametrize("name", physics_problems.PROBLEMS)
 def test_points_are_where_their_values_are_those_of_the_solution(name):
-  problem = physics_problems.of(name, 40, 10, seed=0)
+  problem = physics_problems.of(name, 0, interior=40, border=10)
   low, high = ([0, 0], [1, 1]) if name == "poisson" else ([0, -1], [1, 1])
   assert (problem.points["interior"] > low).all() and (problem.points["interior"] < high).all()
   for part, values in problem.values.items():

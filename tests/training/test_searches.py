@@ -94,3 +94,14 @@ def test_adam_then_lbfgs_in_one_run(monkeypatch):
   adam, lbfgs = state.opt_state.states
   assert (adam[0].count, lbfgs.count) == (12, 12)
   assert jnp.isfinite(jax.flatten_util.ravel_pytree(lbfgs)[0]).all()
+
+
+@pytest.mark.parametrize("make", [optim.lbfgs, optim.ssbroyden])
+def test_two_devices_search_as_one_does(monkeypatch, make):
+  steps = dict(num_steps=8, eval_steps=8, checkpoint_steps=8)
+  ends = []
+  for devices in (1, 2):
+    run = built(monkeypatch, make(), **steps, **{"mesh.data": devices})
+    ends.append(trained(run, 1)[0].params)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-2, atol=1e-3)
+  jax.tree.map(close, *ends)
