@@ -12,8 +12,9 @@ The net (tanh), its first parameters, the points, the loss and the time are the 
 
 Each runs in a process of its own, peers in the Python that --peers_python names, and prints a JSON
 object an evaluation. `seconds` are those of training, without evaluations and without
-`setup_seconds`: imports, tracing and compilation, up to the end of the first update. `error` is the
-relative L2 error, `loss` that of training.
+`setup_seconds`: imports, tracing and compilation, up to the end of the first update. `updates` of our
+quasi-Newton methods are of 10 iterations each, others of one. `error` is the relative L2 error,
+`loss` that of training.
 """
 
 import functools
