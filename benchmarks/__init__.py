@@ -17,6 +17,7 @@ python -m benchmarks peers [--models=mixer_s16] [--profile=8] [--torch_python=PY
 python -m benchmarks text_peers [--models=gmlp_text_small] [--max_length=128] [--torch_python=PYTHON]
 python -m benchmarks translation_peers [--batch_size=32] [--max_length=32] [--torch_python=PYTHON]
 python -m benchmarks operator_peers [--points=512 --points=2048] [--published=DIR] [--torch_python=PYTHON]
+python -m benchmarks physics_peers [--problems=poisson] [--seconds=60] [--peers_python=PYTHON]
 python -m benchmarks scaling [--models=mixer_b16,mixer_l16]
 
 A command measures in one run a figure and the figure that it is compared with. Machines are

@@ -16,6 +16,8 @@ from benchmarks import (
   optimizers,
   other_models,
   peers,
+  physics_peers,
+  physics_problems,
   scaling,
   text_peers,
   train,
@@ -44,6 +46,7 @@ _COMMANDS = {
   "text_peers": text_peers.main,
   "translation_peers": translation_peers.main,
   "operator_peers": operator_peers.main,
+  "physics_peers": physics_peers.main,
   "scaling": scaling.main,
 }
 
@@ -67,6 +70,7 @@ _TAKEN = {
   "text_peers": "models batch_size dtype max_length rounds torch_python",
   "translation_peers": "models batch_size dtype max_length rounds torch_python",
   "operator_peers": "models batch_size dtype points published rounds torch_python",
+  "physics_peers": "problems candidates hidden seconds adam_steps peers_python",
   "scaling": "models",
 }
 
@@ -74,7 +78,7 @@ _TAKEN = {
 def _run(command, argv: list[str]) -> None:
   if "peers" in argv[1]:  # several processes on one device
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-  if command not in (text_peers.main, translation_peers.main, operator_peers.main):  # of images
+  if argv[1] == "peers" or "peers" not in argv[1]:  # of images
     train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
   command(flags.FLAGS)
 
@@ -117,6 +121,12 @@ if __name__ == "__main__":
   flags.DEFINE_string("out", None, "Picture of updates, a .png.")
   flags.DEFINE_multi_integer("points", [512], "Points of grids of functions.", lower_bound=64)
   flags.DEFINE_string("published", None, "Folder of the published code of operator_peers.")
+  flags.DEFINE_list("problems", list(physics_problems.PROBLEMS), "Equations of physics_peers.")
+  flags.DEFINE_list("candidates", None, "Candidates of physics_peers; default: all.")
+  flags.DEFINE_list("hidden", ["20", "20", "20"], "Widths of the hidden layers of physics_peers.")
+  flags.DEFINE_float("seconds", 60, "Training time of each candidate.", lower_bound=1)
+  flags.DEFINE_integer("adam_steps", 15_000, "Steps of Adam before L-BFGS.", lower_bound=1)
+  flags.DEFINE_string("peers_python", None, "Python with jinns and deepxde.")
   flags.DEFINE_string("torch_python", None, "Python with PyTorch, and for peers timm.")
   commands = {name: functools.partial(_run, main) for name, main in _COMMANDS.items()}
   cli.run_commands(commands, _TAKEN)

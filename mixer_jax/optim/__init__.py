@@ -13,6 +13,7 @@ from mixer_jax.optim.first_order import adagrad, adam, adamw, lamb, muon, sgd
 from mixer_jax.optim.gauss_newton import gauss_newton
 from mixer_jax.optim.graft import GraftState, graft
 from mixer_jax.optim.hessian_free import hessian_free
+from mixer_jax.optim.in_turn import InTurnState, in_turn
 from mixer_jax.optim.kfac import ekfac, kfac
 from mixer_jax.optim.kfac_basis import (
   kfac_adam,
@@ -29,4 +30,5 @@ from mixer_jax.optim.preconditioner import (
   scale_by_kfac,
 )
 from mixer_jax.optim.quadratic import by_quadratic_model
+from mixer_jax.optim.quasi_newton import QuasiNewtonState, lbfgs, ssbroyden
 from mixer_jax.optim.soap import scale_by_shampoo, scale_by_soap, shampoo, soap

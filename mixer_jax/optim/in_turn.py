@@ -1,0 +1,77 @@
+"""One optimizer after another in a run, such as Adam and then L-BFGS."""
+
+from typing import Any, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class InTurnState(NamedTuple):
+  """State of `in_turn`.
+
+  Attributes:
+    count: number of updates so far, an int32 scalar.
+    turn: which of the optimizers made the last one, from 0, an int32 scalar.
+    states: those of all optimizers. One that has not begun has a state of the parameters of
+      `init`, which it never uses; one that is done keeps its last.
+  """
+
+  count: jax.Array
+  turn: jax.Array
+  states: tuple[Any, ...]
+
+
+def in_turn(
+  optimizers: Sequence[optax.GradientTransformation], boundaries: Sequence[int]
+) -> optax.GradientTransformationExtraArgs:
+  """Joins optimizers as `optax.join_schedules` joins schedules.
+
+  The first makes the updates before boundaries[0], the next those from boundaries[0] on, and so
+  forth. Each begins as if the run began there: its state is made of the parameters of that moment,
+  and its schedules count from 0. All of them get the extra arguments.
+
+  Args:
+    optimizers: in their order.
+    boundaries: updates at which the next optimizer begins, one fewer than optimizers, rising.
+
+  Returns:
+    A transform with an `InTurnState`, whose update needs parameters.
+
+  Raises:
+    ValueError: boundaries that are too few or too many, or do not rise; in the update no parameters.
+  """
+  transforms = [optax.with_extra_args_support(tx) for tx in optimizers]
+  starts = [0, *boundaries]
+  if len(starts) != len(transforms) or any(x >= y for x, y in zip(starts, starts[1:])):
+    raise ValueError(
+      f"boundaries are {list(boundaries)} for {len(transforms)} optimizers; allowed:"
+      f" {len(transforms) - 1} numbers of updates that rise, the first above 0"
+    )
+
+  def init_fn(params):
+    zero = lambda: jnp.zeros((), jnp.int32)  # one each: the state may be donated
+    return InTurnState(zero(), zero(), tuple(tx.init(params) for tx in transforms))
+
+  def update_fn(updates, state, params=None, **extra):
+    if params is None:
+      raise ValueError("in_turn needs the parameters: tx.update(grads, state, params)")
+
+    def update_by(number):
+      tx, own = transforms[number], state.states[number]
+      begins = state.count == starts[number]
+
+      def updated():
+        # The state of `init` is that of the first optimizer's beginning already.
+        begun = jax.lax.cond(begins, lambda: tx.init(params), lambda: own) if number else own
+        found, new = tx.update(updates, begun, params, **extra)
+        found = jax.tree.map(lambda u, x: x.astype(u.dtype), updates, found)
+        return found, (*state.states[:number], new, *state.states[number + 1 :])
+
+      return updated
+
+    turn = (state.count >= jnp.array(starts)).sum(dtype=jnp.int32) - 1
+    found, states = jax.lax.switch(turn, [update_by(i) for i in range(len(transforms))])
+    return found, InTurnState(optax.safe_increment(state.count), turn, states)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
