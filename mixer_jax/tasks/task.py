@@ -196,6 +196,7 @@ TASKS = {
   "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
   "translation": "mixer_jax.tasks.translation.task:Translation",
   "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
+  "physics": "mixer_jax.tasks.physics.task:Physics",
 }
 
 
