@@ -1,9 +1,22 @@
 """What the tests of equations share."""
 
 import jax
+import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
+from mixer_jax.runtime import precision
+from mixer_jax.tasks.physics.equations import cavity, waves
+
+
+@pytest.fixture(autouse=True)
+def quick_references(monkeypatch, tmp_path_factory):
+  """References of low resolution, in a cache of the session."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+  monkeypatch.setattr(cavity, "_CELLS", 16)
+  quick = {name: (64, 1e-3, np.float64) for name in waves.RESOLUTIONS}
+  monkeypatch.setattr(waves, "RESOLUTIONS", quick)
+  monkeypatch.setattr(waves, "_POINTS", 32)
 
 
 @pytest.fixture
@@ -19,8 +32,6 @@ def float64():
 def narrow_again():
   """A run in float64 is over: the next test has the floats that it had."""
   yield
-  from mixer_jax.runtime import precision
-
   precision.take(config_lib.default())
 
 
