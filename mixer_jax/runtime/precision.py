@@ -1,12 +1,13 @@
 """The width of floats of a run: JAX has one switch for the whole process."""
 
+from typing import Any, Mapping
+
 import jax
-import ml_collections
 
 _SWITCHED = False  # by us: a user's own JAX_ENABLE_X64 stays as it is
 
 
-def take(config: ml_collections.ConfigDict) -> None:
+def take(config: Mapping[str, Any]) -> None:
   """Allows float64 for a run whose config has `float64=True`, before its first array is made.
 
   It is not allowed any more for the next run of the process that lacks it; of runs that

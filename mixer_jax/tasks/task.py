@@ -69,7 +69,7 @@ class Task(Protocol):
     """ "train", "test" and maybe "validation" and further test sets. Called once."""
 
   def init(self, key: jax.Array) -> Variables:
-    """Fresh variables; parameters are float32 (traceable)."""
+    """Fresh variables; parameters are float32, or float64 of such a run (traceable)."""
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     """Makes a batch of stacked examples: augments, masks, normalises (traceable)."""

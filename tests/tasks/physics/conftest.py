@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
-from mixer_jax.runtime import precision
 from mixer_jax.tasks.physics.equations import cavity, waves
 
 
@@ -26,13 +25,6 @@ def float64():
   jax.config.update("jax_enable_x64", True)
   yield
   jax.config.update("jax_enable_x64", before)
-
-
-@pytest.fixture
-def narrow_again():
-  """A run in float64 is over: the next test has the floats that it had."""
-  yield
-  precision.take(config_lib.default())
 
 
 def small(problem="poisson_2d", optimizer="adam", **values):

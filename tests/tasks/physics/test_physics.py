@@ -202,7 +202,7 @@ def test_the_curvature_is_that_of_the_weighted_squares(choice):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "soap"])
-def test_all_of_a_float64_run_is_float64(optimizer, narrow_again):
+def test_all_of_a_float64_run_is_float64(optimizer):
   config = small(optimizer=optimizer, float64=True, num_steps=4, eval_steps=2)
   config.model.fourier_features = 4
   run = experiment.build(config)
@@ -218,7 +218,7 @@ def test_all_of_a_float64_run_is_float64(optimizer, narrow_again):
   assert not jax.config.jax_enable_x64
 
 
-def test_a_killed_run_in_float64_ends_as_if_it_had_not_been(tmp_path, narrow_again):
+def test_a_killed_run_in_float64_ends_as_if_it_had_not_been(tmp_path):
   config = small(float64=True, sets=7, balance="gradient_norms", balance_period=3)
   config.points = (40, 20)
   children.trained(config, tmp_path / "whole")
@@ -311,7 +311,7 @@ def test_a_config_survives_json():
   assert json.loads(config_lib.restored(stored).to_json()) == stored
 
 
-def test_the_page_s_equation_is_twenty_lines_and_is_solved(narrow_again):
+def test_the_page_s_equation_is_twenty_lines_and_is_solved():
   lines = pathlib.Path(own_equation.__file__).read_text().splitlines()
   begin = next(i for i, line in enumerate(lines) if line.startswith("def helmholtz"))
   end = next(i for i, line in enumerate(lines) if line.startswith("def get_config"))
