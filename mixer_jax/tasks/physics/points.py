@@ -9,9 +9,11 @@ import zlib
 import jax
 import numpy as np
 
+from mixer_jax import npz
 from mixer_jax.data.dataset import Arrays
-from mixer_jax.errors import UserError
-from mixer_jax.tasks.physics.problem import Grid, Problem
+from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.paths import user_path
+from mixer_jax.tasks.physics.problem import Box, Grid, Problem
 
 _ROUNDING = 1e-9  # of the domain's sides, by which a point may lie outside
 
@@ -20,21 +22,35 @@ def drawn(problem: Problem, name: str, count: int, seed: Sequence[Any]) -> np.nd
   """Rows of a term, float64 [count, columns]; a UserError for wrong shapes and points outside."""
   texts = (zlib.crc32(x.encode()) if isinstance(x, str) else x for x in (*seed, name))
   rows = np.asarray(problem.terms[name].points(np.random.default_rng([*texts]), count), np.float64)
-  domain = problem.domain
-  if rows.ndim != 2 or len(rows) != count or rows.shape[1] < domain.dim:
-    allowed = f"[{count}, {domain.dim}], or more columns"
+  dim = problem.domain.dim
+  if rows.ndim != 2 or len(rows) != count or rows.shape[1] < dim:
+    allowed = f"[{count}, {dim}], or more columns"
     raise UserError(f"points of the term {name!r} have shape {rows.shape}; allowed: {allowed}")
+  _check_inside(f"points of the term {name!r}", problem.domain, rows[:, :dim])
+  return rows
+
+
+def _check_inside(what: str, domain: Box, x: np.ndarray) -> None:
+  """Raises a UserError for a point of [n, dim] outside of the domain."""
   low, high = (np.asarray(side, np.float64) for side in (domain.low, domain.high))
   slack = _ROUNDING * (high - low)
-  x = rows[:, : domain.dim]
   outside = ~((x >= low - slack) & (x <= high + slack))  # NaN lies outside, too
   if outside.any():
     row, axis = np.argwhere(outside)[0]
     raise UserError(
-      f"points of the term {name!r}: {domain.axes[axis]} is {x[row, axis]:.6g};"
+      f"{what}: {domain.axes[axis]} is {x[row, axis]:.6g};"
       f" allowed: {low[axis]:.6g} to {high[axis]:.6g}, the domain"
     )
-  return rows
+
+
+def read(path: str, domain: Box) -> np.ndarray:
+  """The array "points" of an .npz file, [n, dim]; a UserError if it has none, or points outside."""
+  with as_user_error(path, ValueError, OSError, KeyError), npz.Npz(user_path(path)) as file:
+    found = np.asarray(file.read("points"), np.float64)
+  if found.ndim != 2 or found.shape[1] != domain.dim:
+    raise UserError(f"{path}: points have shape {found.shape}; allowed: [n, {domain.dim}]")
+  _check_inside(path, domain, found)
+  return found
 
 
 def train_split(

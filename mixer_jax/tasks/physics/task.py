@@ -6,7 +6,7 @@ Physics, 2019).
 
 import dataclasses
 import functools
-from typing import Annotated, Any, Callable, Mapping
+from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Arrays, Dataset
-from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.errors import UserError, as_user_error, check_list
 from mixer_jax.options import COUNT, Option, one_of
 from mixer_jax.runtime import precision
 from mixer_jax.tasks.metrics import Largest, Metric, RootMeanSquare, Sums, WeightedSum
 from mixer_jax.tasks.physics import balance, pictures, points
 from mixer_jax.tasks.physics.equations import PROBLEMS
 from mixer_jax.tasks.physics.problem import Function, Grid, Problem
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables, in_batches
 
 _EQUATION = "equation"  # the name of learned parameters among those of the net
 _FLOAT64 = "parameters, points, states and metrics in float64; JAX's switch is set at the start"
@@ -241,6 +241,15 @@ class Physics(BaseTask):
   def learned(self, variables: Variables) -> dict[str, jax.Array]:
     """The learned parameters of the equation."""
     return self.problem.values(self._solved(variables)[1])
+
+  def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    """The functions [n, functions] at the array "points" [n, dim] of each .npz file."""
+    check_list(inputs, "paths")
+    u = jax.jit(jax.vmap(lambda x: jnp.atleast_1d(self._solved(variables)[0](x))))
+    for path in inputs:
+      x = points.read(path, self.problem.domain).astype(self._dtype)
+      found = in_batches(u, x, self._config.eval_batch_size)
+      yield {"path": path, "solution": found.tolist()}
 
   def layer_kind(self, path: str) -> str:
     return _EQUATION if path.startswith(f"{_EQUATION}/") else "net"

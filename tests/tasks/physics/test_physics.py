@@ -201,6 +201,17 @@ def test_the_curvature_is_that_of_the_weighted_squares(choice):
   assert float(found) == pytest.approx(expected, rel=1e-4)
 
 
+def test_devices_share_sets_of_points():
+  config = small(batch_size=2, sets=6, num_steps=6, eval_steps=3, points=(30, 20))
+  rows = {}
+  for devices in (1, 2):
+    config.mesh.data = devices
+    rows[devices] = solve(config)
+  for one, two in zip(*rows.values(), strict=True):
+    assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-4)
+    assert two["test/relative_l2"] == pytest.approx(one["test/relative_l2"], rel=1e-4)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "soap"])
 def test_all_of_a_float64_run_is_float64(optimizer):
   config = small(optimizer=optimizer, float64=True, num_steps=4, eval_steps=2)
@@ -240,6 +251,24 @@ def test_pictures_show_solution_residuals_and_time(name):
   assert set(found) == {"solution", "residuals"} | ({"time"} if name == "heat_1d" else set())
   titles = [axis.get_title() for axis in found["solution"].axes]
   assert {"u: solution", "u: learned", "u: error"} <= set(titles)
+
+
+def test_points_of_a_file_are_answered(tmp_path):
+  task, variables = made(small())
+  x = np.random.default_rng(0).uniform(size=(9, 2))
+  np.savez(tmp_path / "a.npz", points=x)
+  np.savez(tmp_path / "b.npz", points=x + 1)
+  np.savez(tmp_path / "c.npz", x=x)
+  [answer] = task.answer(variables, [str(tmp_path / "a.npz")])
+  expected = task.predict(variables, {"point": np.float32(x)}).outputs
+  np.testing.assert_allclose(answer["solution"], expected, rtol=1e-5, atol=1e-6)
+  for name, said in {
+    "b": "is 1.[0-9]*; allowed: 0 to 1",
+    "c": "points",
+    "d": "No such file",
+  }.items():
+    with pytest.raises(UserError, match=f"{name}.npz.*{said}"):
+      list(task.answer(variables, [str(tmp_path / f"{name}.npz")]))
 
 
 def own(**terms):
