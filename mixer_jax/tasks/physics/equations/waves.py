@@ -29,6 +29,7 @@ RESOLUTIONS = {
   "kuramoto_sivashinsky": (128, 2.5e-5, np.longdouble),
 }
 
+_INITIAL = 100.0  # weight of initial values of periodic problems: without them u = 0 solves all
 _HARD = "build the conditions into the solution, which leaves the term of the interior alone"
 
 
@@ -70,7 +71,7 @@ def _periodic(
   """A problem whose reference `etdrk4` makes, by the name of the equation there."""
   terms = {
     "interior": Term(equation, BOX.inside, inside),
-    "initial": Term(lambda u, x: u(x) - initial(x[0]), BOX.at(1, 0.0), 200),
+    "initial": Term(lambda u, x: u(x) - initial(x[0]), BOX.at(1, 0.0), 200, _INITIAL),
   }
   solution = functools.partial(periodic_reference, solved)
   return Problem(BOX, terms, reference=solution, periods=(2.0, 0.0))
