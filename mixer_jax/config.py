@@ -96,10 +96,16 @@ def _groups(task: str) -> dict[str, options.Group]:
 
 
 def default(task: str = "image_classification", model: str = "mixer_b4") -> ConfigDict:
-  """A config with the defaults of a task and, if it has several, of the named model; and SGD."""
+  """A config with the defaults of a task and, if it has several, of the named model; and SGD.
+
+  Another group with several names, such as `problem`, has its first one.
+  """
   config = options.group(Run, task=task)
   for name, made_of in _groups(task).items():
-    group = options.group(made_of, model if isinstance(made_of, Mapping) else "")
+    chosen = ""
+    if isinstance(made_of, Mapping):
+      chosen = model if name == "model" else next(iter(made_of))
+    group = options.group(made_of, chosen)
     if name:
       config[name] = group
     else:

@@ -20,6 +20,7 @@ from mixer_jax.data.dataset import Dataset
 from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.runtime import precision
 from mixer_jax.tasks import freeze
 
 
@@ -161,6 +162,7 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
   """
   config = copy.deepcopy(config)
   config_lib.check(config)
+  precision.take(config)
   check_accelerator(config)
   mesh = mesh_lib.make_mesh(config)
   task = tasks.find(config.task)(config)

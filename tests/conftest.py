@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import config as config_lib
+from mixer_jax.runtime import precision
 
 # They start first: at the end one process would wait long for the other.
 LONGEST = (
@@ -39,6 +40,13 @@ def pytest_collection_finish():
   gc.collect()
   gc.freeze()
   gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def narrow_again():
+  """A run in float64 is over with its test."""
+  yield
+  precision.take({})
 
 
 @pytest.fixture(scope="session")

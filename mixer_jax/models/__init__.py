@@ -17,6 +17,7 @@ from mixer_jax.models.family import LAYER_KINDS, Model
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.operator_model import Operator
+from mixer_jax.models.point_mlp import POINT_NETS, PointMlp
 from mixer_jax.models.regnet import RegNetY
 from mixer_jax.models.resmlp import ResMlp
 from mixer_jax.models.resnet import ResNet

@@ -203,7 +203,7 @@ def matrix_axes(
   of a product stay whole, layers of a stack apart.
 
   Args:
-    predict: maps (params, batch) to outputs.
+    predict: maps (params, batch) to outputs; those of a mapping may have batches of their own.
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
     in_axes: see `Curvature`.
@@ -212,7 +212,9 @@ def matrix_axes(
   """
   shapes = jax.eval_shape(lambda *trees: trees, params, batch)
   predictor = Predictor(predict, None)
-  terms = program.terms(predictor, *shapes, in_axes, ())
+  outputs = jax.eval_shape(predict, *shapes)
+  parts = tuple(outputs) if isinstance(outputs, Mapping) else ()
+  terms = program.terms(predictor, *shapes, in_axes, parts)
   leaves = list(trees.by_path(shapes[0]).items())
   layers, _ = layers_lib.combined([t.found for t in terms], [x.size for _, x in leaves])
   known: dict[str, list[Part]] = {path: [] for path, _ in leaves}

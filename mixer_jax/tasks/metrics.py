@@ -33,9 +33,17 @@ class Metric(NamedTuple):
     return a > b if self.higher_is_better else a < b
 
 
+def _wide(values: jax.Array) -> jax.Array:
+  """The values in float32, or wider ones as they are."""
+  return values.astype(jnp.promote_types(values.dtype, jnp.float32))
+
+
 @flax.struct.dataclass
 class WeightedSum:
-  """A mean as the sums of weight times value and of weights, each shape=(), float32."""
+  """A mean as the sums of weight times value and of weights, each shape=().
+
+  Both are float32, or float64 of values that are.
+  """
 
   total: jax.Array
   weight: jax.Array
@@ -43,10 +51,10 @@ class WeightedSum:
   @classmethod
   def of(cls, values: jax.Array, weights: Any = None) -> "WeightedSum":
     """Of values [...] with weights that broadcast to them; None: 1 each. Where 0, anything goes."""
-    values = values.astype(jnp.float32)
+    values = _wide(values)
     if weights is None:
-      return cls(jnp.sum(values), jnp.asarray(values.size, jnp.float32))
-    weights = jnp.broadcast_to(weights, values.shape).astype(jnp.float32)
+      return cls(jnp.sum(values), jnp.asarray(values.size, values.dtype))
+    weights = jnp.broadcast_to(weights, values.shape).astype(values.dtype)
     return cls(jnp.sum(jnp.where(weights == 0, 0.0, weights * values)), jnp.sum(weights))
 
   @classmethod
@@ -79,14 +87,14 @@ class ExpMean(WeightedSum):
 
 @flax.struct.dataclass
 class Largest:
-  """The largest of some values, shape=(), float32."""
+  """The largest of some values, shape=(), float32, or float64 of values that are."""
 
   largest: jax.Array
 
   @classmethod
   def of(cls, values: jax.Array, mask: Any = True) -> "Largest":
     """Of values [...] where a mask that broadcasts to them holds."""
-    return cls(jnp.max(jnp.where(mask, values.astype(jnp.float32), -jnp.inf)))
+    return cls(jnp.max(jnp.where(mask, _wide(values), -jnp.inf)))
 
   @classmethod
   def empty(cls) -> "Largest":

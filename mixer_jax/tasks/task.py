@@ -69,7 +69,7 @@ class Task(Protocol):
     """ "train", "test" and maybe "validation" and further test sets. Called once."""
 
   def init(self, key: jax.Array) -> Variables:
-    """Fresh variables; parameters are float32 (traceable)."""
+    """Fresh variables; parameters are float32, or float64 of such a run (traceable)."""
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     """Makes a batch of stacked examples: augments, masks, normalises (traceable)."""
@@ -196,6 +196,7 @@ TASKS = {
   "text_classification": "mixer_jax.tasks.text_classification.task:TextClassification",
   "translation": "mixer_jax.tasks.translation.task:Translation",
   "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
+  "physics": "mixer_jax.tasks.physics.task:Physics",
 }
 
 

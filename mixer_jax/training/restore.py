@@ -16,6 +16,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
+from mixer_jax.runtime import precision
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.state import averages, evaluation_variables
 
@@ -92,6 +93,7 @@ def stored(path: str, which: str | int = "latest") -> tuple[ConfigDict, dict[str
   """The config and the variables of a checkpoint (see `restore`), on the host."""
   directory = directory_lib.existing(path)
   config = directory_lib.load_config(directory)
+  precision.take(config)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   saved = Checkpoints(directory, read_only=True)
   _, variables = _variables(saved, which, config.keep_checkpoints, device)

@@ -25,7 +25,7 @@ class TrainState:
   """Everything that a step changes, a pytree of arrays: a checkpoint is this and no more."""
 
   step: jax.Array  # steps so far, shape=(), dtype=int32
-  # "params", float32, and collections that the optimizer does not train: the task's own, and
+  # "params", float32 or of a run in float64 that, and collections that the optimizer does not train: the task's own, and
   # moving averages, see `AVERAGES`.
   variables: dict[str, Any]
   opt_state: Any  # the optimizer's state, curvature factors included

@@ -1,0 +1,5 @@
+"""Differential equations solved by nets; `docs/own_equation.py` writes one."""
+
+from mixer_jax.tasks.physics.derivatives import gradient, laplacian, partial, powers
+from mixer_jax.tasks.physics.problem import Box, Grid, Learned, Problem, Term, observed
+from mixer_jax.tasks.physics.task import Physics, task
