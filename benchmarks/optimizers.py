@@ -213,7 +213,7 @@ def main(options: Any) -> None:
   config = cli.checked_config(options.config)
   devices.print_line()
   run = experiment.build(config)
-  blocks = optimizers.kfac_blocks(optimizers.group("kfac", 1e-3), run.problem)
+  blocks = optimizers.curvature_blocks(optimizers.group("kfac", 1e-3), run.problem)
   predicted = flops.step_costs(blocks, config.batch_size).ratio(*PERIODS.values())
   theirs = [_THEIRS] if _classifies(run) else []
   costs = measure(run, options.rounds, [*optimizers.OPTIMIZERS, *theirs])

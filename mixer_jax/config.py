@@ -145,6 +145,17 @@ def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:
   return config
 
 
+def in_turn(first: ConfigDict, second: ConfigDict, steps: int) -> ConfigDict:
+  """The optimizer part for one optimizer after another, as Adam and then L-BFGS.
+
+  The first makes `steps` updates; then the second begins, as if the run began there: its schedule
+  counts from 0, too.
+  """
+  config = options.group(optimizers.InTurn, steps=steps)
+  config.update(dict(name="in_turn", first=first, second=second))
+  return config
+
+
 # Mean and standard deviation of pixels in [0, 1], as in the K-FAC study's code.
 _STATISTICS = {
   "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),

@@ -204,13 +204,12 @@ def _check_size(run: Experiment) -> None:
 
 def _check_trained(run: Experiment) -> None:
   """Raises a UserError for `layer_decay` and `freeze` that layers or K-FAC cannot do with."""
-  decay, sides = run.config.layer_decay, optimizers.kfac_sides(run.config.optimizer)
-  if decay != 1 and run.update_scales:
-    if any(side.get("quadratic_model") or side.get("adaptive_damping") for side in sides):
-      why = "a quadratic model of K-FAC reckons with whole updates"
-      raise UserError(f"layer_decay is {decay}; {why}: allowed: 1")
+  decay, sides = run.config.layer_decay, optimizers.leaves(run.config.optimizer)
+  if decay != 1 and run.update_scales and optimizers.makes_whole_steps(run.config.optimizer):
+    raise UserError(f"layer_decay is {decay}; the optimizer reckons with whole updates: allowed: 1")
   parts = (run.variable_shapes.get(freeze.FROZEN, {}), run.variable_shapes["params"])
   layers = [{path[:-1] for path in traverse_util.flatten_dict(dict(part))} for part in parts]
-  if sides and (split := sorted(layers[0] & layers[1])):
+  by_kfac = any(side.name.startswith("kfac") for side in sides)
+  if by_kfac and (split := sorted(layers[0] & layers[1])):
     why = f"parts {'/'.join(split[0])}; K-FAC takes a layer as a whole"
     raise UserError(f"freeze is {run.config.freeze!r}, which {why}")

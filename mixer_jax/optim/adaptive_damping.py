@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from mixer_jax.optim.curvature.curvature import Curvature, tangent
-from mixer_jax.optim.quadratic import ByModelState, at, decayed_part, slopes
+from mixer_jax.optim.quadratic import at, decayed_part, slopes
 from mixer_jax.optim.trees import wide_type
 
 # Reduction ratios below and above which damping grows and shrinks.
@@ -32,21 +32,6 @@ class LevenbergMarquardtState(NamedTuple):
   inner: Any
   damping: jax.Array
   ratio: jax.Array
-
-
-def chosen_numbers(opt_state: Any) -> dict[str, jax.Array]:
-  """The numbers that replace options, by name, wherever they stand in a state; {}: none do.
-
-  "damping" is that of the next update; "step_rate" and "step_momentum" are the coefficients of the
-  last one, before the learning rate.
-  """
-  kinds, found = (LevenbergMarquardtState, ByModelState), {}
-  for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
-    if isinstance(part, LevenbergMarquardtState):
-      found |= chosen_numbers(part.inner) | {"damping": part.damping}
-    elif isinstance(part, ByModelState):
-      found |= dict(zip(("step_rate", "step_momentum"), part.coefficients))
-  return found
 
 
 def levenberg_marquardt(

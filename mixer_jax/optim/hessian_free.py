@@ -50,7 +50,7 @@ def hessian_free(
   learning_rate: Any = 1.0,
   damping: float = 1e-3,
   max_iterations: int = 50,
-  tolerance: float = 5e-4,
+  cg_tolerance: float = 5e-4,
   warm_start: float = 0.95,
   line_search: bool = False,
   precondition: optax.GradientTransformationExtraArgs | None = None,
@@ -63,14 +63,14 @@ def hessian_free(
   The update takes `batch` and, for sampled factors, `rng`; with `value_fn`, and maybe `value`, damping adapts
   and steps that do not lessen the loss are not made, see `gauss_newton`. Other than there the gradient g is
   the one that is given. The iterations end where the model of the loss falls by less than a share of k
-  `tolerance` over the last k, k = max(10, i / 10) (Martens, 2010, Section 4.4).
+  `cg_tolerance` over the last k, k = max(10, i / 10) (Martens, 2010, Section 4.4).
 
   Args:
     curvature: of the model, whose likelihood is that of the loss.
     learning_rate: a number or a schedule, multiplies the solution.
     damping: the first one, in the units of loss / parameter^2.
     max_iterations: most products with F for a step.
-    tolerance: see above; 0: all iterations are made.
+    cg_tolerance: see above; 0: all iterations are made.
     warm_start: the iterations begin at the last solution times this (Martens and Sutskever, 2012,
       Section 20.9.3), or at 0 if the model is better there.
     line_search: as in `gauss_newton`.
@@ -112,7 +112,7 @@ def hessian_free(
     damped = lambda v: jax.tree.map(lambda x, y: x + lam * y, product(v), v)
     inverse = _preconditioner(curvature, inner, lam)
     target = jax.tree.map(jnp.negative, gradient)
-    how_long = max_iterations, tolerance
+    how_long = max_iterations, cg_tolerance
     found, number = conjugate_gradients(damped, inverse, target, start, *how_long)
     return found, _dot(gradient, found), _dot(found, product(found)), number
 

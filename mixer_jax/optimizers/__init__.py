@@ -3,13 +3,15 @@
 from mixer_jax.optimizers.build import (
   General,
   Graft,
+  InTurn,
   build,
   check,
+  curvature_blocks,
   group,
   is_kernel,
-  kfac_blocks,
-  kfac_sides,
-  numbers,
+  leaves,
+  makes_whole_steps,
+  of_curvature,
   table,
 )
 from mixer_jax.optimizers.registry import OPTIMIZERS, Problem

@@ -11,9 +11,9 @@ import optax
 
 from mixer_jax import options
 from mixer_jax.errors import UserError, as_user_error
-from mixer_jax.optim import Block, GraftState, graft, path_name
+from mixer_jax.optim import Block, graft, in_turn, path_name
 from mixer_jax.optim.graft import SCOPES, SIDES
-from mixer_jax.optimizers.registry import OPTIMIZERS, Given, Problem
+from mixer_jax.optimizers.registry import OPTIMIZERS, WHOLE_STEPS, Given, Problem
 from mixer_jax.optimizers.schedules import Schedule
 
 
@@ -38,7 +38,17 @@ class Graft:
   eps: Annotated[float, options.Option("added to the norm of the direction", 0)] = 1e-16
 
 
+@dataclasses.dataclass(frozen=True)
+class InTurn:
+  """Options of two optimizers in turn, beside these."""
+
+  steps: Annotated[int, options.Option("updates of the first of two optimizers in turn", 1)] = 1000
+
+
 _GENERAL = options.of(General)
+# Optimizers that are made of two, by their names: the options that they have, and the names of the two.
+_OF_CURVATURE = ("kfac", "kfac_adam", "kfac_muon", "gauss_newton", "hessian_free")
+_PAIRS = {"graft": (Graft, SIDES), "in_turn": (InTurn, ("first", "second"))}
 
 
 def group(
@@ -46,8 +56,9 @@ def group(
 ) -> ml_collections.ConfigDict:
   """The part of a config for an optimizer of `OPTIMIZERS`, with options of any of them.
 
-  `check` tells mistakes in it, a missing rate among them.
+  `check` tells mistakes in it, a missing rate among them. Optimizers that make whole steps have a rate of 1.
   """
+  learning_rate = 1.0 if learning_rate is None and name in WHOLE_STEPS else learning_rate
   config = options.group(OPTIMIZERS, name)
   config.update(options.group(General, learning_rate=learning_rate))
   config.update(values)
@@ -61,15 +72,22 @@ def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
     UserError: an unknown optimizer, an option that it does not take, a missing side; `path`
       is the place of the config in a larger one.
   """
-  if options.chosen(config, {**OPTIMIZERS, "graft": Graft}, path) is not Graft:
+  own = {name: options_of for name, (options_of, _) in _PAIRS.items()}
+  options.chosen(config, {**OPTIMIZERS, **own}, path)
+  if config.name not in own:
     options.check(config, OPTIMIZERS, path, _GENERAL)
     return
-  for side in SIDES:
+  sides = _PAIRS[config.name][1]
+  for side in sides:
     if not config.get(side):
-      raise UserError(f"{path}.{side} is missing; graft takes two complete optimizer configs")
+      raise UserError(
+        f"{path}.{side} is missing; {config.name} takes two complete optimizer configs"
+      )
     check(config[side], f"{path}.{side}")
-  rest = {k: v for k, v in config.items() if k not in SIDES and v is not None}
-  options.check(ml_collections.ConfigDict(rest), {"graft": Graft}, path)
+    if config.name == "graft" and config[side].name in WHOLE_STEPS:
+      raise UserError(f"{path}.{side}.name is {config[side].name}, whose steps are whole ones")
+  rest = {k: v for k, v in config.items() if k not in sides and v is not None}
+  options.check(ml_collections.ConfigDict(rest), own, path)
 
 
 def build(
@@ -81,7 +99,7 @@ def build(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the optimizer that a group of a config describes.
 
-  Learning rates and dampings are in its state (see `numbers`), so that programs do not depend on them.
+  Learning rates and dampings are in its state (see `numbers.given`), so that programs do not depend on them.
 
   Args:
     config: `name`, the options of every optimizer (`General`) and of the named one, None
@@ -99,18 +117,20 @@ def build(
       that is not constant; of the transform's `init`, parameters.
   """
   check(config)
-  if config.name == "graft":
-    sides = (build(config[side], multiplier, problem, decayed, decay) for side in SIDES)
-    own = {k: config[k] for k in options.of(Graft) if config.get(k) is not None}
-    with as_user_error("optimizer graft", ValueError):
-      return graft(*sides, **own, matrices=problem.matrices if problem else None)
+  if config.name in _PAIRS:
+    made_of, names = _PAIRS[config.name]
+    sides = [build(config[side], multiplier, problem, decayed, decay) for side in names]
+    own = made_of(**{k: config[k] for k in options.of(made_of) if config.get(k) is not None})
+    if config.name == "in_turn":
+      return in_turn(sides, [own.steps])
+    return graft(*sides, own.scope, own.eps, problem.matrices if problem else None)
   if decay is not None and config.name == "kfac":
     raise UserError("schedule.decay_end: the weight decay of kfac is constant; set it to 1")
-  if problem is None and config.name.startswith("kfac"):
+  if problem is None and config.name in _OF_CURVATURE:
     raise UserError(f"optimizer {config.name}: problem is None; allowed: a Problem")
   optimizer, fields = OPTIMIZERS[config.name], _fields(config)
   by_path = functools.partial(_decayed, decayed or is_kernel)
-  most = fields["weight_decay"]
+  most = fields.get("weight_decay", 0.0)
   common = dict(
     weight_decay=most if decay is None else lambda count: most * decay(count),
     decay_mask=by_path if config.decay == "kernels" else None,
@@ -141,10 +161,8 @@ def _told(init: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
 
 def _check_clipped(config: ml_collections.ConfigDict) -> None:
   """Raises a UserError for an optimizer that needs the gradient of the batch as it is."""
-  squares = config.get("eigenvalues") == "batch"
-  if squares or config.get("quadratic_model") or config.get("adaptive_damping"):
-    use = "eigenvalues=batch" if squares else "a quadratic model"
-    raise UserError(f"optimizer {config.name}: {use} needs clip_norm=0")
+  if config.get("eigenvalues") == "batch" or makes_whole_steps(config):
+    raise UserError(f"optimizer {config.name}: its options need clip_norm=0")
 
 
 def _decayed(decayed: Callable[[str], bool], params: Any) -> Any:
@@ -157,36 +175,33 @@ def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return OPTIMIZERS[config.name](**own)
 
 
+def makes_whole_steps(config: ml_collections.ConfigDict) -> bool:
+  """Whether an optimizer reckons with the whole updates that it makes."""
+  return any(
+    side.name in WHOLE_STEPS or side.get("quadratic_model") or side.get("adaptive_damping")
+    for side in leaves(config)
+  )
+
+
 def _numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
   damping = {k: v for k, v in _fields(config).items() if k == "damping"}
   return {"learning_rate": config.learning_rate} | damping
 
 
-def numbers(opt_state: Any) -> dict[str, jax.Array]:
-  """The learning rates and dampings in a state of `build`, by name; of a pair, by "SIDE.name".
-
-  Runs that differ in these alone share a compiled program. Rates are those that the schedule
-  multiplies.
-  """
-  kinds, found = (GraftState, optax.InjectStatefulHyperparamsState), {}
-  for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
-    if isinstance(part, GraftState):
-      for side in SIDES:
-        found |= {f"{side}.{name}": x for name, x in numbers(getattr(part, side)).items()}
-    elif isinstance(part, kinds):
-      found |= part.hyperparams
-  return found
+def leaves(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+  """The configs of single optimizers in one, of pairs both."""
+  if config.name not in _PAIRS:
+    return [config]
+  return [found for side in _PAIRS[config.name][1] for found in leaves(config[side])]
 
 
-def kfac_sides(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
-  """The K-FAC parts of an optimizer's config, of a grafted pair maybe both."""
-  if config.name == "graft":
-    return [found for side in SIDES for found in kfac_sides(config[side])]
-  return [config] if config.name in ("kfac", "kfac_adam", "kfac_muon") else []
+def of_curvature(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+  """The parts of an optimizer's config that have a `Curvature`."""
+  return [part for part in leaves(config) if part.name in _OF_CURVATURE]
 
 
-def kfac_blocks(config: ml_collections.ConfigDict, problem: Problem) -> tuple[Block, ...]:
-  """The blocks of the curvature that a group of `kfac_sides` has."""
+def curvature_blocks(config: ml_collections.ConfigDict, problem: Problem) -> tuple[Block, ...]:
+  """The blocks of the curvature that a group of `of_curvature` has."""
   return problem.curvature(_fields(config)).blocks
 
 
@@ -197,9 +212,14 @@ def is_kernel(path: str) -> bool:
 
 def table() -> str:
   """The options of all optimizers as a Markdown table."""
-  head, line, name, *rest = options.table(OPTIMIZERS | {"graft": Graft}, "optimizer.").splitlines()
+  own = {name: made_of for name, (made_of, _) in _PAIRS.items()}
+  head, line, name, *rest = options.table(OPTIMIZERS | own, "optimizer.").splitlines()
   row = lambda name, *cells: f"| `optimizer.{name}` | {' | '.join(cells)} |"
-  every, side = "all but graft", ("graft", "", "a complete optimizer")
+  every = f"all but {', '.join(_PAIRS)}"
   general = [row(k, every, f"`{o.default!r}`", o.allowed, o.help) for k, o in _GENERAL.items()]
-  sides = [row(name, *side, f"gives the {name}") for name in SIDES]
+  sides = [
+    row(side, pair, "", "a complete optimizer", f"the {side} of the two")
+    for pair, (_, names) in _PAIRS.items()
+    for side in names
+  ]
   return "\n".join((head, line, name, *general, *rest, *sides))

@@ -14,6 +14,7 @@ import optax
 
 from mixer_jax import optim
 from mixer_jax.optim import first_order
+from mixer_jax.optim.broyden import METHODS
 from mixer_jax.optim.curvature.curvature import MAX_FACTOR
 from mixer_jax.optim.kfac import complete, settled
 from mixer_jax.optim.soap import from_second, with_averaged_steps
@@ -99,13 +100,28 @@ _FIELDS = {
   "damping_decay": _number("change of adaptive damping per update", 0.01, 1),
   "min_damping": _number("least adaptive damping"),
   "max_damping": _number("largest adaptive damping"),
+  "line_search": _flag("multiply steps by the power of two with the least loss"),
+  "bias_correction": _flag("divide the momentum's first directions by their share"),
+  "max_rows": _count("most residuals of a batch"),
+  "max_iterations": _count("most iterations of conjugate gradients for a step"),
+  "cg_tolerance": _number("progress of the model, for each iteration, at which they end"),
+  "warm_start": _number("factor of the last solution, where they begin", 0, 1),
+  "memory_size": _count("pairs of steps and gradients that are kept"),
+  "iterations": _count("steps of an update, all on its batch"),
+  "max_linesearch_steps": _count("most evaluations of the loss in a line search"),
+  "method": _choice("how the inverse of the Hessian matrix is renewed", *METHODS),
 }
 
 
 # What a curvature is made of, beside a problem; with conventions that act neither on bases nor on
 # ratios of eigenvalues, of optimizers without damping.
-_OF_CURVATURE = {"token_averaging": "expand", "norms": "gradient"} | dict.fromkeys(
-  ("estimation", "unpreconditioned", "max_factor", "full_factors")
+_OF_CURVATURE = dict(
+  token_averaging="expand",
+  norms="gradient",
+  estimation="sampled",
+  unpreconditioned="",
+  max_factor=None,
+  full_factors="",
 )
 
 
@@ -270,6 +286,25 @@ def _kfac(given: Given, fields: dict[str, Any]) -> Any:
   return optim.levenberg_marquardt(tx, whole, **rule | objective)
 
 
+def _gauss_newton(given: Given, fields: dict[str, Any]) -> Any:
+  own = _taken(optim.gauss_newton, fields) | dict(learning_rate=given.rate)
+  return optim.gauss_newton(given.problem.curvature(fields), **own)
+
+
+def _hessian_free(given: Given, fields: dict[str, Any]) -> Any:
+  whole, own = given.problem.curvature(fields), _taken(optim.hessian_free, fields)
+  renewals = {name: fields[name] for name in ("factor_decay", "factor_period", "inverse_period")}
+  own["precondition"] = optim.scale_by_kfac(whole, **renewals, identity_start=False)
+  return optim.hessian_free(whole, **own | dict(learning_rate=given.rate))
+
+
+def _by_search(function: Callable) -> Optimizer:
+  """A quasi-Newton method."""
+  return Optimizer(lambda given, fields: function(given.rate, **_taken(function, fields)), function)
+
+
+# Those that make whole steps: they take no decay, no clipped gradient and no layer_decay, and a rate of 1.
+WHOLE_STEPS = ("gauss_newton", "hessian_free", "lbfgs", "ssbroyden")
 OPTIMIZERS = {
   "sgd": _first_order(optim.sgd),
   "adam": _first_order(optim.adam),
@@ -293,4 +328,12 @@ OPTIMIZERS = {
   "kfac_muon": _in_basis(
     optim.scale_by_kfac_muon, _others, b1=0.9, b2=0.999, eps=1e-8, weight_decay=1e-2
   ),
+  "gauss_newton": Optimizer(_gauss_newton, optim.gauss_newton),
+  "hessian_free": Optimizer(
+    _hessian_free,
+    optim.hessian_free,
+    **dict(estimation="sampled", factor_decay=0.8, factor_period=10, inverse_period=10),
+  ),
+  "lbfgs": _by_search(optim.lbfgs),
+  "ssbroyden": _by_search(optim.ssbroyden),
 }

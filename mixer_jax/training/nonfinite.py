@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax import optimizers, tasks
+from mixer_jax import tasks
 from mixer_jax.errors import Diverged
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim.adaptive_damping import chosen_numbers
+from mixer_jax.optimizers import numbers
 from mixer_jax.training.state import TrainState
 
 CHECKS = ("loss", "update")  # of a step, in this order
@@ -99,7 +99,5 @@ def diverged(
 
 def _numbers(step: int, run: Experiment, state: TrainState) -> dict[str, float]:
   """The rates and dampings of a step, and those that the quadratic model chose."""
-  flat = optimizers.numbers(state.opt_state)
-  multiplier = run.multiplier(min(step - 1, int(state.step - state.skipped)))
-  flat = {k: v * multiplier if k.endswith("learning_rate") else v for k, v in flat.items()}
-  return {k: float(v) for k, v in (flat | chosen_numbers(state.opt_state)).items()}
+  at = run.multiplier(min(step - 1, int(state.step - state.skipped)))
+  return numbers.given(state.opt_state, lambda count: at) | numbers.chosen(state.opt_state)

@@ -22,7 +22,7 @@ def of_model(run: Experiment) -> tuple[str, str]:
   line = f"{number} parameters in {len(sizes)} arrays"
   tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
   for blocks in dict.fromkeys(
-    _blocks(run, side) for side in optimizers.kfac_sides(run.config.optimizer)
+    _blocks(run, side) for side in optimizers.of_curvature(run.config.optimizer)
   ):
     kinds = collections.Counter(block.kind for block in blocks)
     line += "; curvature blocks: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
@@ -37,7 +37,7 @@ def of_model(run: Experiment) -> tuple[str, str]:
 
 
 def _blocks(run: Experiment, side: ConfigDict) -> tuple[Block, ...]:
-  return optimizers.kfac_blocks(side, run.problem)
+  return optimizers.curvature_blocks(side, run.problem)
 
 
 def _factor(size: int, diagonal: bool) -> str:

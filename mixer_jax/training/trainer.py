@@ -8,10 +8,9 @@ from typing import Any, Callable, Iterator
 import jax
 from tqdm import tqdm
 
-from mixer_jax import optimizers
 from mixer_jax.data import buckets, feed
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim.adaptive_damping import chosen_numbers
+from mixer_jax.optimizers import numbers
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.runtime import processes
 from mixer_jax.tasks import metrics as metrics_lib
@@ -107,10 +106,9 @@ class Trainer:
     row |= {"train/skipped": int(state.skipped)} if config.on_nonfinite == "skip" else {}
     row |= {"restores": int(state.restores)} if config.on_nonfinite == "restore" else {}
     steps = range((self.step - 1) // every * every, self.step)
-    rates = (v for k, v in optimizers.numbers(state.opt_state).items() if "learning_rate" in k)
-    multiplier = run.multiplier(self.step - 1 - int(state.skipped))
-    row["learning_rate"] = float(next(rates) * multiplier)
-    row |= {k: float(v) for k, v in chosen_numbers(state.opt_state).items()}
+    given = numbers.given(state.opt_state, run.multiplier)
+    row["learning_rate"] = next(x for name, x in given.items() if "learning_rate" in name)
+    row |= numbers.chosen(state.opt_state)
     row["examples_per_second"] = self._order.examples(steps) / max(self.seconds, 1e-9)
     row["seconds"] = self.seconds
     self.state, self.seconds = without_metrics(run, state), 0.0

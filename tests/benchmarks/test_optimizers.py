@@ -10,7 +10,7 @@ from benchmarks import flops, optimizers
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, optim
 from mixer_jax.errors import UserError
-from mixer_jax.optimizers import OPTIMIZERS, group, kfac_blocks
+from mixer_jax.optimizers import OPTIMIZERS, curvature_blocks, group
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_gradient_costs_are_those_that_xla_counts(tiny_config):
   tiny_config.model.update(hidden_dim=256, tokens_mlp_dim=64, channels_mlp_dim=512)
   run = experiment.build(tiny_config)
   problem = run.problem
-  blocks = kfac_blocks(group("kfac", 0.1), problem)
+  blocks = curvature_blocks(group("kfac", 0.1), problem)
   costs = flops.step_costs(blocks, tiny_config.batch_size)
 
   def loss(params, batch):

@@ -10,6 +10,8 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import optim, optimizers, options
 from mixer_jax.errors import UserError
+from mixer_jax.optimizers import numbers as numbers_lib
+from mixer_jax.optimizers.registry import WHOLE_STEPS
 from mixer_jax.optimizers.schedules import Multiplier
 from tests.optim import small_net
 
@@ -198,7 +200,7 @@ def test_one_program_makes_the_updates_of_all_rates_and_dampings(damping_type):
     own = optimizers.build(kfac_config(damping_type=damping_type, **numbers), ONE, problem)
     transforms.append(own)
     state = own.init(params)
-    found = {name: float(x) for name, x in optimizers.numbers(state).items()}
+    found = {name: float(x) for name, x in numbers_lib.given(state, ONE).items()}
     assert found == pytest.approx(numbers)
     kernel = update(state)["two"]["kernel"]
     eager, _ = own.update(grads, state, params, batch=batch, rng=jax.random.key(0))
@@ -212,7 +214,7 @@ def test_both_sides_of_a_pair_have_numbers():
   tx = optimizers.build(config, ONE, None)
   state = tx.init(grads)
   names = ["magnitude.learning_rate", "direction.learning_rate"]
-  assert {k: float(v) for k, v in optimizers.numbers(state).items()} == pytest.approx(
+  assert {k: float(v) for k, v in numbers_lib.given(state, ONE).items()} == pytest.approx(
     dict(zip(names, (0.1, 0.2)))
   )
   for rate in (0.1, 0.3):
@@ -271,7 +273,7 @@ def test_patterns_that_are_none_are_told():
     optimizers.build(kfac_config(unpreconditioned="three"), ONE, problem)
 
 
-@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(optimizers.OPTIMIZERS.keys() - set(WHOLE_STEPS)))
 def test_decay_shrinks_kernels_and_nothing_else(name):
   params, batch = small_net.problem()
   params = jax.tree.map(lambda p: p + 0.5, params)
@@ -290,3 +292,58 @@ def test_decay_shrinks_kernels_and_nothing_else(name):
     assert (np.sign(own["kernel"]) == -np.sign(params[layer]["kernel"])).all()
     if name in ("adamw", "muon", "soap", "shampoo", "kfac_adam", "kfac_muon"):  # decoupled
       np.testing.assert_allclose(own["kernel"], -0.02 * params[layer]["kernel"], rtol=1e-5)
+
+
+def quadratic_problem():
+  """Least squares, whose Gauss-Newton step ends at the minimum."""
+  x = jax.random.normal(jax.random.key(0), (12, 3))
+  batch = {"x": x, "y": x @ jnp.array([[1.0], [-2.0], [0.5]])}
+  predict = lambda params, batch: (batch["x"] @ params["w"], batch["y"])
+  loss = lambda params: jnp.mean(jnp.sum((batch["x"] @ params["w"] - batch["y"]) ** 2, axis=1))
+  params = {"w": jnp.ones((3, 1))}
+  return optimizers.Problem(predict, params, batch, "normal"), params, batch, loss
+
+
+@pytest.mark.parametrize("name", WHOLE_STEPS)
+def test_optimizers_of_whole_steps_solve_least_squares(name):
+  problem, params, batch, loss = quadratic_problem()
+  config = config_lib.optimizer(name)
+  assert config.learning_rate == 1
+  tx = optimizers.build(config, ONE, problem)
+  state, first = tx.init(params), loss(params)
+
+  @jax.jit
+  def step(params, state):
+    value, grads = jax.value_and_grad(loss)(params)
+    extra = dict(batch=batch, rng=jax.random.key(0), value=value, value_fn=loss)
+    updates, state = tx.update(grads, state, params, **extra)
+    return optax.apply_updates(params, updates), state
+
+  for _ in range(8):
+    params, state = step(params, state)
+  assert loss(params) < 1e-8 * first
+  for wrong in (dict(clip_norm=1.0), dict(weight_decay=0.1)):
+    refused = config.copy_and_resolve_references()
+    refused.update(wrong)
+    with pytest.raises(UserError):
+      optimizers.build(refused, ONE, problem)
+
+
+def test_one_optimizer_after_another():
+  problem, params, batch, loss = quadratic_problem()
+  first, second = config_lib.optimizer("sgd", 1e-2, momentum=0.0), config_lib.optimizer("lbfgs")
+  tx = optimizers.build(config_lib.in_turn(first, second, steps=2), ONE, problem)
+  state, by_hand, rates = tx.init(params), params, []
+  for _ in range(8):
+    value, grads = jax.value_and_grad(loss)(params)
+    extra = dict(batch=batch, value=value, value_fn=loss)
+    updates, state = tx.update(grads, state, params, **extra)
+    params = optax.apply_updates(params, updates)
+    rates.append(numbers_lib.given(state, ONE)["learning_rate"])
+    if len(rates) <= 2:
+      by_hand = jax.tree.map(lambda p, g: p - 1e-2 * g, by_hand, jax.grad(loss)(by_hand))
+      np.testing.assert_allclose(params["w"], by_hand["w"], rtol=1e-6)
+  np.testing.assert_allclose(rates, [1e-2] * 2 + [1.0] * 6, rtol=1e-6)
+  assert loss(params) < 1e-6
+  with pytest.raises(UserError, match="second is missing"):
+    optimizers.build(config_lib.in_turn(first, None, steps=2), ONE, problem)

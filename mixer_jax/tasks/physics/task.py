@@ -16,7 +16,7 @@ import numpy as np
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Arrays, Dataset
 from mixer_jax.errors import UserError, as_user_error, check_list
-from mixer_jax.options import COUNT, Option, one_of
+from mixer_jax.options import Option, one_of
 from mixer_jax.runtime import precision
 from mixer_jax.tasks.metrics import Largest, Metric, RootMeanSquare, Sums, WeightedSum
 from mixer_jax.tasks.physics import balance, pictures, points
@@ -38,14 +38,14 @@ class PhysicsOptions:
 
   float64: Annotated[bool, Option(_FLOAT64)] = False
   sets: Annotated[int, Option(_SETS, 1, 10**6)] = 1
-  steps_a_set: Annotated[int, Option("steps on a set of points before another", 1, COUNT)] = 1
+  steps_a_set: Annotated[int, Option("steps on a set of points before another", 1)] = 1
   points: Annotated[tuple[int, ...], Option(_POINTS, 1, 10**8)] = ()
   weights: Annotated[tuple[float, ...], Option(_WEIGHTS, 0)] = ()
   test_points: Annotated[
     int, Option("points of evaluation, where no reference gives them", 1, 10**8)
   ] = 10_000
   balance: one_of(_BALANCE, ("none", "gradient_norms")) = "none"
-  balance_period: Annotated[int, Option("steps between changes of these", 1, COUNT)] = 1000
+  balance_period: Annotated[int, Option("steps between changes of these", 1)] = 1000
   balance_decay: Annotated[float, Option("decay of their averages", 0, 0.99999)] = 0.9
   cache_dir: Annotated[
     str, Option('directory of computed references; "": the user\'s own', free=True)

@@ -191,7 +191,7 @@ def test_kfac_sees_the_decoder_s_grid(by_kfac):
   run = experiment.build(by_kfac)
   shapes = jax.eval_shape(run.problem.predict, run.problem.params, run.problem.batch)
   assert shapes.outputs.shape == (8, 64, 3) and shapes.weights.shape == (8, 64)
-  blocks = optimizers.kfac_blocks(by_kfac.optimizer, run.problem)
+  blocks = optimizers.curvature_blocks(by_kfac.optimizer, run.problem)
   kinds = {block.name: block.kind for block in blocks}
   [stack] = [block for block in blocks if block.name == "backbone/MixerBlocks/token_mixing/Dense_0"]
   assert stack.kind == "kronecker" and stack.stacked == (2,)
