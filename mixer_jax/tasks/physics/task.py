@@ -90,6 +90,9 @@ class Physics(BaseTask):
       if (given := config[field]) and len(given) != len(problem.terms):
         allowed = f"{len(problem.terms)} numbers, of {names}"
         raise UserError(f"{field} is {tuple(given)}; allowed: () or {allowed}")
+    if config.sets % config.steps_a_set:
+      allowed = f"divisors of sets, {config.sets}"
+      raise UserError(f"steps_a_set is {config.steps_a_set}; allowed: {allowed}")
     if any(count % 1 for count in config.points):
       raise UserError(f"points is {tuple(config.points)}; allowed: integers")
     _net(config, problem, np.float32)
@@ -101,8 +104,8 @@ class Physics(BaseTask):
   def _splits(self) -> Mapping[str, Arrays]:
     config, problem = self._config, self.problem
     train = points.train_split(problem, self._counts, config.sets, self._seed, self._dtype)
-    given = config.test_points, self._seed, self._dtype
-    return {"train": train, "test": points.test_split(problem, self._reference, *given)}
+    given = self._reference, config.test_points, self._dtype
+    return {"train": train, "test": points.test_split(problem, *given)}
 
   @functools.cached_property
   def _reference(self) -> Grid | None:

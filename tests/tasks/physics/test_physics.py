@@ -95,9 +95,14 @@ def test_points_depend_on_the_seed_alone_and_are_renewed():
   )
   with jax.threefry_partitionable(False):
     np.testing.assert_array_equal(first, points(sets=3))
-  run = experiment.build(small(sets=4, steps_a_set=5))
-  ids = [int(run.order(step)[0]) for step in range(20)]
-  assert all(len(set(ids[i : i + 4])) <= 2 for i in range(0, 20, 4)) and len(set(ids)) > 1
+  tested = [made(small(seed=seed))[0].datasets()["test"].arrays()["point"] for seed in (0, 1)]
+  np.testing.assert_array_equal(*tested)
+
+
+def test_a_set_of_points_is_used_for_some_steps():
+  run = experiment.build(small(sets=6, steps_a_set=3))
+  ids = np.array([run.order(step) for step in range(36)]).reshape(12, 3)
+  assert (ids == ids[:, :1]).all() and len(np.unique(ids)) > 3
 
 
 def test_balanced_weights_are_those_of_gradient_norms():
@@ -317,6 +322,7 @@ def test_contradictions_of_fields_are_told():
   for values, said in {
     (("points", (5,)),): r"points is \(5,\); allowed: \(\) or 2 numbers, of interior, boundary",
     (("weights", (1.0, 2.0, 3.0)),): "weights is",
+    (("steps_a_set", 5), ("sets", 12)): "steps_a_set is 5; allowed: divisors of sets, 12",
     (("model.hidden_dims", (2.5,)),): "model.hidden_dims",
   }.items():
     with pytest.raises(UserError, match=said):
