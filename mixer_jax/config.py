@@ -83,6 +83,13 @@ class Run:
       "end the run after this many evaluations without a better primary metric; 0 turns it off", 0
     ),
   ] = 0
+  max_seconds: Annotated[
+    float,
+    Option(
+      "end the run at the first evaluation after this many seconds of training steps; 0 turns it off",
+      0,
+    ),
+  ] = 0.0
   on_nonfinite: one_of(
     "what to do when a loss or an update is not finite", _POLICIES, free=True
   ) = "stop"

@@ -164,7 +164,7 @@ def _compared(opened: Record, cells: Sequence[CellResult]) -> str:
 
 def _tuning(opened: Record) -> str:
   """Every setting that was tried, with its values on the part held out."""
-  rows, metric = [], opened.primary
+  rows, metric = [], Metric(opened.tuned_by, False) if opened.tuned_by else opened.primary
   for cell in dict.fromkeys(run.cell for run in opened.runs if run.tunes):
     trials, name = opened.trials(cell), " ".join(cell)
     if trials is None:
@@ -172,7 +172,10 @@ def _tuning(opened: Record) -> str:
     for i, trial in enumerate(trials or ()):
       values = ("", "failed", trial.get("failed", ""))
       if "failed" not in trial:
-        numbers = (_shown(metric, [metric.scale * trial[at]]) for at in ("last", "best"))
+        numbers = (
+          "-" if trial[at] is None else _shown(metric, [metric.scale * trial[at]])
+          for at in ("last", "best")
+        )
         values = ("" if i else "chosen", *numbers)
       rows.append((name, ", ".join(plan.settings(trial["settings"])), *values))
   if not rows:

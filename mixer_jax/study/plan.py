@@ -48,6 +48,9 @@ class Tuning:
   seed: int = 0  # of all candidates
   # Axes whose values share the settings that are chosen for the first of them.
   shared: Sequence[str] = ()
+  # The number of a run's last row, such as "train/loss", whose lowest value is chosen; "": the
+  # primary metric's best.
+  metric: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Record:
   source: str
   notes: tuple[str, ...]
   target_of: str
+  tuned_by: str  # see `Tuning.metric`
   runs: tuple[Run, ...]
 
   @property
@@ -173,7 +174,8 @@ class Record:
     tried = self._tries(cell)
     if not all(self._known(*one) for one in tried):
       return None
-    trials, name, sign = [], self.primary.name, -1 if self.primary.higher_is_better else 1
+    trials, name = [], self.primary.name
+    sign = -1 if self.primary.higher_is_better and not self.tuned_by else 1
     for run, state in tried:
       trial = {"run": run.name, "settings": run.settings}
       if state.kind == "failed":
@@ -183,6 +185,8 @@ class Record:
         split = selection(row, name)
         for key, column in {"last": name, "best": f"best_{name}", "loss": "loss"}.items():
           trial[key] = row.get(f"{split}/{column}")
+        if self.tuned_by:
+          trial |= {"last": row[self.tuned_by], "best": None}
       trials.append(trial)
     order = lambda t: (math.inf,) if "failed" in t else (sign * t["last"], t["loss"] or 0)
     return sorted(trials, key=order)
@@ -207,6 +211,7 @@ def open_study(
       )
   names = ("title", "lines", "published_at", "source", "notes", "target_of")
   plan = {"file": file, "axes": list(study.axes)} | {name: getattr(study, name) for name in names}
+  plan["tuned_by"] = study.tuning.metric if study.tuning else ""
   plan["published"] = {"-".join(c): dataclasses.asdict(p) for c, p in study.published.items()}
   plan["runs"] = [dataclasses.asdict(run) for run in runs]
   directory_lib.write_json(directory / PLAN, plan)

@@ -211,8 +211,7 @@ def _loop(
         saved.wait()
         raise Diverged(f"stopped at step {trainer.step}, whose checkpoint is written: {complaint}")
       if last and trainer.step < run.clock.num_steps:
-        better = f"no better {run.selection} {run.task.metrics[0].name}"
-        print(f"ended by patience: {better} in {run.config.patience} evaluations", flush=True)
+        print(_ended_early(run, trainer.step, rows), flush=True)
       if stop:
         return
 
@@ -260,11 +259,20 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
 
 
 def ended(run: Experiment, step: int, rows: Sequence[Row]) -> bool:
-  """Whether a run ends after a step: it is the last one, or `config.patience` is at its end."""
+  """Whether a run ends after a step: it is the last one, or see `_ended_early`."""
+  return step >= run.clock.num_steps or bool(_ended_early(run, step, rows))
+
+
+def _ended_early(run: Experiment, step: int, rows: Sequence[Row]) -> str:
+  """Why a run ends before its last step: its patience, or its time; "" if it does not."""
   best = f"{run.selection}/best_step"
   rows, patience = [row for row in rows if row["step"] <= step], run.config.patience
-  late = patience and rows and sum(row["step"] > rows[-1][best] for row in rows) >= patience
-  return step >= run.clock.num_steps or bool(late)
+  if patience and rows and sum(row["step"] > rows[-1][best] for row in rows) >= patience:
+    better = f"no better {run.selection} {run.task.metrics[0].name}"
+    return f"ended by patience: {better} in {patience} evaluations"
+  if (most := run.config.max_seconds) and (spent := sum(row["seconds"] for row in rows)) >= most:
+    return f"ended by max_seconds: {spent:.1f} s of training"
+  return ""
 
 
 def _row(trainer: Trainer, scorers: dict[str, Evaluator], rows: Sequence[Row]) -> Row:

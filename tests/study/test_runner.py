@@ -377,6 +377,22 @@ def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
   assert "tune-sgd-1: step 30 of 30  held-out error 0.02  1.0 s\n" in capsys.readouterr().out
 
 
+def test_settings_are_chosen_by_another_number_of_the_last_row(tmp_path):
+  """The error of the second is the least, the training loss of the first."""
+  rates = [{"optimizer.learning_rate": rate} for rate in (0.1, 0.2)]
+  tuning = Tuning({"sgd": rates}, hold_out={}, metric="train/loss")
+  study = Study(title="t", config=errors, axes={"optimizer": ("sgd",)}, seeds=(0,), tuning=tuning)
+  opened = record.open_study(tmp_path, study, "f.py", [])
+  code = {}
+  for run, loss, error in zip(opened.runs, (1e-3, 1e-2), (0.3, 0.1)):
+    row = {"step": 30, "epoch": 1, "seconds": 1.0, "test/error": error, "train/loss": loss}
+    row = json.dumps(row | {"test/best_error": error}) + "\n"
+    code[run.name] = f"(path / 'metrics.jsonl').write_text({row!r}); sys.exit(0)"
+  Fakes(opened, code=code).run(opened.runs[:2])
+  first, second = opened.trials(("sgd",))
+  assert (first["run"], first["last"], second["last"]) == ("tune-sgd-0", 1e-3, 1e-2)
+
+
 def test_tries_compared_on_a_validation_split_show_that_one(tmp_path, capsys):
   rates = {name: [{"optimizer.learning_rate": 0.1}] for name in ("sgd", "adam")}
   opened = record.open_study(tmp_path, Study(**GRID | dict(tuning=Tuning(rates))), "f.py", [])

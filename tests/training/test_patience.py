@@ -46,3 +46,12 @@ def test_patience_starts_anew_with_a_better_evaluation(best, ends):
   rows = [{"step": 8 * i, "test/best_step": step} for i, step in enumerate(best, 1)]
   assert loop.ended(run, rows[-1]["step"], rows) == ends
   assert not loop.ended(run, 8, rows)  # later rows are of a run that went back
+
+
+def test_a_run_ends_at_the_first_evaluation_after_its_seconds(tmp_path, capsys):
+  config = waves(num_epochs=9, max_seconds=1e-6)
+  loop.train(config, str(tmp_path))
+  assert [row["step"] for row in children.rows(tmp_path)] == [8]
+  assert "ended by max_seconds" in capsys.readouterr().out
+  config.max_seconds = 0.0
+  assert len(list(loop.evaluations(experiment.build(config)))) == 9
