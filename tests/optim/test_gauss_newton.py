@@ -84,9 +84,34 @@ def test_momentum_is_that_of_the_minimum():
   np.testing.assert_allclose(flat(two), second / np.sqrt(1 - mu**4), atol=1e-7 * size)
 
 
-@pytest.mark.parametrize("line_search", [False, True])
-@pytest.mark.parametrize("name", ["gauss_newton", "hessian_free"])
-def test_losses_fall_and_damping_with_them(name, line_search):
+def test_acceleration_is_the_second_order_of_residuals():
+  """Second derivatives of the residuals themselves, along the first step; no more of it than of that."""
+  curvature, params, batch = made("weighted")
+  loss, damping = loss_of("weighted", batch), 1.0
+  tx = optim.gauss_newton(curvature, damping=damping, acceleration=True)
+  found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
+  j = np.asarray(jacobian(curvature, params, batch))
+  first = dense(curvature, params, batch, jax.grad(loss)(params), damping)
+  start, back = jax.flatten_util.ravel_pytree(params)
+  r = lambda t: curvature.residuals(back(start + t * first), batch).vector
+  bend = jax.jit(jax.jacfwd(jax.jacfwd(r)))(0.0)
+  second = np.linalg.solve(j.T @ j + damping * np.eye(j.shape[1]), -j.T @ bend)
+  assert 0.01 < np.linalg.norm(second) / np.linalg.norm(first) < 0.75
+  np.testing.assert_allclose(flat(found), first + second / 2, rtol=1e-6, atol=1e-9)
+  tx = optim.gauss_newton(curvature, damping=1e-9, acceleration=True)
+  found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
+  expected = dense(curvature, params, batch, jax.grad(loss)(params), 1e-9)
+  np.testing.assert_allclose(flat(found), expected, atol=1e-4 * np.abs(expected).max())
+
+
+OPTIONS = {
+  "gauss_newton": ({}, dict(line_search=True), dict(acceleration=True, momentum=0.5)),
+  "hessian_free": ({}, dict(line_search=True)),
+}
+
+
+@pytest.mark.parametrize("name, options", [(n, o) for n in OPTIONS for o in OPTIONS[n]])
+def test_losses_fall_and_damping_with_them(name, options):
   """A net that can have the values of another one: the residuals vanish."""
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(20, 2)))
@@ -95,7 +120,7 @@ def test_losses_fall_and_damping_with_them(name, line_search):
   predict = lambda params, batch: (mlp(params, batch["x"]), batch["y"])
   curvature = optim.Curvature(predict, params, batch, likelihood="normal", estimation="exact")
   loss = lambda p: jnp.mean((mlp(p, batch["x"]) - batch["y"]) ** 2)
-  tx = getattr(optim, name)(curvature, line_search=line_search)
+  tx = getattr(optim, name)(curvature, **options)
 
   def step(carry, _):
     params, state = carry
