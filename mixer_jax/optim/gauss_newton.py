@@ -25,8 +25,6 @@ from mixer_jax.optim.curvature.curvature import Curvature, tangent
 
 MAX_ROWS = 8192
 _TRIES = 8  # dampings in one update
-# The length of the second order, twice, in that of the first: alpha of Transtrum and Sethna.
-_LARGEST_BEND = 0.75
 
 
 class GaussNewtonState(NamedTuple):
@@ -153,7 +151,7 @@ def gauss_newton(
     direction = {path: moved[path] - d for path, d in back(solution).items()}
     if acceleration:
       second = back(solve(space.bend(tangent(whole, direction))))
-      direction = _accelerated(direction, second, told)
+      direction = model_steps.accelerated(direction, second, told)
     return direction, jnp.vdot(vector, change), jnp.vdot(change, change), lam
 
   def update_fn(
@@ -223,15 +221,3 @@ def root(matrix: jax.Array, damping: jax.Array) -> tuple[jax.Array, jax.Array]:
   more = lambda own: (lower(10 * own[1]), 10 * own[1])
   shift = jnp.maximum(damping, jnp.finfo(matrix.dtype).tiny)
   return jax.lax.while_loop(failed, more, (lower(shift), shift))
-
-
-def _accelerated(
-  direction: dict[str, jax.Array], second: dict[str, jax.Array], told: bool
-) -> dict[str, jax.Array]:
-  """The direction with its second order; if that is too large, none, or without the loss the direction."""
-  square = lambda tree: sum(jnp.vdot(x, x) for x in tree.values())
-  far = square(second) > _LARGEST_BEND**2 * square(direction)
-  instead = {path: d * jnp.nan if told else d for path, d in direction.items()}
-  return {
-    path: jnp.where(far, instead[path], d - second[path] / 2) for path, d in direction.items()
-  }

@@ -52,6 +52,7 @@ def hessian_free(
   max_iterations: int = 50,
   tolerance: float = 5e-4,
   warm_start: float = 0.95,
+  acceleration: bool = False,
   line_search: bool = False,
   precondition: optax.GradientTransformationExtraArgs | None = None,
   damping_decay: float = 0.5,
@@ -73,6 +74,7 @@ def hessian_free(
     tolerance: see above; 0: all iterations are made.
     warm_start: the iterations begin at the last solution times this (Martens and Sutskever, 2012,
       Section 20.9.3), or at 0 if the model is better there.
+    acceleration: adds the second order of `gauss_newton`, where it is not too large, by as many iterations.
     line_search: as in `gauss_newton`.
     precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and inverses precondition; None: with
       renewals of factors and inverses in every tenth update. Its own damping does not count.
@@ -104,17 +106,20 @@ def hessian_free(
   def solved(whole, batch, gradient, start, inner, lam):
     """The solution by path, its slope and curvature, and how many iterations it took."""
     of_tree = curvature.products(whole, batch)
-
-    def product(v):
-      own = trees.by_path(of_tree(tangent(whole, v)))
-      return {path: trees.wide(own[path]) for path in v}
-
+    own = lambda tree: {path: trees.wide(trees.by_path(tree)[path]) for path in gradient}
+    product = lambda v: own(of_tree(tangent(whole, v)))
     damped = lambda v: jax.tree.map(lambda x, y: x + lam * y, product(v), v)
     inverse = _preconditioner(curvature, inner, lam)
     target = jax.tree.map(jnp.negative, gradient)
     how_long = max_iterations, tolerance
     found, number = conjugate_gradients(damped, inverse, target, start, *how_long)
-    return found, _dot(gradient, found), _dot(found, product(found)), number
+    model = _dot(gradient, found), _dot(found, product(found))
+    if acceleration:
+      bent = own(curvature.bent(whole, batch, tangent(whole, found)))
+      zeros = jax.tree.map(jnp.zeros_like, found)
+      second, more = conjugate_gradients(damped, inverse, bent, zeros, *how_long)
+      found, number = model_steps.accelerated(found, second, refused=False), number + more
+    return found, *model, number
 
   def update_fn(
     updates, state, params=None, *, batch=None, rng=None, value=None, value_fn=None, **extra
