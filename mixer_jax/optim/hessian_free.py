@@ -112,12 +112,12 @@ def hessian_free(
     inverse = _preconditioner(curvature, inner, lam)
     target = jax.tree.map(jnp.negative, gradient)
     how_long = max_iterations, tolerance
-    found, number = conjugate_gradients(damped, inverse, target, start, *how_long)
-    model = _dot(gradient, found), _dot(found, product(found))
+    found, residual, number = conjugate_gradients(damped, inverse, target, start, *how_long)
+    image = _add(_add(target, residual, -1.0), found, -lam)  # F times it
+    model = _dot(gradient, found), _dot(found, image)
     if acceleration:
       bent = own(curvature.bent(whole, batch, tangent(whole, found)))
-      zeros = jax.tree.map(jnp.zeros_like, found)
-      second, more = conjugate_gradients(damped, inverse, bent, zeros, *how_long)
+      second, _, more = conjugate_gradients(damped, inverse, bent, None, *how_long)
       found, number = model_steps.accelerated(found, second, refused=False), number + more
     return found, *model, number
 
@@ -150,15 +150,21 @@ def conjugate_gradients(
   product: Callable[[Vector], Vector],
   precondition: Callable[[Vector], Vector],
   target: Vector,
-  start: Vector,
+  start: Vector | None,
   most: int,
   tolerance: Any,
-) -> tuple[Vector, jax.Array]:
-  """x with product(x) = target, nearly, and how many iterations it took; see `hessian_free`."""
-  residual = _add(target, product(start), -1.0)
-  better = _model(start, target, residual) < 0
-  start = {path: jnp.where(better, x, 0.0) for path, x in start.items()}
-  residual = jax.tree.map(lambda r, b: jnp.where(better, r, b), residual, target)
+) -> tuple[Vector, Vector, jax.Array]:
+  """x with product(x) = target, nearly, what is missing, and how many iterations it took.
+
+  It begins at `start`, or at 0 (None) if the model is better there; see `hessian_free`.
+  """
+  residual = target
+  if start is not None:
+    residual = _add(target, product(start), -1.0)
+    better = _model(start, target, residual) < 0
+    residual = jax.tree.map(lambda r, b: jnp.where(better, r, b), residual, target)
+    start = {path: jnp.where(better, x, 0.0) for path, x in start.items()}
+  start = jax.tree.map(jnp.zeros_like, target) if start is None else start
   ahead = precondition(residual)
   size = _dot(residual, ahead)
 
@@ -182,8 +188,8 @@ def conjugate_gradients(
 
   values = jnp.zeros(most + 1, size.dtype).at[0].set(_model(start, target, residual))
   begin = jnp.zeros((), jnp.int32), start, residual, ahead, size, values
-  number, x, *_ = jax.lax.while_loop(goes_on, go, begin)
-  return x, number
+  number, x, residual, *_ = jax.lax.while_loop(goes_on, go, begin)
+  return x, residual, number
 
 
 def _model(x: Vector, target: Vector, residual: Vector) -> jax.Array:

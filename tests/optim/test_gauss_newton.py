@@ -182,11 +182,12 @@ def test_iterations_end_where_the_model_stops_falling(start):
     if i > 10 and model[i] < 0 and (model[i] - model[i - 10]) / model[i] < 10 * 0.002:
       break
   product = lambda v: {"a": matrix @ v["a"]}
-  found, number = conjugate_gradients(
+  found, residual, number = conjugate_gradients(
     product, lambda v: v, {"a": jnp.asarray(target)}, {"a": jnp.asarray(first)}, 60, 0.002
   )
   assert number == i < 59
   y = np.asarray(found["a"])
+  np.testing.assert_allclose(residual["a"], target - matrix @ y, atol=1e-9 * np.abs(target).max())
   np.testing.assert_allclose(y @ matrix @ y / 2 - target @ y, model[i], rtol=1e-6)
 
 
