@@ -76,8 +76,9 @@ def hessian_free(
       Section 20.9.3), or at 0 if the model is better there.
     acceleration: adds the second order of `gauss_newton`, where it is not too large, by as many iterations.
     line_search: as in `gauss_newton`.
-    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and inverses precondition; None: with
-      renewals of factors and inverses in every tenth update. Its own damping does not count.
+    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and inverses
+      precondition; its own damping does not count. None: one that renews both in every update, which
+      costs less than the products with F.
     damping_decay: as in `gauss_newton`, as are min_damping and max_damping.
 
   Returns:
@@ -89,7 +90,7 @@ def hessian_free(
   if curvature.likelihood.factor is None:
     raise ValueError("hessian_free needs a likelihood with a factor")
   if precondition is None:
-    options = dict(factor_period=10, inverse_period=10, identity_start=False)
+    options = dict(factor_period=1, inverse_period=1, factor_decay=0.5, identity_start=False)
     precondition = scale_by_kfac(curvature, **options)
   how = model_steps.Damping(damping_decay, min_damping, max_damping)
 
