@@ -14,7 +14,7 @@ it is natural gradient descent (Martens, 2010 and 2020, https://arxiv.org/abs/14
 https://arxiv.org/abs/2405.15603) approximate the same matrix for such losses by K-FAC.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ def gauss_newton(
   damping: float = 1e-3,
   momentum: float = 0.0,
   bias_correction: bool = False,
+  acceleration: bool = False,
   line_search: bool = False,
   damping_decay: float = 0.5,
   min_damping: float = 1e-20,
@@ -79,6 +80,13 @@ def gauss_newton(
     d = argmin |J d + r|^2 + damping |d - mu d_previous|^2
       = mu d_previous - J^T (J J^T + damping I)^-1 (r + mu J d_previous).
 
+  With `acceleration` the direction d becomes d - J^T (J J^T + damping I)^-1 b / 2, with the second
+  derivative b of the outputs along d as residuals see it (`Residuals.bend`): it follows the curved valley of
+  such losses (Transtrum and Sethna, 2012, https://arxiv.org/abs/1201.5885, Section 2.4), for a pass in
+  forward mode of second order and one backward. Where b's part without the half is longer than 3/4 of d,
+  the damping is too small, and the step is tried again as above. On small nets that solve an equation, 200
+  steps with it went as far as thousands without.
+
   Args:
     curvature: of the model, whose likelihood has a factor; of its options `likelihood`, `in_axes` and
       `mesh` count.
@@ -87,6 +95,7 @@ def gauss_newton(
     momentum: mu; 0: none.
     bias_correction: divides the t-th direction, from t = 1 on, by (1 - mu^(2t))^(1/2), as in the second
       paper.
+    acceleration: whether the second order is added, see above.
     line_search: multiplies the step by the power of two with the least loss, see `model_steps.search`.
     damping_decay: factor of the damping where the ratio is above 3/4; below 1/4 it is divided by it.
     min_damping: the damping stays at this or above.
@@ -129,14 +138,20 @@ def gauss_newton(
     ahead = space.push(tangent(whole, moved)) if moving else jnp.zeros_like(space.vector)
     return curvature.gram(whole, batch, names), space.vector, ahead
 
-  def directed(whole, batch, names, moved, system, lam):
+  def directed(whole, batch, names, moved, system, lam, told):
     """The direction by path, its slope and curvature, and the damping."""
     matrix, vector, ahead = system
+    space = curvature.residuals(whole, batch)
     with jax.default_matmul_precision("highest"):
-      solution, lam = solved(matrix, lam, vector + ahead)
+      lower, lam = root(matrix, lam)
+      solve = lambda v: jax.scipy.linalg.cho_solve((lower, True), v)
+      solution = solve(vector + ahead)
       change = ahead - matrix @ solution  # J d
-    back = trees.by_path(curvature.residuals(whole, batch).pull(solution))
-    direction = {path: moved[path] - back[path] for path in names}
+    back = lambda v: {path: trees.by_path(space.pull(v))[path] for path in names}
+    direction = {path: moved[path] - d for path, d in back(solution).items()}
+    if acceleration:
+      second = back(solve(space.bend(tangent(whole, direction))))
+      direction = model_steps.accelerated(direction, second, told)
     return direction, jnp.vdot(vector, change), jnp.vdot(change, change), lam
 
   def update_fn(
@@ -165,19 +180,28 @@ def gauss_newton(
       rate = rate / jnp.sqrt(1 - mu ** (2 * (state.count + 1)))
 
     def tried(lam):
-      way = model_steps.Direction(whole, *over(directed)(whole, batch, moved, system, lam))
+      way = model_steps.Direction(
+        whole, *over(directed)(whole, batch, moved, system, lam, value_fn is not None)
+      )
       return model_steps.stepped(way, rate, state, how, line_search, before, value_fn)
 
     before = value_fn(whole) if value is None and value_fn is not None else value
-    again = lambda own: (own[0] + 1, tried(own[1].damping))
-    going = lambda own: ~own[1].made & (own[0] < _TRIES)
-    _, found = jax.lax.while_loop(going, again, (1, tried(state.damping)))
+    found = tried(state.damping) if value_fn is None else _until_made(tried, state.damping)
     count = optax.safe_increment(state.count)
     previous = trees.with_directions(state.previous, found.kept)
     state = GaussNewtonState(count, found.damping, found.ratio, found.grid, previous)
     return trees.with_directions(updates, found.arrays), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _until_made(tried: Callable[[jax.Array], Any], damping: jax.Array) -> Any:
+  """The step of `tried` with more and more damping, until one is made."""
+  shapes = jax.eval_shape(tried, damping)
+  none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)._replace(damping=damping)
+  going = lambda own: ~own[1].made & (own[0] < _TRIES)
+  again = lambda own: (own[0] + 1, tried(own[1].damping))
+  return jax.lax.while_loop(going, again, (0, none))[1]
 
 
 def check_rows(rows: int, most: int) -> None:
@@ -189,12 +213,11 @@ def check_rows(rows: int, most: int) -> None:
     )
 
 
-def solved(matrix: jax.Array, damping: jax.Array, vector: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """(matrix + damping I)^-1 vector, and the damping, tenfold until Cholesky's method succeeds."""
+def root(matrix: jax.Array, damping: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """L with L L^T = matrix + damping I, and the damping, tenfold until Cholesky's method succeeds."""
   identity = jnp.eye(len(matrix), dtype=matrix.dtype)
-  root = lambda shift: jnp.linalg.cholesky(matrix + shift * identity)
-  failed = lambda own: ~jnp.isfinite(own[1]).all() & (own[0] < jnp.trace(matrix))
-  more = lambda own: (10 * own[0], root(10 * own[0]))
+  lower = lambda shift: jnp.linalg.cholesky(matrix + shift * identity)
+  failed = lambda own: ~jnp.isfinite(own[0]).all() & (own[1] < jnp.trace(matrix))
+  more = lambda own: (lower(10 * own[1]), 10 * own[1])
   shift = jnp.maximum(damping, jnp.finfo(matrix.dtype).tiny)
-  shift, lower = jax.lax.while_loop(failed, more, (shift, root(shift)))
-  return jax.scipy.linalg.cho_solve((lower, True), vector), shift
+  return jax.lax.while_loop(failed, more, (lower(shift), shift))

@@ -52,6 +52,7 @@ def hessian_free(
   max_iterations: int = 50,
   cg_tolerance: float = 5e-4,
   warm_start: float = 0.95,
+  acceleration: bool = False,
   line_search: bool = False,
   precondition: optax.GradientTransformationExtraArgs | None = None,
   damping_decay: float = 0.5,
@@ -73,9 +74,11 @@ def hessian_free(
     cg_tolerance: see above; 0: all iterations are made.
     warm_start: the iterations begin at the last solution times this (Martens and Sutskever, 2012,
       Section 20.9.3), or at 0 if the model is better there.
+    acceleration: adds the second order of `gauss_newton`, where it is not too large, by as many iterations.
     line_search: as in `gauss_newton`.
-    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and inverses precondition; None: with
-      renewals of factors and inverses in every tenth update. Its own damping does not count.
+    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and inverses
+      precondition; its own damping does not count. None: one that renews both in every update, which
+      costs less than the products with F.
     damping_decay: as in `gauss_newton`, as are min_damping and max_damping.
 
   Returns:
@@ -87,7 +90,7 @@ def hessian_free(
   if curvature.likelihood.factor is None:
     raise ValueError("hessian_free needs a likelihood with a factor")
   if precondition is None:
-    options = dict(factor_period=10, inverse_period=10, identity_start=False)
+    options = dict(factor_period=1, inverse_period=1, factor_decay=0.5, identity_start=False)
     precondition = scale_by_kfac(curvature, **options)
   how = model_steps.Damping(damping_decay, min_damping, max_damping)
 
@@ -104,17 +107,20 @@ def hessian_free(
   def solved(whole, batch, gradient, start, inner, lam):
     """The solution by path, its slope and curvature, and how many iterations it took."""
     of_tree = curvature.products(whole, batch)
-
-    def product(v):
-      own = trees.by_path(of_tree(tangent(whole, v)))
-      return {path: trees.wide(own[path]) for path in v}
-
+    own = lambda tree: {path: trees.wide(trees.by_path(tree)[path]) for path in gradient}
+    product = lambda v: own(of_tree(tangent(whole, v)))
     damped = lambda v: jax.tree.map(lambda x, y: x + lam * y, product(v), v)
     inverse = _preconditioner(curvature, inner, lam)
     target = jax.tree.map(jnp.negative, gradient)
     how_long = max_iterations, cg_tolerance
-    found, number = conjugate_gradients(damped, inverse, target, start, *how_long)
-    return found, _dot(gradient, found), _dot(found, product(found)), number
+    found, residual, number = conjugate_gradients(damped, inverse, target, start, *how_long)
+    image = _add(_add(target, residual, -1.0), found, -lam)  # F times it
+    model = _dot(gradient, found), _dot(found, image)
+    if acceleration:
+      bent = own(curvature.bent(whole, batch, tangent(whole, found)))
+      second, _, more = conjugate_gradients(damped, inverse, bent, None, *how_long)
+      found, number = model_steps.accelerated(found, second, refused=False), number + more
+    return found, *model, number
 
   def update_fn(
     updates, state, params=None, *, batch=None, rng=None, value=None, value_fn=None, **extra
@@ -145,15 +151,21 @@ def conjugate_gradients(
   product: Callable[[Vector], Vector],
   precondition: Callable[[Vector], Vector],
   target: Vector,
-  start: Vector,
+  start: Vector | None,
   most: int,
   tolerance: Any,
-) -> tuple[Vector, jax.Array]:
-  """x with product(x) = target, nearly, and how many iterations it took; see `hessian_free`."""
-  residual = _add(target, product(start), -1.0)
-  better = _model(start, target, residual) < 0
-  start = {path: jnp.where(better, x, 0.0) for path, x in start.items()}
-  residual = jax.tree.map(lambda r, b: jnp.where(better, r, b), residual, target)
+) -> tuple[Vector, Vector, jax.Array]:
+  """x with product(x) = target, nearly, what is missing, and how many iterations it took.
+
+  It begins at `start`, or at 0 (None) if the model is better there; see `hessian_free`.
+  """
+  residual = target
+  if start is not None:
+    residual = _add(target, product(start), -1.0)
+    better = _model(start, target, residual) < 0
+    residual = jax.tree.map(lambda r, b: jnp.where(better, r, b), residual, target)
+    start = {path: jnp.where(better, x, 0.0) for path, x in start.items()}
+  start = jax.tree.map(jnp.zeros_like, target) if start is None else start
   ahead = precondition(residual)
   size = _dot(residual, ahead)
 
@@ -177,8 +189,8 @@ def conjugate_gradients(
 
   values = jnp.zeros(most + 1, size.dtype).at[0].set(_model(start, target, residual))
   begin = jnp.zeros((), jnp.int32), start, residual, ahead, size, values
-  number, x, *_ = jax.lax.while_loop(goes_on, go, begin)
-  return x, number
+  number, x, residual, *_ = jax.lax.while_loop(goes_on, go, begin)
+  return x, residual, number
 
 
 def _model(x: Vector, target: Vector, residual: Vector) -> jax.Array:

@@ -17,6 +17,8 @@ _LOW, _HIGH = 0.25, 0.75
 _LEAST_RATE = 2.0**-30  # of the grid, as Müller and Zeinhofer have it
 # A change of the loss of so many roundings says nothing about the model.
 _ROUNDINGS = 8
+# The length of the second order, twice, in that of the first: alpha of Transtrum and Sethna.
+_LARGEST_BEND = 0.75
 
 
 class Damping(NamedTuple):
@@ -131,6 +133,21 @@ def adapted(
   factor = jnp.where((after < before) & lost, 1.0, factor)
   bounds = (jnp.asarray(x, dtype) for x in (how.least, how.most))
   return ratio, jnp.clip(factor * way.damping, *bounds)
+
+
+def accelerated(
+  direction: dict[str, jax.Array], second: dict[str, jax.Array], refused: bool
+) -> dict[str, jax.Array]:
+  """The direction d - second / 2; if `second` is too large, d alone, or with `refused` no numbers.
+
+  Transtrum and Sethna, 2012, https://arxiv.org/abs/1201.5885, Section 2.4: such a step has too little damping.
+  """
+  square = lambda tree: sum(jnp.vdot(x, x) for x in tree.values())
+  far = square(second) > _LARGEST_BEND**2 * square(direction)
+  instead = {path: d * jnp.nan if refused else d for path, d in direction.items()}
+  return {
+    path: jnp.where(far, instead[path], d - second[path] / 2) for path, d in direction.items()
+  }
 
 
 def check_searchable(line_search: bool, value_fn: Any) -> None:

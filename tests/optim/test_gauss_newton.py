@@ -50,7 +50,7 @@ def tx_of(name, curvature, damping=LAMBDA, **options):
   if name == "gauss_newton":
     return optim.gauss_newton(curvature, damping=damping, **options)
   first = optim.scale_by_kfac(curvature, factor_period=1, inverse_period=1, identity_start=False)
-  enough = dict(max_iterations=200, tolerance=0.0, precondition=first)
+  enough = dict(max_iterations=200, cg_tolerance=0.0, precondition=first)
   return optim.hessian_free(curvature, damping=damping, **enough, **options)
 
 
@@ -84,9 +84,35 @@ def test_momentum_is_that_of_the_minimum():
   np.testing.assert_allclose(flat(two), second / np.sqrt(1 - mu**4), atol=1e-7 * size)
 
 
-@pytest.mark.parametrize("line_search", [False, True])
 @pytest.mark.parametrize("name", ["gauss_newton", "hessian_free"])
-def test_losses_fall_and_damping_with_them(name, line_search):
+def test_acceleration_is_the_second_order_of_residuals(name):
+  """Second derivatives of the residuals themselves, along the first step; no more of it than of that."""
+  curvature, params, batch = made("weighted", estimation="exact")
+  loss, damping = loss_of("weighted", batch), 1.0
+  tx = tx_of(name, curvature, damping, acceleration=True)
+  found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
+  j = np.asarray(jacobian(curvature, params, batch))
+  first = dense(curvature, params, batch, jax.grad(loss)(params), damping)
+  start, back = jax.flatten_util.ravel_pytree(params)
+  r = lambda t: curvature.residuals(back(start + t * first), batch).vector
+  bend = jax.jit(jax.jacfwd(jax.jacfwd(r)))(0.0)
+  second = np.linalg.solve(j.T @ j + damping * np.eye(j.shape[1]), -j.T @ bend)
+  assert 0.01 < np.linalg.norm(second) / np.linalg.norm(first) < 0.75
+  np.testing.assert_allclose(flat(found), first + second / 2, rtol=1e-6, atol=1e-9)
+  tx = tx_of(name, curvature, 1e-3, acceleration=True)
+  found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
+  expected = dense(curvature, params, batch, jax.grad(loss)(params), 1e-3)
+  np.testing.assert_allclose(flat(found), expected, atol=1e-6 * np.abs(expected).max())
+
+
+OPTIONS = {
+  "gauss_newton": ({}, dict(line_search=True), dict(acceleration=True, momentum=0.5)),
+  "hessian_free": ({}, dict(line_search=True, acceleration=True)),
+}
+
+
+@pytest.mark.parametrize("name, options", [(n, o) for n in OPTIONS for o in OPTIONS[n]])
+def test_losses_fall_and_damping_with_them(name, options):
   """A net that can have the values of another one: the residuals vanish."""
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(20, 2)))
@@ -95,7 +121,7 @@ def test_losses_fall_and_damping_with_them(name, line_search):
   predict = lambda params, batch: (mlp(params, batch["x"]), batch["y"])
   curvature = optim.Curvature(predict, params, batch, likelihood="normal", estimation="exact")
   loss = lambda p: jnp.mean((mlp(p, batch["x"]) - batch["y"]) ** 2)
-  tx = getattr(optim, name)(curvature, line_search=line_search)
+  tx = getattr(optim, name)(curvature, **options)
 
   def step(carry, _):
     params, state = carry
@@ -156,11 +182,12 @@ def test_iterations_end_where_the_model_stops_falling(start):
     if i > 10 and model[i] < 0 and (model[i] - model[i - 10]) / model[i] < 10 * 0.002:
       break
   product = lambda v: {"a": matrix @ v["a"]}
-  found, number = conjugate_gradients(
+  found, residual, number = conjugate_gradients(
     product, lambda v: v, {"a": jnp.asarray(target)}, {"a": jnp.asarray(first)}, 60, 0.002
   )
   assert number == i < 59
   y = np.asarray(found["a"])
+  np.testing.assert_allclose(residual["a"], target - matrix @ y, atol=1e-9 * np.abs(target).max())
   np.testing.assert_allclose(y @ matrix @ y / 2 - target @ y, model[i], rtol=1e-6)
 
 

@@ -250,7 +250,7 @@ class Curvature:
   def gram(self, params: Params, batch: Batch, only: Collection[str] | None = None) -> jax.Array:
     """J J^T [N, N] of the residuals, of the parameters with the paths `only` (None: all); see `gram`."""
     traced = self._traced(batch)
-    space = residuals_lib.residuals(traced, self._predictor, params, batch, with_targets=False)
+    space = self._space(params, batch)
     names = self.names if only is None else only
     return gram_lib.gram(traced, by_path(params), batch, space, names)
 
@@ -258,12 +258,20 @@ class Curvature:
     """A function from a tree like params to its product with the exact Gauss-Newton (Fisher) matrix."""
     if self.likelihood.factor is None:
       raise ValueError("products with the Fisher matrix need a likelihood with a factor")
+    space = self._space(params, batch)
+    return lambda vector: self._over_devices(space.pull(space.push(tangent(params, vector))))
+
+  def bent(self, params: Params, batch: Batch, vector: Any) -> Any:
+    """J^T times the second derivative of the outputs along a vector, see `residuals.Residuals`."""
+    space = self._space(params, batch)
+    return self._over_devices(space.pull(space.bend(tangent(params, vector))))
+
+  def _space(self, params, batch) -> Residuals:
     given = self._traced(batch), self._predictor, params, batch, False, self.axis_name
-    space = residuals_lib.residuals(*given)
-    own = lambda vector: space.pull(space.push(tangent(params, vector)))
-    if self.axis_name is None:
-      return own
-    return lambda vector: jax.lax.psum(own(vector), self.axis_name)
+    return residuals_lib.residuals(*given)
+
+  def _over_devices(self, tree: Any) -> Any:
+    return tree if self.axis_name is None else jax.lax.psum(tree, self.axis_name)
 
   def product(self, params: Params, batch: Batch, vector: Any) -> Any:
     """The product of one vector, see `products`."""

@@ -26,6 +26,8 @@ class Residuals(NamedTuple):
     vector: r, [N]: by term, by output of an example, by example.
     push: from a tree like the parameters to J times it, [N].
     pull: from a vector [N] to J^T times it, a tree like the parameters.
+    bend: from a tree like the parameters to B^T times the second derivative of the outputs along it, scaled
+      as J is, [N]; of "normal" outputs this is the second derivative of r.
     column: (i, term) -> what the program of this term gets as the gradient of its outputs to have the rows
       of J of output i of each of its examples.
     outputs: how many outputs an example of each term has.
@@ -34,6 +36,7 @@ class Residuals(NamedTuple):
   vector: jax.Array
   push: Callable[[Any], jax.Array]
   pull: Callable[[jax.Array], Any]
+  bend: Callable[[Any], jax.Array]
   column: Callable[[Any, int], Any]
   outputs: tuple[int, ...]
 
@@ -66,13 +69,17 @@ def residuals(
   scaled = lambda tree: jax.tree.map(jnp.multiply, tree, scales)
   order = _Order(parts, [t.examples if t.mapped else 1 for t in traced.terms])
   factor = lambda v: scaled(likelihood.factor(outputs, v))
-  [back] = [jax.linear_transpose(factor, outputs)]
+  back = jax.linear_transpose(factor, outputs)
   pull = jax.linear_transpose(push, params)
 
   def column(i, term):
     one = [jnp.zeros_like(y) for y in map(order.flat_part, parts, order.examples)]
     one[term] = one[term].at[i].set(1)
     return order.parts(factor(order.tree(one)))[term]
+
+  def bend(v):
+    slope = lambda p: jax.jvp(lambda q: answers(q)[0], (p,), (v,))[1]
+    return order.flat(back(joined(jax.jvp(slope, (params,), (v,))[1]))[0])
 
   vector = jnp.zeros((), predictor.dtype)
   if with_targets:
@@ -81,6 +88,7 @@ def residuals(
     vector,
     lambda v: order.flat(back(joined(push(v)))[0]),
     lambda x: pull(order.parts(factor(order.unflat(x))))[0],
+    bend,
     column,
     tuple(order.sizes),
   )

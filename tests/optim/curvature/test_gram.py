@@ -148,6 +148,14 @@ def poisson(rng):
   return predict, layers(rng, 4, 5, 2), batch, (0.7, own)
 
 
+def equinox(rng):
+  eqx = pytest.importorskip("equinox")
+  model = eqx.nn.MLP(3, 2, 4, 2, dtype=float, key=jax.random.key(0))
+  params, rest = eqx.partition(model, eqx.is_inexact_array)
+  predict = lambda p, b: jax.vmap(eqx.combine(p, rest))(b["x"])
+  return predict, params, {"x": rng.normal(size=(5, 3))}, "normal"
+
+
 CASES = dict(
   physics=physics,
   classifier=classifier,
@@ -160,6 +168,7 @@ CASES = dict(
   mixer=module(Mixer, (3, 5, 4)),
   masked=masked,
   poisson=poisson,
+  equinox=equinox,
 )
 
 
