@@ -4,8 +4,9 @@
 
 PROBLEM is one of `PROBLEMS`. NET is small, deep or wide, the hidden layers of arXiv:2405.15603 (64;
 64-64-48-48; 256-256-128-128), or huge, those of its 100 dimensions; without it, the problem's own. All
-is float64. OPTIMIZER is kfac, which steps to the minimum of the quadratic model and adapts the damping,
-soap or adam. Points are fixed, but above four dimensions, where each step has others.
+is float64. OPTIMIZER is gauss_newton, the default, hessian_free, which has no limit of points, kfac, which steps
+to the minimum of the quadratic model and adapts the damping, ssbroyden, lbfgs, adam_lbfgs (one after
+the other), soap, muon, kfac_adam or adam. Points are fixed, but above four dimensions, where each step has others.
 """
 
 from mixer_jax import config as config_lib
@@ -36,6 +37,8 @@ PROBLEMS = {
   "cavity": dict(net="even", start="glorot", num_steps=5000),
 }
 OPTIMIZERS = {
+  "gauss_newton": dict(acceleration=True),
+  "hessian_free": dict(acceleration=True, estimation="exact"),
   "kfac": dict(
     learning_rate=1.0,
     quadratic_model=True,
@@ -48,9 +51,20 @@ OPTIMIZERS = {
     inverse_period=1,
     factor_decay=0.7,
   ),
+  "ssbroyden": {},
+  "lbfgs": {},
+  "adam_lbfgs": {},
   "soap": dict(learning_rate=3e-3, weight_decay=0.0),
+  "muon": dict(learning_rate=3e-3, weight_decay=0.0),
+  "kfac_adam": dict(learning_rate=3e-3, weight_decay=0.0, estimation="exact"),
   "adam": dict(learning_rate=1e-3),
 }
+
+
+def optimizer_of(name):
+  if name == "adam_lbfgs":
+    return config_lib.in_turn(optimizer_of("adam"), optimizer_of("lbfgs"), steps=2000)
+  return config_lib.optimizer(name, **OPTIMIZERS[name])
 
 
 def get_config(choice="poisson_2d"):
@@ -58,7 +72,7 @@ def get_config(choice="poisson_2d"):
   net, optimizer = (*rest, *("", "")[len(rest) :])[:2]
   settings = dict(PROBLEMS.get(problem, {}))
   own = settings.pop("net", "small")
-  optimizer = optimizer or "kfac"
+  optimizer = optimizer or "gauss_newton"
   if problem not in PROBLEMS or (net and net not in NETS) or optimizer not in OPTIMIZERS:
     allowed = f"PROBLEM of {', '.join(PROBLEMS)}, NET of {', '.join(NETS)}"
     raise UserError(
@@ -74,5 +88,5 @@ def get_config(choice="poisson_2d"):
   for field, value in settings.items():
     group = config.model if field in config.model else config
     group[field] = value
-  config.optimizer = config_lib.optimizer(optimizer, **OPTIMIZERS[optimizer])
+  config.optimizer = optimizer_of(optimizer)
   return config
