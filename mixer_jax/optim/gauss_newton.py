@@ -95,8 +95,8 @@ def gauss_newton(
     learning_rate: a number or a schedule, multiplies the direction.
     damping: the first one, in the units of loss / parameter^2.
     momentum: mu; 0: none.
-    bias_correction: divides the t-th direction, from t = 1 on, by (1 - mu^(2t))^(1/2), as in the
-      second paper.
+    bias_correction: divides the t-th direction, from t = 1 on, by (1 - mu^(2t))^(1/2): directions
+      begin without a previous one. The published code has none.
     acceleration: whether the second order is added, see above.
     line_search: multiplies the step by the power of two with the least loss, see
       `model_steps.search`.
