@@ -1,10 +1,10 @@
 """Time and memory of a Gauss-Newton step from the rows of layers, beside one with an explicit Jacobian.
 
-Both solve the same equation in float32: residuals are Laplacians of a tanh net with two hidden layers at
-so many points, and J J^T is inverted with a damping. One takes J from gradients of all residuals, `vmap` over
-`grad`; the other is `optim.gauss_newton`, which takes J J^T from rows, and of a layer where it is
-cheaper its part of J. Width, points and the dimension of the Laplacian, which decides on uses, vary one at a
-time. Memory is that of temporaries, as XLA plans it.
+Both solve the same equation in float32: residuals are Laplacians of a tanh net with two hidden
+layers at so many points, and J J^T is inverted with a damping. One takes J from gradients of all
+residuals, `vmap` over `grad`; the other is `optim.gauss_newton`, which takes J J^T from rows, and
+of a layer where it is cheaper its part of J. Width, points and the dimension of the Laplacian,
+which decides on uses, vary one at a time. Memory is that of temporaries, as XLA plans it.
 """
 
 import functools

@@ -37,7 +37,7 @@ PROBLEMS = {
   "cavity": dict(net="even", start="glorot", num_steps=5000),
 }
 OPTIMIZERS = {
-  "gauss_newton": dict(acceleration=True),
+  "gauss_newton": dict(momentum=0.5, acceleration=True),
   "hessian_free": dict(acceleration=True, estimation="exact"),
   "kfac": dict(
     learning_rate=1.0,

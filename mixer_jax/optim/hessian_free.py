@@ -1,9 +1,9 @@
 """Gauss-Newton steps by conjugate gradients: products with the exact matrix, preconditioned by K-FAC.
 
-Martens (2010), "Deep learning via Hessian-free optimization", and Martens and Sutskever (2012), "Training deep
-and recurrent networks with Hessian-free optimization". The matrix F = J^T J (`curvature.residuals`) is never
-formed: a product with it is one pass in forward mode and one in reverse. There is no limit to the number of
-residuals, as `gauss_newton` has one.
+Martens (2010), "Deep learning via Hessian-free optimization", and Martens and Sutskever (2012),
+"Training deep and recurrent networks with Hessian-free optimization". The matrix F = J^T J
+(`curvature.residuals`) is never formed: a product with it is one pass in forward mode and one in
+reverse. There is no limit to the number of residuals, as `gauss_newton` has one.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -61,10 +61,11 @@ def hessian_free(
 ) -> optax.GradientTransformationExtraArgs:
   """Steps -(F + damping I)^-1 g by conjugate gradients, with the exact Gauss-Newton matrix F of a batch.
 
-  The update takes `batch` and, for sampled factors, `rng`; with `value_fn`, and maybe `value`, damping adapts
-  and steps that do not lessen the loss are not made, see `gauss_newton`. Other than there the gradient g is
-  the one that is given. The iterations end where the model of the loss falls by less than a share of k
-  `cg_tolerance` over the last k, k = max(10, i / 10) (Martens, 2010, Section 4.4).
+  The update takes `batch` and, for sampled factors, `rng`; with `value_fn`, and maybe `value`,
+  damping adapts and steps that do not lessen the loss are not made, see `gauss_newton`. Other than
+  there the gradient g is the one that is given. The iterations end where the model of the loss
+  falls by less than a share of k `cg_tolerance` over the last k, k = max(10, i / 10) (Martens, 2010,
+  Section 4.4).
 
   Args:
     curvature: of the model, whose likelihood is that of the loss.
@@ -74,11 +75,12 @@ def hessian_free(
     cg_tolerance: see above; 0: all iterations are made.
     warm_start: the iterations begin at the last solution times this (Martens and Sutskever, 2012,
       Section 20.9.3), or at 0 if the model is better there.
-    acceleration: adds the second order of `gauss_newton`, where it is not too large, by as many iterations.
+    acceleration: adds the second order of `gauss_newton`, where it is not too large, by as many
+      iterations.
     line_search: as in `gauss_newton`.
-    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and inverses
-      precondition; its own damping does not count. None: one that renews both in every update, which
-      costs less than the products with F.
+    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and
+      inverses precondition; its own damping does not count. None: one that renews both in every
+      update, which costs less than the products with F.
     damping_decay: as in `gauss_newton`, as are min_damping and max_damping.
 
   Returns:

@@ -1,9 +1,9 @@
 """How far to go along the direction of a quadratic model, and how much damping the model needs.
 
-The damping follows the rule of Levenberg and Marquardt on the reduction ratio, the change of the loss over
-that which the model without damping expects (Nocedal and Wright, 2006, Numerical Optimization,
-Section 10.3 and Algorithm 4.1): it shrinks above 3/4 and grows below 1/4. A step that does not lessen
-the loss of its own batch is not made.
+The damping follows the rule of Levenberg and Marquardt on the reduction ratio, the change of the
+loss over that which the model without damping expects (Nocedal and Wright, 2006, Numerical
+Optimization, Section 10.3 and Algorithm 4.1): it shrinks above 3/4 and grows below 1/4. A step that
+does not lessen the loss of its own batch is not made.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -25,7 +25,8 @@ class Damping(NamedTuple):
   """How damping is adapted.
 
   Attributes:
-    decay: factor where the ratio is above 3/4; below 1/4, and where a step is not made, it is divided by it.
+    decay: factor where the ratio is above 3/4; below 1/4, and where a step is not made, it is
+      divided by it.
     least: the damping stays at this or above.
     most: it stays at this or below.
   """
@@ -120,7 +121,8 @@ def adapted(
 ) -> tuple[jax.Array, jax.Array]:
   """The reduction ratio of a step, and the next damping.
 
-  A step that a search has shortened is compared with the whole one: it shows that damping was missing.
+  A step that a search has shortened is compared with the whole one: it shows that damping was
+  missing.
   """
   dtype = rate.dtype
   expected = rate * way.slope + rate**2 * way.curve / 2
@@ -140,7 +142,8 @@ def accelerated(
 ) -> dict[str, jax.Array]:
   """The direction d - second / 2; if `second` is too large, d alone, or with `refused` no numbers.
 
-  Transtrum and Sethna, 2012, https://arxiv.org/abs/1201.5885, Section 2.4: such a step has too little damping.
+  Transtrum and Sethna, 2012, https://arxiv.org/abs/1201.5885, Section 2.4: such a step has too
+  little damping.
   """
   square = lambda tree: sum(jnp.vdot(x, x) for x in tree.values())
   far = square(second) > _LARGEST_BEND**2 * square(direction)
@@ -164,9 +167,9 @@ def search(
 ) -> tuple[jax.Array, jax.Array]:
   """The power of two with the least loss around `start`, and the loss there.
 
-  Müller and Zeinhofer (2023, https://arxiv.org/abs/2302.13163, Section 4) compare the powers down to
-  2^-30; this walks over the same grid, downhill from `start`: up while the loss falls, or else down while
-  it falls or is not below `before`.
+  Müller and Zeinhofer (2023, https://arxiv.org/abs/2302.13163, Section 4) compare the powers down
+  to 2^-30; this walks over the same grid, downhill from `start`: up while the loss falls, or else
+  down while it falls or is not below `before`.
   """
   first, double = loss(start), loss(2 * start)
   up = double < first

@@ -1,14 +1,15 @@
 """The matrix J J^T of the residuals of a batch, from the rows that layers see, without J.
 
-The derivative of residual n with respect to a layer's matrix is the sum over its rows u (uses, tokens)
-of a_nu g_nu^T, with the inputs a and the gradients g of the outputs. So the layer adds to J J^T
+The derivative of residual n with respect to a layer's matrix is the sum over its rows u (uses,
+tokens) of a_nu g_nu^T, with the inputs a and the gradients g of the outputs. So the layer adds to J
+J^T
 
   sum over u, v of (A_u A_v^T) * (G_u G_v^T), elementwise, A_u [N, d_in] and G_u [N, d_out],
 
-as fast kernels of wide nets are computed (Novak et al., 2022, https://arxiv.org/abs/2206.08720, Section 3).
-Where a layer is narrow, or has many rows, its part of J [N, d_in d_out] is cheaper: it is made of the same
-rows. Parameters without a layer, and layers in loops whose rows cannot be told apart, have their part of
-J from a backward pass in which every example has parameters of its own.
+as fast kernels of wide nets are computed (Novak et al., 2022, https://arxiv.org/abs/2206.08720,
+Section 3). Where a layer is narrow, or has many rows, its part of J [N, d_in d_out] is cheaper: it
+is made of the same rows. Parameters without a layer, and layers in loops whose rows cannot be told
+apart, have their part of J from a backward pass in which every example has parameters of its own.
 """
 
 from typing import Any, Collection, Mapping, NamedTuple, Sequence

@@ -1,7 +1,7 @@
 """Equations that read parameters: products, tables, biases, scales and shifts.
 
-A reader maps (found, equation, values of its inputs, path) to the value of its result, and adds the use to
-what is found; NotImplemented: it is no use.
+A reader maps (found, equation, values of its inputs, path) to the value of its result, and adds the
+use to what is found; NotImplemented: it is no use.
 """
 
 import math

@@ -1,9 +1,9 @@
 """The residuals of a batch, and their derivative J, whose square J^T J is the Gauss-Newton matrix.
 
-With outputs y of rows with the weights w, and B B^T the Fisher matrix of a row's outputs, the residuals r
-are those with B r = w^(1/2) times the gradient of minus the log-likelihood of the row, and J is
-w^(1/2) B^T dy/dtheta. Then J^T r is the gradient of the loss and J^T J its Gauss-Newton (Fisher) matrix.
-Of "normal" outputs residuals are (2 w)^(1/2) (y - target).
+With outputs y of rows with the weights w, and B B^T the Fisher matrix of a row's outputs, the
+residuals r are those with B r = w^(1/2) times the gradient of minus the log-likelihood of the row,
+and J is w^(1/2) B^T dy/dtheta. Then J^T r is the gradient of the loss and J^T J its Gauss-Newton
+(Fisher) matrix. Of "normal" outputs residuals are (2 w)^(1/2) (y - target).
 """
 
 import itertools
@@ -26,10 +26,10 @@ class Residuals(NamedTuple):
     vector: r, [N]: by term, by output of an example, by example.
     push: from a tree like the parameters to J times it, [N].
     pull: from a vector [N] to J^T times it, a tree like the parameters.
-    bend: from a tree like the parameters to B^T times the second derivative of the outputs along it, scaled
-      as J is, [N]; of "normal" outputs this is the second derivative of r.
-    column: (i, term) -> what the program of this term gets as the gradient of its outputs to have the rows
-      of J of output i of each of its examples.
+    bend: from a tree like the parameters to B^T times the second derivative of the outputs along
+      it, scaled as J is, [N]; of "normal" outputs this is the second derivative of r.
+    column: (i, term) -> what the program of this term gets as the gradient of its outputs to have
+      the rows of J of output i of each of its examples.
     outputs: how many outputs an example of each term has.
   """
 
