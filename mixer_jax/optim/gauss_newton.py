@@ -120,45 +120,37 @@ def gauss_newton(
       "gauss_newton needs the residuals of all devices at once: use it under jit, not in a shard_map"
     )
   how = model_steps.Damping(damping_decay, min_damping, max_damping)
-  moving = not (isinstance(momentum, int | float) and momentum == 0)
+  options = momentum, bias_correction, acceleration, line_search, max_rows
+  own = _GaussNewton(curvature, learning_rate, damping, how, *options)
+  return optax.GradientTransformationExtraArgs(own.init, own.update)
 
-  def init_fn(params):
+
+class _GaussNewton(NamedTuple):
+  """The transform; its fields are the arguments of `gauss_newton`."""
+
+  curvature: Curvature
+  learning_rate: Any
+  damping: Any
+  how: model_steps.Damping
+  momentum: Any
+  bias_correction: bool
+  acceleration: bool
+  line_search: bool
+  max_rows: int
+
+  def init(self, params: Any) -> GaussNewtonState:
     if trees.is_placeholder(params):
       return GaussNewtonState(0, 0, 0, 0, params)
-    trees.check_names(params, curvature.names)
-    first_order.checked_rate(learning_rate)
-    one, dtype = jnp.ones((), curvature.dtype), curvature.dtype
+    trees.check_names(params, self.curvature.names)
+    first_order.checked_rate(self.learning_rate)
+    dtype = self.curvature.dtype
+    one = lambda: jnp.ones((), dtype)  # one each: the state may be donated
     zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), dtype), params)
-    return GaussNewtonState(jnp.zeros((), jnp.int32), jnp.array(damping, dtype), one, one, zeros)
+    count, first = jnp.zeros((), jnp.int32), jnp.array(self.damping, dtype)
+    return GaussNewtonState(count, first, one(), one(), zeros)
 
-  def gradient(whole, batch, names):
-    space = curvature.residuals(whole, batch)
-    return space.pull(space.vector)
-
-  def prepared(whole, batch, names, moved):
-    """J J^T, r, and what r becomes by the moved part of the direction."""
-    space = curvature.residuals(whole, batch)
-    check_rows(len(space.vector), max_rows)
-    ahead = space.push(tangent(whole, moved)) if moving else jnp.zeros_like(space.vector)
-    return curvature.gram(whole, batch, names), space.vector, ahead
-
-  def directed(whole, batch, names, moved, system, lam, told):
-    """The direction by path, its slope and curvature, and the damping."""
-    matrix, vector, ahead = system
-    space = curvature.residuals(whole, batch)
-    with jax.default_matmul_precision("highest"):
-      lower, lam = root(matrix, lam)
-      solve = lambda v: jax.scipy.linalg.cho_solve((lower, True), v)
-      solution = solve(vector + ahead)
-      change = ahead - matrix @ solution  # J d
-    back = lambda v: {path: trees.by_path(space.pull(v))[path] for path in names}
-    direction = {path: moved[path] - d for path, d in back(solution).items()}
-    if acceleration:
-      second = back(solve(space.bend(tangent(whole, direction))))
-      direction = model_steps.accelerated(direction, second, told)
-    return direction, jnp.vdot(vector, change), jnp.vdot(change, change), lam
-
-  def update_fn(
+  def update(
+    self,
     updates,
     state,
     params=None,
@@ -170,24 +162,21 @@ def gauss_newton(
     **extra,
   ):
     del extra
+    curvature = self.curvature
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
-    model_steps.check_searchable(line_search, value_fn)
+    model_steps.check_searchable(self.line_search, value_fn)
     names = tuple(trees.by_path(updates))
-    moved = {path: momentum * x for path, x in trees.by_path(state.previous).items()}
+    moved = {path: self.momentum * x for path, x in trees.by_path(state.previous).items()}
     over = lambda f: axes.automatic(lambda p, b, *rest: f(p, b, names, *rest), (whole, batch))
-    own = lambda: over(gradient)(whole, batch)
+    own = lambda: over(self._gradient)(whole, batch)
     curvature.compare(updates, whole, batch, state.count, scale=True, own=own)
-    system = over(prepared)(whole, batch, moved)
-    rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-    if bias_correction:
-      mu = jnp.asarray(momentum, curvature.dtype)
-      rate = rate / jnp.sqrt(1 - mu ** (2 * (state.count + 1)))
+    system, rate = over(self._system)(whole, batch, moved), self._rate(state.count)
 
     def tried(lam):
-      way = model_steps.Direction(
-        whole, *over(directed)(whole, batch, moved, system, lam, value_fn is not None)
-      )
-      return model_steps.stepped(way, rate, state, how, line_search, before, value_fn)
+      given = moved, system, lam, value_fn is not None
+      way = model_steps.Direction(whole, *over(self._directed)(whole, batch, *given))
+      about = self.how, self.line_search, before, value_fn
+      return model_steps.stepped(way, rate, state, *about)
 
     before = value_fn(whole) if value is None and value_fn is not None else value
     found = tried(state.damping) if value_fn is None else _until_made(tried, state.damping)
@@ -196,7 +185,40 @@ def gauss_newton(
     state = GaussNewtonState(count, found.damping, found.ratio, found.grid, previous)
     return trees.with_directions(updates, found.arrays), state
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def _rate(self, count):
+    rate = self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate
+    if not self.bias_correction:
+      return rate
+    mu = jnp.asarray(self.momentum, self.curvature.dtype)
+    return rate / jnp.sqrt(1 - mu ** (2 * (count + 1)))
+
+  def _gradient(self, whole, batch, names):
+    space = self.curvature.residuals(whole, batch)
+    return space.pull(space.vector)
+
+  def _system(self, whole, batch, names, moved):
+    """J J^T, r, and what r becomes by the moved part of the direction."""
+    space = self.curvature.residuals(whole, batch)
+    check_rows(len(space.vector), self.max_rows)
+    still = isinstance(self.momentum, int | float) and self.momentum == 0
+    ahead = jnp.zeros_like(space.vector) if still else space.push(tangent(whole, moved))
+    return self.curvature.gram(whole, batch, names), space.vector, ahead
+
+  def _directed(self, whole, batch, names, moved, system, lam, told):
+    """The direction by path, its slope and curvature, and the damping."""
+    matrix, vector, ahead = system
+    space = self.curvature.residuals(whole, batch)
+    with jax.default_matmul_precision("highest"):
+      lower, lam = root(matrix, lam)
+      solve = lambda v: jax.scipy.linalg.cho_solve((lower, True), v)
+      solution = solve(vector + ahead)
+      change = ahead - matrix @ solution  # J d
+    back = lambda v: {path: trees.by_path(space.pull(v))[path] for path in names}
+    direction = {path: moved[path] - d for path, d in back(solution).items()}
+    if self.acceleration:
+      second = back(solve(space.bend(tangent(whole, direction))))
+      direction = model_steps.accelerated(direction, second, told)
+    return direction, jnp.vdot(vector, change), jnp.vdot(change, change), lam
 
 
 def _until_made(tried: Callable[[jax.Array], Any], damping: jax.Array) -> Any:

@@ -95,58 +95,78 @@ def hessian_free(
     options = dict(factor_period=1, inverse_period=1, factor_decay=0.5, identity_start=False)
     precondition = scale_by_kfac(curvature, **options)
   how = model_steps.Damping(damping_decay, min_damping, max_damping)
+  options = max_iterations, cg_tolerance, warm_start, acceleration, line_search
+  own = _HessianFree(curvature, learning_rate, damping, how, precondition, *options)
+  return optax.GradientTransformationExtraArgs(own.init, own.update)
 
-  def init_fn(params):
+
+class _HessianFree(NamedTuple):
+  """The transform; its fields are the arguments of `hessian_free`."""
+
+  curvature: Curvature
+  learning_rate: Any
+  damping: Any
+  how: model_steps.Damping
+  precondition: optax.GradientTransformationExtraArgs
+  max_iterations: int
+  cg_tolerance: Any
+  warm_start: Any
+  acceleration: bool
+  line_search: bool
+
+  def init(self, params: Any) -> HessianFreeState:
+    inner = self.precondition.init(params)
     if trees.is_placeholder(params):
-      return HessianFreeState(0, precondition.init(params), 0, 0, 0, params, 0)
-    first_order.checked_rate(learning_rate)
-    one, dtype = jnp.ones((), curvature.dtype), curvature.dtype
+      return HessianFreeState(0, inner, 0, 0, 0, params, 0)
+    first_order.checked_rate(self.learning_rate)
+    dtype = self.curvature.dtype
+    one = lambda: jnp.ones((), dtype)  # one each: the state may be donated
+    zero = lambda: jnp.zeros((), jnp.int32)
     zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), dtype), params)
-    number = jnp.zeros((), jnp.int32)
-    inner, first = precondition.init(params), jnp.array(damping, dtype)
-    return HessianFreeState(number, inner, first, one, one, zeros, number)
+    first = jnp.array(self.damping, dtype)
+    return HessianFreeState(zero(), inner, first, one(), one(), zeros, zero())
 
-  def solved(whole, batch, gradient, start, inner, lam):
-    """The solution by path, its slope and curvature, and how many iterations it took."""
-    of_tree = curvature.products(whole, batch)
-    own = lambda tree: {path: trees.wide(trees.by_path(tree)[path]) for path in gradient}
-    product = lambda v: own(of_tree(tangent(whole, v)))
-    damped = lambda v: jax.tree.map(lambda x, y: x + lam * y, product(v), v)
-    inverse = _preconditioner(curvature, inner, lam)
-    target = jax.tree.map(jnp.negative, gradient)
-    how_long = max_iterations, cg_tolerance
-    found, residual, number = conjugate_gradients(damped, inverse, target, start, *how_long)
-    image = _add(_add(target, residual, -1.0), found, -lam)  # F times it
-    model = _dot(gradient, found), _dot(found, image)
-    if acceleration:
-      bent = own(curvature.bent(whole, batch, tangent(whole, found)))
-      second, _, more = conjugate_gradients(damped, inverse, bent, None, *how_long)
-      found, number = model_steps.accelerated(found, second, refused=False), number + more
-    return found, *model, number
-
-  def update_fn(
-    updates, state, params=None, *, batch=None, rng=None, value=None, value_fn=None, **extra
+  def update(
+    self, updates, state, params=None, *, batch=None, rng=None, value=None, value_fn=None, **extra
   ):
-    model_params = extra.get("model_params")
+    curvature, model_params = self.curvature, extra.get("model_params")
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
-    model_steps.check_searchable(line_search, value_fn)
+    model_steps.check_searchable(self.line_search, value_fn)
     curvature.compare(updates, whole, batch, state.count, scale=True)
     lam = state.damping
     given = dict(batch=batch, rng=rng, model_params=model_params, damping=lam)
-    _, inner = precondition.update(updates, state.inner, params, **given)
+    _, inner = self.precondition.update(updates, state.inner, params, **given)
     gradient = {path: trees.wide(g) for path, g in trees.by_path(updates).items()}
-    start = {path: warm_start * x for path, x in trees.by_path(state.previous).items()}
-    step = axes.automatic(solved, (whole, batch))
+    start = {path: self.warm_start * x for path, x in trees.by_path(state.previous).items()}
+    step = axes.automatic(self._solved, (whole, batch))
     *found, number = step(whole, batch, gradient, start, inner, lam)
     way = model_steps.Direction(whole, *found, lam)
-    rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-    made = model_steps.stepped(way, rate, state, how, line_search, value, value_fn)
+    rate = self.learning_rate
+    rate = rate(state.count) if callable(rate) else rate
+    about = self.how, self.line_search, value, value_fn
+    made = model_steps.stepped(way, rate, state, *about)
     count = optax.safe_increment(state.count)
     previous = trees.with_directions(state.previous, made.kept)
     ends = made.damping, made.ratio, made.grid, previous, number
     return trees.with_directions(updates, made.arrays), HessianFreeState(count, inner, *ends)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  def _solved(self, whole, batch, gradient, start, inner, lam):
+    """The solution by path, its slope and curvature, and how many iterations it took."""
+    of_tree = self.curvature.products(whole, batch)
+    own = lambda tree: {path: trees.wide(trees.by_path(tree)[path]) for path in gradient}
+    product = lambda v: own(of_tree(tangent(whole, v)))
+    damped = lambda v: jax.tree.map(lambda x, y: x + lam * y, product(v), v)
+    inverse = _preconditioner(self.curvature, inner, lam)
+    target = jax.tree.map(jnp.negative, gradient)
+    how_long = self.max_iterations, self.cg_tolerance
+    found, residual, number = conjugate_gradients(damped, inverse, target, start, *how_long)
+    image = _add(_add(target, residual, -1.0), found, -lam)  # F times it
+    model = _dot(gradient, found), _dot(found, image)
+    if self.acceleration:
+      bent = own(self.curvature.bent(whole, batch, tangent(whole, found)))
+      second, _, more = conjugate_gradients(damped, inverse, bent, None, *how_long)
+      found, number = model_steps.accelerated(found, second, refused=False), number + more
+    return found, *model, number
 
 
 def conjugate_gradients(

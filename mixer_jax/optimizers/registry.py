@@ -333,7 +333,7 @@ OPTIMIZERS = {
   "hessian_free": Optimizer(
     _hessian_free,
     optim.hessian_free,
-    **dict(estimation="sampled", factor_decay=0.8, factor_period=1, inverse_period=1),
+    **dict(estimation="sampled", factor_decay=0.5, factor_period=1, inverse_period=1),
   ),
   "lbfgs": _by_search(optim.lbfgs),
   "ssbroyden": _by_search(optim.ssbroyden),
