@@ -23,6 +23,7 @@ import optax
 
 from benchmarks import tables
 from mixer_jax import optim
+from mixer_jax.optim.trees import by_path
 
 STEPS = 10
 
@@ -556,7 +557,9 @@ def _error(case: Case, curvature: optim.Curvature) -> float | None:
     return sum(jax.tree.leaves(products))
 
   with jax.default_matmul_precision("highest"):
-    exact = curvature.matrices(jax.jit(jax.grad(total))(case.params))
+    leaves = by_path(jax.jit(jax.grad(total))(case.params))
+    own = [block for block in curvature.blocks if block.kind == "kronecker"]
+    exact = {b.name: b.matrix([leaves[path] for path in b.paths]) for b in own}
     found = jax.jit(lambda p, b: curvature.row_gradients(p, b, lambda _: drawn))(
       case.params, case.batch
     )

@@ -130,7 +130,7 @@ def test_a_decay_that_cannot_be_is_refused(config):
   pairs = (config.optimizer, plain), (plain, config.optimizer)
   for optimizer in (config.optimizer, *(config_lib.grafted(*pair) for pair in pairs)):
     config.optimizer = optimizer
-    with pytest.raises(UserError, match="layer_decay is 0.5; a quadratic model"):
+    with pytest.raises(UserError, match="layer_decay is 0.5; the optimizer reckons"):
       experiment.build(config)
   waves = config_lib.default("docs.own_task:Derivative")
   waves.update(layer_decay=0.5)

@@ -8,33 +8,25 @@ import numpy as np
 import optax
 import pytest
 
-from mixer_jax import experiment, optim
-from mixer_jax.training import step
+from mixer_jax import config as config_lib
+from mixer_jax import experiment
+from mixer_jax.training import loop, step
 from mixer_jax.training.state import init_state
-from mixer_jax.training.trainer import Trainer
 from tests.conftest import waves
 
 ALL = dict(batch_size=256)  # of the training examples
 
 
-def built(monkeypatch, tx, **values):
-  """The run with an optimizer made by hand."""
-  run = experiment.build(waves(**ALL, **values))
-  monkeypatch.setattr(
-    type(run), "optimizer", lambda self, numbers=None: optax.with_extra_args_support(tx)
-  )
-  return run
+def run_with(optimizer, **values):
+  config = waves(**ALL, **values)
+  config.optimizer = optimizer
+  return experiment.build(config)
 
 
-def trained(run, rows):
+def trained(run):
   """The last state, and the training error of each evaluation."""
-  step.shared(run).clear()  # programs of other optimizers made by hand have the same recipe
-  trainer, errors = Trainer(run, init_state(run)), []
-  for _ in range(rows):
-    trainer.advance()
-    errors.append(trainer.report()["train/error"])
-  step.shared(run).clear()
-  return trainer.state, errors
+  states, rows = zip(*loop.evaluations(run))
+  return states[-1], [row["train/error"] for row in rows]
 
 
 @pytest.mark.parametrize("parts", [1, 4])
@@ -54,7 +46,8 @@ def test_the_loss_tried_out_is_that_of_the_gradient(monkeypatch, parts):
     return updates, told
 
   tx = optax.GradientTransformationExtraArgs(lambda params: {}, record)
-  run = built(monkeypatch, tx, accum_steps=parts)
+  run = experiment.build(waves(**ALL, accum_steps=parts))
+  monkeypatch.setattr(type(run), "optimizer", tx)
   loss = run.task.loss
 
   def noisy(variables, batch, key):
@@ -71,37 +64,35 @@ def test_the_loss_tried_out_is_that_of_the_gradient(monkeypatch, parts):
   assert abs(found["moved"] - found["value"]) > 1e-4
 
 
-@pytest.mark.parametrize(
-  "make", [lambda: optim.lbfgs(iterations=4), lambda: optim.ssbroyden(max_parameters=10**4)]
-)
-def test_a_run_that_searches_ends_far_below_adam(monkeypatch, make):
+ADAM = config_lib.optimizer("adam", 1e-2)
+LBFGS = config_lib.optimizer("lbfgs", iterations=4)
+
+
+@pytest.mark.parametrize("optimizer", [LBFGS, config_lib.optimizer("ssbroyden")])
+def test_a_run_that_searches_ends_far_below_adam(optimizer):
   """Whole batches of the task of docs/own_task.py, 24 updates each."""
   ends = []
-  for tx in (optax.adam(1e-2), make()):
-    run = built(monkeypatch, tx, num_steps=24, eval_steps=12, checkpoint_steps=24)
-    _, errors = trained(run, 2)
+  for own in (ADAM, optimizer):
+    _, errors = trained(run_with(own, num_steps=24, eval_steps=12))
     assert errors[1] < errors[0]
     ends.append(errors[1])
   assert ends[1] < 0.6 * ends[0]
 
 
-def test_adam_then_lbfgs_in_one_run(monkeypatch):
-  tx = optim.in_turn([optax.adam(1e-2), optim.lbfgs(iterations=4)], boundaries=[12])
-  run = built(monkeypatch, tx, num_steps=24, eval_steps=6, checkpoint_steps=24)
-  state, errors = trained(run, 4)
+def test_adam_then_lbfgs_in_one_run():
+  both = config_lib.in_turn(ADAM, LBFGS, steps=12)
+  state, errors = trained(run_with(both, num_steps=24, eval_steps=6))
   assert errors == sorted(errors, reverse=True)
   assert errors[3] < 0.6 * errors[1]
-  adam, lbfgs = state.opt_state.states
-  assert (adam[0].count, lbfgs.count) == (12, 12)
-  assert jnp.isfinite(jax.flatten_util.ravel_pytree(lbfgs)[0]).all()
+  assert [int(own.count) for own in state.opt_state.states] == [12, 12]
+  assert jnp.isfinite(jax.flatten_util.ravel_pytree(state.params)[0]).all()
 
 
-@pytest.mark.parametrize("make", [optim.lbfgs, optim.ssbroyden])
-def test_two_devices_search_as_one_does(monkeypatch, make):
-  steps = dict(num_steps=8, eval_steps=8, checkpoint_steps=8)
-  ends = []
-  for devices in (1, 2):
-    run = built(monkeypatch, make(), **steps, **{"mesh.data": devices})
-    ends.append(trained(run, 1)[0].params)
+@pytest.mark.parametrize("name", ["lbfgs", "ssbroyden"])
+def test_two_devices_search_as_one_does(name):
+  run = lambda devices: run_with(
+    config_lib.optimizer(name), num_steps=8, eval_steps=8, **{"mesh.data": devices}
+  )
+  ends = [trained(run(devices))[0].params for devices in (1, 2)]
   close = functools.partial(np.testing.assert_allclose, rtol=1e-2, atol=1e-3)
   jax.tree.map(close, *ends)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
+from mixer_jax.optim.trees import by_path
 from tests.optim.curvature.brute_force import close
 
 pytest.importorskip("equinox")
@@ -159,7 +160,9 @@ def found(framework, model):
   curvature = optim.Curvature(predict, params, batch, **options)
   assert {block.kind for block in curvature.blocks} == {"kronecker"}, str(curvature)
   factors, layers = curvature.factors(params, batch), {}
-  for name, matrix in curvature.matrices(params).items():
+  leaves = by_path(params)
+  for block in curvature.blocks:
+    name, matrix = block.name, block.matrix([leaves[path] for path in block.paths])
     wide = lambda x, n: np.diag(x.values) if isinstance(x, optim.Diagonals) else np.asarray(x)
     both = [wide(f, n) for f, n in zip(factors[name], matrix.shape[-2:])]
     for m, a, g in zip(*(x.reshape(-1, *x.shape[-2:]) for x in (np.asarray(matrix), *both))):
