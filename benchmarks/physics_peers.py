@@ -9,6 +9,7 @@ The net (tanh), its first parameters, the points, the loss and the time are the 
   deepxde_adam_lbfgs      Adam at 1e-3, then L-BFGS, as its examples; on the PyTorch backend
   ours_adam_lbfgs         `optim.in_turn` of Adam at 1e-3 and L-BFGS
   ours_ssbroyden          `optim.ssbroyden`
+  ours_gauss_newton       `optim.gauss_newton` with momentum 0.5 and acceleration
 
 Each runs in a process of its own, peers in the Python that --peers_python names, and prints a JSON
 object an evaluation. `seconds` are those of training, without evaluations and without
@@ -90,8 +91,8 @@ def tanh_net(layers: Any, x: Any, tanh: Callable[[Any], Any] = np.tanh) -> Any:
   return x @ kernel + bias
 
 
-def ours(options: Any, record: Record, tx: Any) -> None:
-  """An optimizer of ours on the loss as a function; `tx` is made of `mixer_jax.optim`."""
+def ours(options: Any, record: Record, make: Callable[..., Any]) -> None:
+  """An optimizer of ours, made of `mixer_jax.optim`, the options and a function to a `Curvature`."""
   import jax
   import jax.numpy as jnp
   import optax
@@ -110,21 +111,26 @@ def ours(options: Any, record: Record, tx: Any) -> None:
     first, second = twice(1)
     return along(point, 0) + u(point) * first - physics_problems.VISCOSITY * second
 
-  def loss(layers):
+  def residuals(layers, batch):
+    points, values = batch
     inside = jax.vmap(residual, (None, 0))(layers, points["interior"])
     at = lambda name: tanh_net(layers, points[name], jnp.tanh) - values[name]
-    return jnp.mean(inside**2) + sum(jnp.mean(at(name) ** 2) for name in values)
+    return {"interior": inside[:, None]} | {name: at(name) for name in values}
 
-  tx = tx(optim)
+  batch = points, values
+  loss = lambda layers: sum(jnp.mean(r**2) for r in residuals(layers, batch).values())
+  layers = jax.tree.map(jnp.asarray, layers_of(options))
+  likelihood = dict.fromkeys(("interior", *values), "normal")
+  curvature = lambda: optim.Curvature(residuals, layers, batch, likelihood=likelihood)
+  tx = make(optim, options, curvature)
 
   @functools.partial(jax.jit, donate_argnums=1)
   def update(layers, state):
     value, grads = jax.value_and_grad(loss)(layers)
-    moved, state = tx.update(grads, state, layers, value=value, value_fn=loss)
+    moved, state = tx.update(grads, state, layers, batch=batch, value=value, value_fn=loss)
     return optax.apply_updates(layers, moved), state
 
   loss_of = jax.jit(loss)
-  layers = jax.tree.map(jnp.asarray, layers_of(options))
   state, over = tx.init(layers), False
   while not over:
     layers, state = jax.block_until_ready(update(layers, state))
@@ -132,20 +138,24 @@ def ours(options: Any, record: Record, tx: Any) -> None:
       over = record.row(lambda x: tanh_net(layers, x), lambda: loss_of(layers))
 
 
-def _ours(make: Callable[[Any, Any], Any]) -> Callable[[Any, Record], None]:
+def _ours(make: Callable[..., Any]) -> Callable[[Any, Record], None]:
   def run(options, record):
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    ours(options, record, lambda optim: make(optim, options))
+    ours(options, record, make)
 
   return run
 
 
-def _adam_lbfgs(optim: Any, options: Any) -> Any:
+def _adam_lbfgs(optim: Any, options: Any, curvature: Any) -> Any:
   """With as many pairs as DeepXDE keeps."""
   then = optim.lbfgs(memory_size=100, iterations=10)
   return optim.in_turn([optim.adam(ADAM_RATE), then], [options.adam_steps])
+
+
+def _gauss_newton(optim: Any, options: Any, curvature: Any) -> Any:
+  return optim.gauss_newton(curvature(), momentum=0.5, acceleration=True, max_rows=20_000)
 
 
 def _jinns(optimizer: str) -> Callable[[Any, Record], None]:
@@ -173,7 +183,8 @@ CANDIDATES = {
   "deepxde_adam": _deepxde("jax"),
   "deepxde_adam_lbfgs": _deepxde("pytorch"),
   "ours_adam_lbfgs": _ours(_adam_lbfgs),
-  "ours_ssbroyden": _ours(lambda optim, options: optim.ssbroyden(iterations=10)),
+  "ours_ssbroyden": _ours(lambda optim, options, _: optim.ssbroyden(iterations=10)),
+  "ours_gauss_newton": _ours(_gauss_newton),
 }
 
 
