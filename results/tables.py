@@ -1,6 +1,6 @@
 """The tables of the pages, by the names in their markers."""
 
-from results import images, operators, speed, text
+from results import images, operators, physics, speed, text
 from results.markdown import Column, Lead, Leads, Table
 
 CELLS = {
@@ -211,4 +211,4 @@ TABLES |= {
     corner="optimizer",
   ),
 }
-TABLES |= images.TABLES | operators.TABLES | speed.TABLES | text.TABLES
+TABLES |= images.TABLES | operators.TABLES | physics.TABLES | speed.TABLES | text.TABLES
