@@ -35,6 +35,7 @@ SIZES = {
   "operators": 6 * 2 * 3,
   "darcy": 5 * 2 * 3,
   "recipes": 5 * 3,
+  "physics": 6 * 10 * 3 + 3 * 6 * 10 * 3,
 }
 
 
@@ -54,10 +55,12 @@ def test_every_study_is_tested_and_documented():
     assert f"| {size} |" in line
 
 
-_LARGE = pytest.param("frontier", marks=pytest.mark.slow)
+_LARGE = ("frontier", "physics")
 
 
-@pytest.mark.parametrize("name", [_LARGE if name == "frontier" else name for name in SIZES])
+@pytest.mark.parametrize(
+  "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _LARGE)) for n in SIZES]
+)
 @pytest.mark.first(3)
 def test_shipped_studies_expand_to_usable_runs(name, tmp_path):
   study = shipped(name)

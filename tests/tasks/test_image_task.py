@@ -261,6 +261,7 @@ def test_options_that_would_do_nothing(changes, message):
   assert message in error(loading.config(**{"resize": 32, "image_size": 32} | changes))
 
 
+@pytest.mark.thorough
 def test_no_key_is_drawn_from_twice(config, monkeypatch):
   """Crops, flips, policies, jitter, erasing and Mixup are independent of each other."""
   other = config.copy_and_resolve_references()

@@ -50,7 +50,10 @@ def apply(module):
   return lambda params, batch: module.apply({"params": params}, batch)
 
 
-@pytest.mark.parametrize("estimation", ["exact", "sampled", "empirical"])
+_EMPIRICAL = pytest.param("empirical", marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize("estimation", ["exact", "sampled", _EMPIRICAL])
 @pytest.mark.parametrize("make", [Queries, Places])
 def test_rows_that_all_examples_share_have_the_factors_of_spread_ones(make, estimation):
   """Also where there are as many of them as examples, and on four devices."""
