@@ -234,9 +234,16 @@ def test_all_of_a_float64_run_is_float64(optimizer):
   assert not jax.config.jax_enable_x64
 
 
-def test_a_killed_run_in_float64_ends_as_if_it_had_not_been(tmp_path):
+_NEWTON = pytest.param("gauss_newton", marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", _NEWTON])
+def test_a_killed_run_in_float64_ends_as_if_it_had_not_been(tmp_path, optimizer):
   config = small(float64=True, sets=7, balance="gradient_norms", balance_period=3)
   config.points = (40, 20)
+  if optimizer == "gauss_newton":
+    config.balance = "none"
+    config.optimizer = config_lib.optimizer(optimizer, momentum=0.5, acceleration=True)
   children.trained(config, tmp_path / "whole")
   stopped = children.Child(config, tmp_path / "again", children.signal_at, (12, 15))
   assert stopped.wait() == 143, stopped.err
