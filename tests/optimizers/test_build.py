@@ -77,6 +77,7 @@ def steps_of(name, values):
   [
     n if n in ("adam", "muon") else pytest.param(n, marks=pytest.mark.thorough)
     for n in optimizers.OPTIMIZERS
+    if n not in WHOLE_STEPS
   ],
 )
 def test_every_option_of_a_config_changes_the_steps(name):

@@ -71,7 +71,7 @@ def test_shipped_studies_expand_to_usable_runs(name, tmp_path):
     config = opened.config(run)
     assert config.seed == run.seed
     assert as_json(config) == as_json(study.run_config(run.name))
-  distinct = {json.dumps(as_json(opened.config(run))) for run in opened.runs}
+  distinct = {(run.tunes, json.dumps(as_json(opened.config(run)))) for run in opened.runs}
   assert len(distinct) == len(names)
 
 

@@ -237,9 +237,9 @@ def test_a_curvature_factor_that_overflows_is_left_out(tiny_config):
   assert passed.all()
   stem = jax.tree.map(lambda x: 1e-6 * x, state.params["stem"])
   state = state.replace(variables={"params": state.params | {"stem": stem}})
-  before = state.opt_state[0].factors
+  before = state.opt_state.inner_state[0].factors
   state, passed = step(state, batch | {"image": 1e22 * batch["image"]})
-  kfac = state.opt_state[0]
+  kfac = state.opt_state.inner_state[0]
   assert isinstance(kfac, optim.ScaleByKfacState) and passed.all()
   assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves((state.params, kfac)))
   jax.tree.map(np.testing.assert_array_equal, kfac.factors["stem"], before["stem"])

@@ -229,7 +229,9 @@ def test_the_table_of_blocks_follows_the_options(tiny_config):
     line, tables = summary.of_model(experiment.build(tiny_config))
     assert "\n" not in line and "curvature blocks: " in line and norms in line
     lines = tables.splitlines()
-    assert [x.split()[1] for x in lines if x.startswith("MixerBlock_0/LayerNorm_0 ")] == [norms]
+    assert [x.split()[1] for x in lines if x.startswith("MixerBlock_0/LayerNorm_0/scale ")] == [
+      norms
+    ]
 
 
 def test_the_table_of_blocks_marks_diagonal_factors(tiny_config):
