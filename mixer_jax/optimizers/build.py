@@ -162,7 +162,10 @@ def _told(init: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
 def _check_clipped(config: ml_collections.ConfigDict) -> None:
   """Raises a UserError for an optimizer that needs the gradient of the batch as it is."""
   if config.get("eigenvalues") == "batch" or makes_whole_steps(config):
-    raise UserError(f"optimizer {config.name}: its options need clip_norm=0")
+    raise UserError(
+      f"optimizer {config.name}: clip_norm is {config.clip_norm:g}; allowed: 0, as it needs the gradient of"
+      " the batch as it is"
+    )
 
 
 def _decayed(decayed: Callable[[str], bool], params: Any) -> Any:

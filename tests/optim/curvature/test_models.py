@@ -46,7 +46,11 @@ def test_a_block_per_dense_layer(name, fields):
   blocks = optim.Curvature(predict, params, IMAGES, norms="diagonal").blocks
   found = {b.name: b.stacked for b in blocks if b.kind == "kronecker"}
   assert set(found) == set(kernels(model, params, IMAGES))  # grouped ones are stacks of blocks
-  assert "gradient" not in {b.kind for b in blocks}
+  # A class token is no layer, and of a Toeplitz matrix diagonals are gathered.
+  left = {b.name.rpartition("/")[2] for b in blocks if b.kind == "gradient"}
+  assert left == {"class_mlp": {"embedding"}, "toeplitz": {"diagonals"}}.get(
+    fields.get("pooling", fields.get("spatial")), set()
+  )
   named = [path for b in blocks for path in b.paths]
   paths = ["/".join(k.key for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
   assert sorted(named) == sorted(paths)
