@@ -45,6 +45,7 @@ OPTIMIZERS = {
     adaptive_damping=True,
     damping=1e-3,
     min_damping=1e-16,
+    max_increase=4.0,
     estimation="exact",
     weight_decay=0.0,
     factor_period=1,

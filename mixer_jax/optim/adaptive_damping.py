@@ -45,6 +45,7 @@ def levenberg_marquardt(
   damping_decay: float = 0.95,
   min_damping: float = 1e-8,
   max_damping: float = 1e8,
+  max_increase: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Adapts the damping of an optimizer to how well the model predicts the change of the loss.
 
@@ -65,6 +66,9 @@ def levenberg_marquardt(
     damping_decay: change of the damping per update, see above.
     min_damping: the damping stays at this or above.
     max_damping: the damping stays at this or below.
+    max_increase: a step after which the loss of its batch is more than this times the loss before
+      is not made, and the damping grows; for losses without noise, whose damping may become so
+      small that a single step ends the training. It costs an evaluation of the loss an update.
 
   Returns:
     A transform with a `LevenbergMarquardtState`.
@@ -73,7 +77,7 @@ def levenberg_marquardt(
     ValueError: in the update no `value_fn`.
   """
 
-  rule = damping_period, damping_decay, min_damping, max_damping
+  rule = damping_period, damping_decay, min_damping, max_damping, max_increase
   own = _Adapted(tx, curvature, damping, weight_decay, decay_mask, *rule)
   return optax.GradientTransformationExtraArgs(own.init, own.update)
 
@@ -90,6 +94,7 @@ class _Adapted(NamedTuple):
   change: Any
   lowest: Any
   highest: Any
+  most: float | None
 
   def init(self, params: Any) -> LevenbergMarquardtState:
     dtype = wide_type(params)
@@ -107,9 +112,11 @@ class _Adapted(NamedTuple):
     step, inner = self.tx.update(updates, state.inner, params, **extra)
     whole = params if extra.get("model_params") is None else extra["model_params"]
 
+    before = lambda: value_fn(whole) if value is None else value
+    after = lambda: value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step)))
+
     def adapted():
-      before = value_fn(whole) if value is None else value
-      change = value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step))) - before
+      change = after() - before()
       exact, predicted = self._predicted(updates, step, params, whole, batch, state.count)
       ratio = jnp.where(predicted < 0, (change + exact) / predicted, -1.0)
       ratio = jnp.nan_to_num(ratio.astype(state.ratio.dtype), nan=-1.0)
@@ -121,6 +128,11 @@ class _Adapted(NamedTuple):
     count = optax.safe_increment(state.count)
     kept = lambda: (state.damping, state.ratio)
     lam, ratio = jax.lax.cond(count % self.period == 0, adapted, kept)
+    if self.most is not None:
+      made = after() <= self.most * before()  # false of a loss that is no number
+      more = state.damping / jnp.asarray(self.change, state.damping.dtype) ** self.period
+      lam = jnp.where(made, lam, jnp.maximum(lam, jnp.minimum(more, self.highest)))
+      step = jax.tree.map(lambda d: jnp.where(made, d, jnp.zeros_like(d)), step)
     return step, LevenbergMarquardtState(count, inner, lam, ratio)
 
   def _predicted(self, gradient, step, params, whole, batch, count):

@@ -100,6 +100,9 @@ _FIELDS = {
   "damping_decay": _number("change of adaptive damping per update", 0.01, 1),
   "min_damping": _number("least adaptive damping"),
   "max_damping": _number("largest adaptive damping"),
+  "max_increase": _number(
+    "growth of the batch's loss beyond which a step is not made; None: none", kind=float | None
+  ),
   "acceleration": _flag("add the second order of residuals along a step to it"),
   "line_search": _flag("multiply steps by the power of two with the least loss"),
   "bias_correction": _flag("divide the momentum's first directions by their share"),

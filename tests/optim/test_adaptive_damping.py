@@ -63,6 +63,18 @@ def test_a_step_without_expected_reduction_raises_the_damping():
   assert float(state.damping) == pytest.approx(1 / 0.95)
 
 
+@pytest.mark.parametrize("after, made", [(3.9, True), (4.1, False), (np.inf, False), (np.nan, False)])
+def test_a_step_that_raises_the_loss_too_far_is_not_made(after, made):
+  """Also between the updates that compare the model; the damping grows at once."""
+  rule = dict(damping_period=5, damping_decay=0.5, max_increase=4.0)
+  tx = adaptive_damping.levenberg_marquardt(optax.sgd(0.1), Flat(), 1.0, **rule)
+  params, grads = jnp.ones(2), jnp.ones(2)
+  value_fn = lambda p: jnp.where((p == params).all(), 1.0, after)
+  step, state = tx.update(grads, tx.init(params), params, batch=None, value_fn=value_fn)
+  np.testing.assert_allclose(step, -0.1 * made * np.ones(2), rtol=1e-6)
+  assert float(state.damping) == (1.0 if made else 32.0)
+
+
 class Linear(nn.Module):
   @nn.compact
   def __call__(self, x):
