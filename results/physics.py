@@ -1,4 +1,4 @@
-"""The table of equations solved by nets."""
+"""The tables of equations solved by nets, and of the Gauss-Newton updates that solve them."""
 
 from results.markdown import Column, Table
 
@@ -28,7 +28,25 @@ def _columns() -> dict[str, Column]:
   return columns
 
 
+def _gauss_newton() -> Table:
+  sizes = [(w, 512, 2) for w in (32, 128, 512)] + [(128, n, 2) for n in (128, 2048)]
+  sizes += [(128, 512, n) for n in (5, 10)]
+  named = lambda *size: dict(zip(("width", "points", "dimension"), map(str, size)))
+  columns = {}
+  for i, name in enumerate(("from layers", "explicit Jacobian")):
+    where = {"optimizer": name}
+    columns[f"{name}: seconds"] = Column("{seconds of an update median}", where)
+    columns["MiB" + " " * i] = Column("{temporaries [MiB]}", where)
+  return Table(
+    file="gauss_newton",
+    lines={f"{w}, {n:,}, {d}": named(w, n, d) for w, n, d in sizes},
+    columns=columns,
+    corner="width, points, dimension",
+  )
+
+
 TABLES = {
+  "gauss_newton": _gauss_newton(),
   "physics": Table(
     file="physics",
     where={"seed": "0 1 2"},
