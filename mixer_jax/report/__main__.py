@@ -97,6 +97,10 @@ def _compare(_: list[str]) -> None:
   print(*compare.compare(_FLAGS.runs, metric, _FLAGS.over, path, _FLAGS.log), path, sep="\n")
 
 
+def _study(_: list[str]) -> None:
+  print(*study_report.write(_workdir(), _FLAGS.metric or ""), sep="\n")
+
+
 def _rows(_: list[str]) -> None:
   path = user_path(_FLAGS.out or "rows.csv")
   print(f"{study_rows.write(_workdir(), path)} rows in {path}")
@@ -130,27 +134,17 @@ if __name__ == "__main__":
   flags.DEFINE_string("folder", "configs", "Folder of config files.")
   flags.DEFINE_bool("log", False, "Whether both axes are logarithmic.")
   config_flags.DEFINE_config_file("config", None, "Config of augment, or whose options are listed.")
-  cli.run_commands(
-    dict(
-      curves=lambda _: print(curves.draw(_workdir())),
-      pictures=_pictures,
-      augment=_augment,
-      weights=_weights,
-      compare=_compare,
-      study=lambda _: print(*study_report.write(_workdir(), _FLAGS.metric or ""), sep="\n"),
-      rows=_rows,
-      options=_options,
-      configs=lambda _: print(settings.of_all(user_path(_FLAGS.folder)), end=""),
-    ),
-    dict(
-      curves="workdir",
-      pictures="workdir checkpoint split data_dir out",
-      augment="workdir config data_dir out",
-      weights="workdir checkpoint pretrained out",
-      compare="runs metric over log out",
-      study="workdir metric",
-      rows="workdir out",
-      options="config",
-      configs="folder",
-    ),
-  )
+  # Each command with the flags that it takes.
+  commands = {
+    "curves": (lambda _: print(curves.draw(_workdir())), "workdir"),
+    "pictures": (_pictures, "workdir checkpoint split data_dir out"),
+    "augment": (_augment, "workdir config data_dir out"),
+    "weights": (_weights, "workdir checkpoint pretrained out"),
+    "compare": (_compare, "runs metric over log out"),
+    "study": (_study, "workdir metric"),
+    "rows": (_rows, "workdir out"),
+    "options": (_options, "config"),
+    "configs": (lambda _: print(settings.of_all(user_path(_FLAGS.folder)), end=""), "folder"),
+  }
+  functions, taken = ({name: both[i] for name, both in commands.items()} for i in (0, 1))
+  cli.run_commands(functions, taken)

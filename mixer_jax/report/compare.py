@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import json
 import logging
 import os
 import pathlib
@@ -10,7 +9,6 @@ from typing import Any, Sequence
 
 from flax import traverse_util
 
-from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.paths import user_path
 from mixer_jax.report import figures, results
@@ -22,8 +20,6 @@ from mixer_jax.tasks import Metric
 
 _LOG = logging.getLogger(__name__)
 
-# Fields, or groups, on which training does not depend, but metrics do.
-_MEASURING = ("data.dir", "data.vocabulary", "knn.", "beams", "length_penalty")
 # Fields that decide on the examples a metric is of.
 _EXAMPLES = ("task", "data.name", "data.train_split", "data.test_split")
 
@@ -157,12 +153,11 @@ def _warn_of_differences(configs: Sequence[Any]) -> None:
 
 
 def _identity(run: pathlib.Path, config: Any) -> str:
-  """All of a run's config that decides on results, but for the seed; of its files the content."""
-  free = {name for name in config_lib.free_fields(config) if not name.startswith(_MEASURING)}
-  flat = traverse_util.flatten_dict(json.loads(config.to_json()), sep=".")
-  for field, copy in directory_lib.kept_files(run).items():
-    flat[field] = hashlib.sha256(copy.read_bytes()).hexdigest()
-  return repr({name: value for name, value in flat.items() if name not in free | {"seed"}})
+  """A run's config but for the seed, with the contents of the files that it names."""
+  copies = directory_lib.kept_files(run).items()
+  contents = {field: hashlib.sha256(copy.read_bytes()).hexdigest() for field, copy in copies}
+  fields = traverse_util.flatten_dict(config.to_dict(), sep=".") | {"seed": 0} | contents
+  return repr(sorted(fields.items()))
 
 
 def _band(

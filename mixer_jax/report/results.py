@@ -41,7 +41,7 @@ class Band(NamedTuple):
 
 
 class Result(NamedTuple):
-  """One run; its rows are those of `rows_of`."""
+  """One run; its rows are those of `rows_of` with the "share" of the run's length."""
 
   run: Run
   state: State
@@ -106,11 +106,13 @@ def gather(opened: Record, metric: str = "") -> list[CellResult]:
   cells = []
   for cell in dict.fromkeys(run.cell for run in opened.runs if not run.tunes):
     runs = [run for run in opened.runs if run.cell == cell and not run.tunes]
-    found = [
-      Result(run, opened.state(run), rows_of(opened.path(run)), provenance.read(opened.path(run)))
-      for run in runs
-    ]
-    config = opened.config(next((r.run for r in found if r.state.kind == "done"), runs[0]))
+    done = (run for run in runs if opened.state(run).kind == "done")
+    config = opened.config(next(done, runs[0]))
+    unit, length = record.length(config)
+    found = []
+    for run in runs:
+      rows = [row | {"share": row[unit] / length} for row in rows_of(opened.path(run))]
+      found.append(Result(run, opened.state(run), rows, provenance.read(opened.path(run))))
     values = dict(zip(opened.axes, cell))
     panel = ", ".join(values[axis] for axis in opened.panels)
     line = ", ".join(values[axis] for axis in opened.lines)

@@ -142,10 +142,9 @@ def _target(c: CellResult, unit: str) -> tuple[str, str, str, str]:
   shown, reached = _shown(c.metric, [c.metric.scale * c.target]), c.reached()
   if not reached:
     return shown, "not reached" if c.done else "-", "-", "-"
-  own, length = record.length(c.config)
   mean = lambda column: statistics.fmean(row[column] for row in reached)
   some = f" ({len(reached)} of {len(c.done)})" if len(reached) < len(c.done) else ""
-  return shown, f"{mean(unit):.1f}{some}", f"{mean('minutes'):.1f}", f"{mean(own) / length:.2f}"
+  return shown, f"{mean(unit):.1f}{some}", f"{mean('minutes'):.1f}", f"{mean('share'):.2f}"
 
 
 def _compared(opened: Record, cells: Sequence[CellResult]) -> str:

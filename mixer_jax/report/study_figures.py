@@ -34,7 +34,6 @@ def draw(
   places = {unit: f"{unit}s.png", "minutes": "time.png"}
   if len({c.panel for c in begun}) < len({(c.panel, record.length(c.config)) for c in begun}):
     places["share"] = "share.png"
-    begun = [_with_shares(c) for c in begun]
   paths = [_draw_curves(begun, over, directory / name) for over, name in places.items()]
   for axis in opened.shared:
     if axis in opened.panels and (done := [c for c in begun if c.values("last")]):
@@ -44,13 +43,6 @@ def draw(
       name = "_".join(("step_norms", *filter(None, panel.split(", "))))
       paths.append(_draw_norms(grafted, unit, directory / f"{name}.png"))
   return paths
-
-
-def _with_shares(cell: CellResult) -> CellResult:
-  """A cell whose rows have the "share" of their run's length."""
-  unit, length = record.length(cell.config)
-  share = lambda row: row | {"share": row[unit] / length}
-  return cell._replace(results=[r._replace(rows=list(map(share, r.rows))) for r in cell.results])
 
 
 def _draw(axis: Any, found: Sequence[Result], over: str, key: str, scale: float = 1, **style):
