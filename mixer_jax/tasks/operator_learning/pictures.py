@@ -1,4 +1,4 @@
-"""Pictures of learned operators: functions, errors of all functions, columns of attention."""
+"""Pictures of learned operators: functions, their errors, and columns of attention."""
 
 from typing import Any, Mapping
 
@@ -8,10 +8,10 @@ from mixer_jax import models
 from mixer_jax.tasks.panels import panels
 
 _SHOWN = 4  # functions
-_COLUMNS = {1: 5, 2: 2}  # of each matrix of an attention, by the number of a grid's axes
+_COLUMNS = {1: 5, 2: 2}  # columns drawn of each matrix, by the number of axes of the grid
 _NAMES = ("queries", "keys", "values")
 
-# Of each block by its name, those three [batch, *grid, heads, channels].
+# Queries, keys and values [batch, *grid, heads, channels] of each block, by its name.
 Attended = Mapping[str, Mapping[str, np.ndarray]]
 
 
@@ -24,9 +24,9 @@ def errors(outputs: np.ndarray, found: np.ndarray) -> np.ndarray:
 def draw(
   inputs: np.ndarray, outputs: np.ndarray, found: np.ndarray, periodic: bool
 ) -> Mapping[str, Any]:
-  """Figures by name of functions [n, *grid] and the operator's answers.
+  """Figures "functions" and "errors" of functions [n, *grid] and the operator's answers.
 
-  "functions" has the one with the least error, two in between and the one with the largest.
+  Functions from the one with the least error to the one with the largest are drawn.
   """
   by_error = errors(outputs, found)
   order = np.argsort(by_error, kind="stable")
@@ -38,20 +38,19 @@ def draw(
 
 def attended(sown: Any, grid: tuple[int, ...]) -> Attended:
   """The arrays that attention over the points of a grid has sown."""
-  found = {}
-  for block, parts in models.unrolled(sown).items():
-    for name in _NAMES if "attention" in parts else ():
-      (array,) = parts["attention"][name]
-      on_grid = array.reshape(len(array), *grid, *array.shape[2:])
-      found.setdefault(block, {})[name] = np.float32(on_grid)
-  return found
+  on_grid = lambda x: np.float32(x.reshape(len(x), *grid, *x.shape[2:]))
+  return {
+    block: {name: on_grid(parts["attention"][name][0]) for name in _NAMES}
+    for block, parts in models.unrolled(sown).items()
+    if "attention" in parts
+  }
 
 
 def draw_attention(blocks: Attended, periodic: bool) -> Mapping[str, Any]:
-  """The figure "attention", of the first function of a batch; none if there is no attention.
+  """The figure "attention" of the first function of a batch; none if there is no attention.
 
-  A row has a block's queries, keys and values: a few columns of each, evenly spread over all
-  heads, as functions on the grid.
+  A row has a few columns of a block's queries, keys and values, evenly spread over all heads, as
+  functions on the grid.
   """
   if not blocks:
     return {}
@@ -67,7 +66,7 @@ def draw_attention(blocks: Attended, periodic: bool) -> Mapping[str, Any]:
 
 
 def _some_columns(array: np.ndarray) -> np.ndarray:
-  """[columns, *grid] of [*grid, heads, channels]."""
+  """Some columns [columns, *grid] of a matrix [*grid, heads, channels]."""
   rank = array.ndim - 2
   columns = np.moveaxis(array.reshape(*array.shape[:rank], -1), -1, 0)
   return columns[np.linspace(0, len(columns) - 1, _COLUMNS[rank]).round().astype(int)]
@@ -130,7 +129,7 @@ def _maps(inputs, outputs, found, by_error):
 
 
 def _sorted(by_error: np.ndarray) -> Any:
-  """The errors of all functions, the least first."""
+  """The errors of all functions, in rising order."""
   figure, [[axis]] = panels(1, 1, (5, 3.4))
   axis.semilogy(np.sort(by_error), ".", markersize=4)
   axis.axhline(by_error.mean(), color="0.6", linewidth=1, label=f"mean {by_error.mean():.1e}")
