@@ -220,6 +220,11 @@ def in_batches(function: Callable[[Any], Any], examples: Any, batch_size: int) -
   return jax.tree.map(lambda *x: np.concatenate(x)[:number], *found)
 
 
+def compiled(method: Callable[..., Any]) -> functools.cached_property:
+  """Decorates a method of variables and arrays, which becomes a program compiled once a task."""
+  return functools.cached_property(lambda self: jax.jit(functools.partial(method, self)))
+
+
 def answered(
   inputs: Sequence[str],
   size: int,

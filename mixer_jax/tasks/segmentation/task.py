@@ -1,7 +1,6 @@
 """Segmentation of images by an all-MLP backbone and UperNet, with a softmax for each pixel."""
 
 import functools
-import os
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -27,6 +26,7 @@ from mixer_jax.tasks.task import (
   Prediction,
   ReadRun,
   Variables,
+  compiled,
   first_variables,
   in_batches,
 )
@@ -191,36 +191,22 @@ class Segmentation(BaseTask):
     found = functools.partial(self._classes, variables)
     return in_batches(found, images, self._config.eval_batch_size)
 
-  @functools.cached_property
-  def _classes(self) -> Callable[[Variables, np.ndarray], jax.Array]:
-    def classes(variables, images):
-      logits = self.logits(variables, images_lib.normalise(images, self._data))
-      return jnp.argmax(logits, -1).astype(jnp.uint8)
-
-    return jax.jit(classes)
+  @compiled
+  def _classes(self, variables: Variables, images: np.ndarray) -> jax.Array:
+    logits = self.logits(variables, images_lib.normalise(images, self._data))
+    return jnp.argmax(logits, -1).astype(jnp.uint8)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The share of each class in image files, the largest first. Each size is compiled once."""
+    canvas = self._data.canvas
     for path in inputs:
-      image = self.read_image(path)
-      height, width = image.shape[:2]
-      whole = np.zeros((1, *(self._data.canvas or (height, width)), 3), np.uint8)
-      whole[0, :height, :width] = image  # on a canvas, as the examples of a split
-      found = self.classes(variables, whole)[0, :height, :width]
+      image = folder.read_image(path)
+      height, width = pairs.fitting(image.shape, canvas) if canvas else image.shape[:2]
+      whole = pairs.on_canvas(image, canvas, 0) if canvas else image
+      found = self.classes(variables, whole[None])[0, :height, :width]
       shares = np.bincount(found.reshape(-1), minlength=len(self.class_names)) / found.size
       best = [i for i in np.argsort(-shares, kind="stable") if shares[i]]
       yield {"path": path, "shares": {self.class_names[i]: float(shares[i]) for i in best}}
-
-  def read_image(self, path: str | os.PathLike) -> np.ndarray:
-    """An image file, uint8 [height, width, 3], resized to fit into `data.canvas`, if that is set.
-
-    A UserError if the file is missing or broken.
-    """
-    image, canvas = folder.read_image(path), self._data.canvas
-    if not canvas:
-      return image
-    height, width = pairs.fitting(image.shape, canvas)
-    return pairs.on_canvas(image, canvas, 0)[:height, :width]
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     arrays = {name: x[:_PICTURED] for name, x in split.arrays().items()}
