@@ -15,7 +15,8 @@ from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.images import crops, folder
 from mixer_jax.options import one_of
-from mixer_jax.tasks.autoencoding import pictures, pixels
+from mixer_jax.tasks import panels
+from mixer_jax.tasks.autoencoding import pixels
 from mixer_jax.tasks.autoencoding.autoencoder import VARIANTS
 from mixer_jax.tasks.autoencoding.pixels import PixelData
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -129,8 +130,14 @@ class Autoencoding(BaseTask):
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     images = split.arrays()["image"][:_PICTURED]
-    found = self.representations(variables, {"image": images})["reconstructions"]
-    return {"reconstructions": pictures.draw(images.reshape(found.shape), np.asarray(found))}
+    found = np.asarray(self.representations(variables, {"image": images})["reconstructions"])
+    shown = [images.reshape(found.shape), np.clip(found, 0, 1)]
+    shown = [x[..., 0] if x.shape[3] == 1 else x for x in shown]
+    figure, axes = panels.of_images(shown, (0.9 * len(images), 2.3))
+    for axis, error in zip(axes[1], np.square(found.reshape(images.shape) - images).sum(1)):
+      axis.set_title(f"{error:.2f}", size=8)
+    figure.suptitle("images above their reconstructions, with the squared error", fontsize=9)
+    return {"reconstructions": figure}
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
     """Codes [batch, width] and reconstructions [batch, side, side, channels]."""

@@ -143,15 +143,13 @@ class OperatorLearning(BaseTask):
       first = jax.random.key(self._data.seed)
       keys = jax.vmap(functools.partial(jax.random.fold_in, first))(examples["id"])
       drawn = jax.vmap(lambda key: jax.random.normal(key, inputs.shape[1:]))(keys)
-      inputs = inputs + self._data.noise * self._spread(inputs.shape[1:]) * drawn
+      deviation = normaliser.at(self._deviation, inputs.shape[1:], self._periodic)
+      inputs = inputs + self._data.noise * deviation * drawn
     return {"inputs": inputs, "outputs": outputs}
-
-  def _spread(self, grid: tuple[int, ...]) -> jax.Array:
-    """The standard deviation of the training inputs at the points of a grid."""
-    return normaliser.at(self._deviation, grid, self._periodic)
 
   @functools.cached_property
   def _deviation(self) -> np.ndarray:
+    """The standard deviation of the training inputs at each point."""
     inputs = self._splits["train"].arrays()["inputs"]
     return np.float32(np.std(inputs, axis=0, dtype=np.float64))
 

@@ -163,11 +163,9 @@ def collapse(progress: Mapping[str, jax.Array], how: Dino) -> str:
   count = int(progress["collapsed"])
   if not how.collapse_steps or count < how.collapse_steps:
     return ""
-  entropy, most = float(progress["entropy"]), math.log(how.out_dim)
-  norm = float(jnp.linalg.norm(progress["centre"]))
   return (
-    f"the teacher has collapsed: its entropy is {entropy:.4g} nats, within 1% of 0 or of"
-    f" log out_dim = {most:.4g} for {count} steps, and the centre has the norm {norm:.3g}. Try"
-    " another dino.teacher_temperature, a lower learning_rate, a larger batch or dino.out_dim;"
+    f"the teacher has collapsed: its entropy is {float(progress['entropy']):.4g} nats, within 1% of 0"
+    f" or log out_dim, {math.log(how.out_dim):.4g}, for {count} steps. Try another"
+    " dino.teacher_temperature, a lower learning_rate, a larger batch or dino.out_dim;"
     " dino.collapse_steps=0 goes on"
   )

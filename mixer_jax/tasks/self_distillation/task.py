@@ -114,15 +114,12 @@ class SelfDistillation(ImageTask):
 
   def _check_sizes(self) -> None:
     """Raises a UserError if the model does not take views of both sizes with the same parameters."""
-    name, sizes = self._config.model.name, (self._data.image_size, self._views.local_size)
-    shapes = []
-    for side in filter(None, sizes):
-      with as_user_error(f"model {name}", ValueError):
-        init = functools.partial(self.model.init, images=jnp.zeros((1, side, side, 3)))
-        shapes.append(jax.tree.map(jnp.shape, jax.eval_shape(init, jax.random.key(0))))
-    if shapes[0] != shapes[-1]:
-      why = f"since the parameters of {name} fit {sizes[0]} pixels alone"
-      raise UserError(f"views.local_size is {sizes[1]}; allowed: 0, {why}")
+    side, local = self._data.image_size, self._views.local_size
+    images = lambda side: jnp.zeros((1, side, side, 3))
+    with as_user_error(f"model {self._config.model.name}", ValueError):
+      variables = jax.eval_shape(self.model.init, jax.random.key(0), images(side))
+    with as_user_error(f"views.local_size is {local}"):  # Flax has exceptions of its own
+      jax.eval_shape(self.model.apply, variables, images(local or side))
 
   @functools.cached_property
   def _steps(self) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from mixer_jax.tasks.autoencoding import autoencoder, pixels
 from mixer_jax.training import loop
 from mixer_jax.training.checkpoint import Checkpoints
 from tests import children
+from tests.tasks import runs
 
 LIKELIHOODS = ("normal", "bernoulli")
 
@@ -60,10 +61,7 @@ def task(config):
 
 @pytest.fixture
 def variables(task):
-  """Parameters whose biases are not zero."""
-  rng = np.random.default_rng(1)
-  add = lambda x: x + rng.normal(0, 0.2, x.shape).astype(np.float32)
-  return jax.tree.map(add, jax.jit(task.init)(jax.random.key(0)))
+  return runs.shaken(jax.jit(task.init)(jax.random.key(0)), 0.2)
 
 
 def reconstructed(params, x, likelihood):
@@ -202,11 +200,7 @@ def run(tmp_path_factory, images):
 
 @pytest.mark.thorough
 def test_it_is_resumed_bit_for_bit(run, tmp_path):
-  whole, config = run
-  stopped = children.Child(config, tmp_path / "run", children.signal_at, (5,))
-  assert stopped.wait() == 143, stopped.err
-  children.trained(config, tmp_path / "run")
-  children.assert_same_run(config, tmp_path / "run", whole)
+  runs.assert_kill_changes_nothing(run[1], tmp_path, 5, whole=run[0])
 
 
 def test_the_best_checkpoint_has_the_lowest_loss(run):

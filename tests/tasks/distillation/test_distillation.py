@@ -19,7 +19,7 @@ from mixer_jax.tasks.distillation.task import from_teacher
 from mixer_jax.training import loop, nonfinite, restore
 from mixer_jax.training.state import init_state
 from mixer_jax.training.trainer import Trainer
-from tests import children
+from tests.tasks import runs
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -79,8 +79,7 @@ def started(config):
   config_lib.check(config)
   run = experiment.build(tasks.find("distillation").complete(config))
   variables = run.task.initial(run.variable_shapes, restore.stored)
-  shake = lambda x: x + 0.1 * np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
-  variables["params"] = jax.tree.map(shake, variables["params"])
+  variables["params"] = runs.shaken(variables["params"])
   examples = jax.tree.map(lambda x: x[:32], run.datasets["train"].arrays())
   prepare = jax.jit(lambda key, x: run.task.prepare(key, x, train=True))
   return run, variables, jax.device_get(prepare(jax.random.key(0), examples))
@@ -174,13 +173,10 @@ def test_a_run_keeps_its_teacher_and_resumes_without_its_folder(config, teacher_
   config.update(num_epochs=2, accum_steps=2, ema_decay=0.9)
   config.data.repeats = 3
   config.mesh.data = 2
-  children.trained(config, tmp_path / "whole")
-  stopped = children.Child(config, tmp_path / "parts", children.signal_at, (5,))
-  assert stopped.wait() == 143, stopped.err
-  shutil.rmtree(tmp_path / "teacher")
-  children.trained(config, tmp_path / "parts")
-  stored, variables = restore.stored(str(tmp_path / "whole"))
-  children.assert_same_run(stored, tmp_path / "whole", tmp_path / "parts")
+  forget = lambda: shutil.rmtree(tmp_path / "teacher")
+  completed = tasks.find("distillation").complete(config)
+  runs.assert_kill_changes_nothing(completed, tmp_path, 5, before_resume=forget)
+  _, variables = restore.stored(str(tmp_path / "whole"))
   jax.tree.map(np.testing.assert_array_equal, dict(variables["teacher"]), dict(given))
   row = metrics_file.read(tmp_path / "parts")[-1]
   assert evaluate.evaluate(str(tmp_path / "parts"))["test"]["top1"] == row["test/top1"]

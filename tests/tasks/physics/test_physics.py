@@ -15,6 +15,7 @@ from mixer_jax.tasks.physics import balance
 from mixer_jax.tasks.physics.equations import PROBLEMS
 from mixer_jax.training import contract, loop
 from tests import children
+from tests.tasks import runs
 from tests.tasks.physics.conftest import small
 
 BOX = physics.Box((0.0, 0.0), (1.0, 2.0), ("x", "y"))
@@ -241,15 +242,11 @@ def test_a_killed_run_in_float64_ends_as_if_it_had_not_been(tmp_path, optimizer)
   if optimizer == "gauss_newton":
     config.balance = "none"
     config.optimizer = config_lib.optimizer(optimizer, momentum=0.5, acceleration=True)
-  children.trained(config, tmp_path / "whole")
-  stopped = children.Child(config, tmp_path / "again", children.signal_at, (12, 15))
-  assert stopped.wait() == 143, stopped.err
-  children.trained(config, tmp_path / "again")
-  children.assert_same_run(config, tmp_path / "whole", tmp_path / "again")
-  state = children.final_state(config, tmp_path / "again")
+  runs.assert_kill_changes_nothing(config, tmp_path, 12, 15)
+  state = children.final_state(config, tmp_path / "parts")
   assert jax.tree.leaves(state.params)[0].dtype == jnp.float64
-  ended = children.command(tmp_path / "log", "evaluate", f"--workdir={tmp_path}/again")
-  row = children.rows(tmp_path / "again")[-1]
+  ended = children.command(tmp_path / "log", "evaluate", f"--workdir={tmp_path}/parts")
+  row = children.rows(tmp_path / "parts")[-1]
   assert f"relative_l2 {row['test/relative_l2']:.6g}" in ended.out, ended.err
 
 

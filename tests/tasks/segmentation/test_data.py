@@ -104,9 +104,6 @@ def test_generated_shapes_are_a_function_of_seed_and_number():
   np.testing.assert_array_equal(masks, more_masks[:6])
   assert set(np.unique(more_masks)) == {0, 1, 2, 3, shapes.VOID}
   assert (shapes.make(1, 6)[0] != images).mean() > 0.9
-  for kind, name in enumerate(shapes.NAMES[1:]):  # a shape's outline is void, all around it
-    inside = shapes._inside(kind, np.array([32, 32]), 12, *np.mgrid[:64, :64])
-    assert 150 < (inside <= 0).sum() < 460, name
 
 
 @pytest.mark.parametrize("fields", [{}, dict(void=1), dict(classes="back,object")])

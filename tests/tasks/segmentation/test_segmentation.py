@@ -16,6 +16,7 @@ from mixer_jax.tasks.metrics import Hits, MeanIou, empty, merge, values
 from mixer_jax.training import loop, restore
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.evaluator import Evaluator
+from tests.tasks import runs
 from tests.tasks.segmentation import files
 
 
@@ -44,11 +45,8 @@ def built(config):
   return tasks.find("segmentation")(config)
 
 
-def moved(task, seed=1):
-  """Variables whose heads are not zero."""
-  rng = np.random.default_rng(seed)
-  change = lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32)
-  return jax.tree.map(change, jax.jit(task.init)(jax.random.key(0)))
+def moved(task):
+  return runs.shaken(jax.jit(task.init)(jax.random.key(0)), 0.3)
 
 
 def by_numpy(logits, labels, weights):

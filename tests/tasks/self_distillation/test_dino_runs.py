@@ -15,6 +15,7 @@ from mixer_jax.training import loop, restore, summary
 from mixer_jax.training.checkpoint import Checkpoints
 from tests import children
 from tests.conftest import waves
+from tests.tasks import runs
 from tests.tasks.self_distillation.test_dino import small
 
 
@@ -36,15 +37,9 @@ def finished(config, tmp_path_factory):
 
 @pytest.mark.thorough
 def test_a_killed_run_goes_on_bit_for_bit(config, finished):
-  parts = finished.parent / "parts"
-  stopped = children.Child(config, parts, children.signal_at, (4,))
-  assert stopped.wait() == 143, stopped.err
-  children.trained(config, parts)
-  children.assert_same_run(config, finished, parts)
-  rows = children.rows(finished)
-  assert {"train/loss", "train/teacher_entropy", "train/centre_norm", "train/spread"} <= rows[
-    0
-  ].keys()
+  runs.assert_kill_changes_nothing(config, finished.parent, 4, whole=finished)
+  told = {"train/loss", "train/teacher_entropy", "train/centre_norm", "train/spread"}
+  assert told <= children.rows(finished)[0].keys()
 
 
 @pytest.mark.thorough

@@ -19,6 +19,7 @@ from mixer_jax.tasks.text import pictures
 from mixer_jax.training import restore
 from mixer_jax.training.evaluator import Evaluator
 from tests import children
+from tests.tasks.runs import shaken
 
 MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny")
 
@@ -26,12 +27,6 @@ MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny
 @pytest.fixture
 def config(config_of):
   return config_of("masked_lm", field="sentence")
-
-
-def shaken(variables, seed=0):
-  """Variables of which nothing is zero."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), variables)
 
 
 @pytest.mark.thorough

@@ -24,6 +24,7 @@ from mixer_jax.training.evaluator import Evaluator
 from mixer_jax.training.state import init_state
 from mixer_jax.training.trainer import Trainer
 from tests import children
+from tests.tasks.runs import shaken
 
 WORDS = dict(zip("one two three four five six".split(), "eins zwei drei vier fünf sechs".split()))
 LENGTH = 16
@@ -60,12 +61,6 @@ def config(folder):
   config.data.update(validation_split="val", max_length=LENGTH, batch_tokens=256, batch_shapes=2)
   config.optimizer = config_lib.optimizer("adam", 5e-3)
   return config
-
-
-def shaken(variables, seed=0):
-  """Variables of which nothing is zero."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), variables)
 
 
 def started(run):
