@@ -5,7 +5,6 @@ import logging
 import pathlib
 from typing import Any, Callable, Iterable, Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -88,7 +87,6 @@ class SelfDistillation(ImageTask):
       ("data.pad", data.pad, 0, views_are_cut),
       ("data.random_crop", data.random_crop, False, views_are_cut),
       ("data.crop", data.crop, "", views_are_cut),
-      ("data.test_labels", data.test_labels, "", "since neighbours vote for one class an image"),
       ("accum_steps", config.accum_steps, 1, "since the centre is the mean of a whole batch"),
       ("ema_decay", config.ema_decay, 0, "since the teacher is an average already"),
     ):
@@ -131,8 +129,8 @@ class SelfDistillation(ImageTask):
     side = self._data.image_size
     params = self.model.init(key, jnp.zeros((1, side, side, 3)))["params"]
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    progress = dict(centre=jnp.zeros(self._dino.out_dim), rate=zero, entropy=zero)
-    progress |= dict(step=count, collapsed=count)
+    centre = jnp.zeros(self._dino.out_dim)
+    progress = dict(centre=centre, rate=zero, entropy=zero, step=count, collapsed=count)
     return {"params": params, "teacher": params, "progress": progress}
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
@@ -156,7 +154,7 @@ class SelfDistillation(ImageTask):
     temperature = dino.teacher_temperature(step, how.temperature_epochs * epoch, how)
     targets = jax.lax.stop_gradient(outputs - progress["centre"]) / temperature
     params = self._held(variables["params"], step < how.freeze_epochs * epoch)
-    logits = self._student(self.model, params, batch, train=True, rngs={"dropout": key})
+    logits = self._student(params, batch, train=True, rngs={"dropout": key})
     losses, count = dino.losses(logits, jax.nn.softmax(targets))
     loss, entropy = WeightedSum.of(losses, count), dino.entropy(targets)
     mean = jnp.mean(outputs, axis=(0, 1))
@@ -164,8 +162,8 @@ class SelfDistillation(ImageTask):
     collapsed = dino.counted(progress["collapsed"], entropy, how.out_dim, how.collapse_steps)
     rate = dino.teacher_rate(step, num_steps, how.momentum)
     after = dict(centre=centre, rate=rate, entropy=entropy, step=step + 1, collapsed=collapsed)
-    seen = dict(teacher_entropy=entropy, centre_norm=jnp.linalg.norm(centre))
-    seen |= dict(spread=dino.spread(features))
+    norm, spread = jnp.linalg.norm(centre), dino.spread(features)
+    seen = dict(teacher_entropy=entropy, centre_norm=norm, spread=spread)
     metrics = {"loss": loss} | {name: WeightedSum.of(x) for name, x in seen.items()}
     return loss, Aux(metrics, {"teacher": teacher, "progress": after})
 
@@ -184,13 +182,13 @@ class SelfDistillation(ImageTask):
     kernel = jnp.where(frozen, jax.lax.stop_gradient(kernel), kernel)
     return {**params, "head": {**params["head"], "last": {"kernel": kernel}}}
 
-  def _student(self, model: nn.Module, params: Any, batch: Batch, **given: Any) -> jax.Array:
+  def _student(self, params: Any, batch: Batch, **given: Any) -> jax.Array:
     """The student's logits of all views, divided by its temperature, [batch, views, K]."""
     parts = [batch["global"], batch["local"]]
     if parts[0].shape[2:] == parts[1].shape[2:]:
       parts = [jnp.concatenate(parts, axis=1)]
     flat = [x.reshape(-1, *x.shape[2:]) for x in parts if x.shape[1]]
-    found = [model.apply({"params": params}, x, **given) for x in flat]
+    found = [self.model.apply({"params": params}, x, **given) for x in flat]
     found = [y.reshape(len(x), x.shape[1], -1) for x, y in zip(parts, found)]
     return jnp.concatenate(found, axis=1) / self._dino.student_temperature
 
@@ -208,7 +206,7 @@ class SelfDistillation(ImageTask):
     if is_test:
       outputs = self.model.apply({"params": variables["params"]}, batch["image"])
       return Prediction(outputs / self._dino.student_temperature, jnp.argmax(taught[:, 0], axis=-1))
-    logits = self._student(self.model, variables["params"], batch)
+    logits = self._student(variables["params"], batch)
     learns = dino.pairs(logits.shape[1])
     # The last temperature serves all steps: the warm-up's hardly changes the largest output.
     shares = jax.nn.softmax(taught / self._dino.teacher_temperature)

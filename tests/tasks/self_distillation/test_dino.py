@@ -156,7 +156,6 @@ def test_spread_and_entropy_by_hand():
   "field, value, others",
   [
     ("accum_steps", 2, {}),
-    ("data.test_labels", "a=y", {"data.test_sets": "a=x"}),
     ("ema_decay", 0.9, {}),
     ("data.pad", 4, {}),
     ("data.random_crop", True, {"data.resize": 8}),
