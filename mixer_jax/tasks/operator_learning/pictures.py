@@ -54,14 +54,22 @@ def draw_attention(blocks: Attended, periodic: bool) -> Mapping[str, Any]:
   """
   if not blocks:
     return {}
-  arrays = [[_some_columns(array[0]) for array in parts.values()] for parts in blocks.values()]
-  curves = arrays[0][0].ndim == 2
-  figure = _columns_as_curves(arrays, periodic) if curves else _columns_as_maps(arrays)
-  axes = np.array(figure.axes).reshape(len(arrays), -1)
-  for axis, name in zip(axes[0, :: axes.shape[1] // len(_NAMES)], _NAMES):
+  matrices = [[_some_columns(array[0]) for array in parts.values()] for parts in blocks.values()]
+  curves, width = matrices[0][0].ndim == 2, len(matrices[0][0])
+  each = 1 if curves else width  # curves share a panel, a map has its own
+  figure, axes = panels(len(blocks), 3 * each, (9 if curves else 4.5 * each, 1.5 * len(blocks)))
+  for line, block, row in zip(axes, blocks, matrices):
+    for axis, columns in zip(line, row if curves else np.concatenate(row)):
+      if curves:
+        axis.plot(
+          np.linspace(0, 1, columns.shape[1], endpoint=not periodic), columns.T, linewidth=0.8
+        )
+        axis.tick_params(labelsize=6)
+      else:
+        _map(axis, columns, **_around_0(columns))
+    line[0].set_ylabel(f"block {block.rpartition('_')[2]}")
+  for axis, name in zip(axes[0, ::each], _NAMES):
     axis.set_title(name, size=9, loc="left")
-  for axis, block in zip(axes[:, 0], blocks):
-    axis.set_ylabel(f"block {block.rpartition('_')[2]}")
   return {"attention": figure}
 
 
@@ -72,26 +80,15 @@ def _some_columns(array: np.ndarray) -> np.ndarray:
   return columns[np.linspace(0, len(columns) - 1, _COLUMNS[rank]).round().astype(int)]
 
 
-def _columns_as_curves(arrays: list[list[np.ndarray]], periodic: bool) -> Any:
-  rows, matrices = len(arrays), len(arrays[0])
-  figure, axes = panels(rows, matrices, (3 * matrices, 1.5 * rows), sharex=True)
-  for axis, columns in zip(axes.ravel(), (columns for row in arrays for columns in row)):
-    axis.plot(np.linspace(0, 1, columns.shape[1], endpoint=not periodic), columns.T, linewidth=0.8)
-    axis.tick_params(labelsize=6)
-  for axis in axes[-1]:
-    axis.set_xlabel("x")
-  return figure
+def _map(axis: Any, values: np.ndarray, **look: Any) -> Any:
+  """Draws values [n, m] over the unit square."""
+  axis.set(xticks=[], yticks=[])
+  return axis.imshow(values.T, origin="lower", extent=(0, 1, 0, 1), **look)
 
 
-def _columns_as_maps(arrays: list[list[np.ndarray]]) -> Any:
-  rows = [np.concatenate(row) for row in arrays]
-  figure, axes = panels(len(rows), len(rows[0]), (1.5 * len(rows[0]), 1.5 * len(rows)))
-  for axis, column in zip(axes.ravel(), np.concatenate(rows)):
-    limit = np.abs(column).max() or 1.0
-    look = dict(cmap="RdBu_r", vmin=-limit, vmax=limit)
-    axis.imshow(column.T, origin="lower", extent=(0, 1, 0, 1), **look)
-    axis.set(xticks=[], yticks=[])
-  return figure
+def _around_0(values: np.ndarray) -> dict[str, Any]:
+  limit = max(np.abs(values).max(), 1e-30)
+  return dict(cmap="RdBu_r", vmin=-limit, vmax=limit)
 
 
 def _curves(inputs, outputs, found, by_error, periodic):
@@ -114,14 +111,10 @@ def _maps(inputs, outputs, found, by_error):
   """A row of maps for each function: input, output, answer, error."""
   figure, axes = panels(len(inputs), 4, (10, 2.3 * len(inputs)))
   for row, a, u, answer, error in zip(axes, inputs, outputs, found, by_error):
-    low, high = u.min(), u.max()
-    limit = max(np.abs(answer - u).max(), 1e-30)
-    shades = (dict(cmap="viridis", vmin=low, vmax=high),) * 2
-    looks = ({"cmap": "viridis"}, *shades, dict(cmap="RdBu_r", vmin=-limit, vmax=limit))
-    for axis, array, look in zip(row, (a, u, answer, answer - u), looks):
-      image = axis.imshow(array.T, origin="lower", extent=(0, 1, 0, 1), **look)
-      figure.colorbar(image, shrink=0.8)
-      axis.set(xticks=[], yticks=[])
+    shades, wrong = dict(vmin=u.min(), vmax=u.max()), answer - u
+    maps = ((a, {}), (u, shades), (answer, shades), (wrong, _around_0(wrong)))
+    for axis, (values, look) in zip(row, maps):
+      figure.colorbar(_map(axis, values, **look), shrink=0.8)
     row[2].set_xlabel(f"relative L2 error {error:.1e}", size=9)
   for axis, title in zip(axes[0], ("input", "output", "learned", "error")):
     axis.set_title(title)
