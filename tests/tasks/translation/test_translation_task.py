@@ -333,9 +333,3 @@ def test_the_sample_and_its_parts(tmp_path):
     "test": 200,
   }
   assert isinstance(splits["train"], Bucketed)
-
-
-def test_inputs_are_split_at_newlines_alone(tmp_path):
-  (tmp_path / "in.txt").write_text("\ufeffone\u2028still\r\ntwo\x0cstill\n \nthree\x85\n", "utf-8")
-  found = predict._lines(str(tmp_path / "in.txt"))
-  assert found == ["one\u2028still", "two\x0cstill", "three\x85"]
