@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, check_list
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
@@ -161,6 +161,7 @@ class LoadedRun(NamedTuple):
 
     It has what `python -m mixer_jax.predict` prints of it. A UserError if one cannot be read.
     """
+    check_list(inputs, "paths or sentences")
     return self.task.answer(jax.device_put(self.variables), inputs)
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Mapping
 import numpy as np
 
 from mixer_jax.data.dataset import Arrays
-from mixer_jax.errors import UserError
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks.text import text_data
 from mixer_jax.text import sample, sequences
@@ -26,16 +25,12 @@ class Corpus(text_data.TextData):
   paragraphs: Annotated[bool, Option("an empty line ends a document, not each line")] = False
   packing: one_of(_PACKINGS, sequences.MODES) = "packed"
 
-  def check(self) -> None:
-    super().check()
-    if self.name == "sample" and self.field != Corpus.field:
-      raise UserError(f"data.field is {self.field!r}; allowed with data.name='sample': 'text'")
-
 
 def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
-  """Splits of {"ids": integers [tokens], "length": int32, "row": int32, its number}; or a UserError.
+  """Splits of {"ids": integers [tokens], "length": int32, "row": int32, the example's number}.
 
-  A part of a split is contiguous: neighbours are often of one document.
+  A part of a split is contiguous, for neighbours often come from one document. A UserError if a
+  file is missing.
   """
   data.check_files()
   field = sample.TEXT if data.name == "sample" else data.field
