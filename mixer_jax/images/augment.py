@@ -46,7 +46,7 @@ def train_input(
   return mixing.erase(erase_rng, images, policy.erasing) if policy.erasing else images
 
 
-def plain_input(images: jax.Array, how: ImageData) -> jax.Array:
+def eval_input(images: jax.Array, how: ImageData) -> jax.Array:
   """Normalises test images, after resize and centre crop if `how.resize`; as `train_input`."""
   check(how, images.shape)
   return normalise(_resize_centre_crop(images, how) if how.resize else images, how)

@@ -12,9 +12,7 @@ from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
-from mixer_jax.tasks.text import text_data
-from mixer_jax.text import rows as rows_lib
-from mixer_jax.text import sample, sequences
+from mixer_jax.text import records, sample, sequences, text_data
 from mixer_jax.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -51,26 +49,26 @@ def load(data: LabelledText, vocabulary: Vocabulary) -> Loaded:
   def read(base):
     found, length = rows(base), data.max_length
     tokens, cut = sequences.pairs(found.texts, found.pairs, vocabulary, length)
-    tell_cut(cut, len(found.texts), path_of(base), length)
-    text_data.tell_unknown(tokens, vocabulary, path_of(base))
+    warn_of_cut(cut, len(found.texts), path_of(base), length)
+    text_data.warn_of_unknown(tokens, vocabulary, path_of(base))
     return {**tokens, "label": _numbers(found, classes)}
 
   arrays = text_data.load(data, read, shuffled=True)
   return Loaded(arrays, sample.CLASS_NAMES if data.name == "sample" else classes)
 
 
-def _rows(data: LabelledText, base: str) -> rows_lib.Rows:
+def _rows(data: LabelledText, base: str) -> records.Rows:
   path, split = data.source(base)
   columns = (data.text, data.pair, data.label)
   if data.name == "sample":
     columns = (sample.TEXT, "", sample.LABEL)
-  return rows_lib.rows(path, *columns, split, data.dir, text_data.OTHERS)
+  return records.rows(path, *columns, split, data.dir)
 
 
-def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, ...]:
+def _classes(found: Sequence[records.Rows], data: LabelledText) -> tuple[str, ...]:
   """The classes of the rows of all training files; a UserError if they are none."""
-  if found[0].names:
-    return tuple(found[0].names)
+  if found[0].class_names:
+    return found[0].class_names
   labels = [label for rows in found for label in rows.labels]
   classes = tuple(sorted(set(labels), key=_natural))
   where = f"data.train_split={data.train_split!r}: column {data.label!r}"
@@ -110,7 +108,7 @@ def _number(label: str) -> float | None:
     return None
 
 
-def tell_cut(cut: int, number: int, where: str, length: int) -> None:
+def warn_of_cut(cut: int, number: int, where: str, length: int) -> None:
   """Says how many of some examples were too long."""
   if cut:
     longer = f"{cut:,} of {number:,} examples are longer than data.max_length"
@@ -127,10 +125,10 @@ def _natural(label: str) -> tuple[bool, float, str]:
   return not known, number if known else 0.0, label
 
 
-def _numbers(found: rows_lib.Rows, classes: Sequence[str]) -> np.ndarray:
+def _numbers(found: records.Rows, classes: Sequence[str]) -> np.ndarray:
   numbers = {name: i for i, name in enumerate(classes)}
   for i, label in enumerate(found.labels):
     if label not in numbers:
       known = ", ".join(classes[:20])
-      raise UserError(f"{found.where(i)}: label {label!r} is not one of training: {known}")
+      raise UserError(f"{found.places[i]}: label {label!r} is not one of training: {known}")
   return np.array([numbers[label] for label in found.labels], np.int32)

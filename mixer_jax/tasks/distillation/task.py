@@ -161,7 +161,7 @@ class Distillation(ImageClassification):
     """From the teacher's variables and stored images to its classes."""
 
     def classes(teacher, images):
-      images = augment.plain_input(images, self._augmentation)
+      images = augment.eval_input(images, self._augmentation)
       return jnp.argmax(self.taught({"teacher": teacher}, images), axis=1)
 
     return jax.jit(classes)

@@ -86,7 +86,7 @@ class ImageClassification(ImageTask):
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    return start.complete(config)
+    return super().complete(start.complete(config))
 
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
@@ -124,7 +124,7 @@ class ImageClassification(ImageTask):
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     images, labels, how = examples["image"], examples["label"], self._augmentation
     if not train:
-      return {"image": augment.plain_input(images, how), "label": labels}
+      return {"image": augment.eval_input(images, how), "label": labels}
     images, shares = augment.train_input(key, images, how, self._policy), None
     if self._policy.mixes:
       mix_key = jax.random.fold_in(key, augment.KEYS)  # by default fold_in(key, i) is split(key)[i]
@@ -205,7 +205,7 @@ class ImageClassification(ImageTask):
   @functools.cached_property
   def _probabilities(self) -> Callable[[Variables, np.ndarray], jax.Array]:
     def probabilities(variables, images):
-      batch = {"image": augment.plain_input(images, self._augmentation)}
+      batch = {"image": augment.eval_input(images, self._augmentation)}
       logits = self.predict(variables, batch).outputs
       return jax.nn.sigmoid(logits) if self._binary else jax.nn.softmax(logits)
 

@@ -145,7 +145,7 @@ class SelfDistillation(ImageTask):
     if train:
       return views(key, examples["image"], self._views, self._data)
     return {
-      "image": augment.plain_input(examples["image"], self._data),
+      "image": augment.eval_input(examples["image"], self._data),
       "label": examples["label"],
     }
 
@@ -273,7 +273,7 @@ class SelfDistillation(ImageTask):
   @functools.cached_property
   def _plain_features(self) -> Callable[[Variables, np.ndarray], jax.Array]:
     def features(variables, images):
-      return self._features(self.backbone(variables), augment.plain_input(images, self._data))
+      return self._features(self.backbone(variables), augment.eval_input(images, self._data))
 
     return jax.jit(features)
 
