@@ -46,7 +46,7 @@ MADE = dict(dir="", train_split="train", test_split="test")
     (dict(train_split=""), "data.train_split='': not a split"),
     (dict(name="burgers", train_split="valid"), "burgers has no split 'valid'; allowed: train"),
     (dict(train_split="absent.npz"), "absent.npz: no such file"),
-    (dict(dir="/nowhere"), "/nowhere/train.npz: there is no folder /nowhere"),
+    (dict(dir="/nowhere"), "/nowhere/train.npz: no such file"),
     (
       dict(train_split="train"),
       "data.name is 'files', but a split is 'train'; data.train_split and",
