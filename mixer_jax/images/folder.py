@@ -105,15 +105,10 @@ def test_files(path: str, flat: bool) -> "Files":
   place = user_path(path).absolute()
   if not os.path.isdir(place):
     raise UserError(f"{place}: no such folder")
-  if not flat or listed(place, folders=True):
-    found = Folder(str(place.parent), place.name, trained=False)
-    if found.class_names == ("",):
-      raise UserError(f"{place}: no class folders in it; {LAYOUT}")
-    return found.read(place.name)
-  if not (names := _images(listed(place))):
-    raise UserError(f"{place}: no images in it; {_ENDINGS}")
-  names, labels = np.array(list(map(os.fsencode, names))), np.zeros(len(names), np.int32)
-  return Files(place, place.name, ("",), names, labels, ("flat", str(place), ("",)))
+  found = Folder(str(place.parent), place.name, trained=False)
+  if found.class_names == ("",) and not flat:
+    raise UserError(f"{place}: no class folders in it; {LAYOUT}")
+  return found.read(place.name)
 
 
 @dataclasses.dataclass(frozen=True)

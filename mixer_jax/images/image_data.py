@@ -20,7 +20,9 @@ STATISTICS = {
   "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 _OTHERS = (0.5,) * 3, (0.5,) * 3
-_FIT = "how stored_size, and prediction, make squares: black borders, the centre alone, or distorted"
+_FIT = (
+  "how stored_size, and prediction, make squares: black borders, the centre alone, or distorted"
+)
 _BY_NAME = '; None: that of CIFAR for "sample", "cifar10" and "cifar100", else 0.5'
 _TEST_SETS = (
   "further test sets of other sources, NAME=PLACE with commas: a folder of class folders, an .npz or"

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from mixer_jax.data import cache, cpus, splits
-from mixer_jax.data.dataset import Arrays, Dataset
+from mixer_jax.data.dataset import Arrays, Dataset, examples
 from mixer_jax.errors import UserError
 from mixer_jax.images import (
   arrays_file,
@@ -131,10 +131,7 @@ def _log_fit(data: ImageData, found: Decoded | Records) -> None:
 def _warn_if_dark(what: str, split: Dataset) -> None:
   """Warns of images that are nearly black, as those of 12 bits in files of 16 bits become."""
   rows = np.linspace(0, len(split) - 1, _LOOKED_AT).astype(int)
-  if (arrays := split.arrays()) is not None:
-    images = arrays["image"][rows]
-  else:
-    images = np.stack([split.read(int(i), np.random.default_rng(0))["image"] for i in rows])
+  images = examples(split, rows)["image"]
   if (brightest := np.percentile(images, 99.9)) < _DARK:
     why = "values of files of 16 bits are divided by 257, whatever their range; stretch them first"
     _LOG.warning("%s: nearly all pixels are %d or less of 255; %s", what, brightest, why)

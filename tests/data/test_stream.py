@@ -14,9 +14,9 @@ from PIL import Image
 import pytest
 
 from mixer_jax.data import order, stream
+from mixer_jax.data.dataset import examples
 from mixer_jax.errors import UserError
 from mixer_jax.images import sources
-from mixer_jax.tasks.images import batches
 from tests.images import loading
 from tests.images.loading import load
 
@@ -136,7 +136,7 @@ def test_the_test_split_is_cropped_at_its_centre(root):
   images = load(config(root)).test.images
   assert len(images) == 13 and images.spec["image"].shape == (32, 32, 3)
   names = sorted((root / "test").glob("*/*.jpg"), key=lambda p: (p.parent.name, p.name))
-  found = batches.first(images, 13)["image"]
+  found = examples(images, range(13))["image"]
   for path in names:
     image = Image.open(path)
     scale = 36 / min(image.size)
@@ -153,7 +153,7 @@ def test_slices_of_encoded_splits_are_those_of_decoded_ones(root, tmp_path):
   encoded = load(config(root, stream="always", **fields)).splits["train"]
   decoded = load(config(root, stream="never", **fields)).train
   assert len(encoded) == len(decoded.images) == 13
-  found = batches.first(encoded, 20)
+  found = examples(encoded, range(20))
   assert_same((found["image"], found["label"]), (decoded.images, decoded.labels))
 
 
