@@ -163,18 +163,15 @@ def in_turn(first: ConfigDict, second: ConfigDict, steps: int) -> ConfigDict:
   return config
 
 
-# Mean and standard deviation of pixels in [0, 1], as in the K-FAC study's code.
-_STATISTICS = {
-  "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-  "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-}
+def data(name: str, like: str = "", **fields: Any) -> ConfigDict:
+  """The data part of image classification, with the augmentation of 32x32 images.
 
-
-def data(name: str, statistics: str = "cifar10", **fields: Any) -> ConfigDict:
-  """The data part of image classification, with the augmentation of 32x32 images."""
-  mean, std = _STATISTICS[name if name in _STATISTICS else statistics]
-  group = tasks.find("image_classification").options["data"]
-  return options.group(group, **dict(name=name, mean=mean, std=std) | fields)
+  Pixels are normalised, and images mirrored, as those of the set `like`; "": by `name`.
+  """
+  made_of = tasks.find("image_classification").options["data"]
+  same = made_of(name=like) if like else None
+  own = {k: getattr(same, k) for k in ("mean", "std", "flip")} if like else {}
+  return options.group(made_of, name=name, **own | fields)
 
 
 def task_of(config: ConfigDict) -> str:
@@ -229,7 +226,7 @@ def _add_later_options(config: ConfigDict) -> None:
     if isinstance(group, ConfigDict) and not isinstance(made_of, Mapping):
       for name, option in options.of(made_of).items():
         if name not in group and option.default not in (None, options.REQUIRED):
-          group[name] = option.default
+          group[name] = option.default if option.before is None else option.before
 
 
 def free_fields(config: ConfigDict) -> frozenset[str]:

@@ -21,7 +21,7 @@ from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.runtime import precision
-from mixer_jax.tasks import freeze
+from mixer_jax.tasks import freeze, labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +182,8 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
   name = config.model.name if "model" in config and "name" in config.model else config.task
   with as_user_error(f"model {name}", ValueError):  # a Linen module's own check
     leaves = jax.tree.leaves(run.variable_shapes)
+  for split, dataset in datasets.items():
+    labels.check(task, split, dataset, run.variable_shapes)
   _check_trained(run)
   size = sum(x.size * x.dtype.itemsize for x in leaves)
   memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or math.inf

@@ -50,6 +50,7 @@ class Option:
   name: str = ""
   type: type = str  # bool, int, float, str or tuple (of numbers)
   default: Any = None  # `REQUIRED` if there is none
+  before: Any = None  # the value in runs that are older than the option; None: the default
   optional: bool = False
 
   def __repr__(self) -> str:  # `help` of a function shows one for each keyword

@@ -272,7 +272,7 @@ def test_distillation_has_the_recipe_of_the_small_resmlp():
   teacher = load("resnet_cifar", "resnet_56")
   optimizer = teacher.optimizer
   assert (optimizer.momentum, optimizer.learning_rate, optimizer.weight_decay) == (0.9, 0.1, 5e-4)
-  assert (teacher.model.name, teacher.data.pad, teacher.data.flip) == ("resnet_56", 4, True)
+  assert (teacher.model.name, teacher.data.pad, teacher.data.name) == ("resnet_56", 4, "sample")
   for name in ("distill_cifar", "resnet_cifar"):
     with pytest.raises(UserError, match="takes the .* 'x'; allowed: "):
       load(name, "x")

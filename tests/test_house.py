@@ -26,7 +26,7 @@ ALONE = {
   "models": {"errors", "options"},
   "data": {"errors", "paths", "options", "runtime"},
   "images": {"errors", "paths", "npz", "options", "data", "runtime"},
-  "text": {"errors", "paths", "data", "runtime"},
+  "text": {"errors", "paths", "options", "data", "runtime"},
   "pde": {"errors", "paths", "npz", "options", "data"},
   "optim": {"errors", "runtime"},
   "optimizers": {"errors", "options", "optim"},

@@ -31,7 +31,7 @@ def config(model, optimizer):
   config.model = config_lib.model(
     "mixer_small", hidden_dim=8, num_blocks=1, tokens_mlp_dim=8, channels_mlp_dim=8 * int(model[1:])
   )
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir="SHAPES", image_size=8, pad=1, flip=False)
   config.optimizer = config_lib.optimizer(optimizer, learning_rate=1e30 if model == "m2" else 3e-3)
   return config

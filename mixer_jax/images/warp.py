@@ -1,6 +1,7 @@
 """Affine maps, random areas and blur of one image: each pixel becomes a mean of others."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,15 +61,16 @@ def warp(image: jax.Array, matrices: jax.Array, fill: jax.Array) -> jax.Array:
   return jnp.where(inside[..., None], mixed, fill.astype(jnp.uint8))
 
 
-def axis_matrix(start: jax.Array, length: jax.Array, size_out: int, size_in: int) -> jax.Array:
+def axis_matrix(start: Any, length: Any, size_out: int, size_in: int, xp: Any = jnp) -> Any:
   """Resizes a part of an axis as Pillow's BILINEAR with a `box` does: [size_out, size_in].
 
-  See `augment.bilinear_matrix`, which is that of the whole axis.
+  Pixel centres are at half-integers; when it shrinks, the triangle widens by the scale. `xp` is
+  `jax.numpy`, or NumPy where the numbers are constants.
   """
   scale = length / size_out
-  centres = start + (jnp.arange(size_out) + 0.5) * scale
-  distances = jnp.abs(jnp.arange(size_in) + 0.5 - centres[:, None])
-  weights = jnp.maximum(0.0, 1.0 - distances / jnp.maximum(scale, 1.0))
+  centres = start + (xp.arange(size_out) + 0.5) * scale
+  distances = xp.abs(xp.arange(size_in) + 0.5 - centres[:, None])
+  weights = xp.maximum(0.0, 1.0 - distances / xp.maximum(scale, 1.0))
   return weights / weights.sum(axis=1, keepdims=True)
 
 

@@ -123,7 +123,6 @@ def test_unprepared_set_fails_within_15_seconds(tmp_path, connections):
     str(tmp_path / "none" / "cifar10"),
     "tfds.builder('cifar10'",
     "download_and_prepare",
-    "--config.data.name=sample",
     "www.cs.toronto.edu cannot be reached",
   ):
     assert part in line
@@ -145,17 +144,9 @@ def test_sets_of_text_are_known_by_name(name, group, tmp_path, monkeypatch):
   assert {"sst2": "sentence", "realnewslike": "text", "de-en": "de"}[name.split("/")[1]] in seen[0]
 
 
-def test_a_silent_host_is_given_up(monkeypatch):
-  monkeypatch.setattr(tfds_source, "_PROBE_SECONDS", 0.2)
-  monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(5))
-  start = time.monotonic()
-  assert "host.test did not answer" in tfds_source._unreachable(["https://host.test/a.zip"])
-  assert time.monotonic() - start < 3
-
-
 def test_unknown_name_lists_what_is_close(tmp_path):
   line = error(_config(tmp_path, name="cifar11", dir=str(tmp_path)))
-  assert "sample, folder, npz" in line and "cifar10" in line
+  assert "no such dataset in TFDS" in line and "cifar10" in line
 
 
 def test_set_without_image_and_label_is_refused(tmp_path, source):
@@ -164,8 +155,7 @@ def test_set_without_image_and_label_is_refused(tmp_path, source):
   features.write_text(features.read_text().replace('"label"', '"species"'))
   line = error(_config(tmp_path, name=make_sample.NAME, dir=str(tmp_path / "out")))
   assert (
-    "needs the features image: Image and label: ClassLabel" in line
-    and "species: ClassLabel" in line
+    "needs the features image: Image, label: ClassLabel" in line and "species: ClassLabel" in line
   )
 
 

@@ -19,7 +19,7 @@ import scipy.io
 from mixer_jax import models, pretrained
 from mixer_jax.rundir import metrics_file
 from mixer_jax.text import sample
-from mixer_jax.text.rows import rows
+from mixer_jax.text.records import rows
 from tests.docs.commands import PAGES, ROOT, blocks, snippets
 
 pytestmark = pytest.mark.slow

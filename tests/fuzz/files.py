@@ -23,12 +23,12 @@ from PIL import Image
 from mixer_jax import pretrained
 from mixer_jax.data import tfrecord
 from mixer_jax.errors import UserError
-from mixer_jax.images import decode, sources, toronto
+from mixer_jax.images import cifar_files, crops, decode, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.models import mixer
 from mixer_jax.pde import function_files
 from mixer_jax.text.documents import documents
-from mixer_jax.text.rows import rows
+from mixer_jax.text.records import rows
 from mixer_jax.text.subwords import Subwords
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 from tests.fuzz import mutations
@@ -86,7 +86,7 @@ def _safetensors(dtype: Any, kind: str) -> bytes:
   return struct.pack("<Q", len(text)) + text + content
 
 
-def _toronto() -> bytes:
+def _cifar() -> bytes:
   """Pickled by Python 3 with the names that Python 2 has for NumPy's classes."""
   images = RNG.integers(0, 255, (3, 3072), np.uint8)
   batch = pickle.dumps({b"data": images, b"labels": [3, 1, 2]}, 3)
@@ -143,12 +143,13 @@ def read_weights(path: pathlib.Path, outer: bool) -> None:
 
 def read_image(path: pathlib.Path, _: bool) -> None:
   records = loading.Records(1, path.read_bytes)
-  for stored_size in (0, 5):
+  square = functools.partial(crops.square, side=5, fit="crop")
+  for fit in (Image.Image.copy, square):
     allocate = lambda _, shape, dtype: np.empty(shape, dtype)
-    image = decode.decode_all(records, stored_size, allocate)["images"][0]
+    image = decode.decode_all(records, fit, allocate)["images"][0]
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
       raise Fault(f"an image becomes {image.dtype} {image.shape}")
-    if stored_size and image.shape != (5, 5, 3):
+    if fit is square and image.shape != (5, 5, 3):
       raise Fault(f"a stored image has the shape {image.shape}")
 
 
@@ -176,16 +177,16 @@ def read_functions(path: pathlib.Path, _: bool) -> None:
       raise Fault(f"functions are read as {array.dtype}, or not finite")
 
 
-def read_toronto(path: pathlib.Path, _: bool) -> None:
+def read_cifar(path: pathlib.Path, _: bool) -> None:
   """A test batch in a folder of its own, where ten images are a whole batch."""
-  known = toronto.FORMATS["cifar10"]
+  known = cifar_files.FORMATS["cifar10"]
   with tempfile.TemporaryDirectory(dir=path.parent) as name:
     folder = pathlib.Path(name)
     names = {known.names.encode(): [b"%d" % i for i in range(10)]}
     (folder / known.meta).write_bytes(pickle.dumps(names, 3))
     for file in (*known.files["train"], *known.files["test"]):
       shutil.copyfile(path, folder / file)
-    reader = toronto.Toronto("cifar10", folder)
+    reader = cifar_files.CifarFiles("cifar10", folder)
     reader._known = known._replace(images={"train": 3, "test": 3})
     base = reader.read("test")
     _check_examples({"image": base.images, "label": base.labels}, 1 << 31)
@@ -271,7 +272,7 @@ def seeds() -> dict[str, Seed]:
     },
     "data npz": Seed(data, read_data, mutations.inside_zip),
     "functions npz": Seed(_file(np.savez, **functions), read_functions, mutations.inside_zip),
-    "Toronto's pickle": Seed(_toronto(), read_toronto),
+    "CIFAR's pickle": Seed(_cifar(), read_cifar),
     "TFRecord": Seed(_tfrecord(), read_tfrecord),
     **{k: Seed(v, read_image, mutations.inside_png) for k, v in pngs.items()},
     **{k: Seed(v, read_image) for k, v in other_images.items()},

@@ -29,7 +29,7 @@ def config(tmp_path_factory):
   config = config_lib.default()
   fields = dict(hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=8, patch_size=4)
   config.model = config_lib.model("mixer_small", **fields)
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir=str(path), image_size=8, pad=1)
   return config
 

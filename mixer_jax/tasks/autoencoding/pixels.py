@@ -29,6 +29,7 @@ class PixelData:
   validation_split: Annotated[str, _SAME["validation_split"]] = ""
   extra_test_splits: Annotated[str, _SAME["extra_test_splits"]] = ""
   stored_size: Annotated[int, _SAME["stored_size"]] = 0
+  fit: Annotated[str, _SAME["fit"]] = "pad"
   image_size: Annotated[int, Option("side to which images are resized, in pixels", 1, 2**10)] = 16
   grey: Annotated[bool, Option("the mean of the three channels in their place")] = True
 
@@ -68,7 +69,7 @@ def rows(images: np.ndarray, data: PixelData) -> np.ndarray:
   if height != width:
     raise UserError(
       f"data.name={data.name}: images have {width}x{height} pixels; allowed: squares, as"
-      " data.stored_size cuts them out of encoded images"
+      " data.stored_size makes of encoded images"
     )
   matrix, found = bilinear_matrix(data.image_size, height), []
   for start in range(0, n, _CHUNK):

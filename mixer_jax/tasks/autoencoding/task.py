@@ -115,8 +115,8 @@ class Autoencoding(BaseTask):
     return outputs if self.likelihood == "normal" else jax.nn.sigmoid(outputs)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The code and the squared error of image files, cut to squares as the set's images are."""
-    fit = functools.partial(crops.centre, shorter=self._stored, side=self._stored)
+    """The code and the squared error of image files, made squares as the set's images are."""
+    fit = functools.partial(crops.square, side=self._stored, fit=self._data.fit)
     read = functools.partial(folder.read_image, fit=fit)
 
     def answers(whole):

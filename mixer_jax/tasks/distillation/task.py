@@ -154,7 +154,7 @@ class Distillation(ImageClassification):
   @compiled
   def _teacher_classes(self, teacher: Variables, images: np.ndarray) -> jax.Array:
     """The teacher's classes for stored images."""
-    images = augment.plain_input(images, self._augmentation)
+    images = augment.eval_input(images, self._augmentation)
     return jnp.argmax(self.taught({"teacher": teacher}, images), axis=1)
 
 

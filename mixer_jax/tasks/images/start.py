@@ -166,6 +166,9 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     fit.check_patches(weights.source, weights.patch_size, patch)
     tokens = (data.image_size // patch) ** 2
     fit.check_tokens(weights.source, weights.num_tokens, tokens, config.resize_tokens)
+  for name in ("mean", "std") if weights.normalization else ():
+    if data[name] is None:
+      data[name] = getattr(weights.normalization, name)
   if weights.normalization and not config.any_normalization:
     _check_pixels(data, weights)
   elif not weights.normalization:

@@ -8,8 +8,7 @@ import numpy as np
 
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.options import Option, one_of
-from mixer_jax.tasks.text import text_data
-from mixer_jax.text import sample, sequences
+from mixer_jax.text import sample, sequences, text_data
 from mixer_jax.text.documents import documents
 from mixer_jax.text.vocabulary import Vocabulary
 
@@ -37,11 +36,11 @@ def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
 
   def read(base):
     path, split = data.source(base)
-    found = documents(path, field, data.paragraphs, split, data.dir, text_data.OTHERS)
+    found = documents(path, field, data.paragraphs, split, data.dir)
     packed = sequences.pack(found, vocabulary, data.max_length, data.packing, data.cache_dir)
     if line := packed.summary(data.max_length):
       _LOG.warning("%s: %s", path, line)
-    text_data.tell_unknown(packed.arrays, vocabulary, path)
+    text_data.warn_of_unknown(packed.arrays, vocabulary, path)
     return packed.arrays
 
   found = text_data.load(data, read, shuffled=False)

@@ -24,8 +24,8 @@ from mixer_jax.tasks.task import (
   compiled,
   first_variables,
 )
-from mixer_jax.tasks.text import encoders, pictures, text_data
-from mixer_jax.tasks.text.text_task import TextTask
+from mixer_jax.tasks.text import encoders, pictures
+from mixer_jax.tasks.text.text_task import TextTask, scores
 
 _ANSWERS = 5  # words with the highest probabilities in an answer
 
@@ -97,7 +97,7 @@ class MaskedLm(TextTask):
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     inputs = (batch["ids"], batch["real"], None, batch["positions"])
     logits = self.model.apply(variables, *inputs, train=True, rngs={"dropout": key})
-    losses, hits = text_data.scores(logits, batch["targets"])
+    losses, hits = scores(logits, batch["targets"])
     loss = WeightedSum.of(losses, batch["weights"])
     return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits, batch["weights"])})
 
@@ -113,7 +113,7 @@ class MaskedLm(TextTask):
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     logits, targets, weights, _ = self.predict(variables, batch)
-    losses, hits = text_data.scores(logits, targets)
+    losses, hits = scores(logits, targets)
     weights = weights * mask[:, None]
     return {
       "perplexity": ExpMean.of(losses, weights),

@@ -12,7 +12,7 @@ from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import folder
-from mixer_jax.images.image_data import ImageData
+from mixer_jax.images.image_data import CIFAR10, ImageData
 from mixer_jax.options import Option, one_of
 from mixer_jax.paths import user_path
 from mixer_jax.tasks.segmentation import shapes
@@ -53,8 +53,8 @@ class SegmentationData:
   largest_scale: _Scale("likewise") = 2.0
   flip: Annotated[bool, _SAME["flip"]] = True
   jitter: Annotated[float, Option("most change of brightness, contrast and saturation", 0, 1)] = 0.4
-  mean: Annotated[tuple[float, ...], _SAME["mean"]] = ImageData.mean
-  std: Annotated[tuple[float, ...], _SAME["std"]] = ImageData.std
+  mean: Annotated[tuple[float, ...], _SAME["mean"]] = CIFAR10[0]
+  std: Annotated[tuple[float, ...], _SAME["std"]] = CIFAR10[1]
 
   @property
   def window_stride(self) -> int:

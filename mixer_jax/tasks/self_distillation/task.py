@@ -136,7 +136,7 @@ class SelfDistillation(ImageTask):
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     if train:
       return views(key, examples["image"], self._views, self._data)
-    images = augment.plain_input(examples["image"], self._data)
+    images = augment.eval_input(examples["image"], self._data)
     return {"image": images, "label": examples["label"]}
 
   def teacher(self, variables: Variables) -> Any:
@@ -259,7 +259,7 @@ class SelfDistillation(ImageTask):
 
   @compiled
   def _plain_features(self, variables: Variables, images: np.ndarray) -> jax.Array:
-    return self._features(self.backbone(variables), augment.plain_input(images, self._data))
+    return self._features(self.backbone(variables), augment.eval_input(images, self._data))
 
   def complaint(self, variables: Variables) -> str:
     return dino.collapse(variables["progress"], self._dino)

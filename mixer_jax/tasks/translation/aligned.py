@@ -10,8 +10,7 @@ import numpy as np
 from mixer_jax.data.dataset import Arrays, Bucketed
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
-from mixer_jax.tasks.text import text_data
-from mixer_jax.text import pairs, sample
+from mixer_jax.text import pairs, sample, text_data
 from mixer_jax.text.subwords import Subwords
 
 _LOG = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
   def read(base):
     path, split = data.source(base)
     languages = (data.source_language, data.target_language)
-    found = pairs.pairs(path, *languages, split, data.dir, text_data.OTHERS)
+    found = pairs.pairs(path, *languages, split, data.dir)
     if line := found.summary():
       _LOG.warning("%s: %s", path, line)
     references = {"reference": np.array(found.targets, object)}

@@ -55,7 +55,7 @@ def teacher_run(shapes_npz, tmp_path_factory):
   config.update(num_epochs=3, batch_size=32, eval_batch_size=32)
   config.mesh.data = 1
   config.model = config_lib.model("resnet_20", stages=(1,), width=8)
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir=str(shapes_npz), image_size=8, pad=0, flip=False, mean=MEAN, std=STD)
   config.optimizer = config_lib.optimizer("sgd", learning_rate=0.1)
   path = tmp_path_factory.mktemp("teacher") / "run"

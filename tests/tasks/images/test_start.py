@@ -25,7 +25,7 @@ def tiny(path):
   config.model = config_lib.model(
     "mixer_small", hidden_dim=8, num_blocks=1, tokens_mlp_dim=8, channels_mlp_dim=16, gelu="exact"
   )
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir=str(path), image_size=8, pad=0, flip=False)
   config.optimizer = config_lib.optimizer("adam", learning_rate=3e-2)
   return config
