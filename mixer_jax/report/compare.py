@@ -142,7 +142,7 @@ def _groups(runs: Sequence[str]) -> dict[str, list[tuple[pathlib.Path, Any]]]:
     if not found:
       raise UserError(f"--runs has {given!r}; no run with metrics is there")
     for directory in found:
-      config = directory_lib.load_config(directory)
+      config = config_lib.of_run(directory)
       group = groups.setdefault((label, "" if label else _same(directory, config)), [])
       if not any(directory.samefile(other) for other, _ in group):  # two patterns may find it
         group.append((directory, config))

@@ -23,7 +23,7 @@ def test_a_model_without_patches_of_images_is_refused(params, data, tmp_path, mo
   monkeypatch.setattr(command, "_workdir", lambda: tmp_path)
   monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
   config = ml_collections.ConfigDict({"data": data})
-  monkeypatch.setattr(command.directory_lib, "load_config", lambda _: config)
+  monkeypatch.setattr(command.config, "of_run", lambda _: config)
   task = types.SimpleNamespace(backbone=lambda variables: variables["teacher"])
   variables = {"params": {"head": np.ones(3)}, "teacher": params}
   monkeypatch.setattr(command.restore, "load_run", lambda *_: (task, variables))
