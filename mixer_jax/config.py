@@ -5,15 +5,15 @@ default of the model or optimizer that its group names.
 """
 
 import dataclasses
-import difflib
-from typing import Annotated, Any, Mapping, Sequence
+import pathlib
+from typing import Annotated, Any, Mapping
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from mixer_jax import optimizers, options, tasks
-from mixer_jax.errors import UserError, as_user_error, reason
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
+from mixer_jax.rundir import directory
 from mixer_jax.runtime import mesh, overrides
 
 # Value of a field that a command line has to give.
@@ -174,59 +174,57 @@ def data(name: str, like: str = "", **fields: Any) -> ConfigDict:
   return options.group(made_of, name=name, **own | fields)
 
 
-def task_of(config: ConfigDict) -> str:
-  """The name of a config's task; a UserError if it is missing or no name."""
-  if "task" not in config:
-    raise UserError("task is missing from the config")
-  options.of(Run)["task"].check("task", config.task)
-  return config.task
-
-
 def check(config: ConfigDict) -> None:
   """Checks all that needs no data, devices or weights; a UserError names the first wrong field."""
-  groups = _groups(task_of(config))
+  options.of(Run)["task"].check("task", config.get("task"))
+  task = tasks.find(config.task)
+  groups = _groups(config.task)
   own = options.of(groups.pop("")) if "" in groups else {}
-  nested = (*groups, "optimizer")
-  if missing := [group for group in nested if group not in config]:
-    raise UserError(f"{missing[0]} is missing from the config")
-  if "model" in groups and isinstance(groups["model"], Mapping):
+  if isinstance(groups.get("model"), Mapping):
     options.chosen(config.model, groups["model"], "model")  # its name says more than its fields
-  top = {k: v for k, v in config.items() if k not in nested}
+  top = {k: v for k, v in config.items() if k not in {*groups, "optimizer"}}
   if missing := [k for k, v in top.items() if v == REQUIRED]:
     raise UserError(f"{missing[0]} is missing; this config needs it: --config.{missing[0]}=VALUE")
-  for name in top.keys() - {**options.of(Run), **own}.keys():
-    if close := difflib.get_close_matches(name, nested, n=1):
-      raise UserError(f"{name} is no field of a config; did you mean {close[0]}?")
-  options.check(ConfigDict(top), Run, "", own)
+  options.check(top, Run, "", own, also_named=(*groups, "optimizer"))
   for group, made_of in groups.items():
     options.check(config[group], made_of, group)
   optimizers.check(config.optimizer)
-  tasks.find(config.task).check(config)
+  task.check(config)
   if not (config.num_steps or config.schedule.warmup_steps):  # `experiment` checks those in steps
     options.made(optimizers.Multiplier, config.schedule).check(config.num_epochs, 1)
 
 
-def restored(stored: Any) -> ConfigDict:
-  """The config that was written as JSON; a UserError if no run can have it.
-
-  Options that the library did not have when it was written take their defaults.
-  """
-  with as_user_error("it has no fields", TypeError, ValueError, AttributeError):
+def from_json(stored: Mapping[str, Any]) -> ConfigDict:
+  """A config that was written as JSON; options that are newer than it take their defaults."""
+  with as_user_error("it is no config", TypeError, ValueError, AttributeError):
     config = ConfigDict(stored)
-  if "task" in config:
-    _add_later_options(config)
+    for path, made_of in [("", Run), *_groups(config.task).items()]:
+      group = config.get(path) if path else config
+      if isinstance(group, ConfigDict) and not isinstance(made_of, Mapping):
+        for name, option in options.of(made_of).items():
+          if name not in group and option.default not in (None, options.REQUIRED):
+            group[name] = option.default
+  return config
+
+
+def restored(stored: Mapping[str, Any]) -> ConfigDict:
+  """As `from_json`, and checked; a UserError if no run can have it."""
+  config = from_json(stored)
   check(config)
   return config
 
 
-def _add_later_options(config: ConfigDict) -> None:
-  options.of(Run)["task"].check("task", config.task)
-  for path, made_of in [("", Run), *_groups(config.task).items()]:
-    group = config.get(path) if path else config
-    if isinstance(group, ConfigDict) and not isinstance(made_of, Mapping):
-      for name, option in options.of(made_of).items():
-        if name not in group and option.default not in (None, options.REQUIRED):
-          group[name] = option.default if option.before is None else option.before
+def of_run(workdir: pathlib.Path) -> ConfigDict:
+  """The config of a run as its last start had it, its files those that the run keeps.
+
+  Raises:
+    UserError: the directory holds no run, or none of a task that is there.
+  """
+  stored = directory.read_config(workdir)
+  try:
+    return from_json(stored)
+  except UserError as e:
+    raise UserError(f"{workdir / directory.CONFIG} is not the config of a run: {e}") from e
 
 
 def free_fields(config: ConfigDict) -> frozenset[str]:
@@ -246,44 +244,5 @@ def table(task: str = "image_classification") -> str:
   return "\n\n".join(f"### {head}\n\n{text}" for head, text in parts.items()) + "\n"
 
 
-def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
-  """Sets fields, in place, by "field=value" as `--config.field=value` of a command line does.
-
-  A UserError if there is no such field, or it does not take the value.
-  """
-  for assignment in assignments:
-    values, argument = flags.FlagValues(), f"--config.{assignment}"
-    field, _, value = assignment.partition("=")
-    try:
-      if value == "None":
-        overrides.clear(config, field)
-        continue
-      _give_type(config, field)
-      given = dict(flag_values=values, lock_config=False, sys_argv=["", argument])
-      config_flags.DEFINE_config_dict("config", _only(config, field), **given)
-      values(["", argument])
-    except (KeyError, AttributeError) as e:
-      raise UserError(f"override {assignment}: the config has no field {field}") from e
-    except (flags.Error, TypeError, ValueError) as e:
-      raise UserError(f"override {assignment}: {overrides.unfit(str(e)) or reason(e)}") from e
-  overrides.tell_epochs(config, [text.partition("=")[0] for text in assignments])
-  return config
-
-
-def _give_type(config: ConfigDict, field: str) -> None:
-  """Sets a field of a named group that is None without a type, as when stored, to its default."""
-  name, _, leaf = field.partition(".")
-  made_of = _groups(config.task).get(name) if name and leaf else None
-  if isinstance(made_of, Mapping) and config[name].get_type(leaf) is type(None):
-    config[name][leaf] = options.value(made_of, config[name], leaf)
-
-
-def _only(config: ConfigDict, field: str) -> ConfigDict:
-  """A config of this field alone, which shares its value: a flag prints all of its config twice."""
-  *groups, leaf = field.split(".")
-  for name in groups:
-    config = config[name]
-  only = ConfigDict({leaf: config.get_ref(leaf)})
-  for name in reversed(groups):
-    only = ConfigDict({name: only})
-  return only
+# Sets fields by "field=value", as a command line does.
+override = overrides.override

@@ -32,7 +32,7 @@ Group = Callable | Mapping[str, Callable]
 T = TypeVar("T")
 
 
-def plain(value: Any) -> Any:
+def python_number(value: Any) -> Any:
   """A NumPy number as Python's; any other value as it is."""
   return value.item() if isinstance(value, np.generic) else value
 
@@ -50,7 +50,6 @@ class Option:
   name: str = ""
   type: type = str  # bool, int, float, str or tuple (of numbers)
   default: Any = None  # `REQUIRED` if there is none
-  before: Any = None  # the value in runs that are older than the option; None: the default
   optional: bool = False
 
   def __repr__(self) -> str:  # `help` of a function shows one for each keyword
@@ -72,15 +71,16 @@ class Option:
     """Raises a UserError that names the field if it does not take a value."""
     if value is None and self.optional:
       return
-    if not _is(value, self.type):
-      kind = self.allowed if self.choices else _KINDS[self.type]
-      kind = f"one of the texts {kind}" if self.choices and self.type is str else kind
-      raise UserError(f"{path} is {shown(value)}; allowed: {kind}")
     values = value if self.type is tuple else (value,)
-    fits = not self.choices or value in self.choices
-    if self.type in (int, float, tuple):
-      fits = fits and all(self.low <= v <= self.high for v in values)
-    if not fits or (self.length and len(values) != self.length):
+    try:
+      fits = value is not None and self.length in (0, len(values))
+      if self.choices:
+        fits = fits and value in self.choices
+      elif self.type not in (str, bool):
+        fits = fits and all(self.low <= v <= self.high and math.isfinite(v) for v in values)
+    except TypeError:  # of a value that has no order or no length
+      fits = False
+    if not fits:
       raise UserError(f"{path} is {shown(value)}; allowed: {self.allowed}")
 
 
@@ -169,48 +169,53 @@ def value(made_of: Mapping[str, Callable], config: ConfigDict, field: str) -> An
   return of(made_of[config.name])[field].default if own is None else own
 
 
-def check(config: Any, made_of: Group, path: str, also: Mapping[str, Option] | None = None) -> None:
-  """Checks names, types and values of a group's fields (see `group`) and of further options.
+def check(
+  config: Mapping[str, Any],
+  made_of: Group,
+  path: str,
+  also: Mapping[str, Option] = types.MappingProxyType({}),
+  also_named: Iterable[str] = (),
+) -> None:
+  """Checks the names and values of a group's fields (see `group`).
 
-  A UserError names, by `path`, the first field that is unknown, missing or takes another value.
+  Args:
+    config: the group.
+    made_of: the function or class of the group, or several by name.
+    path: of the group in the whole config, for messages.
+    also: further options of the group.
+    also_named: further names that a misspelt field may have meant.
+
+  Raises:
+    UserError: the first field that is unknown or takes another value.
   """
-  _check_group(config, path)
-  also, prefix = dict(also or {}), f"{path}." if path else ""
-  several = isinstance(made_of, Mapping)
-  if several:
-    known, noun = also | dict(of(chosen(config, made_of, path))), f"option of {config.name}"
-    needed, hint = also, _SET_BY_FILE
-  else:
-    known = needed = also | dict(of(made_of))
-    noun, hint = "field of a config", ""
+  several, prefix = isinstance(made_of, Mapping), f"{path}." if path else ""
+  known = {**also, **of(chosen(config, made_of, path) if several else made_of)}
   for name, its_value in config.items():
-    if several and (name == "name" or (its_value is None and name not in known)):
-      continue  # of another entry, or one that was there when a run was begun
-    if name not in known:
-      if close := difflib.get_close_matches(name, known, n=1):
-        hint = f"; did you mean {prefix}{close[0]}?{hint}"
-      there = (
-        ", ".join(known) or "none (fields of a class count if they are annotated with an Option)"
+    option = known.get(name)
+    if several and (name == "name" or its_value is None and name not in also):
+      continue  # None stands for the default of the entry, or the field is of another entry
+    if option is None:
+      noun = f"option of {config['name']}" if several else "field of a config"
+      raise UserError(
+        f"{prefix}{name} is no {noun}{_hint(name, known, also_named, prefix, several)}"
       )
-      raise UserError(f"{prefix}{name} is no {noun}; there are {there}{hint}")
-    if its_value is not None and name in known:
-      known[name].check(f"{prefix}{name}", its_value)
-    elif name in needed and needed[name].default is not None:
-      known[name].check(f"{prefix}{name}", None)
-  if missing := [name for name in needed if name not in config]:
-    raise UserError(f"{prefix}{missing[0]} is missing from the config")
+    if its_value is not None or option.default is not None:
+      option.check(f"{prefix}{name}", its_value)
 
 
-def _check_group(config: Any, path: str) -> None:
-  if not isinstance(config, ConfigDict):
-    raise UserError(f"{path} is {shown(config)}; allowed: a group of fields")
+def _hint(
+  name: str, known: Iterable[str], also_named: Iterable[str], prefix: str, several: bool
+) -> str:
+  """What a person may have meant by an unknown field."""
+  none = "none (fields of a class count if they are annotated with an Option)"
+  close = difflib.get_close_matches(name, [*known, *also_named], n=1)
+  meant = f"; did you mean {prefix}{close[0]}?" if close else ""
+  return f"; there are {', '.join(known) or none}{meant}{_SET_BY_FILE if several else ''}"
 
 
-def chosen(config: ConfigDict, made_of: Mapping[str, Callable], path: str) -> Callable:
+def chosen(config: Mapping[str, Any], made_of: Mapping[str, Callable], path: str) -> Callable:
   """The function that a group's name chooses; a UserError if there is none."""
-  _check_group(config, path)
-  name = config.get("name")
-  if not isinstance(name, str) or name not in made_of:
+  if (name := config.get("name")) not in made_of:
     raise UserError(f"{path}.name is {shown(name)}; {told_names(name, made_of)}")
   return made_of[name]
 
@@ -228,18 +233,6 @@ def shown(value: Any) -> str:
   """A value for a message: one line, not too long."""
   text = " ".join(repr(value).split())
   return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _is(value: Any, expected: type) -> bool:
-  if expected is tuple:  # JSON has lists
-    return isinstance(value, tuple | list) and all(_is(item, float) for item in value)
-  if expected is str:
-    return isinstance(value, str)
-  if expected is bool or isinstance(value, bool):
-    return expected is bool and isinstance(value, bool)
-  if expected is float:
-    return isinstance(value, int | float) and math.isfinite(value)
-  return isinstance(value, expected)
 
 
 def table(made_of: Group, path: str) -> str:

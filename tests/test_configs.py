@@ -227,12 +227,6 @@ def test_fine_tuning_asks_for_the_weights(dataset):
   config_lib.check(config)
 
 
-@pytest.mark.parametrize("stored", [None, [], 3, "x", {"a": 1}, {"task": 0}, {"task": "nothing"}])
-def test_stored_values_that_are_no_config_are_refused(stored):
-  with pytest.raises(UserError):
-    config_lib.restored(stored)
-
-
 def test_options_that_are_gone_stop_a_begun_run_only_if_they_were_set():
   """A config has the options of all optimizers, None for those that are not the chosen one's."""
   stored = json.loads(load("sgd_cifar10").to_json())
@@ -283,8 +277,6 @@ def test_a_free_field_of_a_stored_config_that_no_file_set_can_be_set():
   assert config.model.remat is None
   config_lib.override(config, ["model.remat=True"])
   assert config.model.remat is True
-  with pytest.raises(UserError, match="has no field model.nothing"):
-    config_lib.override(config, ["model.nothing=1"])
 
 
 def test_none_takes_a_field_back_to_the_default_of_its_name():
@@ -295,5 +287,3 @@ def test_none_takes_a_field_back_to_the_default_of_its_name():
   config_lib.override(config, ["model.coarse=None"])
   config_lib.check(config)
   assert config.model.coarse is None
-  with pytest.raises(UserError, match="override model.nothing=None: the config has no field"):
-    config_lib.override(config, ["model.nothing=None"])

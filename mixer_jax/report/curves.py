@@ -4,10 +4,10 @@ import math
 import pathlib
 from typing import Sequence
 
+from mixer_jax import config as config_lib
 from mixer_jax import tasks
 from mixer_jax.errors import UserError
 from mixer_jax.report import figures, results
-from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file
 
 
@@ -16,7 +16,7 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
   rows = metrics_file.read(directory)
   if not rows:
     raise UserError(f"{directory} holds no metrics (no lines in {metrics_file.FILE})")
-  config = directory_lib.load_config(directory)
+  config = config_lib.of_run(directory)
   metrics = [metric.name for metric in tasks.find(config.task).metrics]
   curves = panels(list(dict.fromkeys(key for row in rows for key in row)), metrics)
   columns = min(4, len(curves))

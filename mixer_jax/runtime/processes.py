@@ -17,7 +17,7 @@ from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.runtime import mesh as mesh_lib
 
 T = TypeVar("T")
-_HEEDED = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ONE_REQUEST = 1.0  # seconds: a shell, or `timeout`, signals a process and its group
 
 
@@ -42,7 +42,7 @@ def join(
     )
   if number is not None and index is not None and not 0 <= index < number:
     raise UserError(f"--process_id is {index}; allowed: 0 to {number - 1}")
-  # Its handler of SIGTERM would take the place of that of `heeded`.
+  # Its handler of SIGTERM would take the place of that of `stop_signals`.
   jax.config.update("jax_enable_preemption_service", False)
   # After so long a silence a process is taken for dead, and the others end.
   seconds = dict(heartbeat_timeout_seconds=30, shutdown_timeout_seconds=60)
@@ -132,7 +132,7 @@ class Request:
 
 
 @contextlib.contextmanager
-def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
+def stop_signals(mesh: jax.sharding.Mesh) -> Iterator[Request]:
   """Within it the first signal makes the request true, a second of its kind ends the process.
 
   A second one within a second of the first belongs to it.
@@ -147,8 +147,8 @@ def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   outer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-  heed = [s for s in _HEEDED if signal.getsignal(s) not in (signal.SIG_IGN, None)]
-  handlers = {s: signal.signal(s, lambda *_: None) for s in heed}
+  taken = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+  handlers = {s: signal.signal(s, lambda *_: None) for s in taken}
 
   def watch():
     seen: dict[int, float] = {}
@@ -156,7 +156,7 @@ def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
       number = byte[0]
       if time.monotonic() - seen.get(number, math.inf) > _ONE_REQUEST:
         os._exit(128 + number)
-      if number in _HEEDED and number not in seen:
+      if number in _SIGNALS and number not in seen:
         seen[number] = time.monotonic()
         came = signal.Signals(number)
         request.number = request.number or came

@@ -129,10 +129,10 @@ class Study:
     for cell in dict.fromkeys(map(self._tuned, self._cells())) if self.tuning else ():
       candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
       for i, tried in enumerate(candidates):
-        own = {field: options.plain(value) for field, value in tried.items()}
-        seed = options.plain(self.tuning.seed)
+        own = {field: options.python_number(value) for field, value in tried.items()}
+        seed = options.python_number(self.tuning.seed)
         runs.append(Run("-".join(("tune", *cell, str(i))), cell, seed, own))
-    for cell, seed in itertools.product(self._cells(), map(options.plain, self.seeds)):
+    for cell, seed in itertools.product(self._cells(), map(options.python_number, self.seeds)):
       runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed, tuned=self._tuned(cell)))
     return runs
 

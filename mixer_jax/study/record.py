@@ -88,7 +88,7 @@ class Record:
   def config(self, run: Run) -> ml_collections.ConfigDict:
     """The run's config: its own record of it once it was started, else the planned one."""
     if (self.path(run) / directory_lib.CONFIG).exists():
-      return directory_lib.load_config(self.path(run))
+      return config_lib.of_run(self.path(run))
     return config_lib.restored(run.config)
 
   def strays(self, run: Run) -> list[str]:

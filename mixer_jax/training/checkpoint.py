@@ -26,7 +26,7 @@ from mixer_jax.training.state import TrainState
 FORMAT = 5  # raised when the layout of a checkpoint changes
 SUMS = "sha256.json"
 # Orbax adds the time to it when it names the directory: it has to be JSON, no more.
-_CHANGING = "_CHECKPOINT_METADATA"
+CHANGING = "_CHECKPOINT_METADATA"
 _LOOKS = 10  # at a list of steps that a live run changes meanwhile
 
 
@@ -289,7 +289,7 @@ def _compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def write_sums(directory: pathlib.Path) -> None:
   """Notes the sums of all files below a directory in a file of its own there."""
-  files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != _CHANGING)
+  files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != CHANGING)
   sums = {p.relative_to(directory).as_posix(): sha256(p) for p in files}
   (directory / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
 
@@ -304,7 +304,7 @@ def damage(directory: pathlib.Path, parts: tuple[str, ...] = ("",)) -> str | Non
   name = SUMS
   try:
     sums = json.loads((directory / SUMS).read_text()).items()
-    name = _CHANGING
+    name = CHANGING
     json.loads((directory / name).read_text())
     for name, expected in sums:
       if name.startswith(parts) and sha256(directory / name) != expected:

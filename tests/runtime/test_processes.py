@@ -104,7 +104,7 @@ def test_a_refusal_by_the_first_process_ends_all(tmp_path):
   with Job(2, file, tmp_path / "taken") as job:
     assert job.wait() == [2, 2], job.output()
     first, second = (p.err for p in job.processes)
-  assert "taken is a file" in first
+  assert "taken cannot be written" in first
   assert "process 1 ends with the first, which says why" in second
   assert "Traceback" not in first + second
 

@@ -15,7 +15,7 @@ import pytest
 from mixer_jax.errors import UserError
 from mixer_jax.evaluate import evaluate
 from mixer_jax.rundir import directory, metrics_file
-from mixer_jax.training import loop
+from mixer_jax.training import loop, resume
 from mixer_jax.training.checkpoint import Checkpoints
 from tests import children
 from tests.conftest import waves
@@ -113,7 +113,7 @@ def test_a_read_only_disk_is_refused_before_training(tmp_path):
 
 def test_a_workdir_that_cannot_be_is_refused_before_training(tmp_path):
   (tmp_path / "file").write_text("mine")
-  for path, reason in (("file", "is a file"), ("file/run", "Not a directory")):
+  for path, reason in (("file", "File exists"), ("file/run", "Not a directory")):
     with pytest.raises(UserError, match=f"workdir {tmp_path}/{path}.* {reason}"):
       loop.train(waves(), str(tmp_path / path))
   assert (tmp_path / "file").read_text() == "mine"
@@ -158,7 +158,7 @@ def test_checkpoints_whose_config_was_removed_are_told(tmp_path):
   with pytest.raises(
     UserError, match=f"workdir {tmp_path} has checkpoints and no config.json; take"
   ):
-    directory.stored_config(str(tmp_path))
+    resume.begun(str(tmp_path))
 
 
 def test_metrics_that_cannot_be_written_are_told(tmp_path):

@@ -13,10 +13,10 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, study, tasks
 from mixer_jax.errors import UserError
-from mixer_jax.rundir import directory, metrics_file
+from mixer_jax.rundir import metrics_file
 from mixer_jax.study import record
 from mixer_jax.tasks.text import pictures
-from mixer_jax.training import restore
+from mixer_jax.training import restore, resume
 from mixer_jax.training.evaluator import Evaluator
 from tests import children
 from tests.tasks.runs import shaken
@@ -150,16 +150,16 @@ def test_the_last_of_two_starts_decides_on_a_kept_file(tmp_path):
   """The first one ended before its first checkpoint."""
   for name, text in (("a.txt", "old"), ("b.txt", "new")):
     (tmp_path / name).write_text(text)
-    directory.keep_files(tmp_path, {"data.vocabulary": str(tmp_path / name)})
+    resume.keep_files(tmp_path, {"data.vocabulary": str(tmp_path / name)})
   config = config_lib.default("masked_lm", "gmlp_text_small")
-  kept = directory.with_files(tmp_path, config).data.vocabulary
+  kept = resume.with_copies(config, tmp_path).data.vocabulary
   assert pathlib.Path(kept).read_text() == "new"
   for name in ("b.txt", "gone.txt"):
     config.data.vocabulary = str(tmp_path / name)
-    directory.check_files(tmp_path, config)
+    resume.check_files(tmp_path, config)
   config.data.vocabulary = str(tmp_path / "a.txt")
   with pytest.raises(UserError, match="data.vocabulary is '.*a.txt'; allowed: a file like the run"):
-    directory.check_files(tmp_path, config)
+    resume.check_files(tmp_path, config)
 
 
 def test_a_begun_study_keeps_its_vocabulary(tmp_path):
