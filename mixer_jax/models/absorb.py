@@ -105,7 +105,7 @@ class AbsorbedResMlp(resmlp.ResMlp, kw_only=True):
     return super().__call__(images)
 
   def pool(self, x: jax.Array) -> jax.Array:
-    return self._pooled(x)
+    return self._pooled(x)  # the last Aff is in the head
 
 
 def absorb_affine(

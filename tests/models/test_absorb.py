@@ -135,21 +135,3 @@ def test_bfloat16():
   assert tokens.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
   exact, _ = outputs(small(pooling="class_mlp"), params)
   np.testing.assert_allclose(logits, exact, rtol=0.1, atol=0.1)
-
-
-def test_mistakes_are_named():
-  norm = small(normalization="layer_norm")
-  with pytest.raises(ValueError, match="^normalization is 'layer_norm'; only 'affine' can be"):
-    absorb.absorb_affine(norm, randomised(norm))
-  conv = small("conv3x3")
-  with pytest.raises(ValueError, match="^image_size is None; .*'conv3x3' needs .height, width"):
-    absorb.absorb_affine(conv, randomised(conv))
-  absorbed, own = absorb.absorb_affine(conv, randomised(conv), SIZE)
-  with pytest.raises(
-    ValueError, match=r"images have shape \(3, 12, 8, 3\); known: \[batch, 8, 12, 3"
-  ):
-    absorbed.apply({"params": own}, images().swapaxes(1, 2))
-  with pytest.raises(ValueError, match="^num_classes is 0; the last Aff needs a head"):
-    absorb.absorb_affine(small().clone(num_classes=0), {})
-  with pytest.raises(ValueError, match="^train is True; .* inference only"):
-    absorbed.apply({"params": own}, images(), train=True)

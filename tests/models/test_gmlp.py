@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from mixer_jax.errors import UserError
 from mixer_jax.models import gmlp
 
 # Millions of parameters at 224x224 with 1,000 classes: Table 1 of the paper.
@@ -173,11 +172,6 @@ def test_forward_equals_numpy(shape):
   np.testing.assert_allclose(found, tokens, rtol=2e-5, atol=2e-5)
 
 
-def test_epsilons_are_those_of_timm():
-  model = build("gmlp_s16")
-  assert (model.layer_norm_epsilon, model.gate_epsilon) == (1e-6, 1e-5)
-
-
 @pytest.mark.parametrize("gating", gmlp.GATINGS)
 @pytest.mark.parametrize("spatial", gmlp.SPATIALS)
 @pytest.mark.first(1)
@@ -274,18 +268,3 @@ def test_stochastic_depth_drops_whole_branches_of_every_block_and_rescales():
   is_twice = np.isclose(dropped, twice, rtol=1e-4, atol=1e-4).all(axis=(1, 2))
   assert (is_stem ^ is_twice).all()
   assert 18 <= is_stem.sum() <= 46  # binomial(64, 1/2)
-
-
-@pytest.mark.thorough
-def test_mistakes_are_named():
-  init = lambda model, tokens=9: jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, tokens, 4)))
-  for make in (block, small):
-    with pytest.raises(UserError, match="model.spatial is 'conv'; allowed: dense, toeplitz"):
-      init(make(spatial="conv"))
-  with pytest.raises(ValueError, match="ffn_dim is 7; gating 'split' needs an even one"):
-    init(block(ffn_dim=7))
-  init(block(ffn_dim=7, gating="additive"))
-  with pytest.raises(ValueError, match="10 tokens are more than max_tokens 9"):
-    init(block(), tokens=10)
-  with pytest.raises(ValueError, match="patch_size 4 does not divide the image size 9x8"):
-    small().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3)))

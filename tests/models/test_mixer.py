@@ -235,10 +235,3 @@ def test_dropout_acts_in_training_only():
   train = lambda key: run(model, params, images, train=True, rngs={"dropout": jax.random.key(key)})
   assert not np.allclose(train(0)[0], train(1)[0])
   np.testing.assert_array_equal(run(model, params, images)[0], run(small(), params, images)[0])
-
-
-def test_mistakes_are_named():
-  with pytest.raises(ValueError, match="patch_size 4 does not divide the image size 9x8"):
-    small().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3)))
-  with pytest.raises(ValueError, match="num_heads 5 does not divide the 12 channels"):
-    small(token_mixer="fourier", num_heads=5).init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))

@@ -102,27 +102,11 @@ def test_parameter_tree():
   assert {k: x.shape for k, x in named(shapes(build("resmlp_s12", 7))).items()} == expected
 
 
-# The released models' init_scale; CaiT's rule for the one that was not released.
-LAYER_SCALES = {
-  "resmlp_s12": 0.1,
-  "resmlp_s24": 1e-5,
-  "resmlp_s36": 1e-6,
-  "resmlp_b24": 1e-5,
-  "resmlp_b24_8": 1e-6,
-}
-
-
 def small(**overrides):
   fields = dict(
     patch_size=4, hidden_dim=12, num_blocks=2, channels_mlp_dim=48, layer_scale_init=0.1
   )
   return resmlp.ResMlp(num_classes=5, **fields | overrides)
-
-
-def test_layer_scale_starts_by_depth():
-  assert {
-    n: resmlp.FAMILY.variants[n].keywords["layer_scale_init"] for n in LAYER_SCALES
-  } == LAYER_SCALES
 
 
 @pytest.mark.thorough

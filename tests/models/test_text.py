@@ -153,14 +153,6 @@ def test_shortened_parameters_are_the_same_function(backbone):
 
 
 @pytest.mark.parametrize("backbone", FEW)
-def test_parameters_are_not_lengthened(backbone):
-  _, params = with_params(backbone)
-  for wrong in (8, 0):
-    with pytest.raises(UserError, match=rf"^max_length is {wrong}; allowed: 1 to 7, that of \w+"):
-      models.shortened(params["params"], wrong)
-
-
-@pytest.mark.parametrize("backbone", FEW)
 @pytest.mark.first(1)
 def test_scanned_and_rematerialised_blocks_are_the_same_function(backbone):
   model, params = with_params(backbone)
@@ -278,24 +270,3 @@ def test_every_encoder_is_built():
   for name in models.ENCODERS:
     if "large" not in name:
       count(name, **SIZES, scan_blocks=True)
-
-
-def test_mistakes_are_named():
-  with pytest.raises(UserError, match="model.name is 'gmlp_text_smal'; did you mean gmlp_text_sm"):
-    models.encoder("gmlp_text_smal", **SIZES)
-  with pytest.raises(
-    UserError, match="model.patch_size is no field of mixer_text_small; it has hid"
-  ):
-    models.encoder("mixer_text_small", **SIZES, patch_size=4)
-  with pytest.raises(
-    UserError, match="patch_communication is 'conv3x3'; allowed: linear, mlp, none"
-  ):
-    models.encoder("resmlp_text_small", **SIZES, patch_communication="conv3x3")
-  with pytest.raises(UserError, match="model.pooling is 'last'; allowed: first, mean"):
-    models.TextClassifier(small("mixer"), num_classes=2, pooling="last")
-  ids, mask, _ = sequences(tokens=8)
-  for backbone in FEW:
-    with pytest.raises(ValueError, match="8 tokens are more than max_length 7"):
-      small(backbone).init(jax.random.key(0), ids, mask)
-  with pytest.raises(ValueError, match="num_heads 3 does not divide the 8 channels"):
-    small("bert", num_heads=3).init(jax.random.key(0), ids[:, :7], mask[:, :7])

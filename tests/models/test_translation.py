@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from mixer_jax import models, optim
-from mixer_jax.errors import UserError
 from mixer_jax.models import translation
 
 VOCAB, LENGTH = 11, 6
@@ -300,19 +299,6 @@ def test_positions_are_those_of_the_paper():
     [np.sin(t), np.cos(t), np.sin(t / 100), np.cos(t / 100)] for t in (1, 2)
   ]
   np.testing.assert_allclose(table, expected, rtol=1e-6)
-
-
-def test_mistakes_are_named():
-  with pytest.raises(UserError, match="model.name is 'resmlp_translate'; allowed: resmlp_tran"):
-    models.translator("resmlp_translate", **SIZES)
-  with pytest.raises(UserError, match="model.mixing is 'conv'; allowed: linear, attention"):
-    models.translator("resmlp_translate_6", **SIZES, mixing="conv")
-  with pytest.raises(ValueError, match="num_heads 3 does not divide the 8 channels"):
-    shapes(small("linear", num_heads=3))
-  long = np.ones((1, LENGTH + 1), int)
-  for batch in ((long, long, long[:, :2], long[:, :2]), (long[:, :2], long[:, :2], long, long)):
-    with pytest.raises(ValueError, match="7 tokens are more than max_length 6"):
-      jax.eval_shape(small("linear").init, jax.random.key(0), *batch)
 
 
 def problem(mixing):
