@@ -54,8 +54,8 @@ class TransformerBlock(nn.Module):
     y = attend(x, attend.keys_values(x), mask[:, None, None], train=train)
     x = joined(x, y, "attention_norm")
     dense = functools.partial(layers.Dense, kernel_init=EMBEDDING_INIT, dtype=self.dtype)
-    y = dense(x.shape[-1])(layers.gelu(dense(self.ffn_dim)(x), self.gelu))
-    return joined(x, y, "norm")
+    y = layers.gelu(dense(self.ffn_dim)(x), self.gelu)
+    return joined(x, dense(x.shape[-1])(y), "norm")
 
 
 class Bert(TextModel, kw_only=True):
