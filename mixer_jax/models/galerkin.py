@@ -104,8 +104,6 @@ class Galerkin(operator_model.Decoded, kw_only=True):
       raise UserError(
         f"model.coarse is {self.coarse}; allowed: 2 to the {shown(self.grid)} points of the grid"
       )
-    if self.on_coarse and self.decoder == "spectral":
-      raise UserError('model.refine is False; allowed: True, or decoder "pointwise"')
 
   @property
   def on_coarse(self) -> bool:

@@ -63,8 +63,6 @@ class Operator(nn.Module, kw_only=True):
       raise ValueError(
         f"values are {values.shape}; allowed: a batch, {rank} axes, {self.inputs} channels"
       )
-    if positions.shape != (*grid, rank):
-      raise ValueError(f"positions are {positions.shape}; allowed: {(*grid, rank)}")
     positions = positions.astype(jnp.float32)
     x = self.features(values.astype(self.dtype), positions, train).astype(jnp.float32)
     y = nn.Dense(self.outputs, name="head", **layers.uniform_start(x.shape[-1]))(x)

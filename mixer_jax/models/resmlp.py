@@ -70,7 +70,7 @@ class _Block(nn.Module):
     return normalise(self, x, name)
 
   def _scaled(self, y: jax.Array, name: str) -> jax.Array:
-    return layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
+    return layers.LayerScale(self.layer_scale_init, dtype=self.dtype, name=name)(y)
 
   def _mlp(self, width: int, name: str) -> nn.Module:
     fields = dict(gelu=self.gelu, dtype=self.dtype, kernel_init=_LINEAR_INIT, name=name)

@@ -59,7 +59,7 @@ class TokenDense(nn.Module):
 def norm(mixing: str, epsilon: float, dtype: Any) -> nn.Module:
   """Aff of ResMLP, or LayerNorm of the Transformer."""
   if mixing == "linear":
-    return layers.Affine(dtype)
+    return layers.Affine(dtype=dtype)
   return nn.LayerNorm(epsilon=epsilon, dtype=dtype)
 
 
@@ -79,7 +79,7 @@ class Branch(nn.Module):
     self.norm = norm(self.mixing, self.layer_norm_epsilon, self.dtype)
     self.dropout = layers.Dropout(self.dropout_rate)
     if self.mixing == "linear":
-      self.layer_scale = layers.LayerScale(self.layer_scale_init, self.dtype)
+      self.layer_scale = layers.LayerScale(self.layer_scale_init, dtype=self.dtype)
 
   def enter(self, x: jax.Array) -> jax.Array:
     """The input of the layer."""

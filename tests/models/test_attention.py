@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.models import attention
+from tests.models.common import randomised
 
 CASES = [(kind, p) for kind in attention.KINDS for p in (0, 2)]
 
@@ -17,13 +18,6 @@ def build(kind, **overrides):
 def inputs(tokens=7, p=2, seed=0):
   rng = np.random.default_rng(seed)
   return rng.normal(size=(2, tokens, 12)), rng.uniform(size=(2, tokens, p)) if p else None
-
-
-def randomised(model, *inputs):
-  """Parameters of the model's tree, all non-trivial."""
-  tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
-  rng = np.random.default_rng(1)
-  return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
 
 
 def softmax(x, axis):

@@ -107,7 +107,6 @@ MISTAKES = [
   (lambda: operator("fno_2d", modes=9), UserError, "modes is 9.*16x14 points; it has 13x13"),
   (lambda: operator("galerkin_1d", modes=9), UserError, "modes is 9.* 16 points; it has 13"),
   (lambda: operator("galerkin_2d", coarse=13), UserError, "coarse is 13; .* 12x12 points"),
-  (lambda: operator("galerkin_2d", refine=False), UserError, "refine is False"),
   (lambda: operator("galerkin_1d", coarse=5), UserError, "coarse is 5.*extractor"),
   (lambda: operator("galerkin_inverse", modes=5), UserError, "modes is 5.*decoder"),
   (lambda: operator("mixer_operator", (1, 8, 1)), ValueError, "for 10 points, not for 8"),

@@ -247,35 +247,6 @@ def test_every_field_is_an_option(name):
   assert set(options.of(cls)) == fields
 
 
-ROLES = {
-  "galerkin_2d": {
-    "stem/conv2/conv": "stem",
-    "GalerkinBlock_0/attention/q": "token_mixing",
-    "GalerkinBlock_1/attention/k_norm": "norms",
-    "GalerkinBlock_1/Dense_0": "channel_mixing",
-    "refinement/conv0/conv": "token_mixing",
-    "decoder_in": "channel_mixing",
-    "SpectralBlock_1/conv/modes": "token_mixing",
-    "SpectralBlock_1/skip": "channel_mixing",
-    "head": "head",
-  },
-  "mixer_operator": {"stem": "stem", "MixerBlock_0/token_mixing/Dense_0": "token_mixing"},
-}
-
-
-@pytest.mark.parametrize("name", ROLES)
-def test_roles_of_parameters(name):
-  model = build(name)
-  tree = jax.eval_shape(lambda: drawn(model, CASES[name][0])[0])["params"]
-  paths = set(traverse_util.flatten_dict(tree, sep="/"))
-  for layer, kind in ROLES[name].items():
-    found = [path for path in paths if path.startswith(f"{layer}/")]
-    assert found
-    for path in found:
-      assert models.layer_kind(path) == kind
-      assert models.is_decayed(path) == path.endswith("kernel")
-
-
 def all_mlp(grid):
   fields = dict(
     hidden_dim=6, num_blocks=0, ffn_dim=6, patch_size=4, decoder="pointwise", decoder_dim=4

@@ -8,7 +8,6 @@ from PIL import Image
 import pytest
 
 from mixer_jax import pretrained
-from mixer_jax.errors import UserError
 from tests.pretrained.conftest import FAMILIES, random_params, run, shapes
 
 
@@ -105,18 +104,3 @@ def test_another_number_of_classes_gets_a_zero_head(tmp_path, caplog):
   assert not np.any(other["head"]["kernel"]) and not np.any(other["head"]["bias"])
   for name in params.keys() - {"head"}:
     jax.tree.map(np.testing.assert_array_equal, other[name], params[name])
-
-
-def test_every_difference_is_named_at_once(tmp_path):
-  _, weights = saved(tmp_path, "mixer", 32)
-  template = shapes(FAMILIES["mixer"](num_blocks=5, channels_mlp_dim=60))
-  with pytest.raises(UserError) as caught:
-    weights.fit(template)
-  message = str(caught.value)
-  assert "MixerBlock_{2-4}/token_mixing/Dense_1/bias" in message
-  assert "MixerBlock_{0-1}/channel_mixing/Dense_0/kernel" in message
-  assert "of shape [16, 64] instead of [16, 60]" in message
-  # Blocks 2 to 4 have twelve parameters each; of two blocks two kernels and a bias differ.
-  assert message.count("MixerBlock_{2-4}/") == 12
-  assert message.count("MixerBlock_{0-1}/") == 3
-  assert "\n" not in message

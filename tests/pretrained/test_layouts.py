@@ -44,28 +44,11 @@ def outputs(peer, **fields):
   return run(model, weights.fit(shapes(model)), peer.images)
 
 
-@pytest.mark.parametrize("name", PEERS)
-@pytest.mark.first(2)
-def test_outputs_are_those_of_the_peers_code(peer, name):
-  peer = peer(name)
-  logits, tokens = outputs(peer)
-  assert error(logits, peer.logits) < 1e-5
-  # A Mixer's logits cannot see its second token-mixing bias.
-  assert error(tokens, peer.tokens) < 1e-5
-
-
 @pytest.mark.parametrize("name", ["google_mixer", "deit_resmlp", "timm_gmlp"])
 @pytest.mark.first(1)
 def test_scanned_blocks_take_them_too(peer, name):
   peer = peer(name)
   logits, tokens = outputs(peer, scan_blocks=True)
-  assert error(logits, peer.logits) < 1e-5
-  assert error(tokens, peer.tokens) < 1e-5
-
-
-def test_timms_mixer_with_the_other_gelu(peer):
-  peer = peer("timm_mixer_tanh")
-  logits, tokens = outputs(peer, gelu="tanh")
   assert error(logits, peer.logits) < 1e-5
   assert error(tokens, peer.tokens) < 1e-5
 

@@ -1,7 +1,5 @@
 """From a file to a model with its parameters, by one call."""
 
-import pathlib
-
 import jax
 import numpy as np
 import pytest
@@ -43,9 +41,3 @@ def test_one_call_takes_other_fields_classes_and_resolutions(peer):
   assert (model.num_classes, model.tokens_mlp_dim, model.gelu) == (7, 4 * 8, "tanh")
   assert params["head"]["kernel"].shape == (16, 7) and not np.any(params["head"]["kernel"])
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes(model, 64))
-
-
-def test_a_path_may_be_a_text_or_an_object(peer):
-  google = peer("google_mixer")
-  read = [pretrained.read(kind(google.path)).arrays for kind in (str, pathlib.Path)]
-  jax.tree.map(np.testing.assert_array_equal, *read)
