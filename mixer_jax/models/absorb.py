@@ -25,29 +25,12 @@ expect a few per cent of the time at most.
 
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.models import blocks, resmlp
+from mixer_jax.models import blocks, layers, resmlp
 
 Params = dict[str, Any]
-
-
-class TokenAffine(nn.Module):
-  """y = x * scale (if `use_scale`) + bias, the bias of each token its own; as in `layers`."""
-
-  use_scale: bool = True
-  dtype: Any = "float32"
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape."""
-    own = lambda name, start, shape: self.param(name, start, shape, jnp.float32).astype(self.dtype)
-    if self.use_scale:
-      x = x * own("scale", nn.initializers.ones, x.shape[-1:])
-    return x + own("bias", nn.initializers.zeros, x.shape[1:])
 
 
 class _Absorbed:
@@ -64,7 +47,8 @@ class _Absorbed:
     if self._stays(name):
       return super()._scaled(y, name)
     linear = self.patch_communication == "linear"
-    return TokenAffine(linear, self.dtype, name="token_affine")(y)
+    # Each token has a bias of its own.
+    return layers.Affine(1.0 if linear else None, 2, self.dtype, name="token_affine")(y)
 
   def _stays(self, name: str) -> bool:
     return self.patch_communication == "mlp" and name in ("norm1", "layer_scale_1")
@@ -105,7 +89,7 @@ class AbsorbedResMlp(resmlp.ResMlp, kw_only=True):
     return super().__call__(images)
 
   def pool(self, x: jax.Array) -> jax.Array:
-    return self._pooled(x)
+    return self._pooled(x)  # the last Aff is in the head
 
 
 def absorb_affine(

@@ -15,20 +15,21 @@ _MODES = "lowest Fourier modes of spectral convolutions, along each axis"
 _DIRICHLET = "outputs at the boundary of the grid are zero"
 _POSITIONS = "positions are features of the decoder too, and of a linear extractor"
 _DROPOUT = "dropout outside the blocks: before them, in a refinement, in the decoder"
-Modes = Annotated[int, Option(_MODES, 1, family.WIDTH)]
+Modes = Annotated[int, Option(_MODES, 1)]
 Dirichlet = Annotated[bool, Option(_DIRICHLET)]
 
 
 class Operator(nn.Module, kw_only=True):
-  """A grid's values and positions to values; a family has its layers in `features`.
+  """Maps values and positions on a grid to values; a family has its layers in `features`.
 
-  A UserError if a field has a value that its option does not allow, or does not fit the grid.
+  A field with a value that its option does not allow, or that does not fit the grid, raises a
+  UserError.
 
   Attributes:
     grid: points along each axis of the training grid.
     inputs: values at a point.
     outputs: values that a point gets.
-    axes: how many axes the grid may have.
+    axes: allowed numbers of axes of the grid.
   """
 
   grid: tuple[int, ...]
@@ -62,8 +63,6 @@ class Operator(nn.Module, kw_only=True):
       raise ValueError(
         f"values are {values.shape}; allowed: a batch, {rank} axes, {self.inputs} channels"
       )
-    if positions.shape != (*grid, rank):
-      raise ValueError(f"positions are {positions.shape}; allowed: {(*grid, rank)}")
     positions = positions.astype(jnp.float32)
     x = self.features(values.astype(self.dtype), positions, train).astype(jnp.float32)
     y = nn.Dense(self.outputs, name="head", **layers.uniform_start(x.shape[-1]))(x)
@@ -124,7 +123,7 @@ class Decoded(Operator, kw_only=True):
 
   decoder: one_of("spectral convolutions, or dense layers at each point", ("spectral", "pointwise"))
   decoder_dim: family.width("channels of the decoder")
-  decoder_layers: Annotated[int, Option("spectral convolutions, or dense layers", 1, 1000)]
+  decoder_layers: Annotated[int, Option("spectral convolutions, or dense layers", 1)]
   decoder_mlp_dim: family.width("hidden width after spectral convolutions") = 128
   modes: Modes = 12
   position_features: Annotated[bool, Option(_POSITIONS)] = True
@@ -175,4 +174,4 @@ class Decoded(Operator, kw_only=True):
     return block(x, train=train)
 
 
-LAYERS = {"SpectralBlock/conv": family.TOKENS, "SpectralBlock/skip": family.CHANNELS}
+LAYERS = {"SpectralBlock/conv": family.TOKENS}

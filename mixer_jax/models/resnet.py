@@ -101,21 +101,17 @@ class BottleneckBlock(Block):
 
 
 class ConvNet(nn.Module):
-  """A stem, stages of blocks, mean of places, a head.
+  """A stem, stages of blocks, the mean over places, a head.
 
-  A UserError if a field has a value that its option does not allow.
+  A field with a value that its option does not allow raises a UserError.
   """
 
   num_classes: int
-  stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1, 1000)]
+  stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1)]
   dtype: family.Dtype = "float32"
 
   def __post_init__(self):
     family.check(self)
-    for name in ("stages", "widths"):
-      numbers = getattr(self, name, (1,))
-      if not numbers or not all(isinstance(n, int) for n in numbers):
-        raise UserError(f"model.{name} is {numbers}; allowed: one or more integers")
     super().__post_init__()
 
   @nn.compact
@@ -174,15 +170,13 @@ class ResNet(ConvNet, kw_only=True):
     return cls(*sizes, name=f"{cls.__name__}_{number}")
 
 
-_NORMS = dict.fromkeys(("norm1", "norm2", "norm3", "shortcut_norm"), family.NORM)
-_BASIC = _NORMS | dict(conv1=family.TOKENS, conv2=family.TOKENS, shortcut=family.CHANNELS)
-BOTTLENECK = _BASIC | dict(conv1=family.CHANNELS, conv3=family.CHANNELS)
 FAMILY = family.Family(
   variants=family.variants(ResNet, _VARIANTS),
   # A 3x3 kernel mixes places, and so is of the kind of layers over tokens.
   layers={
-    **{f"BasicBlock/{name}": layer for name, layer in _BASIC.items()},
-    **{f"BottleneckBlock/{name}": layer for name, layer in BOTTLENECK.items()},
+    "BasicBlock/conv1": family.TOKENS,
+    "BasicBlock/conv2": family.TOKENS,
+    "BottleneckBlock/conv2": family.TOKENS,
   },
   image_sizes={"resnet_20": 32, "resnet_56": 32},
 )

@@ -15,15 +15,6 @@ POOLINGS = ("first", "mean")
 _POOLING = "the first token, or the mean of the real ones"
 
 
-class Bias(nn.Module):
-  """y = x + bias over the last axis."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps [..., n] to the same shape; starts as the identity."""
-    return x + self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
-
-
 class MaskedLm(nn.Module):
   """Words of a vocabulary for chosen tokens of an encoder.
 
@@ -53,7 +44,7 @@ class MaskedLm(nn.Module):
     x = self.encoder(ids, mask, segments, features, train=train)
     x = jnp.take_along_axis(x, positions[..., None], axis=1).astype(jnp.float32)
     if self.tied:
-      return Bias(name="head")(self.encoder.attend(x))
+      return layers.Affine(None, name="head")(self.encoder.attend(x))
     return nn.Dense(self.encoder.vocab_size, kernel_init=EMBEDDING_INIT, name="head")(x)
 
 

@@ -53,12 +53,12 @@ class Translator(nn.Module):
 
   Matrices over tokens are [max_length, max_length]; a batch takes their leading parts, as
   published, and knows no other positions. The Transformer adds sinusoidal positions to the
-  embeddings, and has LayerNorm where ResMLP has Aff and LayerScale. Padding is without influence on
-  the outputs of real tokens. A UserError if a field has a value that its option does not allow.
+  embeddings, and has LayerNorm where ResMLP has Aff and LayerScale. Padding does not influence the
+  outputs of real tokens. A field with a value that its option does not allow raises a UserError.
 
   Attributes:
-    vocab_size: words of source and target together.
-    max_length: most tokens of a source, and of a target.
+    vocab_size: number of words of source and target together.
+    max_length: largest number of tokens of a source, and of a target.
   """
 
   vocab_size: int
@@ -180,19 +180,13 @@ class Translator(nn.Module):
 
 
 _LAYERS = {
-  "mix_branch": family.NORM,
-  "cross_branch": family.NORM,
-  "mlp_branch": family.NORM,
   "cross_patch": family.TOKENS_SQUARE,
   "attention": family.TOKENS,
   "cross_attention": family.TOKENS,
-  "cross_channel": family.CHANNELS,
 }
 _BLOCKS = ("EncoderBlock", "DecoderBlock")
 FAMILY = family.Family(
   variants=family.variants(Translator, _VARIANTS),
   layers={f"{block}/{name}": layer for block in _BLOCKS for name, layer in _LAYERS.items()}
-  | dict.fromkeys(("words", "source_words", "target_words"), family.STEM)
-  | dict.fromkeys(("encoder_norm", "decoder_norm"), family.NORM),
-  decayed=("kernel", "words/embedding", "source_words/embedding", "target_words/embedding"),
+  | dict.fromkeys(("words", "source_words", "target_words"), family.STEM),
 )
