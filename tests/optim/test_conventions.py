@@ -262,12 +262,6 @@ def test_numbers_of_16_bits_are_refused(name):
     made(name, 0.1, given, inject).init(params)
 
 
-@pytest.mark.parametrize("make", [optim.soap, optim.shampoo])
-def test_a_number_that_decides_on_shapes_is_not_injected(make):
-  with pytest.raises(ValueError, match="static_args"):
-    optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(0.1).init(PARAMS)
-
-
 @some
 def test_vmap_over_an_ensemble(name):
   rng = np.random.default_rng(1)

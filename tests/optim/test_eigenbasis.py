@@ -22,8 +22,6 @@ from tests.optim.two_layers import (
   updates_of,
 )
 
-CURVATURE = optim.Curvature(predict, *sequence()[0][:2])
-
 
 @pytest.mark.parametrize("given", [{}, {"max_factor": 4}, {"products": "bfloat16"}], ids=str)
 def test_adam_in_the_basis_of_kfac(given):
@@ -173,24 +171,6 @@ def test_devices_that_share_renewals_make_the_same_steps(name):
   how = optim.Decomposition("qr" if name == "soap" else "eigh", mesh=mesh)
   shared = updates_of(made(name, decomposition=how, **options))[0]
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), shared, alone)
-
-
-@pytest.mark.thorough
-def test_each_optimizer_may_have_its_part_of_the_parameters():
-  params, batch, _ = sequence()[0]
-  parts = {"soap": optim.scale_by_soap(), "kfac": optim.scale_by_kfac_adam(CURVATURE)}
-  labels = {"one": "soap", "two": "kfac"}
-  tx = optax.multi_transform(parts, labels)
-  state, both = tx.init(params), []
-  for params, batch, grads in sequence()[:3]:
-    extra = dict(batch=batch, rng=jax.random.key(0), model_params=params)
-    update, state = tx.update(grads, state, params, **extra)
-    both.append(update)
-  alone = updates_of(optim.scale_by_kfac_adam(CURVATURE))[0]
-  for update, whole in zip(both, alone):
-    np.testing.assert_allclose(
-      update["two"]["kernel"], whole["two"]["kernel"], rtol=1e-4, atol=1e-6
-    )
 
 
 def test_kfac_adam_takes_a_part_of_the_batch():

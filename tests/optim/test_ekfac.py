@@ -1,6 +1,5 @@
 """EK-FAC's second moments of examples against gradients of examples; parts of a batch."""
 
-import contextlib
 import functools
 import itertools
 
@@ -166,32 +165,6 @@ def test_a_batch_of_padding_changes_no_second_moment_of_examples():
     moments.append(jax.tree.leaves(state.second_moments)[0])
   assert moments[0].any() and not np.allclose(moments[0], moments[1])
   np.testing.assert_array_equal(moments[2], moments[1])
-
-
-def test_second_moments_of_batches_need_equal_rows_of_all_outputs():
-  """A loss of each token beside one of each example: a batch's squares have no single scale."""
-  x = jnp.ones((4, 5, 2))
-  params = jax.jit(Tagger().init)(jax.random.key(0), x)["params"]
-
-  def both(params, x):
-    y = Tagger().apply({"params": params}, x)
-    return {"tokens": y, "whole": y.mean(axis=1)}
-
-  likelihood = dict.fromkeys(("tokens", "whole"), "categorical")
-  with pytest.raises(ValueError, match="outputs of equally many rows"):
-    optim.scale_by_ekfac(optim.Curvature(both, params, x, likelihood=likelihood))
-
-
-def test_second_moments_of_batches_need_one_weight_of_all_likelihoods():
-  x, params = jnp.ones((4, 2)), {"kernel": jnp.ones((2, 3))}
-  y = lambda params, x: nn.Dense(3, use_bias=False).apply({"params": params}, x)
-  both = lambda params, x: {"a": y(params, x), "b": 2 * y(params, x)}
-  for weight, refused in ((0.5, False), (2.0, True)):
-    likelihood = {"a": (0.5, "categorical"), "b": (weight, "categorical")}
-    told = pytest.raises(ValueError, match="one weight for the likelihoods of all outputs")
-    with told if refused else contextlib.nullcontext():
-      tx = optim.scale_by_ekfac(optim.Curvature(both, params, x, likelihood=likelihood))
-      tx.update(params, tx.init(params), params, batch=x, rng=jax.random.key(0))
 
 
 @pytest.mark.thorough

@@ -254,24 +254,3 @@ def test_a_gradient_of_another_loss_is_said(caplog):
   jax.block_until_ready(jax.jit(update)(params))
   jax.effects_barrier()
   assert "cosine" in caplog.text
-
-
-def test_what_is_refused():
-  curvature, params, batch = made("classifier")
-  grads = params
-  tx = optim.gauss_newton(curvature, max_rows=10)
-  with pytest.raises(ValueError, match="18 residuals.*hessian_free"):
-    tx.update(grads, tx.init(params), params, batch=batch)
-  for name in ("gauss_newton", "hessian_free"):
-    tx = getattr(optim, name)(curvature, line_search=True)
-    with pytest.raises(ValueError, match="value_fn"):
-      tx.update(grads, tx.init(params), params, batch=batch)
-  no_labels = optim.Curvature(lambda p, b: mlp(p, b["x"]), params, batch)
-  tx = optim.gauss_newton(no_labels)
-  with pytest.raises(ValueError, match="targets"):
-    tx.update(grads, tx.init(params), params, batch=batch)
-  factorless = optim.Likelihood(lambda key, y: y, lambda y, t: y - t)
-  other = optim.Curvature(lambda p, b: mlp(p, b["x"]), params, batch, likelihood=factorless)
-  for make in (optim.gauss_newton, optim.hessian_free):
-    with pytest.raises(ValueError, match="factor"):
-      make(other)

@@ -132,17 +132,3 @@ def test_wrappers_of_optax():
     found, wrapped = parts.update(grads, wrapped, PARAMS)
     equal(found["one"], wanted["one"])
     assert not any(np.any(x) for x in jax.tree.leaves(found["two"]))
-
-
-@pytest.mark.parametrize("boundaries", [[], [3, 5], [0], [-1]])
-def test_boundaries_that_do_not_fit_are_refused(boundaries):
-  with pytest.raises(ValueError, match="2 optimizers; allowed: 1 numbers of updates that rise"):
-    optim.in_turn([optim.sgd(0.1), optim.adam(0.1)], boundaries)
-
-
-def test_boundaries_that_fall_are_refused():
-  with pytest.raises(ValueError, match="that rise"):
-    optim.in_turn([optim.sgd(0.1)] * 3, [4, 4])
-  tx = optim.in_turn([optim.sgd(0.1)], [])
-  with pytest.raises(ValueError, match="needs the parameters"):
-    tx.update(PARAMS, tx.init(PARAMS))

@@ -15,7 +15,6 @@ from mixer_jax.optim.curvature.kfac_jax_blocks import kfac_jax
 from tests.optim.small_net import (
   close,
   curvature,
-  first,
   loss,
   needs_kfac_jax_s_tracer,
   predict,
@@ -23,28 +22,6 @@ from tests.optim.small_net import (
   registered,
 )
 from tests.optim.two_layers import matrix
-
-
-def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
-  params, batch = problem()
-  grads = jax.grad(loss)(params, batch)
-  tx = optim.scale_by_kfac(curvature(params, batch, unpreconditioned=["^two/"]))
-  state = tx.init(params)
-  assert set(state.factors) == {"one"}
-  updates = first(tx, params, batch)
-  close(updates["two"], grads["two"], rtol=1e-6)
-  others = first(optim.scale_by_kfac(curvature(params, batch)), params, batch)
-  close(updates["one"], others["one"], rtol=1e-6)
-
-
-def test_a_bias_that_is_listed_takes_the_plain_gradient_beside_its_kernel():
-  params, batch = problem()
-  grads = jax.grad(loss)(params, batch)
-  tx = optim.scale_by_kfac(curvature(params, batch, unpreconditioned="two/bias"))
-  assert tx.init(params).factors["two"].inputs.shape == (6, 6)
-  updates = first(tx, params, batch)
-  close(updates["two"]["bias"], grads["two"]["bias"], rtol=1e-6)
-  assert not np.allclose(updates["two"]["kernel"], grads["two"]["kernel"], rtol=0.1)
 
 
 def first_update(damping_type, damping=1e-2):
@@ -56,26 +33,6 @@ def first_update(damping_type, damping=1e-2):
     grads, tx.init(params), params, batch=batch, rng=jax.random.key(0)
   )
   return grads, updates, jax.tree.map(np.float64, state.factors)
-
-
-def test_exact_damping_equals_the_dense_solve():
-  grads, updates, factors = first_update("exact")
-  for name in ("one", "two"):
-    dense = np.kron(factors[name].inputs, factors[name].outputs)
-    v = np.linalg.solve(dense + 1e-2 * np.eye(len(dense)), matrix(grads[name]).ravel())
-    error = np.linalg.norm(matrix(updates[name]).ravel() - v)
-    assert error < 1e-5 * np.linalg.norm(v)
-
-
-def test_factored_damping_equals_the_formula():
-  grads, updates, factors = first_update("factored")
-  for name in ("one", "two"):
-    a, g = factors[name]
-    pi = np.sqrt((np.trace(a) / len(a)) / (np.trace(g) / len(g)))
-    a = a + pi * np.sqrt(1e-2) * np.eye(len(a))
-    g = g + np.sqrt(1e-2) / pi * np.eye(len(g))
-    v = np.linalg.inv(a) @ matrix(grads[name]) @ np.linalg.inv(g)
-    np.testing.assert_allclose(matrix(updates[name]), v, rtol=1e-4, atol=1e-5)
 
 
 def numpy_kfac(params, batches, labels, steps, lr, damping, decay, t_cov, t_inv, clip, wd):
@@ -217,21 +174,6 @@ def test_factors_inverted_together_equal_those_inverted_apart(monkeypatch, dampi
   for name, pair in invert(factors).items():
     for together, alone in zip(pair, apart[name]):
       np.testing.assert_allclose(dense(together), dense(alone), rtol=1e-4, atol=1e-5)
-
-
-def test_mistakes_are_refused():
-  params, batch = problem()
-  with pytest.raises(ValueError, match="damping_type.*tikhonov"):
-    optim.scale_by_kfac(curvature(params, batch), damping_type="tikhonov")
-  with pytest.raises(ValueError, match="refresh.*damping_type"):
-    how = optim.Decomposition("qr")
-    optim.scale_by_kfac(curvature(params, batch), damping_type="factored", decomposition=how)
-  with pytest.raises(ValueError, match="multiple of.*factor_period"):
-    optim.scale_by_ekfac(curvature(params, batch), moments="examples", inverse_period=15)
-  with pytest.raises(ValueError, match="estimation.*mc"):
-    curvature(params, batch, estimation="mc")
-  with pytest.raises(ValueError, match="mesh and axis_name"):
-    curvature(params, batch, axis_name="data", mesh=jax.make_mesh((1,), ("data",)))
 
 
 def test_warm_started_inverses_follow_the_decomposition():

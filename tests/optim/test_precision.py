@@ -76,35 +76,13 @@ def trainer(products="float32"):
   return lambda seed: np.asarray(train((params, tx.init(params), jnp.int32(seed)))[1])
 
 
-def distance(a, b):
-  return np.abs(a - b).mean()
-
-
-def with_bits(bits, monkeypatch):
-  """The losses where the operands of preconditioning keep so many bits after the first."""
-  real = jnp.matmul
-  few = lambda x: jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
-  with monkeypatch.context() as patch:
-    patch.setattr(jnp, "matmul", lambda x, y, **options: real(few(x), few(y), **options))
-    return trainer()(0)
-
-
 @pytest.mark.thorough
 def test_training_does_not_change():
   # The change by other labels drawn for the Fisher matrix is the measure.
   train = trainer()
-  exact, others = train(0), distance(train(0), train(1))
+  exact, others = train(0), np.abs(train(0) - train(1)).mean()
   assert exact[-10:].mean() < 0.5 * exact[0]
-  assert 0.0 < distance(trainer("bfloat16")(0), exact) < 0.1 * others
-
-
-@pytest.mark.slow
-def test_tf32_does_not_change_training_and_two_bits_do(monkeypatch):
-  train = trainer()
-  exact, others = train(0), distance(train(0), train(1))
-  tf32, two_bits = with_bits(10, monkeypatch), with_bits(2, monkeypatch)
-  assert 0.0 < distance(tf32, exact) < 0.02 * others
-  assert distance(two_bits, exact) > 0.5 * others
+  assert 0.0 < np.abs(trainer("bfloat16")(0) - exact).mean() < 0.1 * others
 
 
 def test_ekfac_rounds_operands_as_asked():
@@ -115,33 +93,6 @@ def test_ekfac_rounds_operands_as_asked():
   update = lambda g: tx.update(g, tx.init(params), params, batch=batch)[0]
   program = str(jax.make_jaxpr(update)(grads))
   assert program.count("preferred_element_type=float32") and program.count(":bf16[") >= 4 * 2 * 2
-
-
-@pytest.mark.parametrize(
-  "name",
-  "sgd adam adamw lamb muon adagrad soap shampoo kfac ekfac kfac_adam kfac_muon".split()
-  + ["kfac by the model"],
-)
-def test_schedules_leave_bfloat16_as_it_is(name):
-  """Of rate and decay; updates and state keep their types."""
-  params, batch = small_net.problem()
-  params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-  falling = optax.linear_schedule(0.1, 0.0, 10)
-  if "kfac" not in name:
-    tx, extra = getattr(optim, name)(falling, weight_decay=falling), {}
-  else:
-    curvature = optim.Curvature(small_net.predict, params, batch, estimation="exact")
-    extra = dict(batch=batch, rng=jax.random.key(0))
-    if name == "kfac by the model":
-      options = dict(learning_rate=falling, weight_decay=falling, damping=falling)
-      tx = optim.by_quadratic_model(optim.scale_by_kfac(curvature), curvature, **options)
-    else:
-      tx = getattr(optim, name)(falling, curvature, weight_decay=falling)
-  update = lambda grads, state: tx.update(grads, state, params, **extra)
-  state = jax.eval_shape(tx.init, params)
-  updates, after = jax.eval_shape(update, params, state)
-  types = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
-  assert types(updates) == types(params) and types(after) == types(state)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.float16, np.float64])
@@ -160,17 +111,3 @@ def test_weights_of_any_type_are_summed_in_float32(dtype):
   with jax.enable_x64(dtype == np.float64):
     found = factors(dtype)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, factors(np.float32))
-
-
-@pytest.mark.parametrize("name", ["ekfac", "by_quadratic_model"])
-@pytest.mark.thorough
-def test_weights_of_64_bits(name):
-  params, batch = small_net.problem(8)
-  predict = lambda p, b: (*small_net.predict(p, b)[:2], b["weights"])
-  with jax.enable_x64(True):
-    batch["weights"] = jnp.ones(8)
-    curvature = optim.Curvature(predict, params, batch)
-    first = optim.scale_by_ekfac(curvature) if name == "ekfac" else optim.scale_by_kfac(curvature)
-    tx = first if name == "ekfac" else optim.by_quadratic_model(first, curvature)
-    updates, _ = tx.update(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
-  assert all(np.isfinite(u).all() for u in jax.tree.leaves(updates))

@@ -256,15 +256,3 @@ def test_wrappers_of_optax(name):
   np.testing.assert_array_equal(params["y"], START["y"])
   same = optax.tree_map_params(tx, lambda x: x, tx.init(START))
   jax.tree.map(np.testing.assert_array_equal, same, tx.init(START))
-
-
-def test_mistakes_are_told():
-  with pytest.raises(ValueError, match="'dfp'; allowed: ssbroyden, ssbfgs, bfgs"):
-    optim.ssbroyden(method="dfp")
-  with pytest.raises(ValueError, match="20,100 parameters; allowed: up to .*lbfgs"):
-    optim.ssbroyden().init({"w": np.zeros((201, 100), np.float32)})
-  for tx in (optim.lbfgs(), optim.ssbroyden()):
-    with pytest.raises(ValueError, match="value_fn=lambda params: loss"):
-      tx.update(START, tx.init(START), START)
-    with pytest.raises(ValueError, match="value_fn=lambda params: loss"):
-      tx.update(START, tx.init(START), value_fn=rosenbrock)

@@ -3,7 +3,6 @@
 from flax import traverse_util
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -103,45 +102,6 @@ def kernels(model, params, images):
   with nn.intercept_methods(note):
     jax.eval_shape(lambda p, x: model.apply({"params": p}, x), params, images)
   return found
-
-
-def mixer_blocks(**overrides):
-  fields = dict(hidden_dim=12, num_blocks=3, tokens_mlp_dim=7, channels_mlp_dim=20)
-  model = models.build("mixer_small", 10, **fields | overrides)
-  images = jax.ShapeDtypeStruct((8, 16, 16, 3), jnp.float32)
-  params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-  predict = lambda p, b: model.apply({"params": p}, b)
-  return params, optim.Curvature(predict, params, images).blocks
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.first(1)
-def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
-  params, blocks = mixer_blocks(dtype=dtype)
-  kernels = {
-    "/".join(k.key for k in path[:-1]): x.shape
-    for path, x in jax.tree_util.tree_leaves_with_path(params)
-    if path[-1].key == "kernel"
-  }
-  kronecker = [b for b in blocks if b.kind == "kronecker"]
-  assert {b.name for b in kronecker} == set(kernels)
-  assert len(kronecker) == len(kernels) == 3 * 4 + 2
-  for block in kronecker:
-    *d_in, d_out = kernels[block.name]
-    assert block.factor_sizes == (np.prod(d_in) + 1, d_out)
-    assert block.paths == (f"{block.name}/kernel", f"{block.name}/bias")
-  rest = [b.name.rpartition("/")[0] for b in blocks if b.kind == "gradient"]
-  assert rest and all(name.split("/")[-1].startswith(("LayerNorm", "pre_head")) for name in rest)
-
-
-@pytest.mark.thorough
-def test_factors_are_float32_under_bfloat16():
-  model = models.build("mixer_small", 10, hidden_dim=12, num_blocks=1, dtype="bfloat16")
-  images, key = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.float32), jax.random.key(0)
-  params = jax.eval_shape(model.init, key, images)["params"]
-  curvature = optim.Curvature(lambda p, b: model.apply({"params": p}, b), params, images)
-  factors = jax.eval_shape(curvature.estimate, params, images, key)
-  assert {x.dtype for x in jax.tree.leaves(factors)} == {jnp.dtype("float32")}
 
 
 BLOCKS = dict(hidden_dim=4, num_blocks=1, num_heads=2, ffn_dim=3, decoder_dim=3, decoder_layers=1)
