@@ -1,7 +1,5 @@
 """The K-FAC transform against dense algebra, NumPy and kfac-jax itself."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -176,27 +174,6 @@ def test_factors_inverted_together_equal_those_inverted_apart(monkeypatch, dampi
       np.testing.assert_allclose(dense(together), dense(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_warm_started_inverses_follow_the_decomposition():
-  """On other data than the first the basis turns to theirs, unless the tolerance is large."""
-  (params, first_batch), (_, batch) = problem(32), problem(32, seed=1)
-  grads, rng = jax.grad(loss)(params, batch), jax.random.key(0)
-  options = dict(damping=1e-3, factor_decay=0.0, factor_period=1, inverse_period=1)
-
-  def updates(*how):
-    of = curvature(params, first_batch, estimation="exact")
-    tx = optim.scale_by_kfac(of, decomposition=optim.Decomposition(*how), **options)
-    step = jax.jit(lambda state, batch: tx.update(grads, state, params, batch=batch, rng=rng))
-    one, state = step(tx.init(params), first_batch)
-    for _ in range(300):
-      two, state = step(state, batch)
-    return [jnp.concatenate([x.ravel() for x in jax.tree.leaves(u)]) for u in (one, two)]
-
-  anew, warm, kept = updates(), updates("qr"), updates("qr", 1.0)
-  far = lambda x, y: np.linalg.norm(x - y) / np.linalg.norm(y)
-  assert far(warm[0], anew[0]) < 1e-5 and far(kept[0], anew[0]) < 1e-5
-  assert far(warm[1], anew[1]) < 1e-2 < 0.1 < far(kept[1], anew[1])
-
-
 class Norm(nn.Module):
   @nn.compact
   def __call__(self, x):
@@ -266,27 +243,3 @@ def test_a_batch_of_padding_alone_leaves_the_factors_as_they_are(kind):
   empty = batch | {"weights": np.zeros(8, np.float32)}
   _, after = update(params, state, params, batch=empty, rng=jax.random.key(1))
   close(after.factors, state.factors, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-  "make",
-  [
-    functools.partial(optim.kfac, 1e-2, damping_type="factored", momentum=np.float64(0.9)),
-    functools.partial(optim.kfac, 1e-2, damping=lambda count: np.float64(1e-2) * count),
-    functools.partial(optim.ekfac, 1e-2, moment_decay=np.float64(0.9)),
-    lambda of: optim.levenberg_marquardt(
-      optim.kfac(1e-2, of), of, np.float64(0.1), min_damping=np.float64(1e-6)
-    ),
-    lambda of: optim.by_quadratic_model(optim.scale_by_kfac(of), of, damping=np.float64(0.1)),
-  ],
-)
-@pytest.mark.thorough
-def test_numbers_of_numpy_do_not_change_the_types_of_the_state(make):
-  with jax.enable_x64(True):
-    params, batch = problem()
-    tx = make(curvature(params, batch))
-    state = tx.init(params)
-    told = dict(batch=batch, rng=jax.random.key(0), value_fn=lambda p: loss(p, batch))
-    step = lambda state: tx.update(params, state, params, **told)
-    types = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
-    assert types(jax.eval_shape(step, state)[1]) == types(state)

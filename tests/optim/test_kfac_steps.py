@@ -9,8 +9,6 @@ import optax
 import pytest
 
 from mixer_jax import models, optim
-from mixer_jax.optim.curvature import curvature as curvature_lib
-from mixer_jax.optim.curvature import report
 from tests.optim.small_net import close, curvature, loss, problem
 
 
@@ -26,28 +24,6 @@ def steps_of(tx, params, batch, steps, state=None, start=0):
   for t in range(start, start + steps):
     params, state = step_of(tx, params, state, batch, jax.random.key(t))
   return params, state
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads a program for CPUs")
-@pytest.mark.parametrize("name", ["exact", "factored", "kfac_adam", "qr"])
-def test_a_plain_step_transposes_no_factor(name):
-  """Outside of the branches that renew, no matrix of a factor's shape is stored by columns."""
-  params, batch = problem()
-  options = dict(factor_period=2)
-  if name in ("kfac_adam", "qr"):
-    how = optim.Decomposition("qr" if name == "qr" else "eigh")
-    options |= dict(basis_period=4, decomposition=how)
-    tx = optim.scale_by_kfac_adam(curvature(params, batch), **options)
-  else:
-    options |= dict(inverse_period=4, damping_type=name)
-    tx = optim.scale_by_kfac(curvature(params, batch), **options)
-  update = lambda g, s: tx.update(g, s, params, batch=batch, rng=jax.random.key(0))
-  program = jax.jit(update, donate_argnums=1).lower(params, tx.init(params)).compile().as_text()
-  always = program[program.index("\nENTRY") :]
-  assert "conditional(" in always
-  for rows in (4, 6, 7):  # outputs of the layers, inputs with a bias
-    assert f"f32[{rows},{rows}]{{1,0}}" in always
-    assert f"f32[{rows},{rows}]{{0,1}}" not in always
 
 
 def test_periods_decide_what_a_step_renews():
@@ -121,16 +97,6 @@ def test_no_nan(damping_type, identity_start):
     for t in range(3):
       params, state = step(params, state, (pixels, labels), jax.random.key(t))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state))), name
-
-
-def test_a_diagonal_factor_is_told_where_nobody_asked_for_it(caplog, monkeypatch):
-  params, batch = problem()
-  monkeypatch.setattr(curvature_lib, "MAX_FACTOR", 5)
-  report.say.cache_clear()  # a line is told once in a process
-  curvature(params, batch, max_factor=4)
-  assert "max_factor" not in caplog.text
-  curvature(params, batch, max_factor=5)
-  assert "diagonal of a factor of 6 rows of one (max_factor)" in caplog.text
 
 
 def test_decay_waits_for_twenty_factor_periods():

@@ -102,7 +102,7 @@ def test_a_device_with_padding_alone_adds_nothing():
     apply, params, batch, estimation="exact", axis_name=axis_name
   )
   found = lambda batch, axis_name=None: make(axis_name).estimate(params, batch, jax.random.key(0))
-  expected = found(jax.tree.map(lambda x: x[:2], batch))
+  expected = jax.jit(found)(jax.tree.map(lambda x: x[:2], batch))
   mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
   spread = lambda batch: found(batch, "data")
   specs = dict(in_specs=P("data"), out_specs=P(), check_vma=False)
@@ -110,6 +110,7 @@ def test_a_device_with_padding_alone_adds_nothing():
 
 
 @pytest.mark.parametrize("eigenvalues", ["factors", "batch"])
+@pytest.mark.first(1)
 def test_copies_of_a_batch_on_a_second_axis_do_not_count(eigenvalues):
   params, batch = problem()
   of = functools.partial(curvature, params, batch, estimation="exact")
@@ -155,5 +156,5 @@ def test_devices_draw_labels_of_their_own():
   of = optim.Curvature(apply, params, x, axis_name="data")
   one = lambda p, x, k: of.estimate(p, x, k)["kernel"].outputs
   specs = dict(in_specs=(P(), P("data"), P()), out_specs=P(), check_vma=False)
-  g = jax.shard_map(one, mesh=mesh, **specs)(params, x, jax.random.key(0))
+  g = jax.jit(jax.shard_map(one, mesh=mesh, **specs))(params, x, jax.random.key(0))
   assert np.linalg.matrix_rank(np.asarray(g), tol=1e-3) > 1  # not one label on all devices

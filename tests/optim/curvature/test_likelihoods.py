@@ -1,7 +1,5 @@
 """Distributions of outputs, weights of rows and several outputs, against NumPy in float64."""
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
-from tests.optim.curvature.brute_force import close, factors, kinds
+from tests.optim.curvature.brute_force import close, factors
 
 
 class Linear(nn.Module):
@@ -166,18 +164,6 @@ def test_predictions_that_do_not_fit_are_refused(case):
     optim.Curvature(lambda p, x: outputs(predict(p, x)), params, x, **options)
 
 
-def test_parts_of_a_mapping_are_allowed_what_they_are_allowed_alone():
-  """Weights of numbers beside logits, and a pair of arrays as one output."""
-  predict, params, x = setup()
-  y = predict(params, x)
-  tokens = lambda p, x: jnp.stack([predict(p, x)] * y.shape[1], axis=1)
-  both = lambda p, x: ({"class": tokens(p, x), "number": predict(p, x)}, None, jnp.ones(y.shape))
-  assert kinds(both, params, x, likelihood={"class": "categorical", "number": "normal"})
-  pair = optim.Likelihood(lambda key, y: y, lambda y, t: y, parts=2)
-  two = lambda p, x: {"a": (predict(p, x), predict(p, x))}
-  assert kinds(two, params, x, likelihood={"a": pair})
-
-
 def test_the_weight_of_a_likelihood_is_that_of_given_labels():
   model, rng = nn.Dense(2), np.random.default_rng(0)
   x, y = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)
@@ -189,18 +175,6 @@ def test_the_weight_of_a_likelihood_is_that_of_given_labels():
   d = 2 * (np.float64(predict(params, (x, y))[0]) - y)  # of the sum of squares
   [factor] = found.values()
   np.testing.assert_allclose(factor.outputs, 0.25 * d.T @ d / 6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [bool, np.uint8, np.float32])
-def test_labels_of_two_classes_may_have_any_type(kind):
-  model, rng = nn.Dense(2), np.random.default_rng(0)
-  x, y = rng.normal(size=(6, 3)).astype(np.float32), np.array([0, 1, 1, 0, 0, 1])
-  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
-  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
-  found = factors(predict, params, (x, y.astype(kind)), None, estimation="empirical")
-  d = np.float64(jax.nn.softmax(predict(params, (x, y))[0])) - np.eye(2)[y]
-  [factor] = found.values()
-  np.testing.assert_allclose(factor.outputs, d.T @ d / 6, rtol=1e-5)
 
 
 def test_labels_of_several_outputs_are_independent():
@@ -232,30 +206,6 @@ def test_targets_of_several_outputs_are_a_mapping_like_them():
   close(found.outputs, errors.T @ errors / 6)
   with pytest.raises(ValueError, match="tuple"):
     factors(lambda p, b: (both(p, b)[0], {"a": 1}), params, batch, **options)
-
-
-class Pair(NamedTuple):
-  mean: jax.Array
-  variance: jax.Array
-
-
-@pytest.mark.parametrize("kind", [Pair, lambda *two: list(two)])
-def test_means_and_variances_may_have_names(kind):
-  predict, params, x = setup(width=4)
-
-  def of(make):
-    def call(params, x):
-      mean, raw = jnp.split(predict(params, x), 2, axis=1)
-      return make(mean, nn.softplus(raw))
-
-    return call
-
-  found, expected = (
-    factors(of(make), params, x, likelihood="normal_variance") for make in (kind, lambda *two: two)
-  )
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
-  inner = lambda params, x: {"y": of(kind)(params, x)}
-  close(factors(inner, params, x, likelihood={"y": "normal_variance"}), expected)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])

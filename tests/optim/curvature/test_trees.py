@@ -62,18 +62,6 @@ def test_boxes_of_flax_and_lists_have_the_factors_of_bare_arrays(box):
   close(list(found.values()), list(expected.values()))
 
 
-def test_a_model_of_nnx_has_the_factors_of_linen_s():
-  params, batch = problem()
-  net = nnx.Sequential(
-    nnx.Linear(5, 6, rngs=nnx.Rngs(0)), nnx.tanh, nnx.Linear(6, 4, rngs=nnx.Rngs(0))
-  )
-  graph, state = nnx.split(net)
-  leaves = [params[n][k] for n in ("one", "two") for k in ("bias", "kernel")]
-  state = jax.tree.unflatten(jax.tree.structure(state), leaves)
-  found = factors(lambda p, b: nnx.merge(graph, p)(b["x"]), state, batch)
-  close(list(found.values()), list(factors(predict, params, batch).values()))
-
-
 @pytest.mark.parametrize("pattern", ["^one/", ["^one/"], ("^one/kernel", "^one/bias")])
 def test_parameters_that_are_left_out_take_the_plain_gradient(pattern):
   params, batch = problem()
