@@ -63,18 +63,17 @@ def test_rows_that_all_examples_share_have_the_factors_of_spread_ones(make, esti
     batch = x[:examples]
     shared, spread = (factors(labelled(s), params, batch, **options) for s in (False, True))
     close(shared, spread)
-  if estimation != "sampled":
+  if estimation == "empirical":
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
-    curvature = optim.Curvature(
-      labelled(False), params, x[:2], estimation=estimation, axis_name="d"
-    )
+    told = dict(estimation=estimation, axis_name="d")
+    curvature = optim.Curvature(labelled(False), params, x[:2], **told)
     of = lambda p, x: curvature.estimate(p, x, key)
     several = jax.shard_map(of, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
-    if estimation == "empirical":
-      close(several(params, x), factors(labelled(True), params, x, **options))
+    close(jax.jit(several)(params, x), factors(labelled(True), params, x, **options))
 
 
 @pytest.mark.parametrize("over", [jax.vmap, lambda f: lambda x: jax.lax.map(f, x)])
+@pytest.mark.first(1)
 def test_a_map_over_rows_that_all_examples_use_is_none_over_examples(over):
   class Net(nn.Module):
     mapped: bool
@@ -89,29 +88,6 @@ def test_a_map_over_rows_that_all_examples_use_is_none_over_examples(over):
   dense = {"kernel": jnp.ones((3, 5)) / 3, "bias": jnp.zeros(5)}
   params = {"places": dense, "head": {"kernel": jnp.eye(5, 3), "bias": jnp.zeros(3)}}
   close(*(factors(apply(Net(mapped)), params, x) for mapped in (True, False)))
-
-
-class Memory(nn.Module):
-  """Examples that attend to a memory that they share."""
-
-  @nn.compact
-  def __call__(self, queries, memory):
-    memory = nn.Dense(4, name="memory")(memory)
-    scores = nn.softmax(nn.Dense(4, name="query")(queries) @ memory.T)
-    return nn.Dense(3, name="head")(scores @ memory)
-
-
-@pytest.mark.parametrize("length", [4, 6])
-def test_a_memory_of_the_batch_is_shared(length):
-  rng, model = np.random.default_rng(0), Memory()
-  batch = tuple(rng.normal(size=(n, 5)).astype(np.float32) for n in (6, length))
-  params = jax.jit(model.init)(jax.random.key(0), *batch)["params"]
-  inside = lambda p, b: model.apply({"params": p}, *b)
-  outside = lambda p, queries: inside(p, (queries, batch[1]))
-  found = factors(inside, params, batch, in_axes=(0, None))
-  close(found, factors(outside, params, batch[0]))
-  rows = with_ones(batch[1])  # of each example
-  close(found["memory"].inputs, rows.T @ rows / length)
 
 
 class DeepONet(nn.Module):

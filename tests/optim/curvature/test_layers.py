@@ -152,6 +152,7 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.first(2)
 def test_diagonals_of_normalisations_equal_brute_force(kind):
   """The mean of the squared gradients of single examples."""
   x = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)

@@ -83,43 +83,6 @@ def test_a_normal_of_its_own_variance():
   np.testing.assert_allclose(np.diag(found["variance"].outputs), expected, rtol=1e-4)
 
 
-class Two(nn.Module):
-  @nn.compact
-  def __call__(self, x):
-    return {"class": nn.Dense(3, name="one")(x), "box": nn.Dense(2, name="two")(x)}
-
-
-def test_several_outputs_with_weights():
-  x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-  params = jax.jit(Two().init)(jax.random.key(0), x)["params"]
-  predict = lambda p, x: Two().apply({"params": p}, x)
-  likelihood = {"class": "categorical", "box": (0.25, "normal")}
-  for estimation, rng in (("exact", None), ("sampled", jax.random.key(0))):
-    found = factors(predict, params, x, rng, likelihood=likelihood, estimation=estimation)
-    assert found["two"].outputs.shape == (2, 2)
-    if estimation == "exact":
-      np.testing.assert_allclose(found["two"].outputs, 0.25 * 2 * np.eye(2), atol=1e-6)
-      logits = np.asarray(predict(params, x)["class"])
-      expected = np.mean([fisher_of_outputs("categorical", y) for y in logits], axis=0)
-      np.testing.assert_allclose(found["one"].outputs, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_likelihood_of_ones_own():
-  """Poisson with log rates: the Fisher matrix is the rate."""
-  poisson = optim.Likelihood(
-    sample=lambda key, y: jax.random.poisson(key, jnp.exp(y)),
-    gradient=lambda y, n: jnp.exp(y) - n,
-    factor=lambda y, v: jnp.exp(0.5 * y) * v,
-  )
-  predict, params, x = setup()
-  exact = factors(predict, params, x, None, likelihood=poisson, estimation="exact")
-  rates = np.exp(np.float64(predict(params, x)))
-  np.testing.assert_allclose(np.diag(exact["head"].outputs), rates.mean(axis=0), rtol=1e-4)
-  one = lambda key: factors(predict, params, x, key, likelihood=poisson)["head"].outputs
-  mean = jax.jit(lambda k: jax.lax.map(one, k).mean(0))(jax.random.split(jax.random.key(0), 3000))
-  assert np.linalg.norm(mean - exact["head"].outputs) < 0.06 * np.linalg.norm(mean)
-
-
 def _columns(y):
   return {"a": y[:, :1], "b": y[:, :1]}
 

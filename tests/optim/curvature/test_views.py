@@ -36,7 +36,7 @@ MOVED = {
 
 
 @pytest.mark.parametrize("how", MOVED)
-@pytest.mark.first(4)
+@pytest.mark.first(3)
 def test_a_kernel_that_is_kept_in_another_layout_has_the_factors_and_steps_of_a_matrix(how):
   store, read = MOVED[how]
   wanted = {"w": dense(), "b": dense(1)[0], "head": dense(4, 3, 1)}
@@ -167,6 +167,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("how", TABLES)
+@pytest.mark.first(2)
 def test_a_table_may_be_looked_up_in_any_layout(how):
   ids = np.random.default_rng(0).integers(0, 7, (6, 3))
   params = {"table": dense(7, 4), "head": dense(4, 3, 1)}
