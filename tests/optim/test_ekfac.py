@@ -108,6 +108,7 @@ class Tagger(nn.Module):
     return nn.Dense(3, use_bias=False, name="head")(x)
 
 
+@pytest.mark.thorough
 def test_both_second_moments_have_the_scale_of_the_loss_s_rows():
   """The expected square of a batch's gradient, labels drawn for every token, in closed form."""
   x = np.random.default_rng(0).normal(size=(4, 5, 2)).astype(np.float32)

@@ -70,7 +70,9 @@ TXS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+  "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("name", TXS)
 def test_states_keep_the_type_of_the_parameters(name, dtype):
   """Also if numbers are NumPy's, and where float64 is on with parameters in float32."""
@@ -89,6 +91,7 @@ def test_states_keep_the_type_of_the_parameters(name, dtype):
 
 
 @pytest.mark.parametrize("damping_type", ["exact", "factored"])
+@pytest.mark.first(1)
 def test_a_step_is_that_of_numpy(damping_type):
   with jax.enable_x64(True):
     params, batch = problem()

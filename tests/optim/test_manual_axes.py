@@ -110,7 +110,7 @@ def test_a_device_with_padding_alone_adds_nothing():
 
 
 @pytest.mark.parametrize("eigenvalues", ["factors", "batch"])
-@pytest.mark.first(1)
+@pytest.mark.thorough
 def test_copies_of_a_batch_on_a_second_axis_do_not_count(eigenvalues):
   params, batch = problem()
   of = functools.partial(curvature, params, batch, estimation="exact")
@@ -136,6 +136,7 @@ def test_copies_of_a_batch_on_a_second_axis_do_not_count(eigenvalues):
       update(both, checked=False)
 
 
+@pytest.mark.thorough
 def test_a_batch_over_two_axes_of_vmap_counts_whole():
   params, batch = problem()
   of = functools.partial(curvature, params, batch, estimation="exact")

@@ -165,11 +165,11 @@ def found(framework, model):
 
 # Every function and every framework is looked at by default; the other pairs are thorough.
 DEFAULT = {
-  "plain": frameworks.SIZES,
-  "linen": ("convnet", "scanned"),
+  "plain": ("attention",),
+  "linen": ("convnet",),
   "nnx": ("recurrent",),
   "equinox": ("tied", "pinn"),
-  "haiku": ("attention",),
+  "haiku": ("scanned",),
 }
 CASES = [
   pytest.param(

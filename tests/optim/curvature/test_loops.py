@@ -43,6 +43,7 @@ class Stack(nn.Module):
 
 
 @pytest.mark.parametrize("lift", ["scan", "remat scan", "remat", "scan over axis 1"])
+@pytest.mark.first(2)
 def test_lifted_layers_have_the_steps_of_a_loop(lift):
   x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
   plain = jax.jit(Stack("loop").init)(jax.random.key(0), x)["params"]
@@ -128,7 +129,7 @@ def test_scales_of_a_stack_have_the_diagonals_of_single_layers():
 
 @pytest.mark.parametrize("how", ["whole", "jit", "vmap", "map"])
 @pytest.mark.parametrize("net", [Deep(), Deep(None), Deep(wrap="remat"), Deep(None, wrap="jit")])
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 def test_tokens_are_those_that_the_factors_count(net, how):
   """ "published" multiplies the outputs' factor by them; they scale EK-FAC's moments of batches."""
   params, x = deep(net)
@@ -221,7 +222,7 @@ WRAPS = "checkpoint frozen jit-of-vmap shard_map cond vmap-of-remat vmap-of-vmap
 
 
 @pytest.mark.parametrize("how", WRAPS.split())
-@pytest.mark.first(7)
+@pytest.mark.first(5)
 def test_transformations_around_layers(how):
   params, batch = problem()
   model = Wrapped(how.replace("-", " "))
