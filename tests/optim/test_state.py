@@ -40,7 +40,7 @@ MAKES = {
 
 
 @pytest.mark.parametrize("name", MAKES)
-@pytest.mark.first(4)
+@pytest.mark.first(3)
 def test_a_saved_state_goes_on_to_the_bit(name, tmp_path):
   tx = optax.with_extra_args_support(MAKES[name]())
   traced = []

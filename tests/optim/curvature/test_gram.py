@@ -197,8 +197,11 @@ def close(found, expected, rtol=1e-12):
   np.testing.assert_allclose(found, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("by", ["pairs", "jacobian"])
-@pytest.mark.parametrize("name", CASES)
+_BOTH = [(name, "pairs") for name in CASES] + [(name, "jacobian") for name in CASES]
+
+
+@pytest.mark.parametrize("name, by", _BOTH)
+@pytest.mark.first(len(CASES) + 3)
 def test_it_is_that_of_the_jacobian(name, by, monkeypatch):
   monkeypatch.setattr(gram, "_pairs_are_cheaper", lambda *sizes: by == "pairs")
   curvature, params, batch = made(name)
