@@ -58,15 +58,10 @@ def plan(run: Experiment) -> int:
 
 
 class _Steps:
-  """Calls of a program of training steps.
+  """Calls of a program of training steps."""
 
-  Attributes:
-    length: steps in a call.
-    state: of training, after the last call.
-  """
-
-  length: int
-  state: TrainState
+  length: int  # steps in a call
+  state: TrainState  # of training, after the last call
 
   def __init__(self, run: Experiment):
     self._run = run
