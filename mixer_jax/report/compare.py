@@ -71,7 +71,7 @@ def _draw_lines(axis: Any, groups: Groups, task: str, key: str, over: str) -> li
   for label, band in bands.items():
     figures.draw_band(axis, band, metric.scale, label=label, **styles[label])
   axis.set(xlabel=OVER[over], ylabel=_axis_label(task, key))
-  return [_said(label, bands, metric, over) for label in bands]
+  return [_summary(label, bands, metric, over) for label in bands]
 
 
 def _draw_points(axis: Any, groups: Groups, task: str, key: str, over: str) -> list[str]:
@@ -107,7 +107,7 @@ def _make_logarithmic(axis: Any) -> None:
 
 
 def _groups(runs: Sequence[str]) -> Groups:
-  """The directories and configs of runs, by the labels of their lines."""
+  """Returns the directories and configs of runs, by the labels of their lines."""
   groups: dict[tuple[str, str], dict[pathlib.Path, Any]] = {}
   for given in runs:
     label, pattern = ("", given) if _found(given) else given.partition("=")[::2]
@@ -133,7 +133,7 @@ def _groups(runs: Sequence[str]) -> Groups:
 
 
 def _found(pattern: str) -> list[pathlib.Path]:
-  """The directories with metrics that a pattern describes."""
+  """Returns the directories with metrics that a pattern describes."""
   paths = map(os.path.realpath, glob.glob(str(user_path(pattern))) if pattern else ())
   return [path for path in map(pathlib.Path, sorted(paths)) if metrics_file.read(path)]
 
@@ -163,7 +163,7 @@ def _identity(run: pathlib.Path, config: Any) -> str:
 def _band(
   label: str, runs: Sequence[tuple[pathlib.Path, Any]], key: str, over: str, flag: str = "--metric"
 ) -> Band:
-  """The mean and the range of a column of some runs; a UserError if one lacks it."""
+  """Returns the mean and the range of a column of some runs; a UserError if one lacks it."""
   rows = {run: results.rows_of(run) for run, _ in runs}
   for run, own in rows.items():
     if not any(key in row for row in own):
@@ -178,8 +178,8 @@ def _band(
   return band
 
 
-def _said(label: str, bands: dict[str, Band], metric: Metric, over: str) -> str:
-  """The last value of a line, and the first time that it is as good as the last of another.
+def _summary(label: str, bands: dict[str, Band], metric: Metric, over: str) -> str:
+  """Returns the last value of a line, and the first time that it is as good as the last of another.
 
   The other's own time is the first at which it was as good.
   """

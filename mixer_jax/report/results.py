@@ -76,14 +76,14 @@ class CellResult(NamedTuple):
     return record.selection(next((r.rows[-1] for r in self.results if r.rows), {}))
 
   def values(self, at: str, split: str = "test") -> list[float]:
-    """The metric of each finished run that has the split, as it is shown, maybe in percent.
+    """Returns the metric of each finished run that has the split, as it is shown, maybe in percent.
 
     `at` is "last", the last evaluation, or "best", the step that the selecting split picked.
     """
     return [self.metric.scale * value for value in self.recorded(at, split)]
 
   def recorded(self, at: str, split: str = "test") -> list[float]:
-    """The numbers of `values` as metrics.jsonl has them."""
+    """Returns the numbers of `values` as metrics.jsonl has them."""
     key, found = f"{split}/{self.metric.name}", []
     for r in self.done:
       step = r.rows[-1]["step" if at == "last" else f"{self.selection}/best_step"]
@@ -91,7 +91,7 @@ class CellResult(NamedTuple):
     return found
 
   def reached(self) -> list[dict[str, Any]]:
-    """The row at which a finished run reached the target, for each run that did."""
+    """Returns the row at which a finished run reached the target, for each run that did."""
     key, target = f"{self.selection}/{self.metric.name}", self.target
     hits = ([x for x in r.rows if not self.metric.better(target, x[key])] for r in self.done)
     return [rows[0] for rows in hits if rows]
@@ -129,7 +129,7 @@ def gather(opened: Record, metric: str = "") -> list[CellResult]:
 
 
 def _metric(cells: Sequence[CellResult], name: str) -> Metric:
-  """The metric of a name that the user gave."""
+  """Returns the metric of a name that the user gave."""
   rows = [row for c in cells for r in c.results for row in r.rows]
   there = {key.rpartition("/")[2] for row in rows for key in row if "/" in key}
   task = cells[0].config.task
@@ -140,7 +140,7 @@ def _metric(cells: Sequence[CellResult], name: str) -> Metric:
 
 
 def metric_of(task: str, column: str) -> Metric:
-  """The metric in a column such as "test/best_top1".
+  """Returns the metric in a column such as "test/best_top1".
 
   The lower of two values is the better one if the task does not know the metric.
   """
@@ -168,7 +168,10 @@ def _target(opened: Record, c: CellResult, cells: Sequence[CellResult]) -> float
 
 
 def rows_of(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """The rows of a run with "epoch_seconds", and with "elapsed" (seconds) and "minutes", the training time until then."""
+  """Returns the rows of a run with more columns.
+
+  They are "elapsed" and "minutes", the training time until then, and "epoch_seconds".
+  """
   rows, elapsed, step = metrics_file.read(directory), 0.0, 0
   # Use the last row: the epochs in each row are rounded.
   per_epoch = rows[-1]["step"] / (rows[-1]["epoch"] or math.nan) if rows else math.nan
@@ -198,7 +201,7 @@ def unit_of(cells: Sequence[CellResult]) -> str:
 
 
 def device(session: Mapping[str, Any]) -> str:
-  """The devices of a session of a run, as "1 x gpu (H200)"."""
+  """Returns the devices of a session of a run, as "1 x gpu (H200)"."""
   return "{count} x {platform} ({kind})".format(**session["device"])
 
 

@@ -77,13 +77,13 @@ def _missing(opened: Record) -> str:
   waiting = [f"`{name}`" for name, state in states.items() if state.kind == "waiting"]
   lines = [f"- `{n}`: {s}" for n, s in states.items() if s.kind not in ("done", "waiting")]
   lines += [f"- not run ({len(waiting)}): {', '.join(waiting)}"] if waiting else []
-  strays = {run.name: found for run in opened.runs if (found := opened.strays(run))}
+  others = {run.name: found for run in opened.runs if (found := opened.unplanned(run))}
   parts = []
   if lines:
     parts += [f"{len(states)} runs are planned; not in the tables below:", "\n".join(lines)]
-  if strays:
+  if others:
     parts += ["Runs with other settings than planned, as after a change of the study's file:"]
-    parts += ["\n".join(f"- `{name}`: {'; '.join(found)}" for name, found in strays.items())]
+    parts += ["\n".join(f"- `{name}`: {'; '.join(found)}" for name, found in others.items())]
   return "\n\n".join(parts)
 
 
@@ -115,7 +115,7 @@ def _results(opened: Record, cells: Sequence[CellResult], asked: str) -> str:
 
 
 def _row(opened: Record, c: CellResult, splits: Sequence[str], unit: str) -> dict[str, Any]:
-  """The columns of a cell in the table of results; "-" is an empty one."""
+  """Returns the columns of a cell in the table of results; "-" is an empty one."""
   metric, published, ours = c.metric, c.published, c.values(opened.published_at)
   gap = [statistics.fmean(ours) - published.value] if published and ours else []
   epochs = published.epochs_to_target if published else None
@@ -136,7 +136,7 @@ def _row(opened: Record, c: CellResult, splits: Sequence[str], unit: str) -> dic
 
 
 def _target(c: CellResult, unit: str) -> tuple[str, str, str, str]:
-  """The target, the steps or epochs to it, the minutes to it and their share of the run."""
+  """Returns the target, the steps or epochs to it, the minutes to it and their share of the run."""
   if not c.target:
     return "-", "-", "-", "-"
   shown, reached = _shown(c.metric, [c.metric.scale * c.target]), c.reached()
@@ -202,7 +202,7 @@ def _tuning(opened: Record) -> str:
 
 
 def _held_out(opened: Record) -> set[str]:
-  """The settings of tuning runs, without the ones that differ between tries."""
+  """Returns the settings of tuning runs, without the ones that differ between tries."""
   tuning, last = (next(r for r in opened.runs if r.tunes == tunes) for tunes in (True, False))
   flat = [traverse_util.flatten_dict(run.config, sep=".") for run in (tuning, last)]
   own = {k: v for k, v in flat[0].items() if flat[1].get(k) != v and k not in tuning.settings}

@@ -53,7 +53,7 @@ def _draw(axis: Any, found: Sequence[Result], over: str, key: str, scale: float 
 
 
 def _draw_curves(cells: Sequence[CellResult], over: str, path: pathlib.Path) -> pathlib.Path:
-  """Draws a column of panels for each value of the panels' axes: the metric above, the loss below."""
+  """Draws a column of panels for each panel of the cells: the metric above, the loss below."""
   panels = list(dict.fromkeys(c.panel for c in cells))
   styles = figures.styles(c.line for c in cells)
   metric = cells[0].metric
@@ -107,7 +107,7 @@ def _draw_last(
 
 
 def _kinds(cells: Sequence[CellResult]) -> list[str]:
-  """The kinds of layers whose steps are measured, in the order of the rows."""
+  """Returns the kinds of layers whose steps are measured, in the order of the rows."""
   prefix = f"{_NORM}{SIDES[0]}."
   keys = (key for c in cells for r in c.shown for row in r.rows for key in row)
   return list(dict.fromkeys(k.removeprefix(prefix) for k in keys if k.startswith(prefix)))

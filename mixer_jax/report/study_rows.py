@@ -34,14 +34,14 @@ def write(directory: pathlib.Path, path: pathlib.Path) -> int:
 
 
 def _rows(opened: record.Record, run: plan.Run) -> Iterator[dict[str, Any]]:
-  """The rows of a run, one for each number of its last evaluation and one for its time."""
+  """Returns the rows of a run, one for each number of its last evaluation and one for its time."""
   config, written = opened.config(run), results.rows_of(opened.path(run))
   own, trials = dict(zip(opened.axes, run.cell)), [] if run.tunes else opened.trials(run.tuned)
   tuned = run.settings or (trials[0]["settings"] if trials else {})
   settings = {axis: value for axis, value in own.items() if axis not in _NAMED}
   settings |= {field.removeprefix("optimizer."): value for field, value in tuned.items()}
   sessions = provenance.read(opened.path(run))
-  in_turn = lambda texts: "; ".join(dict.fromkeys(texts))
+  joined = lambda texts: "; ".join(dict.fromkeys(texts))
   overrides = [f"--config.{override}" for override in (*run.overrides, *plan.settings(tuned))]
   unit, length = record.length(config)
   common = {
@@ -52,9 +52,9 @@ def _rows(opened: record.Record, run: plan.Run) -> Iterator[dict[str, Any]]:
     "settings": "; ".join(plan.settings(settings)),
     "budget": own.get("budget") or f"{length} {unit}s",
     "seed": run.seed,
-    "device": in_turn(map(results.device, sessions)),
-    "versions": in_turn(results.pairs(s["versions"]) for s in sessions),
-    "commit": in_turn(s["commit"] or "unknown" for s in sessions),
+    "device": joined(map(results.device, sessions)),
+    "versions": joined(results.pairs(s["versions"]) for s in sessions),
+    "commit": joined(s["commit"] or "unknown" for s in sessions),
     "command": " ".join(
       [f"python -m mixer_jax.main --config={opened.file}:{run.name}", *overrides]
     ),

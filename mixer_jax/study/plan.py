@@ -137,12 +137,12 @@ class Study:
     return runs
 
   def _tuned(self, cell: Cell) -> Cell:
-    """The cell whose tuning decides on the settings of a cell."""
+    """Returns the cell whose tuning decides on the settings of a cell."""
     shared = self.tuning.shared if self.tuning else ()
     return tuple(self.axes[a][0] if a in shared else value for a, value in zip(self.axes, cell))
 
   def select(self, patterns: str) -> list[Run]:
-    """The runs that match any pattern, as "s4-*-seed0,b4-sgd-seed1"; a UserError if one has none."""
+    """The runs that match patterns, as "s4-*-seed0,b4-sgd-seed1"; a UserError if one has none."""
     chosen = {}
     for pattern in patterns.split(","):
       found = {run.name: run for run in self.runs() if fnmatch.fnmatchcase(run.name, pattern)}
@@ -152,7 +152,7 @@ class Study:
     return list(chosen.values())
 
   def run_config(self, name: str) -> ConfigDict:
-    """The config of a run, before the user's overrides and the choice of tuning."""
+    """Returns the config of a run, before the user's overrides and the choice of tuning."""
     for run in self.runs():
       if run.name == name:
         return self._config(run)
@@ -190,7 +190,7 @@ class Study:
     return runs
 
   def _overrides(self, assignments: Sequence[str]) -> dict[str, list[str]]:
-    """The "field=value" of each run, by its name."""
+    """Returns the "field=value" of each run, by its name."""
     runs, decided = self.runs(), set()
     if self.tuning:
       decided.update(self.tuning.hold_out, *itertools.chain(*self.tuning.candidates.values()))
@@ -231,7 +231,7 @@ def _check_held_out(runs: Sequence[Run]) -> None:
 
 
 def between(low: float, high: float, part: float) -> float:
-  """The number that lies a part of the way from low to high in logarithms, within both.
+  """Returns the number that lies a part of the way from low to high in logarithms, within both.
 
   It has two digits, and one more for each power of ten by which the range is narrower than a tenth.
   """
@@ -270,7 +270,7 @@ def settings(fields: Mapping[str, Any]) -> list[str]:
 
 
 def load(path: str) -> Study:
-  """The study of a file; a UserError if it cannot be read, or holds no study."""
+  """Returns the study of a file; a UserError if it cannot be read, or holds no study."""
   if ":" in str(path):  # --config of the runs is FILE:RUN
     raise UserError(f"--study={path} has a ':'; allowed: a path without one")
   study = _call(path, "get_study")
@@ -280,7 +280,7 @@ def load(path: str) -> Study:
 
 
 def read_config(path: str | pathlib.Path, *args: str) -> ConfigDict:
-  """The config of a config file, as `--config=path:args` gives it."""
+  """Returns the config of a config file, as `--config=path:args` gives it."""
   return _call(path, "get_config", *args)
 
 

@@ -45,7 +45,7 @@ def length(config: ml_collections.ConfigDict) -> tuple[str, int]:
 
 
 def selection(row: Mapping[str, float]) -> str:
-  """The split that picks the best checkpoint of a run with such rows."""
+  """Returns the split that picks the best checkpoint of a run with such rows."""
   return "validation" if "validation/best_step" in row else "test"
 
 
@@ -86,12 +86,12 @@ class Record:
     return self.directory / run.name
 
   def config(self, run: Run) -> ml_collections.ConfigDict:
-    """The run's config: its own record of it once it was started, else the planned one."""
+    """Returns the run's config: its own record of it once it was started, else the planned one."""
     if (self.path(run) / directory_lib.CONFIG).exists():
       return config_lib.of_run(self.path(run))
     return config_lib.restored(run.config)
 
-  def strays(self, run: Run) -> list[str]:
+  def unplanned(self, run: Run) -> list[str]:
     """The fields in which a begun run differs from its plan, as after a change of the study's file.
 
     Fields that the plan leaves to defaults, or that a task fills in at the start, do not count.
@@ -108,12 +108,12 @@ class Record:
     return directory_lib.differences(made, expected, free)
 
   def progress(self, run: Run, row: Mapping[str, float]) -> str:
-    """The place of a row in its run, as "epoch 3 of 15"."""
+    """Returns the place of a row in its run, as "epoch 3 of 15"."""
     unit, number = length(self.config(run))
     return f"{unit} {row[unit]:g} of {number}"
 
   def state(self, run: Run) -> State:
-    """The state that the run's directory shows; a UserError if a file of it is spoiled."""
+    """Returns the state that the run's directory shows; a UserError if a file of it is spoiled."""
     path = self.path(run)
     rows = metrics_file.read(path)
     progress = self.progress(run, rows[-1]) if rows else ""
@@ -206,7 +206,7 @@ def open_study(
 
 
 def load(directory: pathlib.Path) -> Record:
-  """The record of a study; a UserError if there is none, or its plan cannot be read."""
+  """Returns the record of a study; a UserError if there is none, or its plan cannot be read."""
   path = directory / PLAN
   if not path.exists():
     raise UserError(f"{directory} holds no study (no {PLAN} in it)")
@@ -234,7 +234,7 @@ def outcome(run: pathlib.Path) -> dict[str, Any]:
 
 
 def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
-  """The differences between two plans, a phrase each.
+  """Returns the differences between two plans, a phrase each.
 
   Further cells and seeds do not count. Further tries of a cell do: its choice may have been made.
   """

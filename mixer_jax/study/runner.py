@@ -54,8 +54,8 @@ class Runner:
   def run(self, runs: Sequence[Run]) -> None:
     """Runs some runs until none is under way; any exception, such as Ctrl-C, ends the processes.
 
-    Each process saves a checkpoint first, perhaps after an evaluation; a second Ctrl-C does not wait
-    for that. A run of a tuned cell stays waiting as long as nothing is chosen for the cell.
+    Each process saves a checkpoint first, perhaps after an evaluation; a second Ctrl-C ends it at
+    once. A run of a tuned cell stays waiting as long as nothing is chosen for the cell.
     """
 
     async def run_all() -> None:
@@ -166,7 +166,7 @@ class Runner:
 
 
 def _reason(code: int, path: pathlib.Path, log_start: int) -> str:
-  """The reason for which a process ended with an exit code, in one line."""
+  """Returns the reason for which a process ended with an exit code, in one line."""
   if code < 0:
     return f"ended by {signal.Signals(-code).name}; see {path / LOG}"
   log = (path / LOG).read_bytes()[log_start:].decode(errors="replace")

@@ -21,8 +21,8 @@ def test_real_data_train_as_the_trainer_does(tiny_run):
   jax.tree.map(np.testing.assert_array_equal, real.state.params, expected.state.params)
 
 
-@pytest.mark.thorough
 def test_counts_decide_what_kfac_renews(tiny_config):
+  """Also those inside of the state that has the rates: otherwise no step with factors is timed."""
   tiny_config.model.num_blocks = 1
   tiny_config.optimizer = optimizers.optimizer_config("kfac")
   run = experiment.build(tiny_config)
