@@ -191,7 +191,7 @@ def _encoded(
 
 
 def _fit(data: ImageData) -> decode.Fit:
-  """From an image to the form in which it is stored."""
+  """The function that brings an image into the form in which it is stored."""
   if not data.stored_size:
     return Image.Image.copy
   return functools.partial(crops.square, side=data.stored_size, fit=data.fit)
