@@ -67,12 +67,12 @@ class Arrays:
 class Bucketed(Arrays):
   """A training split whose batches have about equally many tokens; see `buckets.BucketOrder`.
 
-  Of its arrays those of more than one axis, [n, tokens, ...], are cut to the length of a batch.
+  Its arrays of more than one axis, [n, tokens, ...], are cut to the length of a batch.
 
   Attributes:
     lengths: real tokens of each sequence of an example, int [n, sequences].
-    batch_tokens: of the longest sequences of a batch together, at most, with their padding.
-    most_shapes: of batches.
+    batch_tokens: largest number of tokens of a batch's sequences, with their padding.
+    most_shapes: largest number of shapes of batches.
   """
 
   lengths: np.ndarray
@@ -92,7 +92,7 @@ def examples(split: Dataset, rows: Iterable[int]) -> Any:
 def sample(split: Dataset) -> dict[str, list[float]]:
   """Mean and standard deviation of each array of a few examples, evenly spaced, by its name.
 
-  They tell other examples of the same shapes apart, whatever decoded them.
+  They differ for other examples of the same shapes, and do not depend on the decoder.
   """
   n = min(_SAMPLED, len(split))
   named = jax.tree_util.tree_leaves_with_path(examples(split, np.arange(n) * len(split) // n))

@@ -166,7 +166,7 @@ def _number(text: str) -> int:
 
 
 def _overlap(base: str, rows: range, parts: Parts) -> bool:
-  """Whether any of the parts has some of the rows, or one base is a folder around the other."""
+  """Whether a part shares rows with those given, or one base is a folder that holds the other."""
   shares = lambda other: max(rows.start, other.start) < min(rows.stop, other.stop)
   inside = lambda name: f"{base}/".startswith(f"{name}/") or f"{name}/".startswith(f"{base}/")
   return any(shares(other) if base == name else inside(name) for name, other in parts)

@@ -46,13 +46,13 @@ def find(name: str, data_dir: str, check: Callable[[Any], Any]) -> tuple[pathlib
     return pathlib.Path(builder.data_dir), check(builder.info.features)
 
 
-def named_features(what: str, features: Any, **kinds: str) -> dict[str, Any]:
+def named_features(what: str, features: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
   """The features of a set by name; a UserError if one that is needed is missing, or no such kind.
 
   Args:
     what: the set, for messages.
     features: a `tfds.features.FeaturesDict`; others have no names.
-    **kinds: classes of `tfds.features` of the needed features, by name.
+    kinds: classes of `tfds.features` of the needed features, by name.
   """
   with without("tensorflow"):
     import tensorflow_datasets as tfds

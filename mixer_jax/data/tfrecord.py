@@ -45,7 +45,7 @@ class TfRecords:
 
 
 def _starts(path: pathlib.Path, count: int) -> np.ndarray:
-  """Where the records of a file begin, int64 [count]."""
+  """The positions at which the records of a file begin, int64 [count]."""
   size, position, starts = path.stat().st_size, 0, []
   with path.open("rb", buffering=0) as file:  # a buffer would rarely hold the next header
     while position < size:

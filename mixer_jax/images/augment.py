@@ -59,17 +59,19 @@ def check(how: ImageData, shape: tuple[int, ...]) -> None:
     found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
     instead = "set it to their size"
     if height != width:
-      instead = f"set data.stored_size to {how.image_size}, which cuts out the centres of files"
+      instead = f"set data.stored_size to {how.image_size}, which makes squares of files"
     raise UserError(f"{found}; {instead}, or data.resize to {how.image_size} or more")
 
 
 def check_stored(how: ImageData, shape: tuple[int, ...]) -> None:
-  """As `check`, of the images of a data set; tells of some that a resize will distort."""
+  """Makes the same check for a data set, and warns if a resize will distort its images."""
   check(how, shape)
   height, width = shape[-3:-1]
   if how.resize and height != width:
     found = f"data.resize={how.resize} makes squares of images of {width}x{height} pixels"
-    _LOG.warning("%s, which distorts them; data.stored_size cuts their centres out", found)
+    _LOG.warning(
+      "%s, which distorts them; data.stored_size makes squares of files, by data.fit", found
+    )
 
 
 def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:

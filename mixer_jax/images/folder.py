@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import pathlib
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterator
 import warnings
 
 import numpy as np
@@ -56,7 +56,7 @@ class Folder:
         train = self._root / self._train_base
         why = f"class {name!r} is not among the {len(known)} class folders of {train}"
         raise UserError(f"{place / name}: {why if name else f'no class folders in it; {LAYOUT}'}")
-      images = _in_class(place / name, left_out if name else collections.Counter())
+      images = _images(place / name, left_out)
       if not images and base == self._train_base and self._trained:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
       if not images:
@@ -65,11 +65,10 @@ class Folder:
       labels += [known.index(name)] * len(images)
     if not names:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
-    if known != ("",) and (loose := _images(listed(place))):
-      _LOG.warning("%s: images beside its class folders are not read: %d", place, len(loose))
-    if left_out:
-      endings = ", ".join(f"{n:,} of {ending}" for ending, n in left_out.most_common())
-      _LOG.warning("%s: files are left out, %s; %s", place, endings, _ENDINGS)
+    if known != ("",):
+      left_out["images beside the class folders"] = len(_images(place))
+    if told := ", ".join(f"{n:,} {what}" for what, n in left_out.most_common() if n):
+      _LOG.warning("%s: not read are %s; %s, %s", place, told, LAYOUT, _ENDINGS)
     order = splits.shuffled_order(len(names))
     identity = ("folder", str(self._root), base, known)
     names, labels = np.array(names)[order], np.array(labels, np.int32)[order]
@@ -81,19 +80,19 @@ class Folder:
       found = ", ".join(listed(self._root, folders=True)) or "none"
       raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {LAYOUT}")
     names = listed(path, folders=True)
-    if not names and not _images(listed(path)):
+    if not names and not _images(path):
       raise UserError(f"{path}: no class folders in it; {LAYOUT}")
     return names or [""]
 
 
-def _in_class(place: pathlib.Path, left_out: collections.Counter) -> list[str]:
-  """The images in a class folder; the endings of its other files are counted."""
-  folders = listed(place, folders=True)
-  files = [name for name in listed(place) if name not in folders]
-  images = _images(files)
-  left_out.update(pathlib.Path(x).suffix or "no ending" for x in {*files} - {*images})
-  if folders:
-    _LOG.warning("%s: not read; %s", place / folders[0], LAYOUT)
+def _images(place: pathlib.Path, left_out: collections.Counter | None = None) -> list[str]:
+  """The images in a folder; what else is in it is counted by its kind."""
+  files, folders = listed(place), set(listed(place, folders=True))
+  images = [x for x in files if x not in folders and x.lower().endswith(EXTENSIONS)]
+  if left_out is not None:
+    left_out["folders in class folders"] += len(folders)
+    others = set(files) - folders - set(images)
+    left_out.update(f"of {pathlib.Path(x).suffix or 'no ending'}" for x in others)
   return images
 
 
@@ -174,10 +173,6 @@ def listed(path: pathlib.Path, folders: bool = False) -> list[str]:
   with readable(path), os.scandir(path) as entries:
     shown = (entry for entry in entries if not entry.name.startswith("."))
     return sorted(entry.name for entry in shown if not folders or entry.is_dir())
-
-
-def _images(names: Iterable[str]) -> list[str]:
-  return [name for name in names if name.lower().endswith(EXTENSIONS)]
 
 
 @contextlib.contextmanager

@@ -110,22 +110,19 @@ class ImageData:
     """Raises a UserError for options that contradict each other."""
     side, resize, crop, stored = self.image_size, self.resize, self.crop, self.stored_size
     if self.dir and self.name == "sample":
-      allowed = (
-        "folder, npz, cifar10, cifar100 or a TFDS name, to read it; no data.dir, for the sample"
-      )
+      allowed = "folder, npz, cifar10, cifar100 or a TFDS name"
       raise UserError(f"data.dir is {self.dir!r}, but data.name is 'sample'; allowed: {allowed}")
     if crop and self.stream == "never":
       raise UserError(f"data.crop={crop}: needs the encoded images, but data.stream is never")
-    if crop and stored:
-      raise UserError(f"data.stored_size={stored}: not used with data.crop={crop}; set it to 0")
+    if crop and (stored or self.random_crop):
+      unused = "data.stored_size and data.random_crop are not used"
+      raise UserError(f"data.crop={crop}: {unused} with it; leave them out")
     if 0 < resize < side or (crop and not resize):
       least = f"{'' if crop else '0, or '}at least data.image_size, {side}"
       raise UserError(f"data.resize is {resize}; allowed: {least}")
     if not resize and self.pad >= side:
       why = f"it must be less than data.image_size, {side}, or a crop may show none of the image"
       raise UserError(f"data.pad is {self.pad}; {why}")
-    if self.random_crop and crop:
-      raise UserError(f"data.random_crop is True: not used with data.crop={crop}; set it to False")
     if self.random_crop and not resize:
       raise UserError(
         "data.random_crop is True, but data.resize, the side of the images that it crops, is 0"

@@ -91,7 +91,7 @@ def load(data: ImageData, labelled: bool = True) -> Loaded:
       found[name] = _encoded(data, rows, shapes[first], name == "train", len(classes))
     else:
       found[name] = _arrays(rows)
-  _warn_if_dark(f"data.name={data.name}", found["train"])
+  warn_if_dark(f"data.name={data.name}", found["train"])
   tfds_dir = data.dir if isinstance(source, tfds_images.Source) else ""
   for name, (place, labels) in data.further_sets.items():
     opened, sets = further_test_sets.open_set(name, place, labels, classes, tfds_dir)
@@ -128,7 +128,7 @@ def _log_fit(data: ImageData, found: Decoded | Records) -> None:
   _LOG.info(line, data.fit, width, height, side, side, text)
 
 
-def _warn_if_dark(what: str, split: Dataset) -> None:
+def warn_if_dark(what: str, split: Dataset) -> None:
   """Warns of images that are nearly black, as those of 12 bits in files of 16 bits become."""
   rows = np.linspace(0, len(split) - 1, _LOOKED_AT).astype(int)
   images = examples(split, rows)["image"]
@@ -191,7 +191,7 @@ def _encoded(
 
 
 def _fit(data: ImageData) -> decode.Fit:
-  """From an image to the form in which it is stored."""
+  """The function that brings an image into the form in which it is stored."""
   if not data.stored_size:
     return Image.Image.copy
   return functools.partial(crops.square, side=data.stored_size, fit=data.fit)

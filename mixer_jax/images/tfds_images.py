@@ -40,7 +40,8 @@ def _own_label(example: Mapping[str, Any], i: int, where: str) -> int:
 
 
 def _class_names(what: str, features: Any) -> tuple[str, ...]:
-  named = tfds_source.named_features(what, features, image="Image", label="ClassLabel")
+  kinds = {"image": "Image", "label": "ClassLabel"}
+  named = tfds_source.named_features(what, features, kinds)
   check_image(what, named["image"])
   if not named["label"].names:
     raise UserError(f"{what}: has no names of classes (label.labels.txt)")

@@ -16,7 +16,7 @@ _REACH = 8  # taps to each side of a blur
 
 
 def matrix(kind: jax.Array, value: jax.Array, height: int, width: int) -> jax.Array:
-  """From a pixel of the result to its place in the image: [2, 3], by rows for x and y.
+  """The map from a pixel of the result to its place in the image: [2, 3], rows for x and y.
 
   `kind` is an index of `GEOMETRY`, another number gives the identity. `value` is in degrees
   counter-clockwise around the centre, pixels aside for a pixel down (or the reverse), or pixels.
@@ -134,6 +134,6 @@ def blurred(image: jax.Array, radius: jax.Array) -> jax.Array:
 
 
 def _taps(size: int) -> np.ndarray:
-  """Where each tap of a blur takes its value from, [taps, size, size] of 0 and 1."""
+  """The places that each tap of a blur reads, [taps, size, size] of 0 and 1."""
   places = np.arange(size) + np.arange(-_REACH, _REACH + 1)[:, None]
   return np.eye(size, dtype=np.float32)[places.clip(0, size - 1)]

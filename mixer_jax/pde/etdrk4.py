@@ -109,7 +109,7 @@ def _on_grid(spectra, points):
 
 
 def _of_equation(equation, ik, step):
-  """From a spectrum [modes] to that a step later."""
+  """The function from a spectrum [modes] to the spectrum one step later."""
   modes = len(ik)
   points = fft.next_fast_len((equation.order + 1) * modes, real=True)
 

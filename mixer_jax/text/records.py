@@ -66,7 +66,7 @@ class TfdsRecords:
     self, name: str, split: str, columns: Sequence[str], label: str = "", data_dir: str = ""
   ):
     kinds = dict.fromkeys(columns, "Text") | ({label: "FeatureConnector"} if label else {})
-    check = lambda features: tfds_source.named_features(name, features, **kinds)
+    check = lambda features: tfds_source.named_features(name, features, kinds)
     place, features = tfds_source.find(name, data_dir, check)
     self.source, self._columns, self._label = f"{name}, {split!r}", columns, label
     self.class_names = tuple(getattr(features[label], "names", None) or ()) if label else ()

@@ -250,19 +250,3 @@ def test_workers_outlive_ctrl_c_but_not_their_parent(root, tmp_path):
     assert process.stdout.readline() == "more\n" and alive(worker)
     process.kill()
   assert wait_until(lambda: not alive(worker))
-
-
-@pytest.mark.parametrize(
-  "fields, message",
-  [
-    (dict(stream="never"), "data.crop=inception: needs the encoded images"),
-    (dict(stored_size=8), "data.stored_size=8: not used with data.crop=inception"),
-    (dict(resize=0), "data.resize is 0; allowed: at least data.image_size, 32"),
-    (dict(name="npz", dir="a.npz"), "data.crop=inception: .* decoded already; set it to ''"),
-    (dict(name="npz", crop="", stream="always"), "data.stream=always: .* set it to auto"),
-  ],
-)
-@pytest.mark.first(3)
-def test_what_does_not_go_together(root, fields, message):
-  with pytest.raises(UserError, match=message):
-    load(config(root, **fields))

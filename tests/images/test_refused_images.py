@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from mixer_jax.errors import UserError
+from mixer_jax.images.policy import Augment
 from tests.images import loading
 from tests.images.loading import error, load, write
 from tests.images.test_decode import NOISE, encoded
@@ -167,9 +169,9 @@ def test_folders_that_are_not_read_are_told(root, caplog):
     image.unlink()
   assert len(load(config(root)).test.labels) == 2
   inner, empty, loose = caplog.messages
-  assert loose == f"{root / 'test'}: images beside its class folders are not read: 1"
-  assert inner.startswith(f"{root / 'train' / 'cat' / 'images.png'}: not read")
+  assert inner.startswith(f"{root / 'train'}: not read are 1 folders in class folders; ")
   assert empty.startswith(f"{root / 'test' / 'dog'}: no images in this class folder")
+  assert loose.startswith(f"{root / 'test'}: not read are 1 images beside the class folders; ")
 
 
 def archive(path, **members):
@@ -220,18 +222,38 @@ def test_files_that_are_no_npz(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "spec, message",
+  "fields, message",
   [
-    ("train[", "not a split"),
-    ("train[:101%]", "lies outside"),
-    ("train[5:]", "lies outside"),
-    ("train[3:3]", "selects none"),
-    ("../train", "files are named below data.dir"),
-    ("train[:3]+train[2:]", "takes examples of 'train' twice"),
+    (dict(test_split="train["), "data.test_split='train\\[': not a split"),
+    (dict(test_split="train[:101%]"), "lies outside"),
+    (dict(test_split="train[5:]"), "lies outside"),
+    (dict(test_split="train[3:3]"), "selects none"),
+    (dict(test_split="../train"), "files are named below data.dir"),
+    (dict(test_split="train[:3]+train[2:]"), "takes examples of 'train' twice"),
+    (dict(extra_test_splits="a,b["), "data.extra_test_splits='b.': not a split"),
+    (dict(extra_test_splits="test[:1],test"), "has 'test', the name of a split with its own"),
+    (dict(extra_test_splits="test[:1],test[:1]"), "twice; allowed: once"),
+    (dict(name="sample"), "data.dir is .*, but data.name is 'sample'"),
+    (dict(crop="inception", resize=32, stream="never"), "data.crop=inception: needs the encoded"),
+    (dict(crop="inception", resize=32, stored_size=8), "data.crop=inception: data.stored_size"),
+    (dict(crop="inception"), "data.resize is 0; allowed: at least data.image_size, 32"),
+    (dict(resize=8), "data.resize is 8; allowed: 0, or at least data.image_size, 32"),
+    (dict(pad=32), "data.pad is 32"),
+    (dict(random_crop=True), "data.random_crop is True, but data.resize"),
+    (dict(name="npz", stored_size=8), "data.stored_size=8: .* decoded already; set it to 0"),
+    (dict(name="npz", stream="always"), "data.stream=always: .* set it to auto"),
   ],
 )
-def test_split_strings(root, spec, message):
-  assert message in error(config(root, test_split=spec))
+def test_options_that_contradict_each_other(root, fields, message):
+  assert re.search(message, error(config(root, **fields)))
+
+
+@pytest.mark.parametrize("other", [dict(pad=4), dict(resize=36, random_crop=True, pad=4)])
+def test_two_random_crops_are_refused(other):
+  fields = dict(pad=0, resize=0, random_crop=False, crop="") | other
+  with pytest.raises(UserError, match="augment.smallest_area is 0.08: .*data."):
+    Augment(smallest_area=0.08).check(**fields)
+  Augment(smallest_area=0.08).check(**fields | dict(resize=36, random_crop=False))  # no padding
 
 
 FURTHER = {

@@ -54,7 +54,7 @@ def test_folder_has_the_right_pixels_labels_and_names(tmp_path, root, caplog):
   (root / "train" / "cat" / "notes.txt").write_text("not an image")
   (root / "train" / ".DS_Store").write_text("")
   dataset = load(_config(tmp_path))
-  assert "root/train: files are left out, 1 of .txt; " in caplog.text
+  assert "root/train: not read are 1 of .txt; " in caplog.text
   assert dataset.class_names == ("cat", "dog")
   for split, num in ("train", 10), ("test", 3):
     images, labels = getattr(dataset, split).images, getattr(dataset, split).labels

@@ -91,7 +91,7 @@ class ImageClassification(ImageTask):
 
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
-    # A mistake in the model is told before data are read or downloaded.
+    # A mistake in the model ends the start before data are read or downloaded.
     jax.eval_shape(functools.partial(self._fresh, self._build(1)), jax.random.key(0))
     loaded = sources.load(self._data)
     augment.check_stored(self._augmentation, loaded.splits["train"].spec["image"].shape)
@@ -99,7 +99,7 @@ class ImageClassification(ImageTask):
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From images [batch, height, width, 3] to logits [batch, classes]."""
+    """The model; it maps images [batch, height, width, 3] to logits [batch, classes]."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> nn.Module:
@@ -152,7 +152,7 @@ class ImageClassification(ImageTask):
     return self.model.apply(own, images, train=True, rngs=rngs, mutable=changed)
 
   def _losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
-    """Of each example, float32 [batch]."""
+    """The loss of each example, float32 [batch]."""
     labels, target = batch["label"], batch.get("target")
     if self._binary:
       target = jax.nn.one_hot(labels, logits.shape[1]) if target is None else target
@@ -178,7 +178,7 @@ class ImageClassification(ImageTask):
     outputs, labels, *_ = self.predict(variables, batch)
     if labels.ndim == 2:
       return {"top1": WeightedSum.of(_in_set(outputs, labels), mask & labels.any(axis=1))}
-    # Of five classes or fewer every answer is among the first five.
+    # With five classes or fewer every answer is among the first five.
     names = ("loss", "top1", "top5")[: 3 if outputs.shape[1] > 5 else 2]
     scores = (self._losses(outputs, batch), *_hits(outputs, labels))
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
@@ -196,7 +196,7 @@ class ImageClassification(ImageTask):
   decayed = staticmethod(models.is_decayed)
 
   def probabilities(self, variables: Variables, images: np.ndarray) -> np.ndarray:
-    """Those of `class_names`, float32 [n, classes], for images as the run's own.
+    """The probabilities of `class_names`, float32 [n, classes], for images as the run's own.
 
     Each row is a distribution, unless the loss is binary: then each class has its own.
     """

@@ -135,6 +135,6 @@ def started(
 
 
 def traced(config: ml_collections.ConfigDict, init: Callable[[jax.Array], Any]) -> None:
-  """Tells a mistake in the fields of the model, by tracing its start."""
+  """Traces the start of the model, so that a mistake in its fields is a UserError."""
   with as_user_error(f"model {config.model.name}", ValueError):
     jax.eval_shape(init, jax.random.key(0))

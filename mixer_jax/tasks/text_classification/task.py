@@ -111,7 +111,7 @@ class TextClassification(TextTask):
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From ids, real tokens, segments and maybe features to logits [batch, classes]."""
+    """The model; it maps ids, real tokens, segments and maybe features to logits [batch, classes]."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> nn.Module:

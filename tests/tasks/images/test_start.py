@@ -124,6 +124,7 @@ def test_a_run_of_dino_gives_its_teacher_and_the_head_is_fresh(shapes_npz, tmp_p
   dino = config_lib.default("self_distillation", "mixer_small")
   dino.model, dino.data.image_size = tiny(shapes_npz).model, 8
   dino.dino.update(out_dim=8, hidden_dim=4, bottleneck_dim=4)
+  dino = tasks.find(dino.task).complete(dino)
   (tmp_path / directory_lib.CONFIG).write_text(dino.to_json())
   variables = jax.device_get(tasks.find("self_distillation")(dino).init(jax.random.key(1)))
   variables["params"] = jax.tree.map(np.zeros_like, variables["params"])  # the student's

@@ -14,7 +14,7 @@ from mixer_jax.optim import Curvature
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text_classification import scores
-from mixer_jax.training import restore
+from mixer_jax.training import contract, restore
 from tests import children
 
 
@@ -34,6 +34,11 @@ def test_scores_of_two_classes():
   np.testing.assert_allclose(total["matthews"], np.corrcoef(true, found)[0, 1], rtol=1e-5)
   nothing = scores.of_two(np.zeros(4, bool), np.zeros(4, bool), np.ones(4, bool))
   assert [float(x.value()) for x in nothing.values()] == [0.0, 0.0]
+
+
+def test_padding_has_no_weight_in_any_metric(config):
+  """Or no run would start."""
+  contract.check(experiment.build(config))
 
 
 @pytest.mark.thorough
