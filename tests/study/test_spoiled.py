@@ -43,7 +43,7 @@ def test_any_part_of_the_plan(opened):
       line = refused(lambda plan: plan[group][key].update({part: [[]]}))
       assert f"{path} is not the plan" in line
   line = refused(lambda plan: plan["runs"][0]["config"].update(batch_size="many"))
-  assert "run m1-sgd-seed0: batch_size is 'many'; allowed: an integer" in line
+  assert "run m1-sgd-seed0: batch_size is 'many'" in line
 
 
 @pytest.mark.parametrize("text", NONSENSE)
