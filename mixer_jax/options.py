@@ -91,10 +91,7 @@ def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
 
 REQUIRED = inspect.Parameter.empty
 _KINDS = {
-  bool: "True or False",
-  int: "an integer",
-  float: "a finite number",
-  str: "a text",
+  **{bool: "True or False", int: "an integer", float: "a finite number", str: "a text"},
   tuple: "a list of finite numbers",
 }
 
@@ -112,18 +109,6 @@ def of(function: Callable) -> Mapping[str, Option]:
         seen = dict(name=name, default=parameter.default, optional=optional)
         found[name] = dataclasses.replace(note, type=typing.get_origin(kind) or kind, **seen)
   return types.MappingProxyType(found)
-
-
-def signature(outer: Callable, *inner: Callable) -> inspect.Signature:
-  """The signature of `outer` with the keywords of others in the place of its **options.
-
-  Tools that look at it (`help`, `optax.inject_hyperparams`, a config) then find every option.
-  """
-  own = dict(inspect.signature(outer).parameters)
-  own.pop("options", None)
-  keywords = [p for f in inner for p in inspect.signature(f).parameters.values()]
-  inherited = [p for p in keywords if p.kind == p.KEYWORD_ONLY and p.name not in own]
-  return inspect.Signature([*own.values(), *inherited])
 
 
 def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
@@ -196,21 +181,13 @@ def check(
       continue  # None stands for the default of the entry, or the field is of another entry
     if option is None:
       noun = f"option of {config['name']}" if several else "field of a config"
-      raise UserError(
-        f"{prefix}{name} is no {noun}{_hint(name, known, also_named, prefix, several)}"
-      )
+      close = difflib.get_close_matches(name, [*known, *also_named], n=1)
+      meant = f"; did you mean {prefix}{close[0]}?" if close else ""
+      there = f"there are {', '.join(known)}" if known else "there are none with an Option"
+      hint = _SET_BY_FILE if several else ""
+      raise UserError(f"{prefix}{name} is no {noun}; {there}{meant}{hint}")
     if its_value is not None or option.default is not None:
       option.check(f"{prefix}{name}", its_value)
-
-
-def _hint(
-  name: str, known: Iterable[str], also_named: Iterable[str], prefix: str, several: bool
-) -> str:
-  """What a person may have meant by an unknown field."""
-  none = "none (fields of a class count if they are annotated with an Option)"
-  close = difflib.get_close_matches(name, [*known, *also_named], n=1)
-  meant = f"; did you mean {prefix}{close[0]}?" if close else ""
-  return f"; there are {', '.join(known) or none}{meant}{_SET_BY_FILE if several else ''}"
 
 
 def chosen(config: Mapping[str, Any], made_of: Mapping[str, Callable], path: str) -> Callable:
@@ -240,7 +217,8 @@ def table(made_of: Group, path: str) -> str:
   several = isinstance(made_of, Mapping)
   functions = list(made_of.values()) if several else [made_of]
   called = {function: name for name, function in made_of.items()} if several else {}
-  label = lambda function: _name(function, called)
+  # A partial application, as of a model's variant, is called by its class.
+  label = lambda f: f.func.__name__ if hasattr(f, "func") else called.get(f) or f.__name__
   rows = [["field", "of", "default", "allowed", "meaning"], [":--"] * 5]
   if several:
     rows.append([f"`{path}name`", "", "", ", ".join(made_of), "chooses one with its defaults"])
@@ -270,10 +248,3 @@ def _defaults(owners: Iterable[Callable], name: str, label: Callable) -> str:
   if len(set().union(*by_value.values())) < sum(map(len, by_value.values())):
     return "by name"
   return "; ".join(f"{value} {', '.join(names)}" for value, names in by_value.items())
-
-
-def _name(function: Callable, called: Mapping[Callable, str]) -> str:
-  """The name of the class of a partial application; of others that in the group, or their own."""
-  if hasattr(function, "func"):
-    return function.func.__name__
-  return called.get(function) or function.__name__
