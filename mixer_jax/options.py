@@ -193,11 +193,11 @@ def check(
 def chosen(config: Mapping[str, Any], made_of: Mapping[str, Callable], path: str) -> Callable:
   """The function that a group's name chooses; a UserError if there is none."""
   if (name := config.get("name")) not in made_of:
-    raise UserError(f"{path}.name is {shown(name)}; {told_names(name, made_of)}")
+    raise UserError(f"{path}.name is {shown(name)}; {allowed_names(name, made_of)}")
   return made_of[name]
 
 
-def told_names(given: Any, names: Iterable[str]) -> str:
+def allowed_names(given: Any, names: Iterable[str]) -> str:
   """The allowed names for a message; of many, those near to the given one, if there are any."""
   names = list(names)
   close = difflib.get_close_matches(str(given), names, n=3) if len(names) > _FEW else ()

@@ -127,7 +127,7 @@ def _fields(variants: Mapping[str, Callable], name: str) -> dict[str, Any]:
     for maker, others in makers.items():
       if name in others:
         raise UserError(f"model.name is {name!r}, a model that `models.{maker}` builds")
-    raise UserError(f"model.name is {name!r}; {options.told_names(name, variants)}")
+    raise UserError(f"model.name is {name!r}; {options.allowed_names(name, variants)}")
   return {field: option.default for field, option in options.of(variants[name]).items()}
 
 

@@ -57,7 +57,7 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
-def lead(action: Callable[[], T]) -> T | None:
+def on_first(action: Callable[[], T]) -> T | None:
   """Calls `action` in the first process and returns its result; None in the others, which wait.
 
   A UserError of `action` ends all processes.

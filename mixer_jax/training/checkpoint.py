@@ -58,7 +58,7 @@ class Checkpoints:
     self.path = workdir / "checkpoints"
     self._read_only = read_only
     if not read_only:
-      processes.lead(lambda: self._set_damaged_aside(workdir / "damaged"))
+      processes.on_first(lambda: self._set_damaged_aside(workdir / "damaged"))
     elif not self.path.is_dir():
       raise UserError(f"{workdir} holds no checkpoints (looked for {self.path})")
     policies = ocp.checkpoint_managers
@@ -130,7 +130,7 @@ class Checkpoints:
     with self._writing():
       self._manager.save(step, args=items, metrics=ranked | {"in_turn": regular})
 
-  def check(self) -> None:
+  def check_saved(self) -> None:
     """Raises if a save has failed, without waiting for one."""
     with self._writing():
       self._manager.check_for_errors()

@@ -15,7 +15,7 @@ from mixer_jax.experiment import Experiment
 from mixer_jax.tasks import Aux, BaseTask, WeightedSum
 
 
-def check(run: Experiment) -> None:
+def check_task(run: Experiment) -> None:
   """Raises a UserError for a method of the task whose answer is not that of `tasks.Task`."""
   if tuple(run.task.metrics) != tuple(tasks.find(run.config.task).metrics):
     raise _wrong(run, "metrics", run.task.metrics, "those of the class, which reports read")

@@ -61,7 +61,7 @@ def test_the_primary_metric_of_a_frozen_task_is_checked(monkeypatch):
   config = waves("sgd", num_steps=1, eval_steps=1, freeze="Dense_0")
   config.task = f"{__name__}:Own"
   with pytest.raises(UserError, match="allowed: 'error', the first of metrics"):
-    contract.check(experiment.build(config))
+    contract.check_task(experiment.build(config))
 
 
 COLLECTIONS = {
@@ -101,7 +101,7 @@ def test_changed_collections_are_those_of_init(mistake, monkeypatch):
 
   monkeypatch.setattr(f"{__name__}.Own", Own, raising=False)
   with pytest.raises(UserError, match=f"^task {__name__}:Own: loss gives {message}"):
-    contract.check(experiment.build(waves("sgd", task=f"{__name__}:Own")))
+    contract.check_task(experiment.build(waves("sgd", task=f"{__name__}:Own")))
 
 
 class Scaled(Derivative):
@@ -123,7 +123,7 @@ def test_each_split_that_is_evaluated_is_checked(monkeypatch):
   monkeypatch.setattr(f"{__name__}.Own", Own, raising=False)
   config = waves("sgd", task=f"{__name__}:Own")
   with pytest.raises(UserError, match="evaluate gives .*scale"):
-    contract.check(experiment.build(config))
+    contract.check_task(experiment.build(config))
 
 
 def test_a_further_split_may_lack_the_primary_metric(monkeypatch):
@@ -145,7 +145,7 @@ def test_metrics_are_those_of_the_class(monkeypatch):
   run = experiment.build(waves("sgd"))
   run.task.metrics = (tasks.Metric("other", False), *type(run.task).metrics)
   with pytest.raises(UserError, match="metrics gives .*those of the class"):
-    contract.check(run)
+    contract.check_task(run)
   monkeypatch.delattr(type(run.task), "metrics")
   with pytest.raises(UserError, match="metrics of task .* is None; allowed: an attribute of the"):
     tasks.find(run.config.task)
@@ -153,4 +153,4 @@ def test_metrics_are_those_of_the_class(monkeypatch):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "kfac"])
 def test_the_task_of_the_docs_keeps_the_contract(optimizer):
-  contract.check(experiment.build(waves(optimizer, accum_steps=2, freeze="Dense_0")))
+  contract.check_task(experiment.build(waves(optimizer, accum_steps=2, freeze="Dense_0")))
