@@ -91,7 +91,7 @@ def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
 
 REQUIRED = inspect.Parameter.empty
 _KINDS = {
-  **{bool: "True or False", int: "an integer", float: "a finite number", str: "a text"},
+  **{bool: "True or False", int: "an integer", float: "a finite number", str: "text"},
   tuple: "a list of finite numbers",
 }
 
@@ -213,38 +213,32 @@ def shown(value: Any) -> str:
 
 
 def table(made_of: Group, path: str) -> str:
-  """The options of a group as a Markdown table."""
+  """The options of a group as a Markdown table; of several by name with those that have a field."""
   several = isinstance(made_of, Mapping)
-  functions = list(made_of.values()) if several else [made_of]
-  called = {function: name for name, function in made_of.items()} if several else {}
+  called = {function: name for name, function in (made_of.items() if several else ())}
   # A partial application, as of a model's variant, is called by its class.
   label = lambda f: f.func.__name__ if hasattr(f, "func") else called.get(f) or f.__name__
   rows = [["field", "of", "default", "allowed", "meaning"], [":--"] * 5]
   if several:
     rows.append([f"`{path}name`", "", "", ", ".join(made_of), "chooses one with its defaults"])
   for name in any_of(made_of):
-    meanings: dict[tuple[str, str], list[Callable]] = {}
-    for function in functions:
+    owners: dict[tuple[str, str], list[Callable]] = {}  # by what the field takes and means there
+    for function in made_of.values() if several else (made_of,):
       if option := of(function).get(name):
-        meanings.setdefault((option.allowed, option.help), []).append(function)
-    for (allowed, text), owners in meanings.items():
-      names = "" if len(owners) == len(functions) else ", ".join(dict.fromkeys(map(label, owners)))
-      free = " (free)" if any(of(owner)[name].free for owner in owners) else ""
-      allowed = "text" if allowed == _KINDS[str] else allowed
-      rows.append([f"`{path}{name}`", names, _defaults(owners, name, label), allowed, text + free])
+        meaning = option.allowed, option.help + (" (free)" if option.free else "")
+        owners.setdefault(meaning, []).append(function)
+    for meaning, functions in owners.items():
+      owned = dict.fromkeys(map(label, functions if len(functions) < len(called) else ()))
+      defaults: dict[str, dict[str, None]] = {}
+      for function in functions:
+        default = of(function)[name].default
+        text = "" if default is REQUIRED else f"`{default!r}`"
+        defaults.setdefault(text, {})[label(function)] = None
+      default = "; ".join(f"{text} {', '.join(names)}" for text, names in defaults.items())
+      if len(defaults) == 1:
+        [default] = defaults
+      elif len(set().union(*defaults.values())) < sum(map(len, defaults.values())):
+        default = "by name"  # variants of one class differ
+      rows.append([f"`{path}{name}`", ", ".join(owned), default, *meaning])
   cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
   return "\n".join(f"| {' | '.join(row if several else row[:1] + row[2:])} |" for row in cells)
-
-
-def _defaults(owners: Iterable[Callable], name: str, label: Callable) -> str:
-  """The default of an option, for each class or function where they differ."""
-  by_value: dict[str, dict[str, None]] = {}
-  for owner in owners:
-    default = of(owner)[name].default
-    shown_as = "" if default is REQUIRED else f"`{default!r}`"
-    by_value.setdefault(shown_as, {})[label(owner)] = None
-  if len(by_value) == 1:
-    return next(iter(by_value))
-  if len(set().union(*by_value.values())) < sum(map(len, by_value.values())):
-    return "by name"
-  return "; ".join(f"{value} {', '.join(names)}" for value, names in by_value.items())

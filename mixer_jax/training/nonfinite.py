@@ -31,9 +31,9 @@ class Nonfinite(Exception):
 
 
 class Watch:
-  """Reads the checks of steps, a call or so behind the device.
+  """Reads the checks of steps, about one call behind the device.
 
-  `failed` steps in a row came before. Even with "skip" an epoch of failures alone is an error.
+  `failed` steps in a row failed before. With "skip", too, an epoch in which every step fails is an error.
   """
 
   def __init__(self, run: Experiment, failed: int = 0):
@@ -59,8 +59,8 @@ class Watch:
 def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
   """Whether the numbers of a step are finite (traceable): bool [2], see `CHECKS`.
 
-  Curvature factors may be lost long before a parameter is, so all of the state is looked at. The
-  largest of no values, -inf, is no failure.
+  Curvature factors may overflow long before a parameter does, so the whole state is looked at. -inf, the
+  largest of no values, is no failure.
   """
   is_largest = lambda x: isinstance(x, tasks.Largest)
   some = lambda x: jnp.maximum(x.largest, 0) if is_largest(x) else x

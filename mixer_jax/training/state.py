@@ -25,8 +25,8 @@ class TrainState:
   """Everything that a step changes, a pytree of arrays: a checkpoint is this and no more."""
 
   step: jax.Array  # steps so far, shape=(), dtype=int32
-  # "params", float32 or of a run in float64 that, and collections that the optimizer does not train: the task's own, and
-  # moving averages, see `AVERAGES`.
+  # "params", float32 or float64, and collections that the optimizer does not train: the task's own and
+  # moving averages (see `AVERAGES`).
   variables: dict[str, Any]
   opt_state: Any  # the optimizer's state, curvature factors included
   key_data: jax.Array  # of the run's random key, uint32; a step folds its number into it

@@ -20,7 +20,7 @@ from mixer_jax.training.state import TrainState, without_metrics
 
 
 def steps_per_dispatch(mesh: jax.sharding.Mesh) -> int:
-  """Steps in a call where the config leaves it open: on a CPU calls are cheap, and loops slow."""
+  """Steps per call where the config does not say: on a CPU calls are cheap and loops are slow."""
   return 1 if mesh.devices.flat[0].platform == "cpu" else 16
 
 
