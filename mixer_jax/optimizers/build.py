@@ -43,8 +43,8 @@ class InTurn:
 
 
 _GENERAL = options.of(General)
-# Optimizers that are made of two, by their names: the options that they have, and the names of the two.
 _OF_CURVATURE = ("kfac", "kfac_adam", "kfac_muon", "gauss_newton", "hessian_free")
+# Optimizers that are made of two, by their names: the options that they have, and the names of the two.
 _PAIRS = {"graft": (Graft, SIDES), "in_turn": (InTurn, ("first", "second"))}
 
 
@@ -173,13 +173,13 @@ def _with_numbers(
 
 
 def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """All fields of a named optimizer, without those of every one."""
+  """Returns the fields of a single optimizer, without those that every optimizer has."""
   own = {k: v for k, v in options.given(config).items() if k not in _GENERAL}
   return OPTIMIZERS[config.name](**own)
 
 
 def makes_whole_steps(config: ml_collections.ConfigDict) -> bool:
-  """Whether an optimizer reckons with the whole updates that it makes."""
+  """Whether an optimizer relies on its updates being applied whole."""
   return any(
     side.name in WHOLE_STEPS or side.get("quadratic_model") or side.get("adaptive_damping")
     for side in leaves(config)
@@ -187,7 +187,7 @@ def makes_whole_steps(config: ml_collections.ConfigDict) -> bool:
 
 
 def leaves(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
-  """The configs of single optimizers in one, of pairs both."""
+  """Returns the configs of the single optimizers that an optimizer is made of."""
   if config.name not in _PAIRS:
     return [config]
   return [found for side in _PAIRS[config.name][1] for found in leaves(config[side])]
@@ -199,7 +199,7 @@ def of_curvature(config: ml_collections.ConfigDict) -> list[ml_collections.Confi
 
 
 def curvature_blocks(config: ml_collections.ConfigDict, problem: Problem) -> tuple[Block, ...]:
-  """The blocks of the curvature that a group of `of_curvature` has."""
+  """Returns the curvature blocks of one of the parts that `of_curvature` finds."""
   return problem.curvature(_fields(config)).blocks
 
 

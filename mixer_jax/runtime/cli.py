@@ -147,7 +147,7 @@ def checked_config(config: ConfigDict | None) -> ConfigDict:
 
 
 def _end_if_unread() -> None:
-  """Ends without a word, as the shell's own commands do, if nothing reads stdout: `| head`."""
+  """Ends quietly, as the shell's own commands do, if nothing reads stdout any more, as in `| head`."""
   pipe = select.poll()
   pipe.register(sys.stdout, 0)
   if any(event & select.POLLERR for _, event in pipe.poll(0)):

@@ -142,7 +142,7 @@ def _tell_lost(run: Experiment, directory: pathlib.Path, step: int) -> None:
 def _run(
   directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, variables: Any, asked: Request
 ) -> None:
-  """Runs the rest; once a step was not finite, from the last checkpoint if so configured."""
+  """Trains to the end; if a step is not finite and the config says so, again from the last checkpoint."""
   run, most = trainer.run, nonfinite.MOST_TRIES
   back_to, tries, scorers = None, 0, evaluators(run)
   scorers[run.selection].check_padding(evaluation_variables(trainer.state.variables))
@@ -172,7 +172,7 @@ def _run(
 def _loop(
   directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, scorers: dict, asked: Request
 ) -> None:
-  """Runs the rest, or until a signal: train, evaluate, report, save."""
+  """Trains, evaluates, reports and saves until the end or a signal."""
   run = trainer.run
   rows = [row for row in metrics_file.read(directory) if row["step"] <= trainer.step]
   with contextlib.ExitStack() as stack:
@@ -202,7 +202,7 @@ def _loop(
 def _evaluate(
   trainer: Trainer, scorers: dict, rows: list[Row], writer: metrics_file.Writer | None
 ) -> tuple[float, bool]:
-  """Adds and reports a row; its score, the higher the better, and whether it is the best so far."""
+  """Adds and prints a row; returns its score (higher is better) and whether it is the best so far."""
   run, metrics = trainer.run, trainer.run.task.metrics
   rows.append(row := _row(trainer, scorers, rows))
   if writer:
@@ -281,7 +281,7 @@ def _hold(directory: pathlib.Path) -> int:
 
 
 def _start(run: Experiment, saved: Checkpoints, variables: Any) -> tuple[TrainState, float]:
-  """The newest checkpoint's state, or that before step 0, and the seconds since an evaluation."""
+  """Returns the state of the newest checkpoint, or of step 0, and its seconds since an evaluation."""
   step = saved.latest()
   if step is None:
     return init_state(run, variables), 0.0

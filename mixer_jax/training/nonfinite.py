@@ -1,4 +1,4 @@
-"""Steps whose numbers are not finite: noticed inside the step, told in one line."""
+"""Finds steps whose numbers are not finite, inside the step, and says so in one line."""
 
 from typing import Any, Sequence
 
@@ -42,12 +42,12 @@ class Watch:
     self._failed, self._unread = failed, None
 
   def add(self, step: int, checks: jax.Array) -> None:
-    """Takes the `checks` of a call's steps, [steps, 2], the first after `step`."""
+    """Takes the checks, bool [steps, 2], of a call whose first step comes after `step`."""
     self.read()  # those of the call before: the progress bar is true, and the queue short
     self._unread = step, checks
 
   def read(self) -> None:
-    """Waits for the last call; raises `Nonfinite` if more steps failed than may be."""
+    """Waits for the last call; raises `Nonfinite` if too many steps have failed."""
     (step, checks), self._unread = self._unread or (0, ()), None
     for number, passed in enumerate(np.asarray(checks), step + 1):
       self._failed = 0 if passed.all() else self._failed + 1

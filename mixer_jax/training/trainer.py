@@ -57,7 +57,7 @@ class Trainer:
     self._windows = self._feed.windows(self._planned(self.step))
 
   def _planned(self, step: int) -> Iterator[tuple[int, int]]:
-    """First step and number of steps of each call; all end where the window divides the step."""
+    """Yields the first step and the number of steps of each call; a call ends at a multiple of the window."""
     while step < self.run.clock.num_steps:
       count = self.window - step % self.window
       yield step, count
