@@ -255,7 +255,7 @@ def test_mistakes_are_one_line(config, teacher_run, tmp_path, shapes_npz):
 
   refused("--config.distillation.teacher=RUN", **{"distillation.teacher": ""})
   refused("loss is 'binary'; distillation takes softmax", loss="binary")
-  refused("is no run: .*No such file", **{"distillation.teacher": str(tmp_path)})
+  refused("holds no run", **{"distillation.teacher": str(tmp_path)})
   (tmp_path / "config.json").write_text('{"task": "image_classification", "model": 3}')
   refused("has no model of images", **{"distillation.teacher": str(tmp_path)})
   (tmp_path / "config.json").write_text('{"task": "masked_lm"}')
