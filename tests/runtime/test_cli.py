@@ -103,3 +103,19 @@ def test_a_command_whose_reader_has_gone_ends_without_a_word():
   ended = subprocess.run([sys.executable, *arguments], stdout=write, stderr=subprocess.PIPE)
   os.close(write)
   assert ended.returncode == 128 + 13 and not ended.stderr
+
+
+@pytest.mark.thorough
+def test_an_unusable_cache_is_told(tmp_path):
+  (tmp_path / "file").write_text("")
+  ended = command(
+    tmp_path / "log",
+    "main",
+    f"{QUICKSTART}:sgd",
+    f"--workdir={tmp_path}/run",
+    f"--config.data.cache_dir={tmp_path}/file/cache",
+    *("--config.num_steps=2", "--config.mesh.data=1", "--config.model.num_blocks=0"),
+    *("--config.data.train_split=train[:128]", "--config.data.test_split=test[:100]"),
+  )
+  assert ended.code == 0, ended.err
+  assert ended.err.count("examples are decoded at every start") == 1
