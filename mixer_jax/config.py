@@ -18,83 +18,75 @@ from mixer_jax.runtime import mesh, overrides
 
 # Value of a field that a command line has to give.
 REQUIRED = "(required)"
-_POLICIES = ("stop", "skip", "restore")
-_DETERMINISTIC = "require deterministic GPU kernels; see docs/trust.md"
 _FREEZE = (
   'regular expression of the paths of parameters to keep fixed; "backbone" means all but the head,'
   ' "" none'
 )
-_LAYER_DECAY = (
-  "factor by which updates shrink from each block to the next, from the head down; 1 turns it off"
+_TARGET = (
+  "stop watch: report the first step at which the primary metric reaches this value; 0 turns it off"
 )
+
+
+def _option(kind: type, help: str, *limits: float, free: bool = False) -> Any:
+  """The type of a field with its lowest and highest value."""
+  return Annotated[kind, Option(help, *limits, free=free)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
   """The options of a run of any task."""
 
-  task: Annotated[str, Option("kind of task, or module.path:Class")] = "image_classification"
-  seed: Annotated[int, Option("random seed of parameters, order, augmentation and sampling", 0)] = 0
-  num_epochs: Annotated[int, Option("length of the run in epochs", 1)] = 100
-  num_steps: Annotated[
-    int, Option("length of the run in steps; 0 means that num_epochs decides", 0)
-  ] = 0
-  batch_size: Annotated[int, Option("examples a step, over all devices and parts", 1)] = 64
-  accum_steps: Annotated[int, Option("parts of a batch whose gradients are summed", 1)] = 1
-  eval_batch_size: Annotated[int, Option("examples an evaluation batch", 1, free=True)] = 256
-  eval_epochs: Annotated[float, Option("epochs between evaluations", 1e-6)] = 1.0
-  eval_steps: Annotated[
-    int, Option("steps between evaluations; 0 means that eval_epochs decides", 0)
-  ] = 0
-  checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6)] = 1.0
-  checkpoint_steps: Annotated[
-    int, Option("steps between checkpoints; 0 means that checkpoint_epochs decides", 0)
-  ] = 0
-  keep_checkpoints: Annotated[
-    int, Option("number of recent checkpoints to keep; the best one is always kept", 2, free=True)
-  ] = 2
-  save_best: Annotated[
-    bool, Option("also save a checkpoint at each evaluation that is the best so far", free=True)
-  ] = True
-  steps_per_dispatch: Annotated[
+  task: _option(str, "kind of task, or module.path:Class") = "image_classification"
+  seed: _option(int, "random seed of parameters, order, augmentation and sampling", 0) = 0
+  num_epochs: _option(int, "length of the run in epochs", 1) = 100
+  num_steps: _option(int, "length of the run in steps; 0 means that num_epochs decides", 0) = 0
+  batch_size: _option(int, "examples a step, over all devices and parts", 1) = 64
+  accum_steps: _option(int, "parts of a batch whose gradients are summed", 1) = 1
+  eval_batch_size: _option(int, "examples an evaluation batch", 1, free=True) = 256
+  eval_epochs: _option(float, "epochs between evaluations", 1e-6) = 1.0
+  eval_steps: _option(int, "steps between evaluations; 0 means that eval_epochs decides", 0) = 0
+  checkpoint_epochs: _option(float, "epochs between checkpoints", 1e-6) = 1.0
+  checkpoint_steps: _option(
+    int, "steps between checkpoints; 0 means that checkpoint_epochs decides", 0
+  ) = 0
+  keep_checkpoints: _option(
+    int, "number of recent checkpoints to keep; the best one is always kept", 2, free=True
+  ) = 2
+  save_best: _option(
+    bool, "also save a checkpoint at each evaluation that is the best so far", free=True
+  ) = True
+  steps_per_dispatch: _option(
+    int, "training steps per compiled call; 0 means 1 on a CPU and 16 elsewhere", 0, free=True
+  ) = 0
+  ema_decay: _option(
+    float,
+    "decay of a moving average of the parameters, which is evaluated in their place; 0 turns it off",
+    *(0, 0.9999999),
+  ) = 0.0
+  freeze: _option(str, _FREEZE) = ""
+  layer_decay: _option(
+    float,
+    "factor by which updates shrink from each block to the next, from the head down; 1 turns it off",
+    *(1e-6, 1),
+  ) = 1.0
+  target: _option(float, _TARGET, 0) = 0.0
+  patience: _option(
     int,
-    Option("training steps per compiled call; 0 means 1 on a CPU and 16 elsewhere", 0, free=True),
-  ] = 0
-  ema_decay: Annotated[
+    "end the run after this many evaluations without a better primary metric; 0 turns it off",
+    0,
+  ) = 0
+  max_seconds: _option(
     float,
-    Option(
-      "decay of a moving average of the parameters, which is evaluated in their place; 0 turns it off",
-      0,
-      0.9999999,
-    ),
-  ] = 0.0
-  freeze: Annotated[str, Option(_FREEZE)] = ""
-  layer_decay: Annotated[float, Option(_LAYER_DECAY, 1e-6, 1)] = 1.0
-  target: Annotated[
-    float,
-    Option(
-      "stop watch: report the first step at which the primary metric reaches this value; 0 turns it off",
-      0,
-    ),
-  ] = 0.0
-  patience: Annotated[
-    int,
-    Option(
-      "end the run after this many evaluations without a better primary metric; 0 turns it off", 0
-    ),
-  ] = 0
-  max_seconds: Annotated[
-    float,
-    Option(
-      "end the run at the first evaluation after this many seconds of training steps; 0 turns it off",
-      0,
-    ),
-  ] = 0.0
+    "end the run at the first evaluation after this many seconds of training steps; 0 turns it off",
+    0,
+  ) = 0.0
   on_nonfinite: one_of(
-    "what to do when a loss or an update is not finite", _POLICIES, free=True
+    "what to do when a loss or an update is not finite", ("stop", "skip", "restore"), free=True
   ) = "stop"
-  require_accelerator: Annotated[bool, Option("refuse to start on a CPU", free=True)] = False
-  deterministic: Annotated[bool, Option(_DETERMINISTIC, free=True)] = False
+  require_accelerator: _option(bool, "refuse to start on a CPU", free=True) = False
+  deterministic: _option(
+    bool, "require deterministic GPU kernels; see docs/trust.md", free=True
+  ) = False
 
 
 def _groups(task: str) -> dict[str, options.Group]:
@@ -191,7 +183,7 @@ def check(config: ConfigDict) -> None:
   optimizers.check(config.optimizer)
   task.check(config)
   if not (config.num_steps or config.schedule.warmup_steps):  # `experiment` checks those in steps
-    options.made(optimizers.Multiplier, config.schedule).check(config.num_epochs, 1)
+    options.made(optimizers.Multiplier, config.schedule).check_warmup(config.num_epochs, 1)
 
 
 def from_json(stored: Mapping[str, Any]) -> ConfigDict:

@@ -72,7 +72,7 @@ class Experiment:
   def multiplier(self) -> optimizers.Schedule:
     """The schedule of the learning rate, a function of the update count."""
     length = self.clock.num_steps, self.clock.steps_per_epoch
-    self._schedule.check(*length)
+    self._schedule.check_warmup(*length)
     return self._schedule.build(*length)
 
   @property

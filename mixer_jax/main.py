@@ -49,7 +49,7 @@ def main(_: list[str]) -> None:
   with processes.together(), _resumable():
     file = config_flags.get_config_filename(options["config"]).partition(":")[0]
     directory = loop.train(config, options.workdir, options.verbose_model, file)
-    processes.lead(lambda: _drawn(curves.draw, directory))
+    processes.on_first(lambda: _drawn(curves.draw, directory))
 
 
 if __name__ == "__main__":

@@ -91,10 +91,7 @@ def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
 
 REQUIRED = inspect.Parameter.empty
 _KINDS = {
-  bool: "True or False",
-  int: "an integer",
-  float: "a finite number",
-  str: "a text",
+  **{bool: "True or False", int: "an integer", float: "a finite number", str: "text"},
   tuple: "a list of finite numbers",
 }
 
@@ -112,18 +109,6 @@ def of(function: Callable) -> Mapping[str, Option]:
         seen = dict(name=name, default=parameter.default, optional=optional)
         found[name] = dataclasses.replace(note, type=typing.get_origin(kind) or kind, **seen)
   return types.MappingProxyType(found)
-
-
-def signature(outer: Callable, *inner: Callable) -> inspect.Signature:
-  """The signature of `outer` with the keywords of others in the place of its **options.
-
-  Tools that look at it (`help`, `optax.inject_hyperparams`, a config) then find every option.
-  """
-  own = dict(inspect.signature(outer).parameters)
-  own.pop("options", None)
-  keywords = [p for f in inner for p in inspect.signature(f).parameters.values()]
-  inherited = [p for p in keywords if p.kind == p.KEYWORD_ONLY and p.name not in own]
-  return inspect.Signature([*own.values(), *inherited])
 
 
 def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
@@ -196,31 +181,23 @@ def check(
       continue  # None stands for the default of the entry, or the field is of another entry
     if option is None:
       noun = f"option of {config['name']}" if several else "field of a config"
-      raise UserError(
-        f"{prefix}{name} is no {noun}{_hint(name, known, also_named, prefix, several)}"
-      )
+      close = difflib.get_close_matches(name, [*known, *also_named], n=1)
+      meant = f"; did you mean {prefix}{close[0]}?" if close else ""
+      there = f"there are {', '.join(known)}" if known else "there are none with an Option"
+      hint = _SET_BY_FILE if several else ""
+      raise UserError(f"{prefix}{name} is no {noun}; {there}{meant}{hint}")
     if its_value is not None or option.default is not None:
       option.check(f"{prefix}{name}", its_value)
-
-
-def _hint(
-  name: str, known: Iterable[str], also_named: Iterable[str], prefix: str, several: bool
-) -> str:
-  """What a person may have meant by an unknown field."""
-  none = "none (fields of a class count if they are annotated with an Option)"
-  close = difflib.get_close_matches(name, [*known, *also_named], n=1)
-  meant = f"; did you mean {prefix}{close[0]}?" if close else ""
-  return f"; there are {', '.join(known) or none}{meant}{_SET_BY_FILE if several else ''}"
 
 
 def chosen(config: Mapping[str, Any], made_of: Mapping[str, Callable], path: str) -> Callable:
   """The function that a group's name chooses; a UserError if there is none."""
   if (name := config.get("name")) not in made_of:
-    raise UserError(f"{path}.name is {shown(name)}; {told_names(name, made_of)}")
+    raise UserError(f"{path}.name is {shown(name)}; {allowed_names(name, made_of)}")
   return made_of[name]
 
 
-def told_names(given: Any, names: Iterable[str]) -> str:
+def allowed_names(given: Any, names: Iterable[str]) -> str:
   """The allowed names for a message; of many, those near to the given one, if there are any."""
   names = list(names)
   close = difflib.get_close_matches(str(given), names, n=3) if len(names) > _FEW else ()
@@ -236,44 +213,32 @@ def shown(value: Any) -> str:
 
 
 def table(made_of: Group, path: str) -> str:
-  """The options of a group as a Markdown table."""
+  """The options of a group as a Markdown table; of several by name with those that have a field."""
   several = isinstance(made_of, Mapping)
-  functions = list(made_of.values()) if several else [made_of]
-  called = {function: name for name, function in made_of.items()} if several else {}
-  label = lambda function: _name(function, called)
+  called = {function: name for name, function in (made_of.items() if several else ())}
+  # A partial application, as of a model's variant, is called by its class.
+  label = lambda f: f.func.__name__ if hasattr(f, "func") else called.get(f) or f.__name__
   rows = [["field", "of", "default", "allowed", "meaning"], [":--"] * 5]
   if several:
     rows.append([f"`{path}name`", "", "", ", ".join(made_of), "chooses one with its defaults"])
   for name in any_of(made_of):
-    meanings: dict[tuple[str, str], list[Callable]] = {}
-    for function in functions:
+    owners: dict[tuple[str, str], list[Callable]] = {}  # by what the field takes and means there
+    for function in made_of.values() if several else (made_of,):
       if option := of(function).get(name):
-        meanings.setdefault((option.allowed, option.help), []).append(function)
-    for (allowed, text), owners in meanings.items():
-      names = "" if len(owners) == len(functions) else ", ".join(dict.fromkeys(map(label, owners)))
-      free = " (free)" if any(of(owner)[name].free for owner in owners) else ""
-      allowed = "text" if allowed == _KINDS[str] else allowed
-      rows.append([f"`{path}{name}`", names, _defaults(owners, name, label), allowed, text + free])
+        meaning = option.allowed, option.help + (" (free)" if option.free else "")
+        owners.setdefault(meaning, []).append(function)
+    for meaning, functions in owners.items():
+      owned = dict.fromkeys(map(label, functions if len(functions) < len(called) else ()))
+      defaults: dict[str, dict[str, None]] = {}
+      for function in functions:
+        default = of(function)[name].default
+        text = "" if default is REQUIRED else f"`{default!r}`"
+        defaults.setdefault(text, {})[label(function)] = None
+      default = "; ".join(f"{text} {', '.join(names)}" for text, names in defaults.items())
+      if len(defaults) == 1:
+        [default] = defaults
+      elif len(set().union(*defaults.values())) < sum(map(len, defaults.values())):
+        default = "by name"  # variants of one class differ
+      rows.append([f"`{path}{name}`", ", ".join(owned), default, *meaning])
   cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
   return "\n".join(f"| {' | '.join(row if several else row[:1] + row[2:])} |" for row in cells)
-
-
-def _defaults(owners: Iterable[Callable], name: str, label: Callable) -> str:
-  """The default of an option, for each class or function where they differ."""
-  by_value: dict[str, dict[str, None]] = {}
-  for owner in owners:
-    default = of(owner)[name].default
-    shown_as = "" if default is REQUIRED else f"`{default!r}`"
-    by_value.setdefault(shown_as, {})[label(owner)] = None
-  if len(by_value) == 1:
-    return next(iter(by_value))
-  if len(set().union(*by_value.values())) < sum(map(len, by_value.values())):
-    return "by name"
-  return "; ".join(f"{value} {', '.join(names)}" for value, names in by_value.items())
-
-
-def _name(function: Callable, called: Mapping[Callable, str]) -> str:
-  """The name of the class of a partial application; of others that in the group, or their own."""
-  if hasattr(function, "func"):
-    return function.func.__name__
-  return called.get(function) or function.__name__

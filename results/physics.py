@@ -53,5 +53,5 @@ TABLES = {
     lines={name: {"optimizer": name} for name in _OPTIMIZERS},
     columns=_columns(),
     corner="20 s of training",
-  )
+  ),
 }

@@ -108,5 +108,5 @@ def image_size(name: str) -> int:
 
 def _named(variants: Mapping[str, Callable], name: str) -> Callable:
   if name not in variants:
-    raise UserError(f"model.name is {name!r}; {options.told_names(name, variants)}")
+    raise UserError(f"model.name is {name!r}; {options.allowed_names(name, variants)}")
   return variants[name]

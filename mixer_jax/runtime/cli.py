@@ -34,7 +34,7 @@ _SHARED = {
 _LESS = (
   "less of it takes a smaller batch_size or eval_batch_size, more accum_steps, or model.remat=True"
 )
-_CLEARED = re.compile(r"--config\.([\w.]+)=None")
+_FIELD = re.compile(r"--config\.([\w.]+)=(.*)", re.DOTALL)
 flags.disclaim_key_flags()  # they are the command's own in --help
 
 
@@ -106,12 +106,15 @@ def run_commands(
 
 def _parse_flags(argv: list[str]) -> list[str]:
   """The arguments that are no flags; a mistake in a flag becomes one line."""
-  cleared = [found[1] for found in map(_CLEARED.fullmatch, argv) if found]
+  fields = [_FIELD.fullmatch(arg) for arg in argv]
+  given = dict(field.groups() for field in fields if field)  # the last value of a field holds
+  cleared = [f"{name}=None" for name, value in given.items() if value == "None"]
   try:
     # ml_collections takes no None for a number.
-    arguments = flags.FLAGS([arg for arg in argv if not _CLEARED.fullmatch(arg)])
+    is_none = [bool(field and field[2] == "None") for field in fields]
+    arguments = flags.FLAGS([arg for arg, none in zip(argv, is_none) if not none])
     if cleared:
-      overrides.override(checked_config(flags.FLAGS.config), [f"{k}=None" for k in cleared])
+      overrides.override(checked_config(flags.FLAGS.config), cleared)
   except (UserError, flags.Error) as e:
     if "Traceback" in str(e):  # of a config file, which is a program
       raise
@@ -130,7 +133,6 @@ def _parse_flags(argv: list[str]) -> list[str]:
   own.propagate = False
   own.addHandler(std_logging.StreamHandler())
   if "config" in flags.FLAGS and isinstance(flags.FLAGS.config, ConfigDict):
-    given = [arg.removeprefix("--config.").partition("=")[0] for arg in argv]
     overrides.warn_of_epochs(flags.FLAGS.config, given)
   return arguments
 
@@ -145,7 +147,7 @@ def checked_config(config: ConfigDict | None) -> ConfigDict:
 
 
 def _end_if_unread() -> None:
-  """Ends without a word, as the shell's own commands do, if nothing reads stdout: `| head`."""
+  """Ends quietly, as the shell's own commands do, if nothing reads stdout any more, as in `| head`."""
   pipe = select.poll()
   pipe.register(sys.stdout, 0)
   if any(event & select.POLLERR for _, event in pipe.poll(0)):

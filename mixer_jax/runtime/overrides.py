@@ -9,7 +9,7 @@ from typing import Any, Iterable, Sequence
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from mixer_jax.errors import as_user_error
+from mixer_jax.errors import UserError, as_user_error
 
 _LOG = logging.getLogger(__name__)
 _TRUTHS = {"true": True, "false": False}
@@ -26,11 +26,15 @@ def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
   for assignment in assignments:
     field, equals, text = assignment.partition("=")
     *groups, leaf = field.split(".")
-    with as_user_error(f"override {assignment}", KeyError, AttributeError, TypeError, ValueError):
+    try:
       group = functools.reduce(lambda part, name: part[name], groups, config)
-      if not equals or isinstance(group[leaf], ConfigDict):
-        raise ValueError("allowed: FIELD=VALUE")
-      group[leaf] = _value(text, group.get_type(leaf))
+      kind = group.get_type(leaf)
+    except (KeyError, AttributeError, TypeError) as e:
+      raise UserError(f"override {assignment}: the config has no field {field}") from e
+    if not equals or kind is ConfigDict:
+      raise UserError(f"override {assignment}: allowed: FIELD=VALUE")
+    with as_user_error(f"override {assignment}", TypeError, ValueError):
+      group[leaf] = _value(text, kind)
   warn_of_epochs(config, [text.partition("=")[0] for text in assignments])
   return config
 

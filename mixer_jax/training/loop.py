@@ -51,18 +51,18 @@ def train(
   begun, given = resume.begun(path), config
   config = resume.resolve(config, begun)
   run = experiment.make(resume.with_copies(config, begun) if begun else config)
-  contract.check(run)
+  contract.check_task(run)
   variables = None if begun else run.task.initial(run.variable_shapes, restore.stored)
   # An optimizer that cannot train these parameters is refused before the directory exists.
   jax.eval_shape(run.optimizer.init, run.variable_shapes["params"])
   with _claimed(run, path) as (directory, saved):
-    processes.lead(lambda: _store(directory, run, begun, given, config, config_file))
+    processes.on_first(lambda: _store(directory, run, begun, given, config, config_file))
     again = "the same --config and overrides with this --workdir resume"
     print(f"workdir {directory}: {again}", flush=True)
     state, seconds = _start(run, saved, variables)
     _tell_lost(run, directory, int(state.step))
     if not ended(run, int(state.step), metrics_file.read(directory)):
-      processes.lead(lambda: saved.check_room(state))
+      processes.on_first(lambda: saved.check_room(state))
       _tell(run, directory, verbose_model)
       recorded = session.session(directory, int(state.step), run, config_file)
       with recorded, processes.stop_signals(run.mesh) as asked:
@@ -84,10 +84,10 @@ def train(
 @contextlib.contextmanager
 def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, Checkpoints]]:
   """The run's directory, held by this process alone, and its checkpoints."""
-  directory = processes.lead(lambda: directory_lib.create(path)) or directory_lib.existing(path)
+  directory = processes.on_first(lambda: directory_lib.create(path)) or directory_lib.existing(path)
   with contextlib.ExitStack() as stack:
     stack.enter_context(directory_lib.writing(directory))
-    if (descriptor := processes.lead(lambda: _hold(directory))) is not None:
+    if (descriptor := processes.on_first(lambda: _hold(directory))) is not None:
       stack.callback(os.close, descriptor)
     saved = Checkpoints(directory, keep=run.config.keep_checkpoints)
     stack.enter_context(contextlib.closing(saved))
@@ -125,7 +125,7 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
   length = run.clock.epoch(run.clock.num_steps)
   if late := [epoch for epoch in schedule.epochs if schedule.name == "step" and epoch >= length]:
     print(f"schedule.epochs {late} lie beyond the run's {length:g} epochs: no effect", flush=True)
-  processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
+  processes.on_first(lambda: (directory / "parameters.txt").write_text(tables))
   if verbose_model:
     print(tables, flush=True)
 
@@ -142,10 +142,10 @@ def _tell_lost(run: Experiment, directory: pathlib.Path, step: int) -> None:
 def _run(
   directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, variables: Any, asked: Request
 ) -> None:
-  """Runs the rest; once a step was not finite, from the last checkpoint if so configured."""
+  """Trains to the end; if a step is not finite and the config says so, again from the last checkpoint."""
   run, most = trainer.run, nonfinite.MOST_TRIES
   back_to, tries, scorers = None, 0, evaluators(run)
-  scorers[run.selection].check(evaluation_variables(trainer.state.variables))
+  scorers[run.selection].check_padding(evaluation_variables(trainer.state.variables))
   while True:
     try:
       return _loop(directory, saved, trainer, scorers, asked)
@@ -172,11 +172,11 @@ def _run(
 def _loop(
   directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, scorers: dict, asked: Request
 ) -> None:
-  """Runs the rest, or until a signal: train, evaluate, report, save."""
+  """Trains, evaluates, reports and saves until the end or a signal."""
   run = trainer.run
   rows = [row for row in metrics_file.read(directory) if row["step"] <= trainer.step]
   with contextlib.ExitStack() as stack:
-    if writer := processes.lead(lambda: metrics_file.Writer(directory, trainer.step)):
+    if writer := processes.on_first(lambda: metrics_file.Writer(directory, trainer.step)):
       stack.enter_context(contextlib.closing(writer))
     while not ended(run, trainer.step, rows):
       trainer.advance(asked.soon)
@@ -186,7 +186,7 @@ def _loop(
         score, improved = _evaluate(trainer, scorers, rows, writer)
       if evaluates or saves:
         complaint = run.task.complaint(trainer.state.variables)
-      saved.check()
+      saved.check_saved()
       last = ended(run, trainer.step, rows)
       if stop or complaint or last or saves or (improved and run.config.save_best):
         saved.save(trainer.step, trainer.state, trainer.seconds, score, last or saves)
@@ -202,7 +202,7 @@ def _loop(
 def _evaluate(
   trainer: Trainer, scorers: dict, rows: list[Row], writer: metrics_file.Writer | None
 ) -> tuple[float, bool]:
-  """Adds and reports a row; its score, the higher the better, and whether it is the best so far."""
+  """Adds and prints a row; returns its score (higher is better) and whether it is the best so far."""
   run, metrics = trainer.run, trainer.run.task.metrics
   rows.append(row := _row(trainer, scorers, rows))
   if writer:
@@ -223,10 +223,10 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
   Raises:
     Diverged: as of `train`; without checkpoints `on_nonfinite="restore"` does not help.
   """
-  contract.check(run)
+  contract.check_task(run)
   variables = run.task.initial(run.variable_shapes, restore.stored)
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
-  scorers[run.selection].check(evaluation_variables(trainer.state.variables))
+  scorers[run.selection].check_padding(evaluation_variables(trainer.state.variables))
   while not ended(run, trainer.step, rows):
     try:
       trainer.advance()
@@ -281,7 +281,7 @@ def _hold(directory: pathlib.Path) -> int:
 
 
 def _start(run: Experiment, saved: Checkpoints, variables: Any) -> tuple[TrainState, float]:
-  """The newest checkpoint's state, or that before step 0, and the seconds since an evaluation."""
+  """Returns the state of the newest checkpoint, or of step 0, and its seconds since an evaluation."""
   step = saved.latest()
   if step is None:
     return init_state(run, variables), 0.0

@@ -22,7 +22,7 @@ from mixer_jax.training.state import averages, evaluation_variables
 
 
 class Restored(NamedTuple):
-  """A run and its variables after some step, averaged if they are evaluated so."""
+  """A run and its variables after a step; averaged ones if the run evaluates those."""
 
   run: experiment.Experiment
   variables: dict[str, Any]
@@ -30,7 +30,7 @@ class Restored(NamedTuple):
 
   @property
   def place(self) -> str:
-    """The step, and the epoch unless the training set that is here has none."""
+    """The step and, if the training set that is here has epochs, the epoch, in words."""
     epochs = self.run.order.steps_per_epoch
     return f"step {self.step}" + (f" (epoch {self.run.clock.epoch(self.step):g})" if epochs else "")
 
@@ -138,7 +138,7 @@ def _variables(
 
 
 def _averaged(number: int, mean: jax.Array, x: jax.Array) -> jax.Array:
-  """The mean of `number` arrays from that of one fewer; equal ones keep their value to the bit."""
+  """Returns the mean of `number` arrays from the mean of one fewer; equal arrays stay bit for bit."""
   return mean + (x - mean) / number if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
@@ -156,7 +156,7 @@ class LoadedRun(NamedTuple):
 
   @property
   def model(self) -> Any:
-    """The module, for `model.apply(variables, inputs)` on prepared inputs; None of a task without."""
+    """The module, for `model.apply(variables, inputs)` on prepared inputs; None if the task has none."""
     return getattr(self.task, "model", None)
 
   @property

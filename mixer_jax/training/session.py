@@ -105,7 +105,7 @@ def code(task: type[tasks.Task], config_file: str | None = None) -> dict[str, st
 def warn_of_changes(
   directory: pathlib.Path, task: type[tasks.Task], config_file: str | None = None
 ) -> None:
-  """Logs a warning that names the code of a task, and the config file, that a run was not made by."""
+  """Logs a warning that names the modules of a task, or the config file, that have changed since a run."""
   before, now = provenance.latest(directory, "code", {}), code(task, config_file)
   if changed := [name for name in now if before.get(name, now[name]) != now[name]]:
     names = ", ".join(changed)

@@ -25,7 +25,7 @@ CONFIGS = {
   "args, message",
   [
     ([], "--config is missing"),
-    ([QUICKSTART, "--config.optimiser.damping=1"], "Did you mean \"optimizer\""),
+    ([QUICKSTART, "--config.optimiser.damping=1"], 'Did you mean "optimizer"'),
     ([OWN, "--config.batch_size=1e3"], "--config.batch_size=1e3: invalid literal for int"),
     ([QUICKSTART, "--config.batch_size=None"], "batch_size is None; allowed: 1 or more"),
     ([OWN, "--workdir=/proc/none"], "/proc/none cannot be written"),
@@ -38,6 +38,11 @@ CONFIGS = {
     ([OWN, "--config.pretrained=x"], "no such field: 'pretrained'"),
     ([OWN, "--config.optimizer=adam"], "--config.optimizer=adam: "),
     (["--config.batch_size=None"], "--config is missing"),
+    (
+      [OWN, "--config.data.points=None", "--config.data.points=7"],  # the last one holds
+      "data.points is 7; allowed: 8 to 10000",
+    ),
+    ([OWN, "--config.data.points=7", "--config.data.points=None"], "data.points is None"),
     ([QUICKSTART, "--config.data.name=~/my.npz"], "is a path; allowed are sample, folder, npz"),
     (
       [GRAFT, "--config.data.name=sample", "--config.optimizer.scope=layer"],
@@ -64,7 +69,7 @@ def test_main_names_mistakes(args, message, tmp_path):
     (
       "predict",
       ["--workdir=PATH", "--out=p.csv"],
-      "--out is 'p.csv'; predictions are saved as .npz",
+      "--out is 'p.csv'; arrays are saved as .npz",
     ),
     ("predict", ["--workdir=PATH", "--out=PATH/no/p.npz"], "there is no folder"),
     ("predict", ["--workdir=PATH", "--inputs=/dev/null", "--out=p.npz"], "has no line that is"),
@@ -77,7 +82,7 @@ def test_main_names_mistakes(args, message, tmp_path):
     (
       "report",
       ["cirves"],
-      "the command is 'cirves'; allowed: curves, pictures, augment, weights, compare, study, rows, options, configs",
+      "the command is 'cirves'",
     ),
     ("report", ["curves"], "--workdir is missing"),
     ("report", ["curves", "--workdir=PATH", "--out=a.png"], "takes no --out; it takes --workdir"),

@@ -113,7 +113,6 @@ def test_a_refusal_by_the_first_process_ends_all(tmp_path):
   "args, message",
   [
     (dict(number=2, index=0), "--coordinator_address, --num_processes and --process_id belong"),
-    (dict(address="localhost:1", number=2, index=2), "--process_id is 2; allowed: 0 to 1"),
     (dict(detect=True), "the processes do not find each other"),
   ],
 )

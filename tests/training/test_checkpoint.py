@@ -289,8 +289,8 @@ def test_names_of_checkpoints(tmp_path, caplog):
   saved.wait()
   with pytest.raises(UserError, match="checkpoint 'best' is not in .*; allowed: latest, 2, 4"):
     saved.find("best")
-  for step, score, in_turn in ((6, 3.0, True), (8, None, True), (9, 1.0, False), (12, 3.0, True)):
-    saved.save(step, state, 1.0, score, in_turn)
+  for step, score, regular in ((6, 3.0, True), (8, None, True), (9, 1.0, False), (12, 3.0, True)):
+    saved.save(step, state, 1.0, score, regular)
   saved.close()
   caplog.clear()
   found = Checkpoints(tmp_path, read_only=True)

@@ -249,8 +249,10 @@ def test_a_mistake_names_its_field_or_file(config, teacher_run, tmp_path, shapes
       started(other)
     assert "\n" not in str(error.value)
 
-  refused("distillation.teacher is", **{"distillation.teacher": ""})
+  refused("distillation.teacher", **{"distillation.teacher": ""})
   refused("loss is 'binary'", loss="binary")
+  (tmp_path / "config.json").write_text('{"task": "masked_lm"}')
+  refused("task masked_lm", **{"distillation.teacher": str(tmp_path)})
   stored = json.loads((teacher_run / "config.json").read_text()) | {"task": "segmentation"}
   (tmp_path / "config.json").write_text(json.dumps(stored))
   refused("task segmentation", **{"distillation.teacher": str(tmp_path)})

@@ -156,12 +156,12 @@ def test_mistakes_are_one_line(config, changes, message):
 
 
 def test_directories_without_a_run_on_images_are_refused(config, tmp_path):
-  with pytest.raises(UserError, match="is no run: .*No such file"):
+  with pytest.raises(UserError, match="holds no run"):
     start.describe(str(tmp_path))
-  for text in ("{}", '{"task": "translation", "model": {"name": "x"}, "data": {}}', "[]"):
-    (tmp_path / directory_lib.CONFIG).write_text(text)
-    with pytest.raises(UserError, match="has no model of images"):
-      start.describe(str(tmp_path))
+  other = '{"task": "translation", "model": {"name": "x"}, "data": {}}'
+  (tmp_path / directory_lib.CONFIG).write_text(other)
+  with pytest.raises(UserError, match="has no model of images"):
+    start.describe(str(tmp_path))
 
 
 def test_a_run_without_names_of_classes_is_told_by_their_number(donor, config, tmp_path):

@@ -238,8 +238,8 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   numbered = [f"{i}\tthe film was good" for i in range(30)]
   (tmp_path / "numbered.tsv").write_text("\n".join(["label\tsentence", *numbered]) + "\n")
   refused("has 30 labels in 30 rows, all different", **here | {"data.train_split": "numbered.tsv"})
-  refused("is no run on text", pretrained=str(tmp_path))
-  refused("is no run on text", frozen_from=str(tmp_path))
+  refused("holds no run", pretrained=str(tmp_path))
+  refused("holds no run", frozen_from=str(tmp_path))
 
 
 def test_classes_are_those_of_all_training_files(config, folder, tmp_path):
