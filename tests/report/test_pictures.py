@@ -77,7 +77,7 @@ def test_augmented_images_of_a_config_are_drawn_without_a_run(flags, tmp_path, c
 def test_a_model_without_patches_of_images_is_refused(params, data, flags, tmp_path, monkeypatch):
   flags.workdir = str(tmp_path)
   config = ml_collections.ConfigDict({"data": data})
-  monkeypatch.setattr(command.directory_lib, "load_config", lambda _: config)
+  monkeypatch.setattr(command.config, "of_run", lambda _: config)
   task = types.SimpleNamespace(backbone=lambda variables: variables["teacher"])
   variables = {"params": {"head": np.ones(3)}, "teacher": params}
   monkeypatch.setattr(command.restore, "load_run", lambda *_: (task, variables))
