@@ -100,7 +100,7 @@ class OperatorLearning(BaseTask):
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
+    """Maps values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
     return _build(self._config, self._grids[0], self._periodic)
 
   def init(self, key: jax.Array) -> Variables:

@@ -92,7 +92,7 @@ class Segmentation(BaseTask):
 
   @functools.cached_property
   def model(self) -> upernet.UperNet:
-    """From images [batch, image_size, image_size, 3] to logits on a grid."""
+    """Maps images [batch, image_size, image_size, 3] to logits on a grid."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> upernet.UperNet:
