@@ -2,7 +2,6 @@
 
 import types
 
-import ml_collections
 import numpy as np
 import pytest
 
@@ -11,7 +10,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.report import __main__ as command
 from mixer_jax.report import figures
 from mixer_jax.training.restore import Restored
-from tests.study.grid import Errors
+from tests.study.grid import Errors, errors
 
 
 class Drawing(Errors):
@@ -67,17 +66,16 @@ def test_augmented_images_of_a_config_are_drawn_without_a_run(flags, tmp_path, c
 
 
 @pytest.mark.parametrize(
-  "params, data",
+  "params, config",
   [
-    ({"embedding": np.ones(3)}, {"image_size": 8}),
-    ({"stem": {"kernel": np.ones((4, 4))}}, {"image_size": 8}),
-    ({"stem": {"kernel": np.ones((4, 4, 3, 2))}}, {"points": 8}),  # patches of a function
+    ({"embedding": np.ones(3)}, config_lib.default()),
+    ({"stem": {"kernel": np.ones((4, 4))}}, config_lib.default()),
+    ({"stem": {"kernel": np.ones((4, 4, 3, 2))}}, errors("sgd")),  # patches of no image
   ],
 )
-def test_a_model_without_patches_of_images_is_refused(params, data, flags, tmp_path, monkeypatch):
+def test_a_model_without_patches_of_images_is_refused(params, config, flags, tmp_path, monkeypatch):
   flags.workdir = str(tmp_path)
-  config = ml_collections.ConfigDict({"data": data})
-  monkeypatch.setattr(command.config, "of_run", lambda _: config)
+  (tmp_path / "config.json").write_text(config.to_json())
   task = types.SimpleNamespace(backbone=lambda variables: variables["teacher"])
   variables = {"params": {"head": np.ones(3)}, "teacher": params}
   monkeypatch.setattr(command.restore, "load_run", lambda *_: (task, variables))
