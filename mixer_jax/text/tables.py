@@ -71,11 +71,13 @@ def _tsv(path: pathlib.Path) -> Iterator[tuple[int, list[str]]]:
 def _csv(path: pathlib.Path) -> Iterator[tuple[int, list[str]]]:
   csv.field_size_limit(_LONGEST_FIELD)
   reader, number = csv.reader((line + "\n" for _, line in lines(path)), strict=True), 1
-  with as_user_error(f"{path}: broken CSV", csv.Error):
+  try:
     for fields in reader:
       if fields:
         yield number, fields
       number = reader.line_num + 1  # a row that is quoted may have several lines
+  except csv.Error as error:
+    raise UserError(f"{path}: line {number}: broken CSV: {error}") from error
 
 
 def _jsonl(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:

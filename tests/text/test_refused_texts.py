@@ -40,7 +40,7 @@ def translated(path):
     (labelled, "a.tsv", b"label\tsentence\r0\tgood\r", "is empty"),  # Excel's for an old Mac
     (labelled, "a.csv", b"label,sentence\r0,good\r", "broken CSV: new-line character"),
     (labelled, "a.tsv", GOOD + b"0\tab\xff\n", "line 4 is not UTF-8"),
-    (labelled, "a.csv", b'label,sentence\n0,"a" b\n', "broken CSV"),
+    (labelled, "a.csv", b'label,sentence\n0,a\n0,"a\n', "line 3: broken CSV"),
     (labelled, "a.jsonl", b'{"sentence": "a", "label": 0}\n{"sen\n', "line 2: broken JSON"),
     (labelled, "a.jsonl", b"[1]\n", "line 1 is no JSON object"),
     (labelled, "a.jsonl", b'{"sentence": 3, "label": 0}\n', "line 1: column 'sentence' is int"),
