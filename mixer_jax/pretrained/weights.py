@@ -137,8 +137,9 @@ def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
   entry = catalog.find(source) or catalog.find_by_sha256(sha256)
   fields, normalization = dict(known.fields), (entry or known).normalization
   if notes:
-    fields, statistics = notes["fields"], notes["normalization"]
-    normalization = statistics and Normalization(*map(tuple, statistics))
+    with as_user_error(f"{source}: the notes in it are damaged"):
+      fields, statistics = notes["fields"], notes["normalization"]
+      normalization = statistics and Normalization(*map(tuple, statistics))
   model = entry.model if entry else ""
   weights = Weights(source, sha256, layout, arrays, fields, normalization, model)
   if not entry and layout == "timm_mixer" and catalog.is_miil(source, weights.num_classes):
