@@ -89,7 +89,7 @@ def operator(name: str, *, grid: tuple[int, ...], **overrides: Any) -> Operator:
 
 
 def operator_axes(name: str) -> tuple[int, ...]:
-  """How many axes the functions of the named operator may have; a UserError if it is unknown."""
+  """How many axes the functions of the named operator may have."""
   return _named(OPERATORS, name).keywords.get("axes", Operator.axes)
 
 

@@ -79,14 +79,12 @@ class AbsorbedResMlp(resmlp.ResMlp, kw_only=True):
     """As `resmlp.ResMlp` does.
 
     Raises:
-      ValueError: train is True, or the images are not of image_size.
+      ValueError: the images are not of image_size.
     """
-    if train:
-      raise ValueError("train is True; a model with absorbed affine layers is for inference only")
     if self.image_size not in (None, images.shape[1:3]):
       height, width = self.image_size
       raise ValueError(f"images have shape {images.shape}; known: [batch, {height}, {width}, 3]")
-    return super().__call__(images)
+    return super().__call__(images, train=train)
 
   def pool(self, x: jax.Array) -> jax.Array:
     return self._pooled(x)  # the last Aff is in the head
@@ -99,19 +97,16 @@ def absorb_affine(
 
   Args:
     model: a ResMLP with normalization "affine".
-    params: its parameters, NumPy or JAX arrays; scanned blocks come out unrolled.
-    image_size: height and width of the images; needed, and used, only if patches communicate by
-      convolutions, whose zero padding it places.
+    params: its parameters, with a head; scanned blocks come out unrolled.
+    image_size: height and width of the images; used only where patches communicate by convolutions,
+      whose zero padding it places.
 
   Returns:
     A model and its parameters (NumPy, float32) with the outputs of the given ones.
 
   Raises:
-    ValueError: LayerNorm, which no linear layer can absorb, no head to absorb the last Aff, or no
-      image_size where it is needed.
+    ValueError: LayerNorm, which no linear layer can absorb, or no image_size where it is needed.
   """
-  if not model.num_classes:
-    raise ValueError("num_classes is 0; the last Aff needs a head that absorbs it")
   if model.normalization != "affine":
     raise ValueError(f"normalization is {model.normalization!r}; only 'affine' can be absorbed")
   kind, grid = model.patch_communication, None

@@ -144,7 +144,7 @@ class OperatorAttention(nn.Module):
       return jnp.einsum("bhnm,bmhe->bnhe", weights, v)
     if self.kind == "linear":
       q, k = _softmax(q, -1), _softmax(k, 1, real)
-    elif mask is not None:  # these kinds are linear in the keys: none, no influence
+    elif mask is not None:  # these kinds are linear in the keys: a zero key changes nothing
       k = jnp.where(real, k, 0)
     k = k / n
     if self.kind == "fourier":

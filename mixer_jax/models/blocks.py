@@ -65,25 +65,21 @@ def apply(
     return nn.remat(run, prevent_cse=not scan)(module, x) if remat else run(module, x)
 
   name, chosen = block.__name__, getattr(model, "feature_blocks", ())
-  if not scan or not drop_rates:
-    each = []
-    for i, rate in enumerate(drop_rates):
-      x = call(block(**fields, name=f"{name}_{i}"), x, rate)
-      each.append(x)
-    return [each[i] for i in chosen] if chosen else x
   drops = any(drop_rates)  # a known rate of zero needs no random numbers
 
   def step(module, x, rate):
     x = call(module, x, rate if drops else 0.0)
     return x, x if chosen else None
 
-  loop = nn.scan(
-    step,
-    variable_axes={"params": 0, "intermediates": 0},
-    split_rngs={"params": True, "dropout": True},
-    length=len(drop_rates),
-  )
-  x, each = loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))
+  each = []
+  if scan and drop_rates:
+    axes = dict(variable_axes={"params": 0, "intermediates": 0}, length=len(drop_rates))
+    loop = nn.scan(step, split_rngs={"params": True, "dropout": True}, **axes)
+    x, each = loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))
+  else:
+    for i, rate in enumerate(drop_rates):
+      x = call(block(**fields, name=f"{name}_{i}"), x, rate)
+      each.append(x)
   return [each[i] for i in chosen] if chosen else x
 
 

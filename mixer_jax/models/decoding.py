@@ -55,8 +55,8 @@ def beam_search(
   Each step extends the live hypotheses by every token and ranks the results by log-probability. One
   of the first `beams` that ends with eos is finished and kept with its score; the first others
   stay live. The search of an example ends when `beams` are finished, or when no live one can score
-  more than the best; its result does not depend on the rest of the batch. At the last place eos
-  alone is allowed, so that every result ends. With one beam this is greedy search.
+  more than the best; its result does not depend on the rest of the batch. At the last place only
+  eos is allowed, so that every result ends. With one beam this is greedy search.
 
   Args:
     step: see `Step`. Places are 0, 1, ...; the token at 0 is bos.
@@ -139,8 +139,8 @@ def translate(
 
   Each device of a mesh searches for its part of the batch without waiting for the others (XLA would
   gather all scores before each `top_k`); the number of devices has to divide the batch. Other
-  arguments are those of `beam_search`. A ValueError is raised if there are more tokens than the
-  model's max_length.
+  arguments are those of `beam_search`. Raises a ValueError if `length` is more than the model's
+  max_length.
   """
 
   def search(variables, ids, mask, alpha):

@@ -29,17 +29,19 @@ StochasticDepth = rate("drop rate of residual branches, for whole examples")
 Dtype = one_of("type of the computation; parameters are float32", ("float32", "bfloat16"))
 
 
-def check(module: nn.Module) -> None:
-  """Raises a UserError for a field of a module with another value than its option allows."""
-  for name, option in options.of(type(module)).items():
-    option.check(f"model.{name}", getattr(module, name))
+class Checked(nn.Module):
+  """A module that raises a UserError for a field with a value that its option does not allow."""
+
+  def __post_init__(self):
+    for name, option in options.of(type(self)).items():
+      option.check(f"model.{name}", getattr(self, name))
+    super().__post_init__()
 
 
-class Stack(nn.Module):
+class Stack(Checked):
   """Equal blocks and a normalisation: what models of images, text and functions share.
 
-  `blocks.stacked` says how the parameters of scanned blocks are laid out. A field with a value that
-  its option does not allow raises a UserError.
+  `blocks.stacked` says how the parameters of scanned blocks are laid out.
   """
 
   hidden_dim: width("channels of a token")
@@ -52,10 +54,6 @@ class Stack(nn.Module):
   dtype: Dtype = "float32"
   last_norm = "norm"  # the name of the layer after the blocks
   max_tokens = 0  # size of matrices over tokens; 0: as many as there are
-
-  def __post_init__(self):
-    check(self)
-    super().__post_init__()
 
   def mix(
     self, x: jax.Array, train: bool, mask: jax.Array | None = None, grid: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ Li et al., ICLR 2021, https://arxiv.org/abs/2010.08895, as in its code of August
 fourier_neural_operator, fd7b0de): GELU, and zeros beyond the end of a domain that is not periodic.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import flax.linen as nn
 import jax
@@ -36,14 +36,11 @@ class Fno(operator_model.Operator, kw_only=True):
   modes: operator_model.Modes
   mlp_dim: family.width("hidden width after spectral convolutions") = 128
   padding: Annotated[int, Option(_PADDING, 0)] = 0
+  periodic = {"dirichlet": False, "padding": 0}
 
   def __post_init__(self):
     super().__post_init__()
     self.check_modes(self.modes, self.padding)
-
-  @property
-  def needs_ends(self) -> tuple[str, Any] | None:
-    return super().needs_ends or (("padding", 0) if self.padding else None)
 
   def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     grid = values.shape[1:-1]

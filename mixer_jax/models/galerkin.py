@@ -7,7 +7,7 @@ the kind of attention (there it is 0.1 around softmax and linear); the coarse gr
 the training grid at any resolution.
 """
 
-from typing import Annotated, Any, Mapping
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -42,7 +42,7 @@ _GAIN = "gain of Xavier's law at the start of queries, keys, values; None: publi
 
 
 class GalerkinBlock(nn.Module):
-  """Attention, then an MLP with ReLU, each residual; LayerNorms are inside the attention alone."""
+  """Attention, then an MLP with ReLU, each residual; only the attention has LayerNorms."""
 
   ffn_dim: int
   num_heads: int
@@ -75,7 +75,7 @@ class GalerkinBlock(nn.Module):
 class Galerkin(operator_model.Decoded, kw_only=True):
   """Features, attention over the points of a grid, a decoder.
 
-  Every grid will do, but for a grid of too few points for the decoder's modes. With the extractor
+  Every grid is taken that has enough points for the decoder's modes. With the extractor
   "cnn" attention is on `coarse` points along each axis; their positions are interpolated.
   """
 
@@ -97,6 +97,10 @@ class Galerkin(operator_model.Decoded, kw_only=True):
   refine: Annotated[bool, Option(_REFINE)] = True
   remat: family.Remat = False
   scan_blocks: family.ScanBlocks = False
+  periodic = {"dirichlet": False, "extractor": "linear"}
+  unread_with = operator_model.Decoded.unread_with | {
+    ("extractor", "linear"): ("coarse", "activation", "refine")
+  }
 
   def __post_init__(self):
     super().__post_init__()
@@ -104,20 +108,6 @@ class Galerkin(operator_model.Decoded, kw_only=True):
       raise UserError(
         f"model.coarse is {self.coarse}; allowed: 2 to the {shown(self.grid)} points of the grid"
       )
-
-  @property
-  def on_coarse(self) -> bool:
-    """Whether the decoder works on the coarse grid."""
-    return self.extractor == "cnn" and not self.refine
-
-  @property
-  def needs_ends(self) -> tuple[str, Any] | None:
-    return super().needs_ends or (("extractor", "linear") if self.extractor == "cnn" else None)
-
-  @property
-  def unread(self) -> Mapping[str, str]:
-    fields = ("coarse", "activation", "refine") if self.extractor == "linear" else ()
-    return {**super().unread, **dict.fromkeys(fields, "extractor")}
 
   def attention_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
     return (self.coarse,) * len(grid) if self.extractor == "cnn" else grid

@@ -39,7 +39,8 @@ class PatchOperator(operator_model.Decoded, family.Stack, kw_only=True):
   def encode(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     grid, rank, side = values.shape[1:-1], len(self.grid), self.patch_size
     if grid != self.grid:
-      raise ValueError(f"the model is for {shown(self.grid)} points, not for {shown(grid)}")
+      own = shown(self.grid)
+      raise ValueError(f"trained on {own} points, called with {shown(grid)}; allowed: {own}")
     tokens = tuple(-(-n // side) for n in grid)
     more = [(0, side * t - n) for t, n in zip(tokens, grid)]
     x = jnp.pad(with_positions(values, positions), [(0, 0), *more, (0, 0)], mode="edge")

@@ -1,6 +1,6 @@
 """Models of operators: from values of a function on a grid to those of another on the same grid."""
 
-from typing import Annotated, Any, Mapping
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -19,11 +19,10 @@ Modes = Annotated[int, Option(_MODES, 1)]
 Dirichlet = Annotated[bool, Option(_DIRICHLET)]
 
 
-class Operator(nn.Module, kw_only=True):
+class Operator(family.Checked, kw_only=True):
   """Maps values and positions on a grid to values; a family has its layers in `features`.
 
-  A field with a value that its option does not allow, or that does not fit the grid, raises a
-  UserError.
+  A field that does not fit the grid raises a UserError.
 
   Attributes:
     grid: points along each axis of the training grid.
@@ -38,9 +37,12 @@ class Operator(nn.Module, kw_only=True):
   axes: tuple[int, ...] = (1, 2)
   dirichlet: Dirichlet = False
   dtype: family.Dtype = "float32"
+  # Values of fields for domains without ends.
+  periodic = {"dirichlet": False}
+  # Fields that are not read where another field has a value.
+  unread_with = {}
 
   def __post_init__(self):
-    family.check(self)
     if len(self.grid) not in self.axes:
       allowed = " or ".join(map(str, self.axes))
       raise UserError(f"the number of axes of a grid is {len(self.grid)}; allowed: {allowed}")
@@ -75,12 +77,13 @@ class Operator(nn.Module, kw_only=True):
   @property
   def needs_ends(self) -> tuple[str, Any] | None:
     """A field by which the model is for domains with ends, and its value for periodic ones."""
-    return ("dirichlet", False) if self.dirichlet else None
+    return next((x for x in self.periodic.items() if getattr(self, x[0]) != x[1]), None)
 
   @property
-  def unread(self) -> Mapping[str, str]:
+  def unread(self) -> dict[str, str]:
     """The fields that this model does not read, each with the field that decides it."""
-    return {}
+    chosen = [(by, f) for (by, value), f in self.unread_with.items() if getattr(self, by) == value]
+    return {field: by for by, fields in chosen for field in fields}
 
   def attention_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
     """The points that attention sees of functions on a grid."""
@@ -128,16 +131,12 @@ class Decoded(Operator, kw_only=True):
   modes: Modes = 12
   position_features: Annotated[bool, Option(_POSITIONS)] = True
   decoder_dropout: family.rate(_DROPOUT) = 0.0
+  unread_with = {("decoder", "pointwise"): ("modes", "decoder_mlp_dim")}
 
   def __post_init__(self):
     super().__post_init__()
     if self.decoder == "spectral":
       self.check_modes(self.modes)
-
-  @property
-  def unread(self) -> Mapping[str, str]:
-    fields = ("modes", "decoder_mlp_dim") if self.decoder == "pointwise" else ()
-    return dict.fromkeys(fields, "decoder")
 
   def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     x = self.encode(values, positions, train)

@@ -44,7 +44,7 @@ _LINEAR_INIT = nn.initializers.normal(0.02)
 
 
 class _DepthwiseConv(nn.Conv):
-  """A convolution of each channel alone: its kernel is no matrix over patches."""
+  """A convolution of each channel by itself: its kernel is no matrix over patches."""
 
 
 def normalise(module: Any, x: jax.Array, name: str) -> jax.Array:

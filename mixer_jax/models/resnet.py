@@ -40,7 +40,7 @@ BatchNorm = functools.partial(nn.BatchNorm, momentum=0.9, epsilon=1e-5)
 def normalised(x: jax.Array, train: bool, **fields: Any) -> jax.Array:
   """Batch normalisation of [batch, height, width, channels], by their own statistics in training.
 
-  A UserError where training has one value a channel, whose deviation is 0.
+  Raises a UserError if training has one value a channel, whose deviation is 0.
   """
   if train and math.prod(x.shape[:-1]) < 2:
     allowed = "2 or more, by larger images, or a larger batch_size / accum_steps"
@@ -100,19 +100,12 @@ class BottleneckBlock(Block):
     return nn.relu(y + self._shortcut(x, train))
 
 
-class ConvNet(nn.Module):
-  """A stem, stages of blocks, the mean over places, a head.
-
-  A field with a value that its option does not allow raises a UserError.
-  """
+class ConvNet(family.Checked):
+  """A stem, stages of blocks, the mean over places, a head."""
 
   num_classes: int
   stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1)]
   dtype: family.Dtype = "float32"
-
-  def __post_init__(self):
-    family.check(self)
-    super().__post_init__()
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:

@@ -3,7 +3,7 @@
   encoder = models.encoder("gmlp_text_small", vocab_size=30522, max_length=128)
 
 The blocks are those of the families for images. Tokens have no positions but their places in the
-matrices over tokens, as gMLP for text has none. Padding is without influence: a real token has the
+matrices over tokens, as gMLP for text has none. Padding changes nothing: a real token has the
 same output in a batch of its own length. Embeddings start at the normal distribution of BERT, 0.02.
 """
 
@@ -104,7 +104,7 @@ class TextModel(family.Stack, kw_only=True):
   def attend(self, x: jax.Array) -> jax.Array:
     """Float32 logits [..., vocab_size] of tokens [..., hidden_dim], by the embedding of words.
 
-    A ValueError if there is none.
+    Raises a ValueError if there is none.
     """
     if self.features_dim:
       raise ValueError("a model of features has no words to attend to; its head cannot be tied")

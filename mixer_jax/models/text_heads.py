@@ -38,8 +38,8 @@ class MaskedLm(nn.Module):
   ) -> jax.Array:
     """Float32 logits [batch, k, vocab_size] of the tokens at positions, [batch, k], int.
 
-    Other arguments, and errors, are those of the encoder; a ValueError, too, for a tied head on
-    features.
+    Other arguments, and errors, are those of the encoder. A tied head on features raises a
+    ValueError, too.
     """
     x = self.encoder(ids, mask, segments, features, train=train)
     x = jnp.take_along_axis(x, positions[..., None], axis=1).astype(jnp.float32)
@@ -48,20 +48,13 @@ class MaskedLm(nn.Module):
     return nn.Dense(self.encoder.vocab_size, kernel_init=EMBEDDING_INIT, name="head")(x)
 
 
-class TextClassifier(nn.Module):
-  """Classes of sequences, from a token or the mean of all; the head starts at zero.
-
-  A UserError if a field has a value that its option does not allow.
-  """
+class TextClassifier(family.Checked):
+  """Classes of sequences, from the first token or the mean of all; the head starts at zero."""
 
   encoder: TextModel
   num_classes: int
   pooling: one_of(_POOLING, POOLINGS) = "first"
   dropout_rate: family.rate("dropout before the head") = 0.0
-
-  def __post_init__(self):
-    family.check(self)
-    super().__post_init__()
 
   @nn.compact
   def __call__(

@@ -15,11 +15,11 @@ XAVIER = nn.initializers.xavier_uniform()
 class TokenDense(nn.Module):
   """y = x W + b over at most `size` tokens, the last axis: n tokens take the leading n of each.
 
-  `causal` zeroes the kernel below its diagonal: output t depends on inputs 0 to t alone, and the
+  `causal` zeroes the kernel below its diagonal: output t depends only on inputs 0 to t, and the
   entries below get no gradient. K-FAC treats W as a free matrix. Its update of the other entries is
   P (A (x) G)^-1 P g, for the gradient g and the projection P onto these entries. It descends, since
   the matrix is positive definite on them; the exact inverse of P (A (x) G) P would couple all
-  columns. Entries below the diagonal may move, without influence.
+  columns. Entries below the diagonal may move, which changes no output.
   """
 
   size: int

@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def kind(path: pathlib.Path) -> str:
-  """The kind of a file, "npz", "safetensors" or "torch"; a UserError for all else."""
+  """The kind of a file: "npz", "safetensors" or "torch"; raises a UserError for any other."""
   with path.open("rb") as file:
     head = file.read(9)
   if not head:
@@ -46,8 +46,8 @@ def kind(path: pathlib.Path) -> str:
 def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
   """A file's floating-point arrays by name, float32, and the notes that `write` made, if any.
 
-  Other arrays, as counts of batches, are no weights and left out. A UserError is raised if the file
-  is damaged, or holds no such array or one whose numbers are not all finite.
+  Other arrays, such as counts of batches, are no weights and are left out. Raises a UserError if
+  the file is damaged, has no such array, or has numbers that are not finite.
   """
   safe = lambda path: (safetensors.numpy.load_file(path), {})
   reader = {"npz": _read_npz, "safetensors": safe, "torch": _read_torch}[kind(path)]

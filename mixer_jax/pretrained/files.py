@@ -56,8 +56,6 @@ def _here(source: str) -> tuple[pathlib.Path, str]:
     near = difflib.get_close_matches(source, catalog.CATALOG)
     hint = f"; public files with a near name: {', '.join(near)}" if near else ""
     raise UserError(f"{source}: no such file, and no such directory of a run{hint}")
-  if not os.path.isfile(path):
-    raise UserError(f"{source}: is no file")
   with as_user_error(f"{source}: cannot be read", OSError):
     return path, sha256(path)
 
@@ -67,7 +65,7 @@ def _kept(url: str, path: pathlib.Path, published: str) -> str:
   import pooch  # late: its progress bar warns in a notebook without ipywidgets
 
   pooch.get_logger().setLevel(logging.WARNING)  # or it prints advice for its own users
-  record, known = path.with_name(f"{path.name}.sha256"), None
+  record = path.with_name(f"{path.name}.sha256")
 
   def download(url: str, to: str, _: Any) -> None:
     _LOG.info("Downloading %s to %s", url, path.parent)
@@ -78,8 +76,8 @@ def _kept(url: str, path: pathlib.Path, published: str) -> str:
     if not record.exists():
       record.write_text(f"{found}  {path.name}\n")
 
+  known = record.read_text().partition(" ")[0] if record.exists() else None
   try:
-    known = record.read_text().partition(" ")[0] if record.exists() else None
     pooch.retrieve(url, known, fname=path.name, path=path.parent, downloader=download)
     return record.read_text().partition(" ")[0]
   except ValueError as error:  # pooch's, of another checksum

@@ -21,7 +21,7 @@ from mixer_jax.pretrained.catalog import Normalization
 
 _LOG = logging.getLogger(__name__)
 
-# Collections of a model, of different names of arrays: those of one layer stand side by side.
+# Collections of a model. Their arrays have different names, so that a layer's stand side by side.
 _COLLECTIONS = ("params", "batch_stats")
 
 # Fields that parameters do not show, with their types: models with equal trees may
@@ -40,7 +40,7 @@ class Weights:
   arrays: dict[str, np.ndarray]  # float32, as "MixerBlock_0/token_mixing/Dense_0/kernel"
   fields: dict[str, Any]  # of the model, fixed by the code of the weights: GELU, epsilons
   normalization: Normalization | None  # of the pixels they were trained on; None: not known
-  # Of a run, where all is known; of a file the model is known if it is in the catalog.
+  # Known of a run; of a file the model is known if it is in the catalog.
   model: str = ""  # name in `models.VARIANTS`
   image_size: int = 0
   class_names: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def beside(variables: Any) -> dict[str, Any]:
 def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
   """Reads public weights, or weights that `save` wrote.
 
-  A UserError if the file is missing, damaged, or not of a known layout.
+  A UserError is raised if the file is missing, damaged, or not of a known layout.
 
   Args:
     source: a path; or an address (https://, gs:// and others) or a name of `CATALOG` to download.
@@ -137,16 +137,13 @@ def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
   entry = catalog.find(source) or catalog.find_by_sha256(sha256)
   fields, normalization = dict(known.fields), (entry or known).normalization
   if notes:
-    fields, statistics = notes["fields"], notes["normalization"]
-    normalization = statistics and Normalization(*map(tuple, statistics))
+    with as_user_error(f"{source}: the notes in it are damaged"):
+      fields, statistics = notes["fields"], notes["normalization"]
+      normalization = statistics and Normalization(*map(tuple, statistics))
   model = entry.model if entry else ""
   weights = Weights(source, sha256, layout, arrays, fields, normalization, model)
   if not entry and layout == "timm_mixer" and catalog.is_miil(source, weights.num_classes):
     weights = dataclasses.replace(weights, normalization=catalog.ZERO_TO_ONE)
-  if entry and weights.num_classes not in (0, entry.num_classes):
-    raise UserError(
-      f"{source}: has {weights.num_classes} classes, but {entry.name} has {entry.num_classes}"
-    )
   if layout.startswith("resnet") and (other := re.search(r"resnet(aa|blur)", source)):
     raise UserError(f"{source}: {other[0]} has layers without parameters that this ResNet lacks")
   _LOG.info(
@@ -207,12 +204,11 @@ def save(
 ) -> None:
   """Saves parameters as `.npz` with Linen's names, the layout of Google's files, for its loaders.
 
-  A UserError if the path has another ending, or cannot be written.
+  A UserError is raised if the path has another ending, or cannot be written.
 
   Args:
     path: ends in `.npz`; a file there is replaced whole, or not at all.
-    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by
-      one, as all others.
+    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by one.
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
   """

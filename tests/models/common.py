@@ -50,3 +50,17 @@ def run(model, params, images, key=None, **options):
   program = _program(model, (*options.items(), *([("train", True)] if rngs else ())))
   logits, state = program({"params": params}, images, **rngs)
   return logits, np.asarray(state["intermediates"]["tokens"][0])
+
+
+def patches(images, patch, stem):
+  """NumPy's tokens of images: rows of patches from the top, each from the left."""
+  b, h, w, _ = images.shape
+  x = images.reshape(b, h // patch, patch, w // patch, patch, 3).swapaxes(2, 3)
+  kernel = stem["kernel"].reshape(patch * patch * 3, -1)
+  return x.reshape(b, -1, patch * patch * 3) @ kernel + stem["bias"]
+
+
+def layer_norm(x, layer, epsilon):
+  """NumPy's LayerNorm over the last axis."""
+  mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+  return (x - mean) / np.sqrt(var + epsilon) * layer["scale"] + layer["bias"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.models import attention
-from tests.models.common import randomised
+from tests.models.common import layer_norm, randomised
 
 CASES = [(kind, p) for kind in attention.KINDS for p in (0, 2)]
 
@@ -35,9 +35,7 @@ def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
   def head(name, i):
     y = (x @ p[name]["kernel"] + p[name]["bias"])[:, i * width : (i + 1) * width]
     if name in {"galerkin": "kv", "fourier": "qk", "softmax": "qk", "linear": "kv"}[kind]:
-      norm = p[f"{name}_norm"]
-      y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + epsilon)
-      y = y * norm["scale"][i] + norm["bias"][i]
+      y = layer_norm(y, {k: v[i] for k, v in p[f"{name}_norm"].items()}, epsilon)
     return y if positions is None else np.concatenate([positions, y], axis=1)
 
   whole = width + (0 if positions is None else positions.shape[1])

@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg
 
 from mixer_jax.models import gmlp
-from tests.models.common import count, flat, images_of, randomised, run, tree_of
+from tests.models.common import count, images_of, layer_norm, patches, randomised, run, tree_of
 
 # Millions of parameters at 224x224 with 1,000 classes: Table 1 of the paper.
 PAPER_MILLIONS = {"gmlp_ti16": 5.9, "gmlp_s16": 19.5, "gmlp_b16": 73.4}
@@ -42,10 +42,6 @@ def tree(model):
 def numpy_block(p, x, gating, layer_norm_epsilon, gate_epsilon):
   """The paper's pseudo-code for one sequence x [tokens, channels], in float64."""
 
-  def norm(x, q, epsilon):
-    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(var + epsilon) * q["scale"] + q["bias"]
-
   def proj(x, q):
     return x @ q["kernel"] + q["bias"]
 
@@ -63,11 +59,11 @@ def numpy_block(p, x, gating, layer_norm_epsilon, gate_epsilon):
       w = scipy.linalg.toeplitz(t[len(b) - 1 :], t[len(b) - 1 :: -1])
     return w[:n, :n] @ v + b[:n, None]
 
-  y = norm(x, p["norm"], layer_norm_epsilon)
+  y = layer_norm(x, p["norm"], layer_norm_epsilon)
   z = proj(y, p["Dense_0"])
   z = z * (1 + np.vectorize(math.erf)(z / np.sqrt(2))) / 2
   u, v = np.split(z, 2, axis=-1) if gating == "split" else (z, z)
-  f = spatial(norm(v, p["spatial_gating"]["norm"], gate_epsilon), p["spatial_gating"])
+  f = spatial(layer_norm(v, p["spatial_gating"]["norm"], gate_epsilon), p["spatial_gating"])
   if "tiny_attention" in p:
     f = f + tiny_attention(y, p["tiny_attention"])
   s = {"linear": f, "additive": u + f, "multiplicative": u * f, "split": u * f}[gating]
@@ -77,15 +73,10 @@ def numpy_block(p, x, gating, layer_norm_epsilon, gate_epsilon):
 def numpy_gmlp(p, images, patch, num_blocks, gating):
   """Logits and last tokens of images [batch, height, width, 3], in float64."""
   p = jax.tree.map(np.float64, p)
-  b, h, w, _ = images.shape
-  x = images.reshape(b, h // patch, patch, w // patch, patch, 3).swapaxes(2, 3)
-  x = x.reshape(b, -1, patch * patch * 3) @ p["stem"]["kernel"].reshape(patch * patch * 3, -1)
-  x = x + p["stem"]["bias"]
+  x = patches(images, patch, p["stem"])
   for i in range(num_blocks):
     x = np.stack([numpy_block(p[f"GmlpBlock_{i}"], y, gating, *EPSILONS.values()) for y in x])
-  mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-  y = (x - mean) / np.sqrt(var + EPSILONS["layer_norm_epsilon"])
-  y = (y * p["norm"]["scale"] + p["norm"]["bias"]).mean(1)
+  y = layer_norm(x, p["norm"], EPSILONS["layer_norm_epsilon"]).mean(1)
   return y @ p["head"]["kernel"] + p["head"]["bias"], x
 
 
@@ -104,39 +95,6 @@ def test_sizes_of_the_other_families_by_formula():
   assert count(tree(build("amlp_s16", 1000, scan_blocks=True))) == s16 + 30 * attention
   toeplitz = 2 * 196 - 1 - 196 * 196
   assert count(tree(build("tmlp_s16", 1000, scan_blocks=True))) == s16 + 30 * toeplitz
-
-
-def test_parameter_tree():
-  paths = lambda tree: {path: x.shape for path, x in flat(tree).items()}
-  expected = {
-    "norm/scale": (128,),
-    "norm/bias": (128,),
-    "Dense_0/kernel": (128, 768),
-    "Dense_0/bias": (768,),
-    "spatial_gating/norm/scale": (384,),
-    "spatial_gating/norm/bias": (384,),
-    "spatial_gating/Dense_0/kernel": (196, 196),
-    "spatial_gating/Dense_0/bias": (196,),
-    "tiny_attention/qkv/kernel": (128, 192),
-    "tiny_attention/qkv/bias": (192,),
-    "tiny_attention/out/kernel": (64, 384),
-    "tiny_attention/out/bias": (384,),
-    "Dense_1/kernel": (384, 128),
-    "Dense_1/bias": (128,),
-  }
-  params = tree(build("amlp_ti16", 10))
-  assert paths(params.pop("GmlpBlock_29")) == expected
-  rest = {k: v for k, v in params.items() if not k.startswith("GmlpBlock_")}
-  assert paths(rest) == {
-    "stem/kernel": (16, 16, 3, 128),
-    "stem/bias": (128,),
-    "norm/scale": (128,),
-    "norm/bias": (128,),
-    "head/kernel": (128, 10),
-    "head/bias": (10,),
-  }
-  gates = tree(build("tmlp_ti16", num_blocks=1))["GmlpBlock_0"]["spatial_gating"]
-  assert paths(gates["ToeplitzDense_0"]) == {"diagonals": (391,), "bias": (196,)}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import models
-from tests.models.common import images_of, randomised, run, shapes_of
+from tests.models.common import images_of, layer_norm, patches, randomised, run, shapes_of
 
 # Millions of parameters without the head: Table 1 of the Mixer paper.
 PAPER_MILLIONS = {
@@ -82,8 +82,7 @@ def numpy_mixer(p, images, patch, num_blocks, attention_heads=0):
   """
 
   def norm(x, q, epsilon=1e-6):
-    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(var + epsilon) * q["scale"] + q["bias"]
+    return layer_norm(x, q, epsilon)
 
   def mlp(x, q):
     x = x @ q["Dense_0"]["kernel"] + q["Dense_0"]["bias"]
@@ -110,9 +109,7 @@ def numpy_mixer(p, images, patch, num_blocks, attention_heads=0):
 
   p = jax.tree.map(np.float64, p)
   b, h, w, _ = images.shape
-  x = images.reshape(b, h // patch, patch, w // patch, patch, 3).swapaxes(2, 3)
-  x = x.reshape(b, -1, patch * patch * 3) @ p["stem"]["kernel"].reshape(patch * patch * 3, -1)
-  x = x + p["stem"]["bias"]
+  x = patches(images, patch, p["stem"])
   for i in range(num_blocks):
     q = p[f"MixerBlock_{i}"]
     x = x + token_mixing(norm(x, q["LayerNorm_0"]), q["token_mixing"])

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import erf
 
 from mixer_jax.models import resmlp
-from tests.models.common import count, flat, images_of, run, tree_of
+from tests.models.common import count, flat, images_of, layer_norm, patches, run, tree_of
 
 # Millions of parameters, billions of multiply-adds at 224x224 with 1,000 classes:
 # Tables 3 and D.3 of the ResMLP paper.
@@ -69,33 +69,6 @@ def test_sizes_and_costs_are_those_of_the_paper(name, overrides, millions, billi
     assert round(cost / 1e9, 1) == billions
 
 
-def test_parameter_tree():
-  block = {
-    "norm1/scale": (384,),
-    "norm1/bias": (384,),
-    "cross_patch/kernel": (196, 196),
-    "cross_patch/bias": (196,),
-    "layer_scale_1/scale": (384,),
-    "norm2/scale": (384,),
-    "norm2/bias": (384,),
-    "cross_channel/Dense_0/kernel": (384, 1536),
-    "cross_channel/Dense_0/bias": (1536,),
-    "cross_channel/Dense_1/kernel": (1536, 384),
-    "cross_channel/Dense_1/bias": (384,),
-    "layer_scale_2/scale": (384,),
-  }
-  expected = {f"ResMlpBlock_{i}/{k}": s for i in range(12) for k, s in block.items()} | {
-    "stem/kernel": (16, 16, 3, 384),
-    "stem/bias": (384,),
-    "norm/scale": (384,),
-    "norm/bias": (384,),
-    "head/kernel": (384, 7),
-    "head/bias": (7,),
-  }
-  found = flat(shapes(build("resmlp_s12", 7)))
-  assert {k: x.shape for k, x in found.items()} == expected
-
-
 def small(**overrides):
   fields = dict(
     patch_size=4, hidden_dim=12, num_blocks=2, channels_mlp_dim=48, layer_scale_init=0.1
@@ -134,8 +107,7 @@ def numpy_resmlp(model, params, images):
 
   def norm(x, q):
     if model.normalization == "layer_norm":
-      x = x - x.mean(-1, keepdims=True)
-      x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+      return layer_norm(x, q, 1e-6)
     return x * q["scale"] + q["bias"]
 
   def dense(x, q):
@@ -170,9 +142,7 @@ def numpy_resmlp(model, params, images):
   p = jax.tree.map(np.float64, params)
   batch, patch = len(images), model.patch_size
   rows, columns = images.shape[1] // patch, images.shape[2] // patch
-  x = images.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
-  x = x.reshape(batch, rows * columns, -1) @ p["stem"]["kernel"].reshape(patch * patch * 3, -1)
-  x = x + p["stem"]["bias"]
+  x = patches(images, patch, p["stem"])
   for i in range(model.num_blocks):
     q = p[f"ResMlpBlock_{i}"]
     if model.patch_communication != "none":

@@ -10,7 +10,7 @@ import pytest
 from mixer_jax import models
 from mixer_jax.errors import UserError
 from mixer_jax.models import gmlp
-from tests.models.common import count, randomised, tree_of
+from tests.models.common import count, layer_norm, randomised, tree_of
 from tests.models.test_gmlp import numpy_block
 
 TOKENS, VOCAB = 7, 11
@@ -113,8 +113,7 @@ def test_gmlp_equals_numpy():
   x = p["words"]["embedding"][ids[0, :n]] + p["segment_types"]["embedding"][segments[0, :n]]
   for i in range(2):
     x = numpy_block(p[f"GmlpBlock_{i}"], x, "split", 0.05, 0.2)
-  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.05)
-  x = x * p["norm"]["scale"] + p["norm"]["bias"]
+  x = layer_norm(x, p["norm"], 0.05)
   found = run(model, params, ids, mask, segments)[0, :n]
   np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-4)
 

@@ -144,9 +144,7 @@ def numpy_translator(p, mixing, source, target):
   erf = np.vectorize(math.erf)
 
   def norm(q, x):
-    if mixing == "attention":
-      x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    return x * q["scale"] + q["bias"]
+    return common.layer_norm(x, q, 1e-6) if mixing == "attention" else x * q["scale"] + q["bias"]
 
   def attention(q, x, y, causal):
     q_, k, v = dense(q["query"], x), dense(q["key"], y), dense(q["value"], y)

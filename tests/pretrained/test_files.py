@@ -206,6 +206,14 @@ def test_models_of_the_catalog_have_the_size_of_googles_files():
   assert LISTED_MIB.keys() == {n for n in pretrained.CATALOG if n.startswith("google/")}
 
 
+def test_the_catalog_agrees_with_itself_and_the_models():
+  for name, entry in pretrained.CATALOG.items():
+    patch_size = (models.fields(entry.model) | entry.overrides).get("patch_size", 1)
+    assert 224 % patch_size == 0
+    assert not entry.second_source or entry.second_source in pretrained.CATALOG
+    assert all(catalog.find(source) is entry for source in (name, *entry.urls))
+
+
 def test_a_known_file_is_known_by_its_contents(monkeypatch, tmp_path):
   """The arrays of a file of timm's do not tell its normalization; its checksum does."""
   path = tmp_path / "renamed"

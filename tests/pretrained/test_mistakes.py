@@ -127,7 +127,7 @@ MISTAKES = {
     lambda p, d, m: pretrained.load_bert(p("timm_mixer").path), "there is no embeddings.word_emb"
   ),
   "absent": (lambda p, d, m: pretrained.read(d / "absent.npz"), "absent.npz: no such file"),
-  "folder": (lambda p, d, m: pretrained.read(d), "is no file"),
+  "folder": (lambda p, d, m: pretrained.read(d), "irectory"),
   "near": (lambda p, d, m: pretrained.read("google/imagenet21k/Mixer-B16"), "imagenet21k/Mixer-B_16"),
   "ending": (lambda p, d, m: pretrained.save(d / "w.pth", {}), "w.pth"),
   "no_folder": (lambda p, d, m: pretrained.save(d / "a" / "w.npz", {"a": np.ones(1)}), "w.npz"),
