@@ -114,8 +114,9 @@ def test_muon_sees_the_matrices_of_attention():
 
 
 @pytest.mark.parametrize(
-  "name, fields", [("muon", ("bias",)), ("muon", ()), ("soap", ("bias",)), ("shampoo", ())]
+  "name, fields", [("muon", ()), ("soap", ("bias",)), ("muon", ("bias",)), ("shampoo", ())]
 )
+@pytest.mark.first(2)
 def test_several_features_are_as_one(name, fields):
   """By its bias, or by its name in attention, a kernel [6, 2, 5] is the matrix [6, 10]."""
   layer = nn.DenseGeneral((2, 5), use_bias=bool(fields), name="any" if fields else "query")

@@ -1,4 +1,4 @@
-"""Steps chosen by the quadratic model: saved, spread over devices, of a part; mistakes."""
+"""Training by the quadratic model: a part of the parameters, several devices, parts of a batch."""
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
