@@ -109,7 +109,11 @@ MISTAKES = [
   (lambda: operator("galerkin_2d", coarse=13), UserError, "coarse is 13; .* 12x12 points"),
   (lambda: operator("galerkin_1d", coarse=5), UserError, "coarse is 5.*extractor"),
   (lambda: operator("galerkin_inverse", modes=5), UserError, "modes is 5.*decoder"),
-  (lambda: operator("mixer_operator", (1, 8, 1)), ValueError, "trained on 10 points, called with 8"),
+  (
+    lambda: operator("mixer_operator", (1, 8, 1)),
+    ValueError,
+    "trained on 10 points, called with 8",
+  ),
   (lambda: operator("fno_2d", (1, 4, 4, 1)), ValueError, "too few for 3 modes; allowed: 6x4"),
   (lambda: operator("galerkin_1d", (1, 13, 2)), ValueError, "values are .1, 13, 2."),
   *(
