@@ -71,9 +71,10 @@ def test_a_step_is_the_dense_one(name, case):
   assert state.damping == damping
 
 
-def test_momentum_is_that_of_the_minimum():
+@pytest.mark.parametrize("examples", [6, 100], ids=["wide", "tall"])
+def test_momentum_is_that_of_the_minimum(examples):
   """Two steps at one place: the second is nearest to mu times the first, up to what J sees."""
-  curvature, params, batch = made("weighted")
+  curvature, params, batch = made("weighted", examples)
   loss, mu = loss_of("weighted", batch), 0.8
   tx = optim.gauss_newton(curvature, damping=LAMBDA, momentum=mu, bias_correction=True)
   one, state = updated(tx, loss, batch, params, tx.init(params), told=False)
@@ -88,11 +89,13 @@ def test_momentum_is_that_of_the_minimum():
   np.testing.assert_allclose(flat(two), second / np.sqrt(1 - mu**4), atol=1e-7 * size)
 
 
-@pytest.mark.parametrize("name", ["gauss_newton", "hessian_free"])
-@pytest.mark.first(1)
-def test_acceleration_is_the_second_order_of_residuals(name):
+@pytest.mark.parametrize(
+  "name, examples", [("gauss_newton", None), ("gauss_newton", 100), ("hessian_free", None)]
+)
+@pytest.mark.first(2)
+def test_acceleration_is_the_second_order_of_residuals(name, examples):
   """Second derivatives of the residuals themselves, along the first step; no more of it than of that."""
-  curvature, params, batch = made("weighted", estimation="exact")
+  curvature, params, batch = made("weighted", examples, estimation="exact")
   loss, damping = loss_of("weighted", batch), 1.0
   tx = tx_of(name, curvature, damping, acceleration=True)
   found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
@@ -104,6 +107,8 @@ def test_acceleration_is_the_second_order_of_residuals(name):
   second = np.linalg.solve(j.T @ j + damping * np.eye(j.shape[1]), -j.T @ bend)
   assert 0.01 < np.linalg.norm(second) / np.linalg.norm(first) < 0.75
   np.testing.assert_allclose(flat(found), first + second / 2, rtol=1e-6, atol=1e-9)
+  if examples is not None:
+    return  # with more examples the second order is not too long
   tx = tx_of(name, curvature, 1e-3, acceleration=True)
   found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
   expected = dense(curvature, params, batch, jax.grad(loss)(params), 1e-3)
