@@ -103,7 +103,8 @@ def _numbers_and_texts(answer: Mapping[str, Any]) -> dict[str, np.ndarray]:
     with as_user_error(f"--out takes numbers and texts; {name} is neither", ValueError):
       array = np.asarray(part)
     if array.dtype != object:  # such as the likeliest words with their probabilities
-      arrays[name] = array.astype(np.float32) if array.dtype == np.float64 else array
+      narrow = array.dtype == np.float64 and not jax.config.jax_enable_x64
+      arrays[name] = array.astype(np.float32) if narrow else array
   return arrays
 
 

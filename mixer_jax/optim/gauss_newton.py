@@ -170,6 +170,7 @@ class _GaussNewton(NamedTuple):
   ):
     del extra
     curvature = self.curvature
+    batch = curvature.some_of(batch, None)
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
     model_steps.check_searchable(self.line_search, value_fn)
     names = tuple(trees.by_path(updates))

@@ -130,6 +130,7 @@ class _HessianFree(NamedTuple):
     self, updates, state, params=None, *, batch=None, rng=None, value=None, value_fn=None, **extra
   ):
     curvature, model_params = self.curvature, extra.get("model_params")
+    batch = curvature.some_of(batch, None)
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
     model_steps.check_searchable(self.line_search, value_fn)
     curvature.compare(updates, whole, batch, state.count, scale=True)

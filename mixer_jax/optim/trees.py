@@ -80,10 +80,10 @@ def covered_by(all_blocks: Sequence[Block], leaves: dict[str, Any]) -> list[Bloc
 def whole_tree(params: Any, names: tuple[str, ...]) -> Any:
   """The parameters of the model, all of them."""
   if params is None:
-    raise ValueError("K-FAC's update needs params: tx.update(grads, state, params, batch=batch)")
+    raise ValueError("the update needs params: tx.update(grads, state, params, batch=batch)")
   if missing := set(names) - set(by_path(params)):
     raise ValueError(
-      f"K-FAC's update needs all parameters, but {sorted(missing)[0]} is hidden; pass the whole"
+      f"the update needs all parameters, but {sorted(missing)[0]} is hidden; pass the whole"
       " tree as the extra argument model_params"
     )
   return params

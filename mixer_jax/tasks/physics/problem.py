@@ -41,9 +41,12 @@ class Box:
     """Points drawn uniformly, [n, dim]; a `Sampler`."""
     return rng.uniform(self.low, self.high, (n, self.dim))
 
-  def faces(self, *axes: int) -> Sampler:
+  def _number(self, axis: int | str) -> int:
+    return list(self.axes).index(axis) if isinstance(axis, str) else axis
+
+  def faces(self, *axes: int | str) -> Sampler:
     """Draws points uniformly on the two faces of these axes, by default of all axes."""
-    chosen = np.array(axes or range(self.dim))
+    chosen = np.array([self._number(axis) for axis in axes] or range(self.dim))
     ends = np.array([self.low, self.high], np.float64)
 
     def sample(rng, n):
@@ -53,12 +56,13 @@ class Box:
 
     return sample
 
-  def at(self, axis: int, value: float) -> Sampler:
+  def at(self, axis: int | str, value: float) -> Sampler:
     """Draws points uniformly where a coordinate has this value, such as the time 0."""
+    number = self._number(axis)
 
     def sample(rng, n):
       x = self.inside(rng, n)
-      x[:, axis] = value
+      x[:, number] = value
       return x
 
     return sample
@@ -118,10 +122,10 @@ class Problem:
     functions: the names of the unknown functions; with one name, u(x) is a number.
     exact: the solution in JAX, a `Function`, if it is known, or its first functions.
     reference: makes the solution on a grid; takes the directory of a cache ("": the user's own).
-    learned: the parameters of the equation that are learned, by name.
+    learned: the parameters of the equation that are learned, by name; a number is a first value.
     output: maps a point and the net's value there to the value of the solution, so that conditions
       hold for any net. By default the net is the solution.
-    periods: the period of each axis, [dim], 0 for an axis without one; (): no axis has one.
+    periods: the period of each axis, [dim], 0 for an axis without one; or by names of axes.
   """
 
   domain: Box
@@ -129,9 +133,17 @@ class Problem:
   functions: Sequence[str] = ("u",)
   exact: Function | None = None
   reference: Callable[[str], Grid] | None = None
-  learned: Mapping[str, Learned] = dataclasses.field(default_factory=dict)
+  learned: Mapping[str, Learned | float] = dataclasses.field(default_factory=dict)
   output: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-  periods: Sequence[float] = ()
+  periods: Sequence[float] | Mapping[str, float] = ()
+
+  def __post_init__(self):
+    whole = lambda x: x if isinstance(x, Learned) else Learned(float(x))
+    learned, periods = {name: whole(x) for name, x in self.learned.items()}, self.periods
+    if isinstance(periods, Mapping):
+      periods = [periods.get(axis, 0.0) for axis in self.domain.axes]
+    object.__setattr__(self, "learned", learned)
+    object.__setattr__(self, "periods", periods)
 
   @property
   def solved(self) -> bool:

@@ -273,6 +273,17 @@ def test_points_of_a_file_are_answered(tmp_path):
       list(task.answer(variables, [str(tmp_path / f"{name}.npz")]))
 
 
+def test_axes_are_named_and_numbers_are_first_values():
+  box = physics.Box((0.0, 0.0), (1.0, 2.0), names=("x", "t"))
+  draw = lambda points: points(np.random.default_rng(0), 50)
+  assert (draw(box.at("t", 0.5))[:, 1] == 0.5).all()
+  np.testing.assert_array_equal(draw(box.faces("x")), draw(box.faces(0)))
+  term = physics.Term(lambda u, x, learned: learned["k"] * u(x), box.inside, 5)
+  problem = physics.Problem(box, {"only": term}, learned={"k": 2.0}, periods={"t": 2.0})
+  assert list(problem.periods) == [0.0, 2.0]
+  assert problem.residual("only", lambda x: x[1], jnp.array([0.0, 3.0]), {"k": 2.0}) == 6.0
+
+
 def own(term, exact=None):
   """The class of the task of an equation with one term."""
 
