@@ -210,7 +210,7 @@ def test_stochastic_depth_has_one_rate_and_keeps_the_mean():
     """The tokens of a net in which only one branch, if any, adds something."""
     own = jax.tree.map(lambda x: x, params)
     for block, layer in branches:
-      own[block][layer]["scale"] *= (block, layer) == only
+      own[block][layer]["scale"] = own[block][layer]["scale"] * ((block, layer) == only)
     return run(model, own, images, key)[1]
 
   without = tokens(None)

@@ -60,7 +60,6 @@ REFUSED = {
   "integers": npz(**{NAME: np.ones(3, np.int32)}),
   "nan": npz(**{NAME: np.array([1, np.nan])}),
   "infinite": npz(**{NAME: np.array([1e300])}),
-  "twice": archive((f"{NAME}.npy", npy(ONES)), (f"{NAME}.npy", npy(ONES))),
   "claims_too_much": archive((f"{NAME}.npy", claims((10**12,)))),
   "claims_less": archive((f"{NAME}.npy", claims((2,)))),
   "bomb": archive((f"{NAME}.npy", npy(ONES)), claimed=2 * 10**9),

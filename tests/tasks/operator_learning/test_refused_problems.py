@@ -104,4 +104,4 @@ def test_a_grid_that_the_model_cannot_take_is_told_before_training(config):
   config.model.update(hidden_dim=8, num_blocks=1, modes=4)
   config.data.extra_test_steps = "4"
   with pytest.raises(UserError, match=r"mixer_operator on the grid \(16,\)"):
-    contract.check(experiment.build(config))
+    contract.check_task(experiment.build(config))

@@ -38,7 +38,7 @@ def test_scores_of_two_classes():
 
 def test_padding_has_no_weight_in_any_metric(config):
   """Or no run would start."""
-  contract.check(experiment.build(config))
+  contract.check_task(experiment.build(config))
 
 
 @pytest.mark.thorough
