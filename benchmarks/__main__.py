@@ -1,57 +1,16 @@
 """Runs a benchmark; `benchmarks/__init__.py` lists them."""
 
 import functools
+import importlib
 import os
 
 from absl import flags
 from ml_collections import config_flags
 
-from benchmarks import compile as compile_benchmark
-from benchmarks import (
-  configs,
-  dispatch,
-  gauss_newton,
-  inference,
-  operator_peers,
-  optimizers,
-  other_models,
-  peers,
-  physics_peers,
-  physics_problems,
-  scaling,
-  text_peers,
-  train,
-  translation_peers,
-  updates,
-  uses,
-)
-from benchmarks import input as input_benchmark
+from benchmarks import physics_problems
 from mixer_jax.runtime import cli
 
-_COMMANDS = {
-  "input": input_benchmark.main,
-  "dispatch": dispatch.main,
-  "optimizers": optimizers.main,
-  "costs": optimizers.of_study,
-  "updates": updates.main,
-  "uses": uses.main,
-  "gauss_newton": gauss_newton.main,
-  "other_models": other_models.main,
-  "train": train.main,
-  "compile": compile_benchmark.main,
-  "configs": configs.main,
-  "inference": inference.main,
-  "zoo": inference.zoo,
-  "peers": peers.main,
-  "text_peers": text_peers.main,
-  "translation_peers": translation_peers.main,
-  "operator_peers": operator_peers.main,
-  "physics_peers": physics_peers.main,
-  "scaling": scaling.main,
-}
-
-
-# The flags that each command takes.
+# The flags that each command takes. A command is the `main` of its module, unless it stands below.
 _TAKEN = {
   "input": "config models batch_size rounds photos workers",
   "dispatch": "config rounds",
@@ -73,14 +32,17 @@ _TAKEN = {
   "physics_peers": "problems candidates hidden seconds adam_steps peers_python",
   "scaling": "models",
 }
+_FUNCTIONS = {"costs": ("optimizers", "of_study"), "zoo": ("inference", "zoo")}
 
 
-def _run(command, argv: list[str]) -> None:
-  if "peers" in argv[1]:  # several processes on one device
+def _run(name: str, _: list[str]) -> None:
+  if "peers" in name:  # several processes on one device
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-  if argv[1] == "peers" or "peers" not in argv[1]:  # of images
+  if name == "peers" or "peers" not in name:  # of images
+    train = importlib.import_module("benchmarks.train")
     train.check(flags.FLAGS.models or (), flags.FLAGS.optimizers)
-  command(flags.FLAGS)
+  module, function = _FUNCTIONS.get(name, (name, "main"))
+  getattr(importlib.import_module(f"benchmarks.{module}"), function)(flags.FLAGS)
 
 
 if __name__ == "__main__":
@@ -128,5 +90,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("adam_steps", 15_000, "Steps of Adam before L-BFGS.", lower_bound=1)
   flags.DEFINE_string("peers_python", None, "Python with jinns and deepxde.")
   flags.DEFINE_string("torch_python", None, "Python with PyTorch, and for peers timm.")
-  commands = {name: functools.partial(_run, main) for name, main in _COMMANDS.items()}
-  cli.run_commands(commands, _TAKEN)
+  cli.run_commands({name: functools.partial(_run, name) for name in _TAKEN}, _TAKEN)

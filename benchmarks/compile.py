@@ -19,28 +19,17 @@ FORMS = {"one by one": {}, "scanned": {"scan_blocks": True}}
 
 
 class Row(NamedTuple):
-  """The compilation of a model's training step.
+  """The compilation of a model's training step."""
 
-  Attributes:
-    model: by name.
-    optimizer: by name.
-    blocks: of `FORMS`.
-    trace: seconds to trace and lower the step.
-    compile: seconds that XLA then takes.
-    init: seconds for both with the program that draws the parameters.
-    processor: seconds of all processors for all this, which other processes on the
-      machine do not make longer.
-    peak_bytes: arguments, results and temporaries of the step, as XLA plans them.
-  """
-
-  model: str
-  optimizer: str
-  blocks: str
-  trace: float
-  compile: float
-  init: float
+  model: str  # by name
+  optimizer: str  # by name
+  blocks: str  # of `FORMS`
+  trace: float  # seconds to trace and lower the step
+  compile: float  # seconds that XLA then takes
+  init: float  # seconds for both with the program that draws the parameters
+  # seconds of all processors for all this, which other processes on the machine do not make longer
   processor: float
-  peak_bytes: int
+  peak_bytes: int  # arguments, results and temporaries of the step, as XLA plans them
 
 
 def measure(config: ml_collections.ConfigDict, form: str) -> Row:

@@ -44,18 +44,12 @@ _STAND_INS = {
 
 
 class Row(NamedTuple):
-  """A training step of a config on one device.
+  """A training step of a config on one device."""
 
-  Attributes:
-    name: of the config file, with its argument.
-    batch_size: examples of a step; of batches of several shapes those of one.
-    peak_bytes: arguments, results and temporaries of the step, as XLA plans them.
-    seconds: median time of a step, its kinds averaged (`optimizers.kinds`); None: not timed.
-  """
-
-  name: str
-  batch_size: int
-  peak_bytes: int
+  name: str  # of the config file, with its argument
+  batch_size: int  # examples of a step; of batches of several shapes those of one
+  peak_bytes: int  # arguments, results and temporaries of the step, as XLA plans them
+  # median time of a step, its kinds averaged (`optimizers.kinds`); None: not timed
   seconds: float | None = None
 
 

@@ -52,20 +52,12 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 class StepCosts(NamedTuple):
-  """Operations of the parts of a step.
+  """Operations of the parts of a step."""
 
-  Attributes:
-    gradient: forward and backward pass.
-    factors: one renewal of the factors: a pass for sampled targets, its second
-      moments.
-    inverses: one renewal of the inverses.
-    preconditioning: the products of one preconditioned gradient.
-  """
-
-  gradient: float
-  factors: float
-  inverses: float
-  preconditioning: float
+  gradient: float  # forward and backward pass
+  factors: float  # one renewal of the factors: a pass for sampled targets, its second moments
+  inverses: float  # one renewal of the inverses
+  preconditioning: float  # the products of one preconditioned gradient
 
   def ratio(self, factor_period: int, inverse_period: int) -> float:
     """A K-FAC step over an SGD step, averaged over the periods."""

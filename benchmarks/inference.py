@@ -54,28 +54,18 @@ def _timed(forms: dict[str, Forward], rounds: int) -> dict[str, list[float]]:
 
 
 class Row(NamedTuple):
-  """A model at its usual image size and 1,000 classes. None was not measured.
+  """A model at its usual image size and 1,000 classes. None was not measured."""
 
-  Attributes:
-    name: of the model, or with ", absorbed" of a ResMLP whose Aff and LayerScale are
-      folded into the linear layers.
-    image_size: side in pixels.
-    parameters: how many.
-    multiply_adds: of one image.
-    peak_bytes: of a batch, as XLA plans them.
-    images_per_second: at the batch, from the median.
-    latency: median seconds of one image alone.
-    latency_p95: their 95th percentile.
-  """
-
+  # of the model, or with ", absorbed" of a ResMLP whose Aff and LayerScale are folded into the
+  # linear layers
   name: str
-  image_size: int
-  parameters: int
-  multiply_adds: int
-  peak_bytes: int
-  images_per_second: float | None = None
-  latency: float | None = None
-  latency_p95: float | None = None
+  image_size: int  # side in pixels
+  parameters: int  # how many
+  multiply_adds: int  # of one image
+  peak_bytes: int  # of a batch, as XLA plans them
+  images_per_second: float | None = None  # at the batch, from the median
+  latency: float | None = None  # median seconds of one image alone
+  latency_p95: float | None = None  # their 95th percentile
 
 
 def measure(

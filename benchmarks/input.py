@@ -82,7 +82,7 @@ def photo_config(directory: pathlib.Path, model: str, batch_size: int) -> ml_col
   """
   made = config_lib.default(model=model)
   made.batch_size = batch_size
-  made.data = config_lib.data("folder")
+  made.data = config_lib.data("folder", like="cifar10")
   made.data.update(dir=str(directory), crop="inception", resize=256, image_size=224, pad=0)
   return made
 

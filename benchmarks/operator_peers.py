@@ -13,12 +13,13 @@ They live in processes of their own, as the candidates of `peers`. With --points
 table shows how time and memory grow with the grid.
 """
 
+import itertools
 import json
 import pathlib
 import statistics
 import sys
 import types
-from typing import Any
+from typing import Any, Iterator
 
 from benchmarks import peers
 
@@ -89,22 +90,22 @@ CANDIDATES = {"ours": ours, "published": published}
 
 
 def main(options: Any) -> None:
+  from benchmarks import tables
   from mixer_jax.errors import UserError
 
-  pythons = dict.fromkeys(CANDIDATES, sys.executable)
-  pythons["published"] = options.torch_python or sys.executable
-  if not options.published:
-    print("the published code is left out: --published names no clone of it")
-    del pythons["published"]
-  elif not (pathlib.Path(options.published) / "libs" / "model.py").is_file():
+  published = options.published and pathlib.Path(options.published)
+  if published and not (published / "libs" / "model.py").is_file():
     raise UserError(f"--published is {options.published!r}; allowed: a clone with libs/model.py")
-  elif not peers.has(pythons["published"], "torch", "yaml"):
-    print("the published code is left out: PyTorch and PyYAML are not installed")
-    del pythons["published"]
   for points in options.points:
     if FINEST % points:
       raise UserError(f"--points is {points}; allowed: divisors of {FINEST}")
-  _compare(pythons, options)
+  if published:
+    found = peers.pythons(CANDIDATES, "published", options, "torch", "yaml")
+  else:
+    print("the published code is left out: --published names no clone of it")
+    found = {"ours": sys.executable}
+  titles = ("attention", "candidate", "points", "median s", "s an epoch", "x ours", "planned MiB")
+  tables.show(titles, _rows(found, options), texts=2)
 
 
 def _shared(kind: str, points: int, options: Any) -> dict[str, Any]:
@@ -125,39 +126,21 @@ def _shared(kind: str, points: int, options: Any) -> dict[str, Any]:
   )
 
 
-def _compare(pythons: dict[str, str], options: Any) -> None:
-  """Runs the candidates of each kind and grid in turn and prints a table."""
-  from benchmarks import tables
+def _rows(found: dict[str, str], options: Any) -> Iterator[list[str]]:
+  """Runs the candidates of each kind and grid in turn."""
   from benchmarks.timing import ratio
 
-  def rows():
-    for kind in options.models or KINDS:
-      for points in options.points:
-        shared = _shared(kind, points, options)
-        workers = {
-          k: peers.Worker(k, p, shared, "benchmarks.operator_peers") for k, p in pythons.items()
-        }
-        seconds = peers.turns(workers, "step", options.rounds)
-        memory = workers["ours"]("memory")["bytes"]
-        for name, own in seconds.items():
-          median = statistics.median(own)
-          epoch = median * FUNCTIONS / shared["batch_size"]
-          planned = f"{memory / 2**20:,.0f}" if name == "ours" else "-"
-          over_ours = ratio(own, seconds["ours"])
-          yield (
-            kind,
-            name,
-            f"{points:,}",
-            f"{median:.4f}",
-            f"{epoch:.1f}",
-            f"{over_ours:.2f}",
-            planned,
-          )
-        for worker in workers.values():
-          worker.close()
-
-  titles = ("attention", "candidate", "points", "median s", "s an epoch", "x ours", "planned MiB")
-  tables.show(titles, rows(), texts=2)
+  for kind, points in itertools.product(options.models or KINDS, options.points):
+    shared = _shared(kind, points, options)
+    with peers.running(found, shared, "benchmarks.operator_peers") as workers:
+      seconds = peers.turns(workers, "step", options.rounds)
+      memory = workers["ours"]("memory")["bytes"]
+    for name, own in seconds.items():
+      median = statistics.median(own)
+      epoch = median * FUNCTIONS / shared["batch_size"]
+      planned = f"{memory / 2**20:,.0f}" if name == "ours" else "-"
+      times = f"{median:.4f}", f"{epoch:.1f}", f"{ratio(own, seconds['ours']):.2f}"
+      yield [kind, name, f"{points:,}", *times, planned]
 
 
 if __name__ == "__main__":

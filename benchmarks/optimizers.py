@@ -31,17 +31,11 @@ _THEIR_STEPS = 5  # the inverse period of `kfac_jax.Optimizer`
 
 
 class Cost(NamedTuple):
-  """The cost of a step of an optimizer.
+  """The cost of a step of an optimizer."""
 
-  Attributes:
-    seconds: median time of a step.
-    ratio: to an SGD step, the median over rounds.
-    peak_bytes: arguments, results and temporaries of its largest program.
-  """
-
-  seconds: float
-  ratio: float
-  peak_bytes: int
+  seconds: float  # median time of a step
+  ratio: float  # to an SGD step, the median over rounds
+  peak_bytes: int  # arguments, results and temporaries of its largest program
 
 
 def measure(run: Experiment, rounds: int, names: Sequence[str]) -> dict[str, Cost]:

@@ -29,37 +29,23 @@ STEPS = 10
 
 
 class Case(NamedTuple):
-  """A model with data.
+  """A model with data."""
 
-  Attributes:
-    predict: maps (params, batch) to outputs and targets.
-    params: the parameters.
-    batch: the data.
-    likelihood: as for `optim.Curvature`.
-    learning_rate: of the ten steps.
-    options: others of `optim.Curvature`.
-  """
-
-  predict: Callable
-  params: Any
-  batch: Any
-  likelihood: Any = "categorical"
-  learning_rate: float = 0.05
-  options: dict[str, Any] = {}
+  predict: Callable  # maps (params, batch) to outputs and targets
+  params: Any  # the parameters
+  batch: Any  # the data
+  likelihood: Any = "categorical"  # as for `optim.Curvature`
+  learning_rate: float = 0.05  # of the ten steps
+  options: dict[str, Any] = {}  # others of `optim.Curvature`
 
 
 class Result(NamedTuple):
-  """What is measured.
+  """What is measured."""
 
-  Attributes:
-    curvature: the curvature, whose table is printed.
-    error: the largest relative error of a layer's gradient from its rows; None without layers.
-    losses: before each step, and after the last.
-  """
-
-  curvature: optim.Curvature
+  curvature: optim.Curvature  # the curvature, whose table is printed
+  # the largest relative error of a layer's gradient from its rows; None without layers
   error: float | None
-  losses: list[float]
+  losses: list[float]  # before each step, and after the last
 
   def covered(self, params: Any) -> float:
     """The share of all parameters that are in layers, in percent."""

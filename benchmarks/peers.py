@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import types
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 # A worker may be in a Python without JAX: only the standard library is imported above.
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -240,6 +240,26 @@ def has(python: str, *modules: str) -> bool:
   return not subprocess.run([python, "-c", look]).returncode
 
 
+def pythons(candidates: dict[str, Any], peer: str, options: Any, *modules: str) -> dict[str, str]:
+  """The Python of each candidate; `peer` has its own, or is left out without its modules."""
+  own = options.torch_python or sys.executable
+  if has(own, *modules):
+    return dict.fromkeys(candidates, sys.executable) | {peer: own}
+  print(f"{peer} is left out: {' and '.join(modules)} are not installed")
+  return {name: sys.executable for name in candidates if name != peer}
+
+
+@contextlib.contextmanager
+def running(found: dict[str, str], options: dict[str, Any], module: str) -> Iterator[dict]:
+  """The workers of a module's candidates, by name, each in its Python; they end with the block."""
+  workers = {name: Worker(name, python, options, module) for name, python in found.items()}
+  try:
+    yield workers
+  finally:
+    for worker in workers.values():
+      worker.close()
+
+
 def main(options: Any) -> None:
   from mixer_jax import models
   from mixer_jax.errors import UserError
@@ -248,16 +268,12 @@ def main(options: Any) -> None:
   for name in names:
     if "tokens_mlp_dim" not in models.fields(name):
       raise UserError(f"--models has {name!r}; allowed: Mixers, such as mixer_s16")
-  torch_python = options.torch_python or sys.executable
-  pythons = dict.fromkeys(CANDIDATES, sys.executable) | {"timm": torch_python}
-  if not has(torch_python, "torch", "timm"):
-    print("timm is left out: PyTorch and timm are not installed")
-    del pythons["timm"]
+  found = pythons(CANDIDATES, "timm", options, "torch", "timm")
   for model in names:
-    _compare(model, pythons, options)
+    _compare(model, found, options)
 
 
-def _compare(model: str, pythons: dict[str, str], options: Any) -> None:
+def _compare(model: str, found: dict[str, str], options: Any) -> None:
   """Runs the candidates in turn and prints a table."""
   from benchmarks import tables
   from benchmarks.timing import ratio
@@ -267,20 +283,15 @@ def _compare(model: str, pythons: dict[str, str], options: Any) -> None:
   sizes["image_size"] = models.image_size(model)
   batch_size = options.batch_size or 16
   shared = dict(model=model, batch_size=batch_size, dtype=options.dtype, sizes=sizes)
-  workers = {
-    name: Worker(name, python, shared, "benchmarks.peers") for name, python in pythons.items()
-  }
   print(f"{model}, batch {batch_size}, {options.dtype}, SGD with momentum\n")
 
   def rows():
     for call in ("forward", "step"):
       seconds = turns(workers, call, options.rounds)
       for name, own in seconds.items():
-        over_ours = ratio(own, seconds["ours"])
         all_rounds = " ".join(f"{s:.3f}" for s in own)
-        yield call, name, f"{statistics.median(own):.4f}", f"{over_ours:.2f}", all_rounds
-
-  tables.show(("call", "candidate", "median s", "x ours", "all rounds"), rows(), texts=2)
+        times = f"{statistics.median(own):.4f}", f"{ratio(own, seconds['ours']):.2f}"
+        yield call, name, *times, all_rounds
 
   def parts():
     for name, worker in workers.items():
@@ -288,11 +299,11 @@ def _compare(model: str, pythons: dict[str, str], options: Any) -> None:
       for kind, taken in seconds.most_common(options.profile):
         yield name, f"`{kind}`", f"{taken:.4f}", f"{taken / seconds.total():.1%}"
 
-  if options.profile:
-    print()
-    tables.show(("candidate", "operations of one step", "seconds", "share"), parts(), texts=2)
-  for worker in workers.values():
-    worker.close()
+  with running(found, shared, "benchmarks.peers") as workers:
+    tables.show(("call", "candidate", "median s", "x ours", "all rounds"), rows(), texts=2)
+    if options.profile:
+      print()
+      tables.show(("candidate", "operations of one step", "seconds", "share"), parts(), texts=2)
 
 
 if __name__ == "__main__":

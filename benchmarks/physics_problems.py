@@ -26,21 +26,14 @@ _PLASTIC = 1.32471795724474602596  # x^3 = x + 1
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """Points and values.
+  """Points and values."""
 
-  Attributes:
-    name: of the equation.
-    points: by residual, [points, 2]: interior, boundary and, of burgers, initial.
-    values: of u, by residual, [points, 1]; the interior has none.
-    tested: points of the error, [points, 2].
-    solution: u there, [points, 1].
-  """
-
-  name: str
+  name: str  # of the equation
+  # by residual, [points, 2]: interior, boundary and, of burgers, initial
   points: dict[str, np.ndarray]
-  values: dict[str, np.ndarray]
-  tested: np.ndarray
-  solution: np.ndarray
+  values: dict[str, np.ndarray]  # of u, by residual, [points, 1]; the interior has none
+  tested: np.ndarray  # points of the error, [points, 2]
+  solution: np.ndarray  # u there, [points, 1]
 
   def error(self, found: Any) -> float:
     """The relative L2 error of values at the points of the error."""

@@ -21,25 +21,15 @@ _FLOAT = 4  # bytes of a parameter, a factor or an inverse
 
 
 class Cluster(NamedTuple):
-  """Rates of one GPU and its links, per second.
+  """Rates of one GPU and its links, per second."""
 
-  Attributes:
-    products: operations in bfloat16 matrix products.
-    precise: operations in TF32 matrix products, of factors and preconditioning.
-    eigh: operations in a symmetric eigendecomposition, of 9 n^3.
-    inside: bytes a GPU sends to those of its node.
-    outside: bytes a GPU sends to other nodes.
-    node: GPUs of a node.
-    latency: seconds of a message.
-  """
-
-  products: float
-  precise: float
-  eigh: float
-  inside: float
-  outside: float
-  node: int = 8
-  latency: float = 10e-6
+  products: float  # operations in bfloat16 matrix products
+  precise: float  # operations in TF32 matrix products, of factors and preconditioning
+  eigh: float  # operations in a symmetric eigendecomposition, of 9 n^3
+  inside: float  # bytes a GPU sends to those of its node
+  outside: float  # bytes a GPU sends to other nodes
+  node: int = 8  # GPUs of a node
+  latency: float = 10e-6  # seconds of a message
 
 
 # The maker's figures of an H200 (989 and 494 TFLOP/s, NVLink 450 GB/s one way), half
@@ -49,25 +39,15 @@ H200 = Cluster(0.5 * 989e12, 0.5 * 494e12, 1e12, 0.8 * 450e9, 0.8 * 50e9)
 
 
 class Parts(NamedTuple):
-  """Seconds a step, averaged over K-FAC's periods.
+  """Seconds a step, averaged over K-FAC's periods."""
 
-  Attributes:
-    gradient: forward and backward pass.
-    gradient_sum: all-reduce of the gradient.
-    factors: renewing them.
-    factor_sum: their all-reduce.
-    inverses: renewing them, on the device with the most work.
-    inverse_exchange: sending each to all devices.
-    preconditioning: of all layers, on every device.
-  """
-
-  gradient: float
-  gradient_sum: float
-  factors: float = 0.0
-  factor_sum: float = 0.0
-  inverses: float = 0.0
-  inverse_exchange: float = 0.0
-  preconditioning: float = 0.0
+  gradient: float  # forward and backward pass
+  gradient_sum: float  # all-reduce of the gradient
+  factors: float = 0.0  # renewing them
+  factor_sum: float = 0.0  # their all-reduce
+  inverses: float = 0.0  # renewing them, on the device with the most work
+  inverse_exchange: float = 0.0  # sending each to all devices
+  preconditioning: float = 0.0  # of all layers, on every device
 
 
 def parts(

@@ -8,7 +8,6 @@ from typing import Any, Callable, Iterator
 
 import jax
 import numpy as np
-import optax
 
 from benchmarks.timing import planned_bytes
 from mixer_jax.data import buckets, feed
@@ -58,15 +57,10 @@ def plan(run: Experiment) -> int:
 
 
 class _Steps:
-  """Calls of a program of training steps.
+  """Calls of a program of training steps."""
 
-  Attributes:
-    length: steps in a call.
-    state: of training, after the last call.
-  """
-
-  length: int
-  state: TrainState
+  length: int  # steps in a call
+  state: TrainState  # of training, after the last call
 
   def __init__(self, run: Experiment):
     self._run = run
@@ -115,6 +109,14 @@ class Real(_Steps):
     jax.block_until_ready(checks)
 
 
+def _at(opt_state: Any, count: jax.Array) -> Any:
+  """The state with all counts of updates set; `optax.tree.set` leaves those inside of a state alone
+  that has one itself, as optax's for injected rates."""
+  is_count = lambda path: getattr(path[-1], "name", "") == "count"
+  place = lambda path, x: count if is_count(path) else x
+  return jax.tree_util.tree_map_with_path(place, opt_state)
+
+
 class Fixed(_Steps):
   """Training on one batch again and again.
 
@@ -133,8 +135,7 @@ class Fixed(_Steps):
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
     def program(state, batch, counts):
       def step(state, count):
-        state = state.replace(opt_state=optax.tree.set(state.opt_state, count=count))
-        return step_lib.update(run, state, batch)
+        return step_lib.update(run, state.replace(opt_state=_at(state.opt_state, count)), batch)
 
       return step(state, counts[0]) if length == 1 else jax.lax.scan(step, state, counts)
 

@@ -161,56 +161,41 @@ def _shared(model: str, options: Any) -> dict[str, Any]:
 def main(options: Any) -> None:
   from mixer_jax.errors import UserError
 
-  pythons = {"ours": sys.executable, "pytorch": options.torch_python or sys.executable}
-  if not peers.has(pythons["pytorch"], "torch"):
-    print("pytorch is left out: PyTorch is not installed")
-    del pythons["pytorch"]
   names = options.models or ["gmlp_text_small"]
   for name in names:
     if not name.startswith("gmlp_text"):
       raise UserError(f"--models has {name!r}; PyTorch's peer is a gmlp_text_...")
+  found = peers.pythons(CANDIDATES, "pytorch", options, "torch")
   for name in names:
-    _compare(pythons, _shared(name, options), options.rounds)
+    _compare(found, _shared(name, options), options.rounds)
 
 
-def _compare(pythons: dict[str, str], shared: dict[str, Any], rounds: int) -> None:
+def _compare(found: dict[str, str], shared: dict[str, Any], rounds: int) -> None:
   """Runs the candidates in turn and prints a table."""
   from benchmarks import tables
   from benchmarks.timing import ratio
 
-  tokens, operations = shared["batch_size"] * shared["max_length"], shared["operations"]
-  workers = {k: peers.Worker(k, p, shared, "benchmarks.text_peers") for k, p in pythons.items()}
   print(
     f"{shared['model']}, {shared['parameters']:,} parameters, batch {shared['batch_size']} of"
     f" {shared['max_length']} tokens, {shared['masked']} of them masked, {shared['dtype']}, AdamW\n"
   )
-  seconds, products = {name: [] for name in workers}, []
-  for i in range(rounds + 2):  # two warm up
-    taken = {name: worker("step") / STEPS for name, worker in workers.items()}
-    rate = workers["ours"]("product")["rate"]
-    if i >= 2:
-      products.append(operations / rate)
-      for name, own in taken.items():
-        seconds[name].append(own)
-
-  def rows():
-    for name, own in seconds.items():
-      step = statistics.median(own)
-      all_rounds = " ".join(f"{s:.3f}" for s in own)
-      over_ours, utilisation = ratio(own, seconds["ours"]), ratio(products, own)
-      yield (
-        name,
-        f"{step:.4f}",
-        f"{tokens / step:,.0f}",
-        f"{over_ours:.2f}",
-        f"{utilisation:.0%}",
-        all_rounds,
-      )
-
+  seconds, products = {name: [] for name in found}, []
+  with peers.running(found, shared, "benchmarks.text_peers") as workers:
+    for i in range(rounds + 2):  # two warm up
+      taken = {name: worker("step") / STEPS for name, worker in workers.items()}
+      rate = workers["ours"]("product")["rate"]
+      if i >= 2:
+        products.append(shared["operations"] / rate)
+        for name, own in taken.items():
+          seconds[name].append(own)
+  rows = []
+  for name, own in seconds.items():
+    step = statistics.median(own)
+    rate = f"{shared['batch_size'] * shared['max_length'] / step:,.0f}"
+    ratios = f"{ratio(own, seconds['ours']):.2f}", f"{ratio(products, own):.0%}"
+    rows.append([name, f"{step:.4f}", rate, *ratios, " ".join(f"{s:.3f}" for s in own)])
   titles = ("candidate", "median s", "tokens/s", "x ours", "utilisation", "all rounds")
-  tables.show(titles, rows())
-  for worker in workers.values():
-    worker.close()
+  tables.show(titles, rows)
 
 
 if __name__ == "__main__":

@@ -24,28 +24,18 @@ _PRODUCT_SIZE, _PRODUCT_SIZE_ON_CPU = 8192, 2048
 
 
 class Row(NamedTuple):
-  """Training on one device. None was not measured: the plan does not fit into the memory.
+  """Training on one device. None was not measured: the plan does not fit into the memory."""
 
-  Attributes:
-    model: by name.
-    optimizer: by name; its kinds of steps are averaged, see `optimizers.kinds`.
-    batch_size: images of a step.
-    peak_bytes: arguments, results and temporaries of the program, as XLA plans them.
-    first_step: seconds to trace, compile and run the program once.
-    step: median seconds of a step on a batch that is on the device.
-    utilisation: operations of the model, three times those of the forward pass, a
-      second, over those of a square matrix product; median over the rounds.
-    input_ratio: steps a second with real data over those with the batch on the
-      device; median over the rounds.
-  """
-
-  model: str
-  optimizer: str
-  batch_size: int
-  peak_bytes: int
-  first_step: float | None = None
-  step: float | None = None
+  model: str  # by name
+  optimizer: str  # by name; its kinds of steps are averaged, see `optimizers.kinds`
+  batch_size: int  # images of a step
+  peak_bytes: int  # arguments, results and temporaries of the program, as XLA plans them
+  first_step: float | None = None  # seconds to trace, compile and run the program once
+  step: float | None = None  # median seconds of a step on a batch that is on the device
+  # operations of the model, three times those of the forward pass, a second, over those of a square
+  # matrix product; median over the rounds
   utilisation: float | None = None
+  # steps a second with real data over those with the batch on the device; median over the rounds
   input_ratio: float | None = None
 
 

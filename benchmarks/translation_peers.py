@@ -190,27 +190,21 @@ def _shared(size: str, options: Any) -> dict[str, Any]:
 def main(options: Any) -> None:
   from mixer_jax.errors import UserError
 
-  pythons = dict.fromkeys(CANDIDATES, sys.executable)
-  pythons["pytorch"] = options.torch_python or sys.executable
-  if not peers.has(pythons["pytorch"], "torch"):
-    print("pytorch is left out: PyTorch is not installed")
-    del pythons["pytorch"]
-  for name in options.models or ["transformer_translate_small"]:
-    family, _, size = name.rpartition("_")
-    if family != "transformer_translate":
+  names = options.models or ["transformer_translate_small"]
+  for name in names:
+    if not name.startswith("transformer_translate_"):
       raise UserError(f"--models has {name!r}; PyTorch's peer is a transformer_translate_...")
-    _compare(pythons, _shared(size, options), options.rounds)
+  found = peers.pythons(CANDIDATES, "pytorch", options, "torch")
+  for name in names:
+    _compare(found, _shared(name.rpartition("_")[2], options), options.rounds)
 
 
-def _compare(pythons: dict[str, str], shared: dict[str, Any], rounds: int) -> None:
+def _compare(found: dict[str, str], shared: dict[str, Any], rounds: int) -> None:
   """Runs the candidates in turn and prints a table."""
   from benchmarks import tables
   from benchmarks.timing import ratio
 
   sentences, length = shared["batch_size"], shared["max_length"]
-  workers = {
-    k: peers.Worker(k, p, shared, "benchmarks.translation_peers") for k, p in pythons.items()
-  }
   print(
     f"Transformer of {shared['parameters']:,} parameters, {sentences} sentences of {length} tokens,"
     f" {shared['dtype']}, Adam\n"
@@ -225,9 +219,8 @@ def _compare(pythons: dict[str, str], shared: dict[str, Any], rounds: int) -> No
         yield call, name, f"{median:.4f}", *rates, f"{over_ours:.2f}"
 
   titles = ("call", "candidate", "median s", "sentences/s", "target tokens/s", "x ours")
-  tables.show(titles, rows(), texts=2)
-  for worker in workers.values():
-    worker.close()
+  with peers.running(found, shared, "benchmarks.translation_peers") as workers:
+    tables.show(titles, rows(), texts=2)
 
 
 if __name__ == "__main__":

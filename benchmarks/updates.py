@@ -47,17 +47,12 @@ _RATE = 1e-3
 
 
 class Compared(NamedTuple):
-  """Means over steps.
+  """Means over steps."""
 
-  Attributes:
-    cosines: between the updates of each two optimizers, [optimizers, optimizers].
-    shares: of the squared length of an update, by the kind of layer, each [optimizers].
-    lengths: of the updates at a rate of 1, [optimizers].
-  """
-
-  cosines: np.ndarray
+  cosines: np.ndarray  # between the updates of each two optimizers, [optimizers, optimizers]
+  # of the squared length of an update, by the kind of layer, each [optimizers]
   shares: Mapping[str, np.ndarray]
-  lengths: np.ndarray
+  lengths: np.ndarray  # of the updates at a rate of 1, [optimizers]
 
 
 def compare(run: Experiment, num_steps: int) -> Compared:

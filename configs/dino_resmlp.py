@@ -16,7 +16,7 @@ from mixer_jax import config as config_lib
 def get_config(model="resmlp_s12"):
   config = config_lib.default("self_distillation", model)
   config.data.update(name="folder", test_split="val")
-  config.data.update(stored_size=256, resize=256, image_size=224)
+  config.data.update(stored_size=256, fit="crop", resize=256, image_size=224, flip=True)
   config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
   config.knn.images = 100_000
   config.model.stochastic_depth = 0.1

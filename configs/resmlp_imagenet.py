@@ -27,7 +27,7 @@ def get_config(choice="resmlp_s12"):
     raise UserError(f"the config takes the recipe {recipe!r}; allowed: {', '.join(RECIPES)}")
   task = "distillation" if recipe == "distilled" else "image_classification"
   config = config_lib.default(task, model)
-  config.data.update(name="imagenet2012", test_split="validation", pad=0)
+  config.data.update(name="imagenet2012", test_split="validation", pad=0, flip=True)
   config.data.update(crop="inception", smallest_crop=0.08, resize=248, image_size=224)
   config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
   config.batch_size, config.eval_batch_size = 2048, 1024

@@ -40,7 +40,7 @@ def get_config(choice="cifar10"):
     raise UserError(f"the config takes the recipe {recipe!r}; allowed: {', '.join(RECIPES)}")
   config = config_lib.default(model=model)
   config.pretrained = config_lib.REQUIRED
-  config.data.update(name=dataset, pad=0)
+  config.data.update(name=dataset, pad=0, flip=True)
   if dataset == "oxford_flowers102":
     config.data.train_split = "train+validation"  # 2,040 images, as the papers
   if recipe == "small":
@@ -76,6 +76,6 @@ def _small(config):
   config.schedule.update(name="cosine", warmup_epochs=1.0)
   config.augment.smallest_area = 0.25
   if config.data.name not in _SMALL:
-    config.data.stored_size = 32
+    config.data.update(stored_size=32, fit="crop")
   config.update(batch_size=64, num_epochs=20)
   return config

@@ -32,10 +32,7 @@ Helmholtz = physics.task(helmholtz)
 def get_config():
   config = config_lib.default("docs.own_equation:Helmholtz", "mlp")
   config.float64, config.batch_size, config.eval_batch_size = True, 1, 2000
-  config.num_steps, config.eval_steps, config.checkpoint_steps = 1000, 100, 500
+  config.num_steps, config.eval_steps, config.checkpoint_steps = 200, 20, 100
   config.model.hidden_dims = (32, 32)
-  config.optimizer = config_lib.optimizer(
-    "kfac", learning_rate=1.0, quadratic_model=True, adaptive_damping=True, estimation="exact"
-  )
-  config.optimizer.update(weight_decay=0.0, factor_period=1, inverse_period=1, min_damping=1e-16)
+  config.optimizer = config_lib.optimizer("gauss_newton", momentum=0.5, acceleration=True)
   return config

@@ -5,96 +5,88 @@ default of the model or optimizer that its group names.
 """
 
 import dataclasses
-import difflib
-from typing import Annotated, Any, Mapping, Sequence
+import pathlib
+from typing import Annotated, Any, Mapping
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from mixer_jax import optimizers, options, tasks
-from mixer_jax.errors import UserError, as_user_error, reason
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
+from mixer_jax.rundir import directory
 from mixer_jax.runtime import mesh, overrides
 
 # Value of a field that a command line has to give.
 REQUIRED = "(required)"
-_POLICIES = ("stop", "skip", "restore")
-_DETERMINISTIC = "require deterministic GPU kernels; see docs/trust.md"
 _FREEZE = (
   'regular expression of the paths of parameters to keep fixed; "backbone" means all but the head,'
   ' "" none'
 )
-_LAYER_DECAY = (
-  "factor by which updates shrink from each block to the next, from the head down; 1 turns it off"
+_TARGET = (
+  "stop watch: report the first step at which the primary metric reaches this value; 0 turns it off"
 )
+
+
+def _option(kind: type, help: str, *limits: float, free: bool = False) -> Any:
+  """The type of a field with its lowest and highest value."""
+  return Annotated[kind, Option(help, *limits, free=free)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
   """The options of a run of any task."""
 
-  task: Annotated[str, Option("kind of task, or module.path:Class")] = "image_classification"
-  seed: Annotated[int, Option("random seed of parameters, order, augmentation and sampling", 0)] = 0
-  num_epochs: Annotated[int, Option("length of the run in epochs", 1)] = 100
-  num_steps: Annotated[
-    int, Option("length of the run in steps; 0 means that num_epochs decides", 0)
-  ] = 0
-  batch_size: Annotated[int, Option("examples a step, over all devices and parts", 1)] = 64
-  accum_steps: Annotated[int, Option("parts of a batch whose gradients are summed", 1)] = 1
-  eval_batch_size: Annotated[int, Option("examples an evaluation batch", 1, free=True)] = 256
-  eval_epochs: Annotated[float, Option("epochs between evaluations", 1e-6)] = 1.0
-  eval_steps: Annotated[
-    int, Option("steps between evaluations; 0 means that eval_epochs decides", 0)
-  ] = 0
-  checkpoint_epochs: Annotated[float, Option("epochs between checkpoints", 1e-6)] = 1.0
-  checkpoint_steps: Annotated[
-    int, Option("steps between checkpoints; 0 means that checkpoint_epochs decides", 0)
-  ] = 0
-  keep_checkpoints: Annotated[
-    int, Option("number of recent checkpoints to keep; the best one is always kept", 2, free=True)
-  ] = 2
-  save_best: Annotated[
-    bool, Option("also save a checkpoint at each evaluation that is the best so far", free=True)
-  ] = True
-  steps_per_dispatch: Annotated[
+  task: _option(str, "kind of task, or module.path:Class") = "image_classification"
+  seed: _option(int, "random seed of parameters, order, augmentation and sampling", 0) = 0
+  num_epochs: _option(int, "length of the run in epochs", 1) = 100
+  num_steps: _option(int, "length of the run in steps; 0 means that num_epochs decides", 0) = 0
+  batch_size: _option(int, "examples a step, over all devices and parts", 1) = 64
+  accum_steps: _option(int, "parts of a batch whose gradients are summed", 1) = 1
+  eval_batch_size: _option(int, "examples an evaluation batch", 1, free=True) = 256
+  eval_epochs: _option(float, "epochs between evaluations", 1e-6) = 1.0
+  eval_steps: _option(int, "steps between evaluations; 0 means that eval_epochs decides", 0) = 0
+  checkpoint_epochs: _option(float, "epochs between checkpoints", 1e-6) = 1.0
+  checkpoint_steps: _option(
+    int, "steps between checkpoints; 0 means that checkpoint_epochs decides", 0
+  ) = 0
+  keep_checkpoints: _option(
+    int, "number of recent checkpoints to keep; the best one is always kept", 2, free=True
+  ) = 2
+  save_best: _option(
+    bool, "also save a checkpoint at each evaluation that is the best so far", free=True
+  ) = True
+  steps_per_dispatch: _option(
+    int, "training steps per compiled call; 0 means 1 on a CPU and 16 elsewhere", 0, free=True
+  ) = 0
+  ema_decay: _option(
+    float,
+    "decay of a moving average of the parameters, which is evaluated in their place; 0 turns it off",
+    *(0, 0.9999999),
+  ) = 0.0
+  freeze: _option(str, _FREEZE) = ""
+  layer_decay: _option(
+    float,
+    "factor by which updates shrink from each block to the next, from the head down; 1 turns it off",
+    *(1e-6, 1),
+  ) = 1.0
+  target: _option(float, _TARGET, 0) = 0.0
+  patience: _option(
     int,
-    Option("training steps per compiled call; 0 means 1 on a CPU and 16 elsewhere", 0, free=True),
-  ] = 0
-  ema_decay: Annotated[
+    "end the run after this many evaluations without a better primary metric; 0 turns it off",
+    0,
+  ) = 0
+  max_seconds: _option(
     float,
-    Option(
-      "decay of a moving average of the parameters, which is evaluated in their place; 0 turns it off",
-      0,
-      0.9999999,
-    ),
-  ] = 0.0
-  freeze: Annotated[str, Option(_FREEZE)] = ""
-  layer_decay: Annotated[float, Option(_LAYER_DECAY, 1e-6, 1)] = 1.0
-  target: Annotated[
-    float,
-    Option(
-      "stop watch: report the first step at which the primary metric reaches this value; 0 turns it off",
-      0,
-    ),
-  ] = 0.0
-  patience: Annotated[
-    int,
-    Option(
-      "end the run after this many evaluations without a better primary metric; 0 turns it off", 0
-    ),
-  ] = 0
-  max_seconds: Annotated[
-    float,
-    Option(
-      "end the run at the first evaluation after this many seconds of training steps; 0 turns it off",
-      0,
-    ),
-  ] = 0.0
+    "end the run at the first evaluation after this many seconds of training steps; 0 turns it off",
+    0,
+  ) = 0.0
   on_nonfinite: one_of(
-    "what to do when a loss or an update is not finite", _POLICIES, free=True
+    "what to do when a loss or an update is not finite", ("stop", "skip", "restore"), free=True
   ) = "stop"
-  require_accelerator: Annotated[bool, Option("refuse to start on a CPU", free=True)] = False
-  deterministic: Annotated[bool, Option(_DETERMINISTIC, free=True)] = False
+  require_accelerator: _option(bool, "refuse to start on a CPU", free=True) = False
+  deterministic: _option(
+    bool, "require deterministic GPU kernels; see docs/trust.md", free=True
+  ) = False
 
 
 def _groups(task: str) -> dict[str, options.Group]:
@@ -163,73 +155,68 @@ def in_turn(first: ConfigDict, second: ConfigDict, steps: int) -> ConfigDict:
   return config
 
 
-# Mean and standard deviation of pixels in [0, 1], as in the K-FAC study's code.
-_STATISTICS = {
-  "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-  "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-}
+def data(name: str, like: str = "", **fields: Any) -> ConfigDict:
+  """The data part of image classification, with the augmentation of 32x32 images.
 
-
-def data(name: str, statistics: str = "cifar10", **fields: Any) -> ConfigDict:
-  """The data part of image classification, with the augmentation of 32x32 images."""
-  mean, std = _STATISTICS[name if name in _STATISTICS else statistics]
-  group = tasks.find("image_classification").options["data"]
-  return options.group(group, **dict(name=name, mean=mean, std=std) | fields)
-
-
-def task_of(config: ConfigDict) -> str:
-  """The name of a config's task; a UserError if it is missing or no name."""
-  if "task" not in config:
-    raise UserError("task is missing from the config")
-  options.of(Run)["task"].check("task", config.task)
-  return config.task
+  Pixels are normalised, and images mirrored, as those of the set `like`; "": by `name`.
+  """
+  made_of = tasks.find("image_classification").options["data"]
+  same = made_of(name=like) if like else None
+  own = {k: getattr(same, k) for k in ("mean", "std", "flip")} if like else {}
+  return options.group(made_of, name=name, **own | fields)
 
 
 def check(config: ConfigDict) -> None:
   """Checks all that needs no data, devices or weights; a UserError names the first wrong field."""
-  groups = _groups(task_of(config))
+  options.of(Run)["task"].check("task", config.get("task"))
+  task = tasks.find(config.task)
+  groups = _groups(config.task)
   own = options.of(groups.pop("")) if "" in groups else {}
-  nested = (*groups, "optimizer")
-  if missing := [group for group in nested if group not in config]:
-    raise UserError(f"{missing[0]} is missing from the config")
-  if "model" in groups and isinstance(groups["model"], Mapping):
+  if isinstance(groups.get("model"), Mapping):
     options.chosen(config.model, groups["model"], "model")  # its name says more than its fields
-  top = {k: v for k, v in config.items() if k not in nested}
+  top = {k: v for k, v in config.items() if k not in {*groups, "optimizer"}}
   if missing := [k for k, v in top.items() if v == REQUIRED]:
     raise UserError(f"{missing[0]} is missing; this config needs it: --config.{missing[0]}=VALUE")
-  for name in top.keys() - {**options.of(Run), **own}.keys():
-    if close := difflib.get_close_matches(name, nested, n=1):
-      raise UserError(f"{name} is no field of a config; did you mean {close[0]}?")
-  options.check(ConfigDict(top), Run, "", own)
+  options.check(top, Run, "", own, also_named=(*groups, "optimizer"))
   for group, made_of in groups.items():
     options.check(config[group], made_of, group)
   optimizers.check(config.optimizer)
-  tasks.find(config.task).check(config)
+  task.check(config)
   if not (config.num_steps or config.schedule.warmup_steps):  # `experiment` checks those in steps
-    options.made(optimizers.Multiplier, config.schedule).check(config.num_epochs, 1)
+    options.made(optimizers.Multiplier, config.schedule).check_warmup(config.num_epochs, 1)
 
 
-def restored(stored: Any) -> ConfigDict:
-  """The config that was written as JSON; a UserError if no run can have it.
-
-  Options that the library did not have when it was written take their defaults.
-  """
-  with as_user_error("it has no fields", TypeError, ValueError, AttributeError):
+def from_json(stored: Mapping[str, Any]) -> ConfigDict:
+  """A config that was written as JSON; options that are newer than it take their defaults."""
+  with as_user_error("it is no config", TypeError, ValueError, AttributeError):
     config = ConfigDict(stored)
-  if "task" in config:
-    _add_later_options(config)
+    for path, made_of in [("", Run), *_groups(config.task).items()]:
+      group = config.get(path) if path else config
+      if isinstance(group, ConfigDict) and not isinstance(made_of, Mapping):
+        for name, option in options.of(made_of).items():
+          if name not in group and option.default not in (None, options.REQUIRED):
+            group[name] = option.default
+  return config
+
+
+def restored(stored: Mapping[str, Any]) -> ConfigDict:
+  """As `from_json`, and checked; a UserError if no run can have it."""
+  config = from_json(stored)
   check(config)
   return config
 
 
-def _add_later_options(config: ConfigDict) -> None:
-  options.of(Run)["task"].check("task", config.task)
-  for path, made_of in [("", Run), *_groups(config.task).items()]:
-    group = config.get(path) if path else config
-    if isinstance(group, ConfigDict) and not isinstance(made_of, Mapping):
-      for name, option in options.of(made_of).items():
-        if name not in group and option.default not in (None, options.REQUIRED):
-          group[name] = option.default
+def of_run(workdir: pathlib.Path) -> ConfigDict:
+  """The config of a run as its last start had it, its files those that the run keeps.
+
+  Raises:
+    UserError: the directory holds no run, or none of a task that is there.
+  """
+  stored = directory.read_config(workdir)
+  try:
+    return from_json(stored)
+  except UserError as e:
+    raise UserError(f"{workdir / directory.CONFIG} is not the config of a run: {e}") from e
 
 
 def free_fields(config: ConfigDict) -> frozenset[str]:
@@ -249,44 +236,5 @@ def table(task: str = "image_classification") -> str:
   return "\n\n".join(f"### {head}\n\n{text}" for head, text in parts.items()) + "\n"
 
 
-def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
-  """Sets fields, in place, by "field=value" as `--config.field=value` of a command line does.
-
-  A UserError if there is no such field, or it does not take the value.
-  """
-  for assignment in assignments:
-    values, argument = flags.FlagValues(), f"--config.{assignment}"
-    field, _, value = assignment.partition("=")
-    try:
-      if value == "None":
-        overrides.clear(config, field)
-        continue
-      _give_type(config, field)
-      given = dict(flag_values=values, lock_config=False, sys_argv=["", argument])
-      config_flags.DEFINE_config_dict("config", _only(config, field), **given)
-      values(["", argument])
-    except (KeyError, AttributeError) as e:
-      raise UserError(f"override {assignment}: the config has no field {field}") from e
-    except (flags.Error, TypeError, ValueError) as e:
-      raise UserError(f"override {assignment}: {overrides.unfit(str(e)) or reason(e)}") from e
-  overrides.tell_epochs(config, [text.partition("=")[0] for text in assignments])
-  return config
-
-
-def _give_type(config: ConfigDict, field: str) -> None:
-  """Sets a field of a named group that is None without a type, as when stored, to its default."""
-  name, _, leaf = field.partition(".")
-  made_of = _groups(config.task).get(name) if name and leaf else None
-  if isinstance(made_of, Mapping) and config[name].get_type(leaf) is type(None):
-    config[name][leaf] = options.value(made_of, config[name], leaf)
-
-
-def _only(config: ConfigDict, field: str) -> ConfigDict:
-  """A config of this field alone, which shares its value: a flag prints all of its config twice."""
-  *groups, leaf = field.split(".")
-  for name in groups:
-    config = config[name]
-  only = ConfigDict({leaf: config.get_ref(leaf)})
-  for name in reversed(groups):
-    only = ConfigDict({name: only})
-  return only
+# Sets fields by "field=value", as a command line does.
+override = overrides.override

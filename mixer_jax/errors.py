@@ -29,7 +29,7 @@ class Diverged(UserError):
 
 
 def reason(error: Exception) -> str:
-  """What some library says is wrong, as a part of a line: one line, not too long."""
+  """Returns what a library says is wrong, in one line that is not too long."""
   text = " ".join(str(error).split()) or type(error).__name__
   text = "".join(c if c.isprintable() else "?" for c in text)
   return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -42,7 +42,7 @@ def check_list(inputs: Any, kind: str) -> None:
 
 
 def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:
-  """The results before the first one that raises a UserError, and that error."""
+  """Returns the results before the first one that raises a UserError, and that error."""
   found = []
   try:
     found.extend(results)
@@ -52,7 +52,7 @@ def until_error(results: Iterable[Any]) -> tuple[list[Any], UserError | None]:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """The `object_pairs_hook` of JSON that refuses a key that stands twice, by a ValueError."""
+  """Is an `object_pairs_hook` of JSON that raises a ValueError for a key that stands twice."""
   found = {}
   for name, value in pairs:
     if name in found:
@@ -63,9 +63,9 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def as_user_error(what: str, *kinds: type[Exception]) -> Iterator[None]:
-  """Makes a UserError, `what` and the reason, of exceptions of some kinds; none: of any kind.
+  """Re-raises the given exception types (all, if none are given) as UserError, prefixed with `what`.
 
-  A UserError stays as it is. Of an OSError, if it is the only kind, the system's words are said.
+  A UserError stays as it is. If OSError alone is given, the message has the system's words.
   """
   only_system, kinds = kinds == (OSError,), kinds or (Exception,)
   try:

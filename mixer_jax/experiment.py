@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import math
 import os
 from typing import Any, Mapping
 
@@ -21,7 +20,7 @@ from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.runtime import precision
-from mixer_jax.tasks import freeze
+from mixer_jax.tasks import freeze, labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Experiment:
   def multiplier(self) -> optimizers.Schedule:
     """The schedule of the learning rate, a function of the update count."""
     length = self.clock.num_steps, self.clock.steps_per_epoch
-    self._schedule.check(*length)
+    self._schedule.check_warmup(*length)
     return self._schedule.build(*length)
 
   @property
@@ -142,26 +141,22 @@ class Experiment:
     return traverse_util.unflatten_dict(scales, sep="/")
 
 
-def check_accelerator(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError for a device that the config does not allow."""
-  platform = jax.devices()[0].platform
-  if config.require_accelerator and platform == "cpu":
-    raise UserError("require_accelerator is True, but JAX finds only a CPU")
-  needed = "--xla_gpu_deterministic_ops=true"
-  given = os.environ.get("XLA_FLAGS", "").split()
-  last = [flag for flag in given if flag.startswith("--xla_gpu_deterministic_ops")][-1:]
-  if config.deterministic and platform == "gpu" and last != [needed]:
-    raise UserError(f"deterministic is True, but the environment's XLA_FLAGS lack {needed}")
-
-
-def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = None) -> Experiment:
+def build(config: ml_collections.ConfigDict) -> Experiment:
   """Loads the data and builds the task of a config; a UserError if either is not usable.
 
-  `notes` are those of a finished run's record, which the task recalls; the data may be others, and
-  too few for training. The experiment has a copy of the config.
+  The experiment has a copy of the config.
+  """
+  config_lib.check(config)
+  return make(config)
+
+
+def make(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = None) -> Experiment:
+  """As `build`, of a config that has been checked.
+
+  `notes` are those of a finished run's record, which the task recalls. Such a run is not trained: its
+  training set may be any.
   """
   config = copy.deepcopy(config)
-  config_lib.check(config)
   precision.take(config)
   check_accelerator(config)
   mesh = mesh_lib.make_mesh(config)
@@ -170,46 +165,56 @@ def build(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = N
     task.recall(notes)
   task = freeze.frozen(task, config.freeze)
   datasets = dict(task.datasets())
-  if missing := {"train", "test"} - datasets.keys():
-    raise UserError(f"task {config.task} gives no split {sorted(missing)[0]!r}")
-  if empty := [name for name, dataset in datasets.items() if not len(dataset)]:
-    raise UserError(
-      f"task {config.task} gives no example of the split {empty[0]!r}; allowed: 1 or more"
-    )
+  for name in {"train": 0, "test": 0} | datasets:
+    if not len(datasets.get(name, ())):
+      raise UserError(f"task {config.task} gives no example of the split {name!r}")
   run = Experiment(config, mesh, task, datasets)
   if notes is None:
-    _check_size(run)
+    _check_batch(run)
   name = config.model.name if "model" in config and "name" in config.model else config.task
   with as_user_error(f"model {name}", ValueError):  # a Linen module's own check
-    leaves = jax.tree.leaves(run.variable_shapes)
+    shapes = run.variable_shapes
+  for split, dataset in datasets.items():
+    labels.check(task, split, dataset, shapes)
   _check_trained(run)
-  size = sum(x.size * x.dtype.itemsize for x in leaves)
-  memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit") or math.inf
-  if memory == math.inf and jax.devices()[0].platform == "cpu":
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  if size > memory:
-    raise UserError(
-      f"model {name}: its parameters take {size / 2**30:,.1f} GiB, more than the"
-      f" {memory / 2**30:,.1f} GiB of the device; check the fields of the model and of data"
-    )
   return run
 
 
-def _check_size(run: Experiment) -> None:
-  """Raises a UserError for a training set that is smaller than a batch."""
-  if (size := run.config.batch_size) > (number := len(run.datasets["train"])):
+def check_accelerator(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError for a device that the config does not allow."""
+  platform = jax.devices()[0].platform
+  if config.require_accelerator and platform == "cpu":
+    raise UserError("require_accelerator is True, but JAX finds only a CPU")
+  name = "--xla_gpu_deterministic_ops"
+  given = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith(name)]
+  if config.deterministic and platform == "gpu" and given[-1:] != [f"{name}=true"]:
+    raise UserError(f"deterministic is True, but the environment's XLA_FLAGS lack {name}=true")
+
+
+def _check_batch(run: Experiment) -> None:
+  """Raises a UserError for a batch that devices or training examples cannot make."""
+  size, number = run.config.batch_size, len(run.datasets["train"])
+  (data, model), steps = run.mesh.devices.shape, run.config.accum_steps
+  if size % (data * model * steps):
+    fewer = [n for n in range(1, data) if size % (n * model * steps) == 0]
+    raise UserError(
+      f"batch_size is {size}; it must be a positive multiple of {data * model * steps}"
+      f" ({data * model} devices x {steps} accumulation steps)"
+      + (f", or mesh.data={fewer[-1]} takes fewer devices" if fewer else "")
+    )
+  if size > number:
     raise UserError(f"batch_size is {size}, more than the {number} training examples")
   _ = run.order  # tells a batch of too few tokens
 
 
 def _check_trained(run: Experiment) -> None:
-  """Raises a UserError for `layer_decay` and `freeze` that layers or K-FAC cannot do with."""
-  decay, sides = run.config.layer_decay, optimizers.leaves(run.config.optimizer)
-  if decay != 1 and run.update_scales and optimizers.makes_whole_steps(run.config.optimizer):
+  """Raises a UserError for `layer_decay` or `freeze` that the optimizer cannot do with."""
+  decay, optimizer = run.config.layer_decay, run.config.optimizer
+  if decay != 1 and run.update_scales and optimizers.makes_whole_steps(optimizer):
     raise UserError(f"layer_decay is {decay}; the optimizer reckons with whole updates: allowed: 1")
   parts = (run.variable_shapes.get(freeze.FROZEN, {}), run.variable_shapes["params"])
   layers = [{path[:-1] for path in traverse_util.flatten_dict(dict(part))} for part in parts]
-  by_kfac = any(side.name.startswith("kfac") for side in sides)
+  by_kfac = any(side.name.startswith("kfac") for side in optimizers.leaves(optimizer))
   if by_kfac and (split := sorted(layers[0] & layers[1])):
     why = f"parts {'/'.join(split[0])}; K-FAC takes a layer as a whole"
     raise UserError(f"freeze is {run.config.freeze!r}, which {why}")

@@ -47,8 +47,9 @@ def main(_: list[str]) -> None:
   processes.join(*one_of_several, options.distributed)
   compilation.keep_in(options.compilation_cache)
   with processes.together(), _resumable():
-    directory = loop.train(config, options.workdir, options.verbose_model)
-    processes.lead(lambda: _drawn(curves.draw, directory))
+    file = config_flags.get_config_filename(options["config"]).partition(":")[0]
+    directory = loop.train(config, options.workdir, options.verbose_model, file)
+    processes.on_first(lambda: _drawn(curves.draw, directory))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ Group = Callable | Mapping[str, Callable]
 T = TypeVar("T")
 
 
-def plain(value: Any) -> Any:
+def python_number(value: Any) -> Any:
   """A NumPy number as Python's; any other value as it is."""
   return value.item() if isinstance(value, np.generic) else value
 
@@ -71,15 +71,16 @@ class Option:
     """Raises a UserError that names the field if it does not take a value."""
     if value is None and self.optional:
       return
-    if not _is(value, self.type):
-      kind = self.allowed if self.choices else _KINDS[self.type]
-      kind = f"one of the texts {kind}" if self.choices and self.type is str else kind
-      raise UserError(f"{path} is {shown(value)}; allowed: {kind}")
     values = value if self.type is tuple else (value,)
-    fits = not self.choices or value in self.choices
-    if self.type in (int, float, tuple):
-      fits = fits and all(self.low <= v <= self.high for v in values)
-    if not fits or (self.length and len(values) != self.length):
+    try:
+      fits = value is not None and self.length in (0, len(values))
+      if self.choices:
+        fits = fits and value in self.choices
+      elif self.type not in (str, bool):
+        fits = fits and all(self.low <= v <= self.high and math.isfinite(v) for v in values)
+    except TypeError:  # of a value that has no order or no length
+      fits = False
+    if not fits:
       raise UserError(f"{path} is {shown(value)}; allowed: {self.allowed}")
 
 
@@ -90,10 +91,7 @@ def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
 
 REQUIRED = inspect.Parameter.empty
 _KINDS = {
-  bool: "True or False",
-  int: "an integer",
-  float: "a finite number",
-  str: "a text",
+  **{bool: "True or False", int: "an integer", float: "a finite number", str: "text"},
   tuple: "a list of finite numbers",
 }
 
@@ -111,18 +109,6 @@ def of(function: Callable) -> Mapping[str, Option]:
         seen = dict(name=name, default=parameter.default, optional=optional)
         found[name] = dataclasses.replace(note, type=typing.get_origin(kind) or kind, **seen)
   return types.MappingProxyType(found)
-
-
-def signature(outer: Callable, *inner: Callable) -> inspect.Signature:
-  """The signature of `outer` with the keywords of others in the place of its **options.
-
-  Tools that look at it (`help`, `optax.inject_hyperparams`, a config) then find every option.
-  """
-  own = dict(inspect.signature(outer).parameters)
-  own.pop("options", None)
-  keywords = [p for f in inner for p in inspect.signature(f).parameters.values()]
-  inherited = [p for p in keywords if p.kind == p.KEYWORD_ONLY and p.name not in own]
-  return inspect.Signature([*own.values(), *inherited])
 
 
 def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
@@ -168,53 +154,50 @@ def value(made_of: Mapping[str, Callable], config: ConfigDict, field: str) -> An
   return of(made_of[config.name])[field].default if own is None else own
 
 
-def check(config: Any, made_of: Group, path: str, also: Mapping[str, Option] | None = None) -> None:
-  """Checks names, types and values of a group's fields (see `group`) and of further options.
+def check(
+  config: Mapping[str, Any],
+  made_of: Group,
+  path: str,
+  also: Mapping[str, Option] = types.MappingProxyType({}),
+  also_named: Iterable[str] = (),
+) -> None:
+  """Checks the names and values of a group's fields (see `group`).
 
-  A UserError names, by `path`, the first field that is unknown, missing or takes another value.
+  Args:
+    config: the group.
+    made_of: the function or class of the group, or several by name.
+    path: of the group in the whole config, for messages.
+    also: further options of the group.
+    also_named: further names that a misspelt field may have meant.
+
+  Raises:
+    UserError: the first field that is unknown or takes another value.
   """
-  _check_group(config, path)
-  also, prefix = dict(also or {}), f"{path}." if path else ""
-  several = isinstance(made_of, Mapping)
-  if several:
-    known, noun = also | dict(of(chosen(config, made_of, path))), f"option of {config.name}"
-    needed, hint = also, _SET_BY_FILE
-  else:
-    known = needed = also | dict(of(made_of))
-    noun, hint = "field of a config", ""
+  several, prefix = isinstance(made_of, Mapping), f"{path}." if path else ""
+  known = {**also, **of(chosen(config, made_of, path) if several else made_of)}
   for name, its_value in config.items():
-    if several and (name == "name" or (its_value is None and name not in known)):
-      continue  # of another entry, or one that was there when a run was begun
-    if name not in known:
-      if close := difflib.get_close_matches(name, known, n=1):
-        hint = f"; did you mean {prefix}{close[0]}?{hint}"
-      there = (
-        ", ".join(known) or "none (fields of a class count if they are annotated with an Option)"
-      )
-      raise UserError(f"{prefix}{name} is no {noun}; there are {there}{hint}")
-    if its_value is not None and name in known:
-      known[name].check(f"{prefix}{name}", its_value)
-    elif name in needed and needed[name].default is not None:
-      known[name].check(f"{prefix}{name}", None)
-  if missing := [name for name in needed if name not in config]:
-    raise UserError(f"{prefix}{missing[0]} is missing from the config")
+    option = known.get(name)
+    if several and (name == "name" or its_value is None and name not in also):
+      continue  # None stands for the default of the entry, or the field is of another entry
+    if option is None:
+      noun = f"option of {config['name']}" if several else "field of a config"
+      close = difflib.get_close_matches(name, [*known, *also_named], n=1)
+      meant = f"; did you mean {prefix}{close[0]}?" if close else ""
+      there = f"there are {', '.join(known)}" if known else "there are none with an Option"
+      hint = _SET_BY_FILE if several else ""
+      raise UserError(f"{prefix}{name} is no {noun}; {there}{meant}{hint}")
+    if its_value is not None or option.default is not None:
+      option.check(f"{prefix}{name}", its_value)
 
 
-def _check_group(config: Any, path: str) -> None:
-  if not isinstance(config, ConfigDict):
-    raise UserError(f"{path} is {shown(config)}; allowed: a group of fields")
-
-
-def chosen(config: ConfigDict, made_of: Mapping[str, Callable], path: str) -> Callable:
+def chosen(config: Mapping[str, Any], made_of: Mapping[str, Callable], path: str) -> Callable:
   """The function that a group's name chooses; a UserError if there is none."""
-  _check_group(config, path)
-  name = config.get("name")
-  if not isinstance(name, str) or name not in made_of:
-    raise UserError(f"{path}.name is {shown(name)}; {told_names(name, made_of)}")
+  if (name := config.get("name")) not in made_of:
+    raise UserError(f"{path}.name is {shown(name)}; {allowed_names(name, made_of)}")
   return made_of[name]
 
 
-def told_names(given: Any, names: Iterable[str]) -> str:
+def allowed_names(given: Any, names: Iterable[str]) -> str:
   """The allowed names for a message; of many, those near to the given one, if there are any."""
   names = list(names)
   close = difflib.get_close_matches(str(given), names, n=3) if len(names) > _FEW else ()
@@ -229,57 +212,33 @@ def shown(value: Any) -> str:
   return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _is(value: Any, expected: type) -> bool:
-  if expected is tuple:  # JSON has lists
-    return isinstance(value, tuple | list) and all(_is(item, float) for item in value)
-  if expected is str:
-    return isinstance(value, str)
-  if expected is bool or isinstance(value, bool):
-    return expected is bool and isinstance(value, bool)
-  if expected is float:
-    return isinstance(value, int | float) and math.isfinite(value)
-  return isinstance(value, expected)
-
-
 def table(made_of: Group, path: str) -> str:
-  """The options of a group as a Markdown table."""
+  """The options of a group as a Markdown table; of several by name with those that have a field."""
   several = isinstance(made_of, Mapping)
-  functions = list(made_of.values()) if several else [made_of]
-  called = {function: name for name, function in made_of.items()} if several else {}
-  label = lambda function: _name(function, called)
+  called = {function: name for name, function in (made_of.items() if several else ())}
+  # A partial application, as of a model's variant, is called by its class.
+  label = lambda f: f.func.__name__ if hasattr(f, "func") else called.get(f) or f.__name__
   rows = [["field", "of", "default", "allowed", "meaning"], [":--"] * 5]
   if several:
     rows.append([f"`{path}name`", "", "", ", ".join(made_of), "chooses one with its defaults"])
   for name in any_of(made_of):
-    meanings: dict[tuple[str, str], list[Callable]] = {}
-    for function in functions:
+    owners: dict[tuple[str, str], list[Callable]] = {}  # by what the field takes and means there
+    for function in made_of.values() if several else (made_of,):
       if option := of(function).get(name):
-        meanings.setdefault((option.allowed, option.help), []).append(function)
-    for (allowed, text), owners in meanings.items():
-      names = "" if len(owners) == len(functions) else ", ".join(dict.fromkeys(map(label, owners)))
-      free = " (free)" if any(of(owner)[name].free for owner in owners) else ""
-      allowed = "text" if allowed == _KINDS[str] else allowed
-      rows.append([f"`{path}{name}`", names, _defaults(owners, name, label), allowed, text + free])
+        meaning = option.allowed, option.help + (" (free)" if option.free else "")
+        owners.setdefault(meaning, []).append(function)
+    for meaning, functions in owners.items():
+      owned = dict.fromkeys(map(label, functions if len(functions) < len(called) else ()))
+      defaults: dict[str, dict[str, None]] = {}
+      for function in functions:
+        default = of(function)[name].default
+        text = "" if default is REQUIRED else f"`{default!r}`"
+        defaults.setdefault(text, {})[label(function)] = None
+      default = "; ".join(f"{text} {', '.join(names)}" for text, names in defaults.items())
+      if len(defaults) == 1:
+        [default] = defaults
+      elif len(set().union(*defaults.values())) < sum(map(len, defaults.values())):
+        default = "by name"  # variants of one class differ
+      rows.append([f"`{path}{name}`", ", ".join(owned), default, *meaning])
   cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
   return "\n".join(f"| {' | '.join(row if several else row[:1] + row[2:])} |" for row in cells)
-
-
-def _defaults(owners: Iterable[Callable], name: str, label: Callable) -> str:
-  """The default of an option, for each class or function where they differ."""
-  by_value: dict[str, dict[str, None]] = {}
-  for owner in owners:
-    default = of(owner)[name].default
-    shown_as = "" if default is REQUIRED else f"`{default!r}`"
-    by_value.setdefault(shown_as, {})[label(owner)] = None
-  if len(by_value) == 1:
-    return next(iter(by_value))
-  if len(set().union(*by_value.values())) < sum(map(len, by_value.values())):
-    return "by name"
-  return "; ".join(f"{value} {', '.join(names)}" for value, names in by_value.items())
-
-
-def _name(function: Callable, called: Mapping[Callable, str]) -> str:
-  """The name of the class of a partial application; of others that in the group, or their own."""
-  if hasattr(function, "func"):
-    return function.func.__name__
-  return called.get(function) or function.__name__

@@ -75,24 +75,23 @@ def _write_texts(texts: Mapping[str, Sequence[str]], out: str) -> None:
     print(f"{path}: {len(lines):,} {name}")
 
 
-def _write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
+def write_answers(answers: Iterable[Mapping[str, Any]], out: str) -> None:
   """Writes the numbers and texts of answers to inputs, an array [answers, ...] for each part.
 
   A UserError of an input, or of an answer of another shape, is raised after the answers before it
   are written.
   """
-  if not out.endswith(".npz"):
-    raise UserError(f"--out is {out!r}; answers to inputs are saved as .npz")
   answers, refused = until_error(answers)
   rows = list(map(_numbers_and_texts, answers))
-  shapes = [", ".join(f"{k} {list(x.shape)}" for k, x in row.items()) for row in rows]
-  for i, shape in enumerate(shapes):
-    if shape != shapes[0]:
-      why = f"answer {i + 1} has {shape}, those before it, which are written, {shapes[0]}"
-      rows, refused = rows[:i], UserError(f"--out takes answers of one shape; {why}")
-      break
-  if rows or not refused:
-    _save(out, {name: np.stack([row[name] for row in rows]) for name in (*rows, {})[0]})
+  shapes = [{name: x.shape for name, x in row.items()} for row in rows]
+  if other := next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0):
+    refused = UserError(
+      f"--out takes answers of one shape; answer {other + 1} has {shapes[other]}, those before it,"
+      f" which are written, {shapes[0]}"
+    )
+    rows = rows[:other]
+  if rows:
+    write_arrays({name: np.stack([row[name] for row in rows]) for name in rows[0]}, out)
   if refused:
     raise refused
 
@@ -104,70 +103,67 @@ def _numbers_and_texts(answer: Mapping[str, Any]) -> dict[str, np.ndarray]:
     with as_user_error(f"--out takes numbers and texts; {name} is neither", ValueError):
       array = np.asarray(part)
     if array.dtype != object:  # such as the likeliest words with their probabilities
-      arrays[name] = array.astype(np.float32) if array.dtype == np.float64 else array
+      narrow = array.dtype == np.float64 and not jax.config.jax_enable_x64
+      arrays[name] = array.astype(np.float32) if narrow else array
   return arrays
 
 
-def _save(out: str, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(arrays: Mapping[str, np.ndarray], out: str) -> None:
+  """Writes arrays into an `.npz`, which is there whole or as it was before."""
   with as_user_error(f"{out}: cannot be written", OSError):
     containers.write(pathlib.Path(out), arrays, {})
   print(f"{out}: " + ", ".join(f"{k} {list(v.shape)}" for k, v in arrays.items()))
 
 
-def _lines(path: str) -> list[str]:
-  """The lines of a file, or of the standard input, that are not blank, as data are read.
+def read_lines(path: str) -> list[str]:
+  """The lines of a text file, or of the standard input "-", that are not blank.
 
-  They end as on Unix or Windows; a UserError if they end in \\r alone. A line on standard error tells
-  how many were blank.
+  A line on standard error tells how many were blank: they have no answer.
   """
   with as_user_error(f"--inputs={path}", OSError, UnicodeError):
     content = sys.stdin.buffer.read() if path == "-" else user_path(path).read_bytes()
     text = content.decode("utf-8-sig")
-  if text.endswith("\r") and "\n" not in text:
-    raise UserError(f"--inputs={path}: its lines end in \\r alone; allowed: \\n, or \\r\\n")
   # Not splitlines: it also splits at a lone \r, at form feeds and at Unicode's separators.
   lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-  if (kept := [line for line in lines if line.strip()]) and len(kept) < len(lines):
-    what = (
-      f"{len(lines) - len(kept)} of {len(lines)} lines are blank: no answer, no number of an input"
-    )
-    print(f"--inputs={path}: {what}", file=sys.stderr)
+  kept = [line for line in lines if line.strip()]
+  if not kept:
+    raise UserError(f"--inputs={path} has no line that is not blank")
+  if blank := len(lines) - len(kept):
+    print(f"--inputs={path}: {blank} of {len(lines)} lines are blank: no answer", file=sys.stderr)
   return kept
 
 
 def main(argv: list[str]) -> None:
   options, path = flags.FLAGS, cli.workdir()
-  lines = _lines(options.inputs) if options.inputs else []
-  if options.inputs and not lines:
-    raise UserError(f"--inputs={options.inputs} has no line that is not blank")
-  inputs, out = argv[1:] + lines, str(user_path(options.out)) if options.out else ""
+  inputs = argv[1:] + (read_lines(options.inputs) if options.inputs else [])
+  out = str(user_path(options.out)) if options.out else ""
   if not inputs and not out:
     raise UserError("predict takes inputs, or --out=FILE.npz for the predictions of --split")
-  if out and not out.endswith((".npz", ".txt")):
-    raise UserError(f"--out is {out!r}; predictions are saved as .npz, texts as .txt")
+  if out and not out.endswith(".npz" if inputs else (".npz", ".txt")):
+    raise UserError(f"--out is {out!r}; arrays are saved as .npz, texts of a split as .txt")
   if not os.path.isdir(os.path.dirname(out) or "."):
     raise UserError(f"--out is {out!r}; there is no folder {os.path.dirname(out)}")
-  chosen = path, options.checkpoint, options.data_dir, options.set
   if inputs and options["split"].present:
     raise UserError(f"--split is {options.split!r}; allowed: inputs or a split, not both")
+  chosen = path, options.checkpoint, options.data_dir, options.set
   if inputs:
     answers = load_run(*chosen).answer(inputs)
     if out:
-      _write_answers(answers, out)
+      write_answers(answers, out)
       return
     for answer in answers:
-      print(_line(answer, sys.stdout.encoding or "utf-8"), flush=True)
+      print(as_line(answer, sys.stdout.encoding or "utf-8"), flush=True)
     return
   run, variables, _ = restore(*chosen)
   if options.split not in run.datasets:
     raise UserError(f"--split is {options.split!r}; allowed: {', '.join(run.datasets)}")
   if out.endswith(".txt"):
     _write_texts(run.task.texts(variables, run.datasets[options.split]), out)
-    return
-  _save(out, arrays(run, variables, options.split))
+  else:
+    write_arrays(arrays(run, variables, options.split), out)
 
 
-def _line(answer: Mapping[str, Any], encoding: str) -> str:
+def as_line(answer: Mapping[str, Any], encoding: str) -> str:
   """An answer as JSON; in ASCII if a file's name is no text, or the terminal lacks its letters."""
   line = json.dumps(answer, ensure_ascii=False)
   readable = line.encode(encoding, errors="ignore").decode(encoding) == line

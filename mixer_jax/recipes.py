@@ -22,7 +22,7 @@ def kfac_study(dataset: str, variant: str) -> ConfigDict:
   if variant not in ("s4", "b4", "s16", "b16", "b16_pt"):
     raise UserError(f"the config takes the model {variant!r}; allowed: s4, b4, s16, b16, b16_pt")
   config = config_lib.default(model=f"mixer_{variant.removesuffix('_pt')}")
-  config.data = config_lib.data(dataset)
+  config.data = config_lib.data(dataset, like=dataset)
   if "16" in variant:
     config.data.update(resize=256, image_size=224, pad=0)
   if variant == "b16_pt":

@@ -17,6 +17,19 @@ _OPTIMIZERS = (
 )
 
 
+# Not run on larger nets.
+_SMALL_ALONE = ("Muon", "Adam in K-FAC's basis", "Hessian-free")
+_PEERS = (
+  "DeepXDE: Adam",
+  "DeepXDE: Adam, then L-BFGS (PyTorch)",
+  "jinns: natural gradient",
+  "jinns: self-scaled Broyden",
+  "Adam, then L-BFGS",
+  "self-scaled Broyden",
+  "Gauss-Newton, momentum",
+)
+
+
 def _columns() -> dict[str, Column]:
   columns = {}
   for i, (data, name) in enumerate({"poisson_2d": "Poisson", "heat_1d": "heat"}.items()):
@@ -53,5 +66,29 @@ TABLES = {
     lines={name: {"optimizer": name} for name in _OPTIMIZERS},
     columns=_columns(),
     corner="20 s of training",
-  )
+  ),
+  "physics_larger": Table(
+    file="physics",
+    where={"budget": "60s", "seed": "0"},
+    lines={name: {"optimizer": name} for name in _OPTIMIZERS if name not in _SMALL_ALONE},
+    columns={
+      name: Column("{test relative_l2:.1e}", {"data": data}, "lowest")
+      for data, name in {
+        "poisson_2d_deep": "Poisson, 9,873 parameters",
+        "poisson_5d": "Poisson in 5 dimensions",
+        "burgers": "Burgers",
+        "korteweg_de_vries": "Korteweg-de Vries",
+      }.items()
+    },
+    corner="relative L2 after 60 s, one seed",
+  ),
+  "physics_peers": Table(
+    file="physics_peers",
+    lines={name: {"optimizer": name} for name in _PEERS},
+    columns={
+      name: Column("{relative L2 error}", {"data": data}, "lowest")
+      for data, name in {"poisson": "Poisson", "burgers": "Burgers"}.items()
+    },
+    corner="40 s of training, 2-64-1",
+  ),
 }

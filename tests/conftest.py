@@ -77,7 +77,7 @@ def tiny_config(shapes_npz):
   config.model = config_lib.model(
     "mixer_small", hidden_dim=16, num_blocks=2, tokens_mlp_dim=8, channels_mlp_dim=32
   )
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir=str(shapes_npz), image_size=8, pad=1, flip=False)
   config.optimizer = config_lib.optimizer("adam", learning_rate=3e-3)
   return config

@@ -177,7 +177,7 @@ def galerkin_outputs(root: pathlib.Path, name: str, **fields: Any) -> np.ndarray
   coarse = (ours.coarse,) * rank if ours.extractor == "cnn" else ours.grid
   places = lambda grid: torch.tensor(test_operators.places(grid)).expand(len(values), *grid, rank)
   attended = places(coarse).reshape(len(values), -1, rank)
-  decoded = places(coarse if ours.on_coarse else ours.grid)
+  decoded = places(coarse if ours.extractor == "cnn" and not ours.refine else ours.grid)
   with torch.no_grad():
     return model(torch.tensor(values), None, attended, decoded)["preds"].numpy()
 

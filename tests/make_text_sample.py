@@ -14,7 +14,7 @@ import pathlib
 import numpy as np
 
 from mixer_jax.errors import UserError
-from mixer_jax.text import rows
+from mixer_jax.text import records
 from mixer_jax.text.vocabulary import Vocabulary
 
 LEAST_WORDS = 5
@@ -50,7 +50,7 @@ def make_text_sample(
 
 
 def _read(path: pathlib.Path) -> list[tuple[str, str]]:
-  table = rows.rows(str(path), "sentence")
+  table = records.rows(str(path), "sentence")
   return list(zip(table.texts, table.labels))
 
 

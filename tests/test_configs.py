@@ -4,7 +4,6 @@ import json
 import pathlib
 
 import jax
-import ml_collections
 import numpy as np
 import pytest
 
@@ -31,13 +30,6 @@ def test_loads_and_survives_json(name):
   assert json.loads(config_lib.restored(stored).to_json()) == stored
   if config.task == "image_classification":
     models.build(config.model.name, 10, **options.given(config.model))
-
-
-@pytest.mark.parametrize("name", ["sst2", "mnli"])
-def test_large_encoders_are_tuned_at_the_published_rate(name):
-  rate = lambda choice: load(name, choice).optimizer.learning_rate
-  assert {rate(m) for m in ("bert_base,adamw", "gmlp_text_large,adamw")} == {2e-5}
-  assert {rate(m) for m in ("gmlp_text_small,adamw", "gmlp_text_18,adamw")} == {1e-3}
 
 
 def test_resmlp_s_recipe():
@@ -98,13 +90,6 @@ def test_transfer_s_recipes():
     load("transfer", "cifar10,resmlp_s12,small,x")
 
 
-def test_burgers_takes_the_rate_tuned_for_its_operator():
-  """docs/results.md, operators: the errors that tuning found."""
-  rate = lambda choice: load("burgers", choice).optimizer.learning_rate
-  assert (rate("galerkin_1d"), rate("fno_1d"), rate("galerkin_1d,ekfac")) == (3.8e-3, 2.5e-3, 5e-3)
-  assert load("burgers", "fno_1d,ekfac").optimizer.eigenvalues == "batch"
-
-
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "kfac"])
 @pytest.mark.parametrize("variant", ["s4", "b4", "s16", "b16"])
@@ -159,19 +144,6 @@ def test_autoencoders_are_traced(name):
   assert shapes(updates) == shapes(params)
 
 
-def test_autoencoders_take_an_optimizer():
-  assert load("autoencoder").optimizer.name == load("autoencoder", "mnist,kfac").optimizer.name
-  adam = load("autoencoder", "mnist,adam")
-  assert (adam.optimizer.name, adam.data.name, adam.likelihood) == ("adam", "mnist", "bernoulli")
-  assert (load("autoencoder").batch_size, adam.batch_size) == (500, 100)
-  basis = load("autoencoder", "cifar10,kfac_adam")
-  assert (basis.batch_size, basis.optimizer.factor_fraction) == (100, None)
-  assert basis.schedule.warmup_epochs == 0.1
-  for choice in ("faces", "sample,lion", "sample,", ""):
-    with pytest.raises(UserError, match=f"takes '{choice}'; allowed: SET,OPTIMIZER of sample"):
-      load("autoencoder", choice)
-
-
 STUDY_S_KFAC = dict(
   momentum=0.9,
   damping=1e-3,
@@ -207,12 +179,6 @@ def test_grafting_takes_both_orders():
     load("graft_cifar10", "b16,sgd")
 
 
-def test_the_default_model_is_b4():
-  assert load("kfac_cifar100").model.name == "mixer_b4"
-  with pytest.raises(UserError, match="'b5'; allowed: s4, b4, s16, b16, b16_pt"):
-    load("kfac_cifar100", "b5")
-
-
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
 def test_fine_tuning_asks_for_the_weights(dataset):
   config = load(f"kfac_{dataset}", "b16_pt")
@@ -227,12 +193,6 @@ def test_fine_tuning_asks_for_the_weights(dataset):
   config_lib.check(config)
 
 
-@pytest.mark.parametrize("stored", [None, [], 3, "x", {"a": 1}, {"task": 0}, {"task": "nothing"}])
-def test_stored_values_that_are_no_config_are_refused(stored):
-  with pytest.raises(UserError):
-    config_lib.restored(stored)
-
-
 def test_options_that_are_gone_stop_a_begun_run_only_if_they_were_set():
   """A config has the options of all optimizers, None for those that are not the chosen one's."""
   stored = json.loads(load("sgd_cifar10").to_json())
@@ -241,25 +201,6 @@ def test_options_that_are_gone_stop_a_begun_run_only_if_they_were_set():
   stored["optimizer"]["gone"] = 0.5
   with pytest.raises(UserError, match="optimizer.gone is no option of sgd"):
     config_lib.restored(stored)
-
-
-def test_fields_that_may_differ_when_a_run_is_resumed():
-  free = {
-    "eval_batch_size", "steps_per_dispatch", "on_nonfinite", "require_accelerator", "deterministic",
-    "mesh.data", "mesh.model", "model.remat", "data.dir", "data.cache_dir", "data.stream",
-    "data.workers", "data.read_ahead", "data.test_sets", "data.test_labels", "keep_checkpoints",
-    "save_best",
-  }  # fmt: skip
-  assert config_lib.free_fields(config_lib.default()) == free
-  outside = config_lib.free_fields(ml_collections.ConfigDict(dict(task="docs.own_task:Derivative")))
-  assert outside == {name for name in free if not name.startswith(("model.", "data."))}
-
-
-@pytest.mark.parametrize(
-  "model, steps", [("galerkin_1d", "4"), ("fno_1d", "4"), ("mixer_operator", "")]
-)
-def test_all_mlp_operators_are_tested_on_their_grid_alone(model, steps):
-  assert load("burgers", model).data.extra_test_steps == steps
 
 
 def test_distillation_has_the_recipe_of_the_small_resmlp():
@@ -272,7 +213,7 @@ def test_distillation_has_the_recipe_of_the_small_resmlp():
   teacher = load("resnet_cifar", "resnet_56")
   optimizer = teacher.optimizer
   assert (optimizer.momentum, optimizer.learning_rate, optimizer.weight_decay) == (0.9, 0.1, 5e-4)
-  assert (teacher.model.name, teacher.data.pad, teacher.data.flip) == ("resnet_56", 4, True)
+  assert (teacher.model.name, teacher.data.pad, teacher.data.name) == ("resnet_56", 4, "sample")
   for name in ("distill_cifar", "resnet_cifar"):
     with pytest.raises(UserError, match="takes the .* 'x'; allowed: "):
       load(name, "x")
@@ -283,8 +224,6 @@ def test_a_free_field_of_a_stored_config_that_no_file_set_can_be_set():
   assert config.model.remat is None
   config_lib.override(config, ["model.remat=True"])
   assert config.model.remat is True
-  with pytest.raises(UserError, match="has no field model.nothing"):
-    config_lib.override(config, ["model.nothing=1"])
 
 
 def test_none_takes_a_field_back_to_the_default_of_its_name():
@@ -295,5 +234,3 @@ def test_none_takes_a_field_back_to_the_default_of_its_name():
   config_lib.override(config, ["model.coarse=None"])
   config_lib.check(config)
   assert config.model.coarse is None
-  with pytest.raises(UserError, match="override model.nothing=None: the config has no field"):
-    config_lib.override(config, ["model.nothing=None"])

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from docs.own_task import Waves
-from mixer_jax.rundir import directory, metrics_file
+from mixer_jax import config as config_lib
+from mixer_jax.rundir import metrics_file
 from tests import children
 from tests.runtime.test_devices import trap, trapped
 
@@ -93,7 +94,7 @@ def test_it_is_killed_and_resumed_bit_for_bit(trained, tmp_path):
   resumed = start(tmp_path, *ARGS, f"--workdir={tmp_path}/run")
   assert resumed.wait(300) == 0, (tmp_path / "main.txt").read_text()
   assert "resumed from step" in (tmp_path / "main.txt").read_text()
-  config = directory.load_config(tmp_path / "run")
+  config = config_lib.of_run(tmp_path / "run")
   children.assert_same_run(config, tmp_path / "run", trained / "run")
 
 

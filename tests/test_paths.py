@@ -11,7 +11,7 @@ from mixer_jax.errors import reason
 from mixer_jax.paths import remembered
 from mixer_jax.tasks.distillation import teacher
 from mixer_jax.tasks.images import start
-from mixer_jax.tasks.text import text_data
+from mixer_jax.text import text_data
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 
 

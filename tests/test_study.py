@@ -31,7 +31,7 @@ def config(model, optimizer):
   config.model = config_lib.model(
     "mixer_small", hidden_dim=8, num_blocks=1, tokens_mlp_dim=8, channels_mlp_dim=8 * int(model[1:])
   )
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir="SHAPES", image_size=8, pad=1, flip=False)
   config.optimizer = config_lib.optimizer(optimizer, learning_rate=1e30 if model == "m2" else 3e-3)
   return config
@@ -102,6 +102,20 @@ def test_a_study_from_start_through_an_interruption_to_the_report(shapes_npz, tm
   assert "`m2-sgd-seed0`: failed: the update of step 2" in text
   last, best = 100 * rows[-1]["test/top1"], 100 * max(row["test/top1"] for row in rows)
   assert f"| m1 | SGD | 1 of 1 | 15 epochs | {last:.2f} | {best:.2f} |" in text
+  ask = [sys.executable, "-m", "mixer_jax.report", "study", f"--workdir={directory}"]
+  asked = lambda name: subprocess.run(
+    [*ask, f"--metric={name}"], cwd=ROOT, env=env, capture_output=True, text=True
+  )
+  page = pathlib.Path(asked("loss").stdout.splitlines()[0])
+  last, train, at_best = (
+    rows[i][f"{split}/loss"]
+    for i, split in ((-1, "test"), (-1, "train"), (rows[-1]["test/best_step"] // 8 - 1, "test"))
+  )
+  numbers = " | ".join(f"{x:.4g}" for x in (last, train, at_best))
+  assert page == directory / "report" / "loss" / "study.md"
+  assert f"| m1 | SGD | 1 of 1 | 15 epochs | {numbers} |" in page.read_text()
+  assert "--metric is 'top9'; allowed: top1, " in asked("top9").stderr
+  last = 100 * rows[-1]["test/top1"]
   assert study_rows.write(directory, tmp_path / "rows.csv")
   lines = (tmp_path / "rows.csv").read_text().splitlines()
   assert sum(f",0,test top-1 [%],{last:.6g}," in line for line in lines) == 1

@@ -14,7 +14,7 @@ def config(data, model, optimizer):
   config = config_lib.default()
   config.batch_size = 128
   config.model = config_lib.model(model)
-  config.data = config_lib.data(data)
+  config.data = config_lib.data(data, like=data)
   config.optimizer = config_lib.optimizer(optimizer, learning_rate=1e-3, weight_decay=0.05)
   config.schedule.update(name="cosine", warmup_epochs=5.0)
   return config

@@ -11,7 +11,7 @@ def config(model, optimizer):
   config = config_lib.default()
   config.num_epochs = 20
   config.model = config_lib.model(f"mixer_{model}")
-  config.data = config_lib.data("cifar10")
+  config.data = config_lib.data("cifar10", like="cifar10")
   config.data.update(resize=256, image_size=224, pad=0)
   config.optimizer = config_lib.optimizer(optimizer, learning_rate=1e-3, weight_decay=1e-4)
   config.schedule.update(name="cosine", warmup_epochs=1.0)

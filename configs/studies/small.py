@@ -41,7 +41,7 @@ def config(model, optimizer):
     channels_mlp_dim=512,
     **_MODELS[model],
   )
-  config.data = config_lib.data("folder")
+  config.data = config_lib.data("folder", like="cifar10")
   config.data.update(train_split="train[:50%]", **_IMAGES[model])
   sides = [config_lib.optimizer(name, **_OPTIMIZERS[name]) for name in optimizer.split("_")]
   config.optimizer = config_lib.grafted(*sides) if len(sides) == 2 else sides[0]

@@ -14,15 +14,15 @@ from mixer_jax.errors import UserError
 
 
 def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> dict[int, int]:
-  """The lengths of batches by their sizes, shortest first, that leave the least padding.
+  """Chooses the shapes of batches that leave the least padding: lengths by sizes, shortest first.
 
-  The last may be a smaller batch of the same, longest length, for the rest of an epoch.
+  The last shape may be a smaller batch of the same, longest length, for the rest of an epoch.
 
   Args:
     lengths: of the examples, [n].
-    batch_tokens: a size times its length, at most.
-    multiple: divides each size.
-    most: number of shapes, without that last one.
+    batch_tokens: largest product of a size and its length.
+    multiple: a number that divides each size.
+    most: largest number of shapes, without that last one.
 
   Raises:
     UserError: batches of `multiple` of the longest example have more tokens.
@@ -45,9 +45,9 @@ def shapes(lengths: np.ndarray, batch_tokens: int, multiple: int, most: int) -> 
 
 
 def _used(own: np.ndarray, multiple: int) -> np.ndarray:
-  """How many of each shape's own examples an epoch takes: a multiple together.
+  """Returns how many of each shape's own examples an epoch takes; their sum is a multiple.
 
-  The shapes with most examples leave out the surplus: no example is left out in every epoch.
+  The shapes with most examples leave out the surplus, so that no example is left out in every epoch.
   """
   used = own.copy()
   for _ in range(int(used.sum()) % multiple):
@@ -56,7 +56,7 @@ def _used(own: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def _filled(sizes: Iterable[int], own: np.ndarray) -> tuple[int, int]:
-  """The number of batches of shapes with so many examples of their own, and of examples left."""
+  """Returns the number of batches, and of examples left, for shapes with `own` examples each."""
   batches = waiting = 0
   for size, number in zip(sizes, own):
     full, waiting = divmod(int(number) + waiting, size)
@@ -65,11 +65,11 @@ def _filled(sizes: Iterable[int], own: np.ndarray) -> tuple[int, int]:
 
 
 def _fewest_cells(ends: np.ndarray, below: np.ndarray, most: int) -> list[int]:
-  """The indices of at most `most` ends, the last among them, by dynamic programming.
+  """Chooses at most `most` ends, the last among them, by dynamic programming; returns indices.
 
-  An example takes as many cells as the next end says; `below` counts examples up to each end.
+  An example is padded to the next chosen end. `below` counts the examples up to each end.
   """
-  cells, before = below * ends, []  # of the examples up to each end, with one bucket
+  cells, before = below * ends, []  # cells that the examples up to each end take in one bucket
   for _ in range(min(most, len(ends)) - 1):
     added = (below[None] - below[:, None]) * ends[None] + cells[:, None]
     added = np.where(np.tri(len(ends), dtype=bool), np.iinfo(np.int64).max, added)
@@ -88,15 +88,15 @@ def _fewest_cells(ends: np.ndarray, below: np.ndarray, most: int) -> list[int]:
 class BucketOrder:
   """Example ids of each step, from 0, int32 [size]; an `order.Order` without `copies`.
 
-  Each epoch, a function of seed, epoch and restores, draws the examples anew, fills the batches of
-  each length, and shuffles them. Examples that fill none go to the next longer batches. Fewer are
-  left out than the number that divides all sizes, others in each epoch.
+  Each epoch is a function of seed, epoch and restores: it draws the examples anew, fills the batches
+  of each length, and shuffles the batches. Examples that fill no batch go to the next longer ones.
+  An epoch leaves out fewer examples than the number that divides all sizes, and each epoch others.
 
   Attributes:
     seed: of the order.
-    lengths: of the sequences of each example, [n, sequences].
+    lengths: real tokens of the sequences of each example, [n, sequences].
     shapes: lengths of batches by their sizes, shortest first.
-    restores: as of `order.Order`.
+    restores: number of restores so far, as in `order.Order`.
   """
 
   seed: int
@@ -106,7 +106,7 @@ class BucketOrder:
 
   @property
   def batch_size(self) -> int:
-    """Examples of a whole batch of the longest."""
+    """Number of examples of a whole batch of the longest sequences."""
     longest = max(self.shapes.values())
     return max(size for size, length in self.shapes.items() if length == longest)
 
@@ -116,7 +116,7 @@ class BucketOrder:
 
   @functools.cached_property
   def _bucket(self) -> np.ndarray:
-    """The number of the shape that is long enough for each example, [n]."""
+    """The index of the first shape that is long enough for each example, [n]."""
     return np.searchsorted(list(self.shapes.values()), self.lengths.max(1))
 
   @functools.cached_property
@@ -148,12 +148,12 @@ class BucketOrder:
     return sum(len(self(step)) for step in steps)
 
   def cut(self, examples: Any) -> Any:
-    """Stacked examples without the tokens that all of them lack (traceable)."""
+    """Cuts stacked examples to the length of their shape (traceable)."""
     cut = lambda x: x[:, : self.shapes[len(x)]] if x.ndim > 1 else x
     return jax.tree.map(cut, examples)
 
   def summary(self) -> str:
-    """The shapes and the padding of an epoch, in a line."""
+    """A line on the shapes and the padding of an epoch."""
     batches = self.batches(1)
     cells = sum(len(ids) * self.shapes[len(ids)] for ids in batches) * self.lengths.shape[1]
     padding = 1 - self.lengths[np.concatenate(batches)].sum() / cells
@@ -163,14 +163,14 @@ class BucketOrder:
     return f"{number} of batches: {named}; {padding:.1%} padding"
 
 
-# An epoch is asked for step after step.
+# Steps come one after the other, so the batches of an epoch are kept.
 _latest_batches = functools.lru_cache(maxsize=2)(BucketOrder.batches)
 
 
 def order_of(dataset: Dataset, seed: int, batch_size: int, repeats: int = 1) -> Order | BucketOrder:
-  """The order of a training split, which is bucketed or has batches of one size.
+  """Returns the order of a training split, which is bucketed or has batches of one size.
 
-  A UserError for repeats of a bucketed split.
+  Raises a UserError for repeats of a bucketed split.
   """
   if not isinstance(dataset, Bucketed):
     return Order(seed, len(dataset), batch_size, repeats=repeats)

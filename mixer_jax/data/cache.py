@@ -3,11 +3,10 @@
 An entry is a directory NAME-KEY with a .npy file for each array and meta.json. It appears by one
 rename, so a reader sees all of it or nothing, and programs that start together do no harm. An entry
 that does not agree with its meta.json is built anew. A killed program leaves an unfinished entry; a
-program that builds one a day later removes it, where the file system has locks for directories.
+program that builds one a week later removes it.
 """
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -18,7 +17,7 @@ import re
 import shutil
 import tempfile
 import time
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable
 import zlib
 
 import numpy as np
@@ -29,7 +28,7 @@ from mixer_jax.paths import cache_path, user_path
 _LOG = logging.getLogger(__name__)
 
 _UNFINISHED = ".building-"
-_ABANDONED = 24 * 3600  # seconds since the last file was begun
+_ABANDONED = 7 * 24 * 3600  # seconds since the last file was begun
 _CHECKED_BYTES = 2**30  # checksum all of an array up to this size, else a sample
 
 # Name, shape and dtype of an array -> the array, to be filled.
@@ -95,7 +94,7 @@ def _build(entry: pathlib.Path, build: Build, level: int) -> None:
   entry.parent.mkdir(parents=True, exist_ok=True)
   _remove_abandoned(entry.parent)
   options = dict(prefix=_UNFINISHED, dir=entry.parent, ignore_cleanup_errors=True)
-  with tempfile.TemporaryDirectory(**options) as directory, _held(directory):
+  with tempfile.TemporaryDirectory(**options) as directory:
     made = pathlib.Path(directory, "made")
     made.mkdir()
     arrays = build(lambda name, *like: _create(made / f"{name}.npy", *like))
@@ -112,30 +111,12 @@ def _build(entry: pathlib.Path, build: Build, level: int) -> None:
         raise
 
 
-@contextlib.contextmanager
-def _held(directory: str | os.PathLike) -> Iterator[bool]:
-  """Locks a directory, for the life of this process at most; False: it cannot be locked."""
-  descriptor = os.open(directory, os.O_RDONLY)
-  try:
-    try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      held = True
-    except OSError:  # another process has it, or the file system has no locks
-      held = False
-    yield held
-  finally:
-    os.close(descriptor)
-
-
 def _remove_abandoned(parent: pathlib.Path) -> None:
   """Removes unfinished entries of programs that were killed."""
   for directory in parent.glob(f"{_UNFINISHED}*"):
     with contextlib.suppress(OSError):  # another program was quicker, or it is not ours
-      # Locks may be unknown to other machines that share the file system.
       if time.time() - directory.stat().st_mtime > _ABANDONED:
-        with _held(directory) as abandoned:
-          if abandoned:
-            shutil.rmtree(directory)
+        shutil.rmtree(directory)
 
 
 def _create(path: pathlib.Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

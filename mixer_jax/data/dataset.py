@@ -1,7 +1,7 @@
 """The contract of a split: its examples are any pytree of arrays."""
 
 import dataclasses
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Iterable, Protocol
 
 import jax
 import numpy as np
@@ -67,12 +67,12 @@ class Arrays:
 class Bucketed(Arrays):
   """A training split whose batches have about equally many tokens; see `buckets.BucketOrder`.
 
-  Of its arrays those of more than one axis, [n, tokens, ...], are cut to the length of a batch.
+  Its arrays of more than one axis, [n, tokens, ...], are cut to the length of a batch.
 
   Attributes:
     lengths: real tokens of each sequence of an example, int [n, sequences].
-    batch_tokens: of the longest sequences of a batch together, at most, with their padding.
-    most_shapes: of batches.
+    batch_tokens: largest number of tokens of a batch's sequences, with their padding.
+    most_shapes: largest number of shapes of batches.
   """
 
   lengths: np.ndarray
@@ -80,16 +80,22 @@ class Bucketed(Arrays):
   most_shapes: int
 
 
+def examples(split: Dataset, rows: Iterable[int]) -> Any:
+  """Some examples of a split, stacked, whether it is streamed or not."""
+  rows = np.asarray(rows, int)
+  if (arrays := split.arrays()) is not None:
+    return jax.tree.map(lambda x: np.asarray(x[rows]), arrays)
+  found = [split.read(int(i), np.random.default_rng(int(i))) for i in rows]
+  return jax.tree.map(lambda *x: np.stack(x), *found)
+
+
 def sample(split: Dataset) -> dict[str, list[float]]:
   """Mean and standard deviation of each array of a few examples, evenly spaced, by its name.
 
-  They tell other examples of the same shapes apart, whatever decoded them.
+  They differ for other examples of the same shapes, and do not depend on the decoder.
   """
-  rows = np.arange(min(_SAMPLED, len(split))) * len(split) // min(_SAMPLED, len(split))
-  if (arrays := split.arrays()) is None:
-    examples = [split.read(int(i), np.random.default_rng(0)) for i in rows]
-    arrays, rows = jax.tree.map(lambda *x: np.stack(x), *examples), slice(None)
-  named = jax.tree_util.tree_leaves_with_path(arrays)
+  n = min(_SAMPLED, len(split))
+  named = jax.tree_util.tree_leaves_with_path(examples(split, np.arange(n) * len(split) // n))
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-  chosen = {name(path): np.asarray(x[rows], np.float64) for path, x in named if x.size}
+  chosen = {name(path): np.asarray(x, np.float64) for path, x in named if x.size}
   return {key: [float(x.mean()), float(x.std())] for key, x in chosen.items()}

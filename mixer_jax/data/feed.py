@@ -1,8 +1,8 @@
-"""From a dataset to batches on the devices.
+"""Feeds the devices with batches of a dataset.
 
-A set that fits lives on every device and only example ids travel. Of a larger one, the host
-prepares a window of some steps ahead of the devices: it gathers them from memory maps, or has them
-read by worker processes (`stream.py`). `take` makes batches of a window in the compiled step.
+A set that fits lives on every device, and only example ids travel. For a larger set the host
+prepares a window of some steps ahead of the devices: it gathers examples from memory maps, or worker
+processes read them (`stream.py`). `take` makes batches of a window in the compiled step.
 """
 
 from concurrent import futures
@@ -17,9 +17,9 @@ from mixer_jax.data import stream
 from mixer_jax.data.dataset import Dataset, Ids
 from mixer_jax.runtime import mesh as mesh_lib
 
-# A set up to this size is copied to the device whole.
+# A set up to this size is copied to the devices whole.
 DEVICE_BYTES = 4 << 30
-# Of a larger one, windows up to this size: at least two are on the devices at once.
+# Windows of a larger set have at most this size; at least two are on the devices at once.
 WINDOW_BYTES = 256 << 20
 
 # Examples [n, ...] on the devices with ids [steps, batch_size]; or None with batches
@@ -72,14 +72,14 @@ class Feed:
       self._resident = mesh_lib.place(jax.tree.map(np.asarray, self._arrays), everywhere)
 
   def reorder(self, ids: Ids) -> None:
-    """Goes on with other example ids, as many in every step."""
+    """Continues with other example ids, as many in every step."""
     self.close()
     self._ids = ids
     if self._arrays is None:
       self._stream = stream.Stream(self._dataset, ids, self._rows, self._seed)
 
   def fitting(self, steps: int) -> int:
-    """As many steps a window, or fewer where they would take much memory."""
+    """Returns `steps`, the length of a window, or fewer where they would take too much memory."""
     if self._resident is not None:
       return steps
     arrays = jax.tree.leaves(self._dataset.spec)
@@ -104,7 +104,7 @@ class Feed:
         yield None, last.result()
 
   def close(self) -> None:
-    """Ends worker processes, after a read under way; they start again with the next window."""
+    """Ends worker processes after the current read; they start again with the next window."""
     for read in self._ahead:
       read.cancel()
     futures.wait(self._ahead)  # Grain would leave its thread to wait for them for ever

@@ -1,4 +1,4 @@
-"""The order of examples: pure functions, so that any process can tell which example comes when."""
+"""The order of examples: pure functions, so that any process knows which example comes when."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ def train_indices(
   return order[:used].reshape(-1, batch_size)
 
 
-# An epoch is asked for step after step, by the training split and maybe another one.
+# Steps come one after the other, for the training split and maybe another one.
 _latest_indices = functools.lru_cache(maxsize=2)(train_indices)
 
 
@@ -54,7 +54,7 @@ class Order:
     return ids[step % self.steps_per_epoch]
 
   def examples(self, steps: range) -> int:
-    """Examples of some steps together."""
+    """Number of examples of some steps together."""
     return len(steps) * self.batch_size
 
   def cut(self, examples: Any) -> Any:
@@ -66,13 +66,13 @@ class Order:
     return ""
 
   def copies(self, step: int) -> np.ndarray:
-    """Which of its copies in the epoch each example of a step is, from 0: [batch_size]."""
+    """The number of each example's copy among its copies in the epoch, from 0: [batch_size]."""
     first = step % self.steps_per_epoch * self.batch_size
     return (first + np.arange(self.batch_size)) % self.repeats
 
 
 def test_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Ids and mask, [batches, batch_size], covering each example exactly once."""
+  """Ids and mask, [batches, batch_size], that cover each example exactly once."""
   batches = -(-num_examples // batch_size)
   ids = np.arange(batches * batch_size).reshape(batches, batch_size)
   return np.minimum(ids, num_examples - 1).astype(np.int32), ids < num_examples

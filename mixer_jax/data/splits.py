@@ -103,6 +103,35 @@ def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
       _LOG.warning("The test set %s (%s) %s: it is no test", name, specs[name], where)
 
 
+def checked_parts(
+  specs: Mapping[str, str], num_examples: Callable[[str], int]
+) -> dict[str, list[tuple[str, range]]]:
+  """The `parts` of each split string, by the name of its split, after `check_apart`."""
+  found = {name: parts(spec, field(name), num_examples) for name, spec in specs.items()}
+  check_apart(found, specs)
+  return found
+
+
+def joined(
+  parts: Sequence[tuple[Mapping[str, np.ndarray], range, bool]],
+) -> dict[str, np.ndarray]:
+  """Rows of base splits, one after the other.
+
+  Args:
+    parts: of each, arrays [n, ...] by name, the rows that are taken, and whether the order of the
+      examples is random already. If it is not, a part of a base split is drawn from all over it.
+  """
+  taken = []
+  for arrays, rows, shuffled in parts:
+    n, chosen = len(next(iter(arrays.values()))), slice(rows.start, rows.stop)
+    if not shuffled and len(rows) < n:
+      chosen = shuffled_order(n)[chosen]
+    taken.append({name: x[chosen] for name, x in arrays.items()})
+  if len(taken) == 1:  # views, maybe of a file
+    return taken[0]
+  return {name: np.concatenate([part[name] for part in taken]) for name in taken[0]}
+
+
 def surely_share(spec: str, other: str) -> bool:
   """Whether two split strings share examples, whatever the sizes of their base splits.
 
@@ -137,7 +166,7 @@ def _number(text: str) -> int:
 
 
 def _overlap(base: str, rows: range, parts: Parts) -> bool:
-  """Whether any of the parts has some of the rows, or one base is a folder around the other."""
+  """Whether a part shares rows with those given, or one base is a folder that holds the other."""
   shares = lambda other: max(rows.start, other.start) < min(rows.stop, other.stop)
   inside = lambda name: f"{base}/".startswith(f"{name}/") or f"{name}/".startswith(f"{base}/")
   return any(shares(other) if base == name else inside(name) for name, other in parts)

@@ -1,8 +1,8 @@
 """Batches of a streamed dataset, read ahead by worker processes of Grain.
 
-Grain moves the work and keeps the order; the order itself, and every random choice, are pure
-functions of seed, epoch and example (`order.py`), whatever the number of workers. Workers run this:
-of JAX only `jax.tree` may be used, nothing that takes a device.
+Grain moves the work and keeps the order. The order itself, and every random choice, are pure
+functions of seed, epoch and example (`order.py`), whatever the number of workers. Workers run this
+module, so it uses `jax.tree` alone of JAX, and nothing that takes a device.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from mixer_jax.data import order
 from mixer_jax.data.dataset import Ids, Streamed
 from mixer_jax.errors import UserError
 
-# Examples that a worker hands over at once: few enough that a batch is shared by all
-# workers, many enough that handing over costs little.
+# A worker hands over so many examples at once: few enough that all workers share a batch, many
+# enough that handing over costs little.
 _CHUNK = 16
 
 
@@ -50,9 +50,9 @@ class Stream:
     self._end = lambda: None
 
   def take(self, step: int, count: int) -> Any:
-    """Examples [count, local, ...] from a step on; quick where they follow those taken last.
+    """Returns examples [count, local, ...] from a step on, fast if they follow those taken last.
 
-    A UserError if an example is broken (it is named), or a worker died.
+    Raises a UserError that names a broken example, or one that says that a worker died.
     """
     dataset, local = self._chunks.dataset, sum(map(len, self._rows))
     specs, structure = jax.tree.flatten(dataset.spec)
@@ -67,7 +67,7 @@ class Stream:
       self.close()
       if isinstance(error, UserError):
         raise
-      raise UserError(  # Grain says the exit code in words
+      raise UserError(  # Grain's message has the exit code
         f"a process that reads examples died: {error} It may have run out of memory, or of shared"
         " memory (/dev/shm); data.workers and data.read_ahead set how much is used"
       ) from error
@@ -97,7 +97,7 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class _Chunks:
-  """Grain's source: the wanted rows of all batches from a step on in pieces, by number."""
+  """The source for Grain: the wanted rows of all batches from a step on, in numbered pieces."""
 
   dataset: Streamed
   ids: Ids

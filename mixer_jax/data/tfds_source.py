@@ -8,52 +8,62 @@ import os
 import pathlib
 import pkgutil
 import re
-import threading
 from typing import Any, Callable, Iterator, Mapping, Sequence
 import urllib.parse
-
-import numpy as np
 
 from mixer_jax.data import cache, tfrecord
 from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.paths import user_path
 from mixer_jax.runtime.imports import without
 
-_PROBE_SECONDS = 10  # for all hosts together
+_PROBE_SECONDS = 5  # for each host
 _NO_SETS = ("core", "proto", "scripts", "testing")
 
 
-def find(
-  name: str, data_dir: str, check: Callable[[Any], None], others: Sequence[str] = ()
-) -> tuple[pathlib.Path, Any]:
+def find(name: str, data_dir: str, check: Callable[[Any], Any]) -> tuple[pathlib.Path, Any]:
   """Finds a prepared set, as array_record or TFRecord, or downloads and prepares it.
-
-  Returns its directory and the result of `check`. A UserError if there is no such set, or it is not
-  here and cannot be downloaded.
 
   Args:
     name: as "dataset/config:1.0.0". TFDS chooses config and version where they are left out.
     data_dir: where prepared sets are; "" for TFDS's default.
     check: takes its `tfds.features.FeaturesDict`; raises a UserError if something is missing.
-    others: further values of data.name, for messages; the first needs no files.
+
+  Returns:
+    The directory of the set, and the result of `check`.
+
+  Raises:
+    UserError: there is no such set, or it is not here and cannot be downloaded.
   """
   if name.endswith(".npz") or name.startswith(("/", ".", "~")):
-    kinds = ", ".join([*others, "TFDS names"])
-    raise UserError(f"data.name={name} is a path; allowed are {kinds}, with a path as data.dir")
+    raise UserError(f"data.name={name} is a path; set data.dir to it, and data.name to its kind")
   root = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
   root = user_path(root).absolute()
   with _tfds(name, root / _dataset(name)) as tfds:
     try:
       builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=str(root))
     except tfds.core.DatasetNotFoundError:
-      builder = _prepare(tfds, name, root, check, others)
+      builder = _prepare(tfds, name, root, check)
     return pathlib.Path(builder.data_dir), check(builder.info.features)
 
 
-def check_image(where: str, image: Any) -> None:
-  """Raises a UserError for a feature of images of floats, whose files hold the bytes of floats."""
-  if np.issubdtype(getattr(image, "np_dtype", np.uint8), np.floating):
-    raise UserError(f"{where}: feature image holds {image.np_dtype}; allowed: uint8 or uint16")
+def named_features(what: str, features: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
+  """The features of a set by name; a UserError if one that is needed is missing, or no such kind.
+
+  Args:
+    what: the set, for messages.
+    features: a `tfds.features.FeaturesDict`; others have no names.
+    kinds: classes of `tfds.features` of the needed features, by name.
+  """
+  with without("tensorflow"):
+    import tensorflow_datasets as tfds
+
+  found = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
+  for name, kind in kinds.items():
+    if not isinstance(found.get(name), getattr(tfds.features, kind)):
+      needed = ", ".join(f"{k}: {v}" for k, v in kinds.items())
+      there = ", ".join(f"{k}: {type(v).__name__}" for k, v in found.items()) or "none"
+      raise UserError(f"{what}: needs the features {needed}, but has {there}")
+  return found
 
 
 class Examples:
@@ -119,14 +129,13 @@ def _dataset(name: str) -> str:
   return re.split("[/:]", name)[0]
 
 
-def _prepare(tfds: Any, name: str, root: pathlib.Path, check: Callable, others: Sequence[str]):
+def _prepare(tfds: Any, name: str, root: pathlib.Path, check: Callable[[Any], Any]) -> Any:
   _import_groups(tfds)
   known, dataset = tfds.list_builders(with_community_datasets=False), _dataset(name)
   if dataset not in known:
     close = ", ".join(difflib.get_close_matches(dataset, known)) or known[0]
     raise UserError(
-      f"data.name={name}: no such dataset in TFDS or in {root}; allowed are"
-      f" {', '.join([*others, 'TFDS names'])} such as {close}"
+      f"data.name={name}: no such dataset in TFDS or in {root}; TFDS has names such as {close}"
     )
   try:
     builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
@@ -146,10 +155,9 @@ def _prepare(tfds: Any, name: str, root: pathlib.Path, check: Callable, others: 
   command = (
     f'python -c "import {group}, tensorflow_datasets as tfds; {made}.download_and_prepare()"'
   )
-  instead = f" ; without any files: --config.data.name={others[0]}" if others else ""
   raise UserError(
     f"data.name={name}: not found in {root / dataset} and cannot be downloaded ({problem});"
-    f" prepare it where there is a network and set data.dir: {command}{instead}"
+    f" prepare it where there is a network and set data.dir: {command}"
   )
 
 
@@ -164,28 +172,15 @@ def _import_groups(tfds: Any) -> None:
 def _unreachable(urls: list[str]) -> str:
   """Why a host of some URLs does not answer; "" if all do.
 
-  TFDS itself retries for minutes before it gives up. The thread is a daemon because a look-up of
-  names can hang longer than any time-out of ours.
+  TFDS itself retries for minutes before it gives up.
   """
   import requests
 
-  hosts = {urllib.parse.urlsplit(url).netloc: url for url in urls}
-  problem = f"{', '.join(hosts)} did not answer within {_PROBE_SECONDS} s"
-
-  def probe():
-    nonlocal problem
-    for host, url in hosts.items():
-      try:
-        status = requests.head(url, timeout=_PROBE_SECONDS / 2).status_code
-        if status < 500:
-          continue
-        problem = f"{host} answers with status {status}"
-      except Exception as error:  # urllib3 lets some through; a thread has nobody to tell
-        problem = f"{host} cannot be reached: {type(error).__name__}"
-      return
-    problem = ""
-
-  thread = threading.Thread(target=probe, daemon=True)
-  thread.start()
-  thread.join(_PROBE_SECONDS)
-  return problem
+  for host, url in {urllib.parse.urlsplit(url).netloc: url for url in urls}.items():
+    try:
+      status = requests.head(url, timeout=_PROBE_SECONDS).status_code
+    except Exception as error:  # urllib3 lets some through
+      return f"{host} cannot be reached: {type(error).__name__}"
+    if status >= 500:
+      return f"{host} answers with status {status}"
+  return ""

@@ -45,23 +45,19 @@ class TfRecords:
 
 
 def _starts(path: pathlib.Path, count: int) -> np.ndarray:
-  """Where the records of a file begin, int64 [count]."""
+  """The positions at which the records of a file begin, int64 [count]."""
   size, position, starts = path.stat().st_size, 0, []
   with path.open("rb", buffering=0) as file:  # a buffer would rarely hold the next header
     while position < size:
       file.seek(position)
       header = file.read(_HEADER)
-      whole = len(header) == _HEADER
-      if whole and header[8:] != masked_crc(header[:8]):
+      if header[8:] != masked_crc(header[:8]):
         raise ValueError(f"{path}: no TFRecord file, or damaged at byte {position:,} of {size:,}")
       starts.append(position)
-      position += _HEADER + int.from_bytes(header[: 8 * whole], "little") + _FOOTER
-  if position > size:
-    end = f"record {len(starts):,} of {count:,} ends at byte {position:,}"
-    raise ValueError(f"{path}: cut short: it has {size:,} bytes, but {end}")
-  if len(starts) != count:
-    found = f"{len(starts):,} records in {size:,} bytes"
-    raise ValueError(f"{path}: has {found}, but should hold {count:,}")
+      position += _HEADER + int.from_bytes(header[:8], "little") + _FOOTER
+  if position != size or len(starts) != count:
+    found = f"{len(starts):,} records of {count:,} end at byte {position:,}"
+    raise ValueError(f"{path}: cut short: it has {size:,} bytes, and {found}")
   return np.array(starts, np.int64)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, as_user_error
-from mixer_jax.images import base_split
+from mixer_jax.images.decode import Decoded
 from mixer_jax.paths import user_path
 
 _ALLOWED = (
@@ -15,7 +15,7 @@ _ALLOWED = (
 )
 _LOG = logging.getLogger(__name__)
 _NAMED = 10  # arrays or labels of the file, in a message
-_MOST_CLASSES = 2**20
+_MOST_CLASSES = 2**20  # larger labels are numbers of something else
 
 
 class ArraysFile:
@@ -26,26 +26,22 @@ class ArraysFile:
   """
 
   def __init__(self, path: str, base: str = "train"):
-    if not path:
-      raise UserError("data.dir is ''; set it to the .npz file")
     self._path = path
-    if not (found := user_path(path)).is_file():
-      raise UserError(f"data.dir={path!r}: {found.absolute()} is no file; set it to the .npz file")
-    try:
-      self._file = npz.Npz(str(found))
-    except ValueError as error:
-      raise UserError(f"data.dir={path!r}: cannot be read: {error}; {_ALLOWED}") from error
+    if not path or not (found := user_path(path)).is_file():
+      raise UserError(f"data.dir={path!r} is no file; set it to the .npz file")
+    with as_user_error(f"data.dir={path!r}: cannot be read, and {_ALLOWED}", ValueError):
+      self._file = npz.Npz(found)
     if "class_names" in self._file.names:
       self.class_names = self._names(self._array("class_names").ravel())
-    else:
-      labels = self.read(base).labels
-      self.class_names = tuple(map(str, range(labels.max() + 1)))
-      if absent := sorted({*range(labels.max() + 1)} - {*labels.tolist()}):
-        some = ", ".join(map(str, absent[:_NAMED]))
-        what = f"of {len(self.class_names)} classes, {len(absent)} without an image"
-        _LOG.warning("%s: %s_labels are %s: %s", path, base, what, some)
+      return
+    labels = self.read(base).labels
+    self.class_names = tuple(map(str, range(labels.max() + 1)))
+    if absent := sorted({*range(len(self.class_names))} - {*labels.tolist()}):
+      some = ", ".join(map(str, absent[:_NAMED]))
+      what = f"of {len(self.class_names)} classes, {len(absent)} without an image"
+      _LOG.warning("%s: %s_labels are %s: %s", path, base, what, some)
 
-  def read(self, base: str) -> base_split.Base:
+  def read(self, base: str) -> Decoded:
     """The examples of a base split, in the file's order."""
     images, labels = self._array(f"{base}_images"), self._array(f"{base}_labels")
     why = ""
@@ -57,7 +53,7 @@ class ArraysFile:
       why = f"{base}_labels run from {labels.min()} to {labels.max()}, but count classes from 0"
     if why:
       raise UserError(f"{self._path}: {why}; {_ALLOWED}")
-    return base_split.Base(images, labels.astype(np.int32))
+    return Decoded(images, labels.astype(np.int32))
 
   def _names(self, found: np.ndarray) -> tuple[str, ...]:
     with as_user_error(f"{self._path}: class_names is not UTF-8", UnicodeError):

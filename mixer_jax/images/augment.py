@@ -46,7 +46,7 @@ def train_input(
   return mixing.erase(erase_rng, images, policy.erasing) if policy.erasing else images
 
 
-def plain_input(images: jax.Array, how: ImageData) -> jax.Array:
+def eval_input(images: jax.Array, how: ImageData) -> jax.Array:
   """Normalises test images, after resize and centre crop if `how.resize`; as `train_input`."""
   check(how, images.shape)
   return normalise(_resize_centre_crop(images, how) if how.resize else images, how)
@@ -59,29 +59,24 @@ def check(how: ImageData, shape: tuple[int, ...]) -> None:
     found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
     instead = "set it to their size"
     if height != width:
-      instead = f"set data.stored_size to {how.image_size}, which cuts out the centres of files"
+      instead = f"set data.stored_size to {how.image_size}, which makes squares of files"
     raise UserError(f"{found}; {instead}, or data.resize to {how.image_size} or more")
 
 
 def check_stored(how: ImageData, shape: tuple[int, ...]) -> None:
-  """As `check`, of the images of a data set; tells of some that a resize will distort."""
+  """Makes the same check for a data set, and warns if a resize will distort its images."""
   check(how, shape)
   height, width = shape[-3:-1]
   if how.resize and height != width:
     found = f"data.resize={how.resize} makes squares of images of {width}x{height} pixels"
-    _LOG.warning("%s, which distorts them; data.stored_size cuts their centres out", found)
+    _LOG.warning(
+      "%s, which distorts them; data.stored_size makes squares of files, by data.fit", found
+    )
 
 
 def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
-  """The matrix that resizes one axis, as Pillow's BILINEAR does: [size_out, size_in] float32.
-
-  Pixel centres are at half-integers; when it shrinks, the triangle widens by the scale.
-  """
-  scale = size_in / size_out
-  centres = (np.arange(size_out) + 0.5) * scale
-  distances = np.abs(np.arange(size_in) + 0.5 - centres[:, None])
-  weights = np.maximum(0.0, 1.0 - distances / max(scale, 1.0))
-  return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+  """The `warp.axis_matrix` of a whole axis: [size_out, size_in] float32."""
+  return warp.axis_matrix(0, size_in, size_out, size_in, np).astype(np.float32)
 
 
 def _random_areas(key: jax.Array, images: jax.Array, smallest: float, side: int) -> jax.Array:

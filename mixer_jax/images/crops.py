@@ -1,9 +1,9 @@
-"""Which part of an encoded image is stored, at what size: for Pillow images, on the host."""
+"""From an encoded image to the square that is stored: for Pillow images, on the host."""
 
 import math
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 _TRIES = 10
 LARGEST_RATIO = 4 / 3  # of a random area's sides
@@ -21,6 +21,22 @@ def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
   image = image.resize((width, height), Image.Resampling.BILINEAR)
   left, top = (width - side) // 2, (height - side) // 2
   return image.crop((left, top, left + side, top + side))
+
+
+def square(image: Image.Image, side: int, fit: str) -> Image.Image:
+  """Makes a square of an image (bilinear, antialiased).
+
+  Args:
+    image: of any size and proportions.
+    side: of the result, in pixels.
+    fit: "pad" keeps all of the image between black borders, "crop" cuts out the centre, "squash"
+      resizes both sides to `side`.
+  """
+  if fit == "crop":
+    return centre(image, shorter=side, side=side)
+  if fit == "pad":
+    return ImageOps.pad(image, (side, side), Image.Resampling.BILINEAR)
+  return image.resize((side, side), Image.Resampling.BILINEAR)
 
 
 def random_area(

@@ -19,7 +19,6 @@ import tqdm
 
 from mixer_jax.data import cache, cpus
 from mixer_jax.errors import UserError, reason
-from mixer_jax.images import crops
 
 Fit = Callable[[Image.Image], Image.Image]
 
@@ -46,11 +45,26 @@ class Records(Protocol):
     """A hash of every file that changes with the images, labels or their order."""
 
 
-def stored(stored_size: int) -> Fit:
-  """The `Fit` of `data.stored_size`: the centre as a square of that side; 0: the whole image."""
-  if not stored_size:
-    return Image.Image.copy
-  return functools.partial(crops.centre, shorter=stored_size, side=stored_size)
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+  """All examples of a base split: images uint8 [n, height, width, 3] and integer labels [n].
+
+  `shuffled` says whether their order is random. `paths` are those of their files, bytes [n].
+  """
+
+  images: np.ndarray
+  labels: np.ndarray
+  shuffled: bool = False
+  paths: np.ndarray | None = None
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  @property
+  def arrays(self) -> dict[str, np.ndarray]:
+    """ "image", "label" and, of files, "path", [n, ...] each."""
+    paths = {} if self.paths is None else {"path": self.paths}
+    return {"image": self.images, "label": self.labels} | paths
 
 
 def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.ndarray:
@@ -77,7 +91,7 @@ def decode_image(data: bytes, where: str, fit: Fit = Image.Image.copy) -> np.nda
 
 
 def check_png(data: bytes) -> None:
-  """Raises a ValueError if a PNG's pixels are damaged; Pillow checks the sums of other chunks alone."""
+  """Raises a ValueError if a PNG's pixels are damaged: Pillow checks the other chunks alone."""
   at, kind = len(_PNG), b"" if data[: len(_PNG)] == _PNG else b"IEND"
   while kind != b"IEND" and at + 8 <= len(data):
     size, kind = struct.unpack_from(">I4s", data, at)
@@ -88,14 +102,12 @@ def check_png(data: bytes) -> None:
     at = end + 4
 
 
-def decode_all(
-  records: Records, stored_size: int, allocate: cache.Allocate
-) -> dict[str, np.ndarray]:
+def decode_all(records: Records, fit: Fit, allocate: cache.Allocate) -> dict[str, np.ndarray]:
   """Decodes all records: "images" uint8 [n, height, width, 3] and "labels", int32 [n] if ints.
 
   A UserError if an image is broken, or their sizes differ.
   """
-  n, fit = len(records), stored(stored_size)
+  n = len(records)
 
   def decode(i):
     data, label = records.read(i)
@@ -174,8 +186,9 @@ class Encoded:
       i -= len(rows)
     data, label = records.read(rows[i])
     where = records.where(rows[i])
-    if not self.label_sets:
-      check_labels(where, label, label, self.num_classes)
+    if not self.label_sets and not 0 <= label < self.num_classes:
+      allowed = f"0 to {self.num_classes - 1} (TFDS marks examples without a public label by -1)"
+      raise UserError(f"{where}: has the label {label}; allowed: {allowed}")
     fit = functools.partial(self.fit, rng) if self.random else self.fit
     image = decode_image(data, where, fit)
     check_size(where, image.shape, "the first image", self.shape)
@@ -183,23 +196,13 @@ class Encoded:
 
 
 def check_size(
-  what: str,
-  shape: tuple[int, ...],
-  other: str,
-  its_shape: tuple[int, ...],
-  remedy: str = "set data.stored_size to a side in pixels",
+  what: str, shape: tuple[int, ...], other: str, its_shape: tuple[int, ...], encoded: bool = True
 ) -> None:
   """Raises a UserError if an image [height, width, 3] has another size than another one."""
   if shape != its_shape:
     sizes = f"{_in_words(shape)}, but {other} has {_in_words(its_shape)}"
+    remedy = "set data.stored_size to a side in pixels" if encoded else "allowed: one size"
     raise UserError(f"{what} has {sizes}; {remedy}")
-
-
-def check_labels(what: str, low: int, high: int, num_classes: int) -> None:
-  """Raises a UserError if labels have no class."""
-  if low < 0 or high >= num_classes:
-    allowed = f"0..{num_classes - 1} (TFDS marks examples without a public label by -1)"
-    raise UserError(f"{what}: labels run from {low} to {high}, but must lie in {allowed}")
 
 
 def _in_words(shape: tuple[int, ...]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import pathlib
-from typing import Callable, Iterable, Iterator
+from typing import Any, Callable, Iterator
 import warnings
 
 import numpy as np
@@ -27,8 +27,11 @@ class Folder:
   """A folder of images in one sub-folder a class, as `sources.Source`.
 
   Classes are the sorted folders of the train split, ROOT/train_base, or one, "", of images without
-  folders. A UserError if the folder is missing or has another layout. A class without an image is an
-  error where the split trains, `trained`, and a warning elsewhere.
+  folders. A class without an image is an error where the split trains, `trained`, and a warning
+  elsewhere.
+
+  Raises:
+    UserError: the folder is missing or has another layout.
   """
 
   def __init__(self, root: str, train_base: str = "train", trained: bool = True):
@@ -47,35 +50,29 @@ class Folder:
     A UserError if there are none, or a class that the train split has not.
     """
     place, known, names, labels = self._root / base, self.class_names, [], []
-    others = collections.Counter()
+    left_out = collections.Counter()
     for name in self._classes(base):
-      if not name and name not in known:
-        raise UserError(f"{place}: no class folders in it; {LAYOUT}")
       if name not in known:
         train = self._root / self._train_base
-        why = f"is not among the {len(known)} class folders of {train}"
-        raise UserError(f"{place / name}: class {name!r} {why}")
-      inside, inner = (listed(place / name, folders) for folders in (False, True))
-      images = _images(name for name in inside if name not in inner)
-      others.update(pathlib.Path(x).suffix for x in {*inside} - {*images} - {*inner})
+        why = f"class {name!r} is not among the {len(known)} class folders of {train}"
+        raise UserError(f"{place / name}: {why if name else f'no class folders in it; {LAYOUT}'}")
+      images = _images(place / name, left_out)
       if not images and base == self._train_base and self._trained:
         raise UserError(f"{place / name}: no images in this class folder; {_ENDINGS}")
-      if name and inner:
-        _LOG.warning("%s: not read; %s", place / name / inner[0], LAYOUT)
       if not images:
         _LOG.warning("%s: no images in this class folder; %s", place / name, _ENDINGS)
       names += [os.fsencode(os.path.join(name, image)) for image in images]
       labels += [known.index(name)] * len(images)
     if not names:
       raise UserError(f"{place}: no images in its class folders; {_ENDINGS}")
-    if known != ("",) and (loose := _images(listed(place))):
-      _LOG.warning("%s: images beside its class folders are not read: %d", place, len(loose))
-    if others:
-      endings = ", ".join(f"{n:,} of {ending or 'no ending'}" for ending, n in others.most_common())
-      _LOG.warning("%s: files are left out, %s; %s", place, endings, _ENDINGS)
+    if known != ("",):
+      left_out["images beside the class folders"] = len(_images(place))
+    if told := ", ".join(f"{n:,} {what}" for what, n in left_out.most_common() if n):
+      _LOG.warning("%s: not read are %s; %s, %s", place, told, LAYOUT, _ENDINGS)
     order = splits.shuffled_order(len(names))
     identity = ("folder", str(self._root), base, known)
-    return Files(place, base, identity, np.array(names)[order], np.array(labels, np.int32)[order])
+    names, labels = np.array(names)[order], np.array(labels, np.int32)[order]
+    return Files(place, base, known, names, labels, identity)
 
   def _classes(self, base: str) -> list[str]:
     path = self._root / base
@@ -83,9 +80,20 @@ class Folder:
       found = ", ".join(listed(self._root, folders=True)) or "none"
       raise UserError(f"{path}: no such folder (folders in data.dir: {found}); {LAYOUT}")
     names = listed(path, folders=True)
-    if not names and not _images(listed(path)):
+    if not names and not _images(path):
       raise UserError(f"{path}: no class folders in it; {LAYOUT}")
     return names or [""]
+
+
+def _images(place: pathlib.Path, left_out: collections.Counter | None = None) -> list[str]:
+  """The images in a folder; what else is in it is counted by its kind."""
+  files, folders = listed(place), set(listed(place, folders=True))
+  images = [x for x in files if x not in folders and x.lower().endswith(EXTENSIONS)]
+  if left_out is not None:
+    left_out["folders in class folders"] += len(folders)
+    others = set(files) - folders - set(images)
+    left_out.update(f"of {pathlib.Path(x).suffix or 'no ending'}" for x in others)
+  return images
 
 
 def test_files(path: str, flat: bool) -> "Files":
@@ -96,27 +104,31 @@ def test_files(path: str, flat: bool) -> "Files":
   place = user_path(path).absolute()
   if not os.path.isdir(place):
     raise UserError(f"{place}: no such folder")
-  if not flat or listed(place, folders=True):
-    found = Folder(str(place.parent), place.name, trained=False)
-    if found.class_names == ("",):
-      raise UserError(f"{place}: no class folders in it; {LAYOUT}")
-    return found.read(place.name)
-  if not (names := _images(listed(place))):
-    raise UserError(f"{place}: no images in it; {_ENDINGS}")
-  found = np.array([os.fsencode(name) for name in names])
-  identity = ("flat", str(place), ("",))
-  return Files(place, place.name, identity, found, np.zeros(len(names), np.int32))
+  found = Folder(str(place.parent), place.name, trained=False)
+  if found.class_names == ("",) and not flat:
+    raise UserError(f"{place}: no class folders in it; {LAYOUT}")
+  return found.read(place.name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-  """Image files as `decode.Records`."""
+  """Image files as `decode.Records`.
+
+  Attributes:
+    root: the folder that `names` are below.
+    base: `root` below the directory of the set.
+    class_names: of the labels.
+    names: paths as bytes; texts take more memory in every worker.
+    labels: int32 [n], or of sets of classes bool [n, classes].
+    identity: what the examples depend on beside the files.
+  """
 
   root: pathlib.Path
-  base: str  # `root` below the directory of the set
-  identity: tuple  # the last of it are the names of the classes
-  names: np.ndarray  # paths below `root`, as bytes: texts take more memory in every worker
+  base: str
+  class_names: tuple[str, ...]
+  names: np.ndarray
   labels: np.ndarray
+  identity: tuple
 
   def __len__(self) -> int:
     return len(self.names)
@@ -129,8 +141,8 @@ class Files:
   def where(self, i: int) -> str:
     return os.path.join(self.root, os.fsdecode(self.names[i]))
 
-  def read(self, i: int) -> tuple[bytes, int]:
-    return read_file(self.where(i)), int(self.labels[i])
+  def read(self, i: int) -> tuple[bytes, Any]:
+    return read_file(self.where(i)), self.labels[i]
 
   def fingerprint(self) -> str:
     with readable(self.root):
@@ -163,12 +175,9 @@ def listed(path: pathlib.Path, folders: bool = False) -> list[str]:
     return sorted(entry.name for entry in shown if not folders or entry.is_dir())
 
 
-def _images(names: Iterable[str]) -> list[str]:
-  return [name for name in names if name.lower().endswith(EXTENSIONS)]
-
-
 @contextlib.contextmanager
 def readable(path: str | os.PathLike) -> Iterator[None]:
+  """Makes a UserError, which names the file, of the system's errors."""
   try:
     yield
   except OSError as error:

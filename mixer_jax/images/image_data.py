@@ -10,7 +10,20 @@ from mixer_jax.options import Option, one_of
 
 STREAMS = ("auto", "always", "never")
 _SIDE = 2**14  # pixels; larger images would take hours or all memory
-_MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of CIFAR-10
+FITS = ("pad", "crop", "squash")
+# Mean and standard deviation of pixels in [0, 1], as in the K-FAC study's code. Training images of
+# these sets are mirrored, unless the config says otherwise.
+CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+STATISTICS = {
+  "sample": CIFAR10,
+  "cifar10": CIFAR10,
+  "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+}
+_OTHERS = (0.5,) * 3, (0.5,) * 3
+_FIT = (
+  "how stored_size, and prediction, make squares: black borders, the centre alone, or distorted"
+)
+_BY_NAME = '; None: that of CIFAR for "sample", "cifar10" and "cifar100", else 0.5'
 _TEST_SETS = (
   "further test sets of other sources, NAME=PLACE with commas: a folder of class folders, an .npz or"
   " tfds:NAME[@SPLIT]"
@@ -45,6 +58,7 @@ class ImageData:
   test_sets: Annotated[str, Option(_TEST_SETS, free=True)] = ""
   test_labels: Annotated[str, Option(_TEST_LABELS, free=True)] = ""
   stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
+  fit: one_of(_FIT, FITS) = "pad"
   stream: one_of("decode each batch anew, not once", STREAMS, free=True) = "auto"
   crop: one_of("train on random areas of encoded images", ("", "inception")) = ""
   smallest_crop: Annotated[float, Option("least share of such an area", 1e-6, 1)] = 0.05
@@ -55,16 +69,25 @@ class ImageData:
   image_size: Annotated[int, Option("side that the model sees, in pixels", 1, _SIDE)] = 32
   resize: Annotated[int, Option("side before a crop on the device; 0: no crop", 0, _SIDE)] = 0
   pad: Annotated[int, Option("padding before a random crop, without resize", 0, _SIDE)] = 4
-  flip: Annotated[bool, Option("mirror training images at random")] = True
+  flip: Annotated[
+    bool | None, Option("mirror training images at random; None: those of the sample and of CIFAR")
+  ] = None
   random_crop: Annotated[bool, Option("with resize: crop at random, not the centre")] = False
   repeats: Annotated[int, Option("copies of each training example in a row", 1, 1024)] = 1
   mean: Annotated[
-    tuple[float, ...], Option("mean of the pixels in [0, 1], each channel", -1e4, 1e4, length=3)
-  ] = _MEAN
+    tuple[float, ...] | None,
+    Option(f"mean of the pixels in [0, 1], each channel{_BY_NAME}", -1e4, 1e4, length=3),
+  ] = None
   std: Annotated[
-    tuple[float, ...],
-    Option("standard deviation of the pixels in [0, 1], each channel", 1e-4, 1e4, length=3),
-  ] = _STD
+    tuple[float, ...] | None,
+    Option(f"standard deviation of these pixels, each channel{_BY_NAME}", 1e-4, 1e4, length=3),
+  ] = None
+
+  def __post_init__(self):
+    mean, std = STATISTICS.get(self.name, _OTHERS)
+    for field, value in dict(mean=mean, std=std, flip=self.name in STATISTICS).items():
+      if getattr(self, field) is None:
+        object.__setattr__(self, field, value)
 
   @property
   def split_specs(self) -> dict[str, str]:
@@ -87,22 +110,19 @@ class ImageData:
     """Raises a UserError for options that contradict each other."""
     side, resize, crop, stored = self.image_size, self.resize, self.crop, self.stored_size
     if self.dir and self.name == "sample":
-      allowed = (
-        "folder, npz, cifar10, cifar100 or a TFDS name, to read it; no data.dir, for the sample"
-      )
+      allowed = "folder, npz, cifar10, cifar100 or a TFDS name"
       raise UserError(f"data.dir is {self.dir!r}, but data.name is 'sample'; allowed: {allowed}")
     if crop and self.stream == "never":
       raise UserError(f"data.crop={crop}: needs the encoded images, but data.stream is never")
-    if crop and stored:
-      raise UserError(f"data.stored_size={stored}: not used with data.crop={crop}; set it to 0")
+    if crop and (stored or self.random_crop):
+      unused = "data.stored_size and data.random_crop are not used"
+      raise UserError(f"data.crop={crop}: {unused} with it; leave them out")
     if 0 < resize < side or (crop and not resize):
       least = f"{'' if crop else '0, or '}at least data.image_size, {side}"
       raise UserError(f"data.resize is {resize}; allowed: {least}")
     if not resize and self.pad >= side:
       why = f"it must be less than data.image_size, {side}, or a crop may show none of the image"
       raise UserError(f"data.pad is {self.pad}; {why}")
-    if self.random_crop and crop:
-      raise UserError(f"data.random_crop is True: not used with data.crop={crop}; set it to False")
     if self.random_crop and not resize:
       raise UserError(
         "data.random_crop is True, but data.resize, the side of the images that it crops, is 0"

@@ -43,7 +43,7 @@ def erase(key: jax.Array, images: jax.Array, share: float) -> jax.Array:
 
 
 def inside(box: jax.Array, height: int, width: int) -> jax.Array:
-  """Which pixels a rectangle (left, top, width, height) covers: bool [height, width]."""
+  """A mask of the pixels that a rectangle (left, top, width, height) covers: bool [height, width]."""
   left, top, w, h = box
   x, y = jnp.arange(width), jnp.arange(height)[:, None]
   return (x >= left) & (x < left + w) & (y >= top) & (y < top + h)

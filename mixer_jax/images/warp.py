@@ -1,6 +1,7 @@
 """Affine maps, random areas and blur of one image: each pixel becomes a mean of others."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ _REACH = 8  # taps to each side of a blur
 
 
 def matrix(kind: jax.Array, value: jax.Array, height: int, width: int) -> jax.Array:
-  """From a pixel of the result to its place in the image: [2, 3], by rows for x and y.
+  """The map from a pixel of the result to its place in the image: [2, 3], rows for x and y.
 
   `kind` is an index of `GEOMETRY`, another number gives the identity. `value` is in degrees
   counter-clockwise around the centre, pixels aside for a pixel down (or the reverse), or pixels.
@@ -60,15 +61,16 @@ def warp(image: jax.Array, matrices: jax.Array, fill: jax.Array) -> jax.Array:
   return jnp.where(inside[..., None], mixed, fill.astype(jnp.uint8))
 
 
-def axis_matrix(start: jax.Array, length: jax.Array, size_out: int, size_in: int) -> jax.Array:
+def axis_matrix(start: Any, length: Any, size_out: int, size_in: int, xp: Any = jnp) -> Any:
   """Resizes a part of an axis as Pillow's BILINEAR with a `box` does: [size_out, size_in].
 
-  See `augment.bilinear_matrix`, which is that of the whole axis.
+  Pixel centres are at half-integers; when it shrinks, the triangle widens by the scale. `xp` is
+  `jax.numpy`, or NumPy where the numbers are constants.
   """
   scale = length / size_out
-  centres = start + (jnp.arange(size_out) + 0.5) * scale
-  distances = jnp.abs(jnp.arange(size_in) + 0.5 - centres[:, None])
-  weights = jnp.maximum(0.0, 1.0 - distances / jnp.maximum(scale, 1.0))
+  centres = start + (xp.arange(size_out) + 0.5) * scale
+  distances = xp.abs(xp.arange(size_in) + 0.5 - centres[:, None])
+  weights = xp.maximum(0.0, 1.0 - distances / xp.maximum(scale, 1.0))
   return weights / weights.sum(axis=1, keepdims=True)
 
 
@@ -132,6 +134,6 @@ def blurred(image: jax.Array, radius: jax.Array) -> jax.Array:
 
 
 def _taps(size: int) -> np.ndarray:
-  """Where each tap of a blur takes its value from, [taps, size, size] of 0 and 1."""
+  """The places that each tap of a blur reads, [taps, size, size] of 0 and 1."""
   places = np.arange(size) + np.arange(-_REACH, _REACH + 1)[:, None]
   return np.eye(size, dtype=np.float32)[places.clip(0, size - 1)]

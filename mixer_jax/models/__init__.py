@@ -5,7 +5,7 @@ translator("resmlp_translate_6", vocab_size=32000, max_length=128)
 operator("galerkin_1d", grid=(512,))
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import flax.linen as nn
 
@@ -13,7 +13,7 @@ from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.models.absorb import absorb_affine
 from mixer_jax.models.blocks import apart, stacked, unrolled
-from mixer_jax.models.family import LAYER_KINDS, Model
+from mixer_jax.models.family import LAYER_KINDS, Family, Model
 from mixer_jax.models.gmlp import Gmlp
 from mixer_jax.models.mixer import Mixer
 from mixer_jax.models.operator_model import Operator
@@ -39,60 +39,48 @@ from mixer_jax.models.transformer import Bert
 from mixer_jax.models.translation import FAMILY as _TRANSLATION
 from mixer_jax.models.translation import Translator
 
-VARIANTS = {name: model for family in FAMILIES for name, model in family.variants.items()}
-# Those of images as a grid of patches, without statistics of batches: backbones of other tasks.
+
+def _variants(families: Iterable[Family]) -> dict[str, Callable]:
+  return {name: model for family in families for name, model in family.variants.items()}
+
+
+VARIANTS = _variants(FAMILIES)
+# Models of images that are cut into a grid of patches: backbones of other tasks.
 BACKBONES = {name: model for name, model in VARIANTS.items() if issubclass(model.func, Model)}
-ENCODERS = {name: model for family in TEXT_FAMILIES for name, model in family.variants.items()}
-OPERATORS = {k: model for family in OPERATOR_FAMILIES for k, model in family.variants.items()}
+ENCODERS = _variants(TEXT_FAMILIES)
+OPERATORS = _variants(OPERATOR_FAMILIES)
 TRANSLATORS = _TRANSLATION.variants
 _IMAGE_SIZES = {name: size for family in FAMILIES for name, size in family.image_sizes.items()}
 
 
 def fields(name: str) -> dict[str, Any]:
   """All options of the named model with their values; raises a UserError for an unknown name."""
-  return _fields(VARIANTS, name)
+  return {field: option.default for field, option in options.of(_named(VARIANTS, name)).items()}
 
 
 def build(name: str, num_classes: int, **overrides: Any) -> nn.Module:
   """Builds the named model; `overrides` replace any of its fields.
 
   Raises:
-    UserError: an unknown name, an unknown field, or a value that the field does not take.
+    UserError: the name is unknown, or a field does not take its value.
   """
-  _check(VARIANTS, name, overrides)
-  return VARIANTS[name](num_classes=num_classes, **overrides)
+  return _named(VARIANTS, name)(num_classes=num_classes, **overrides)
 
 
-def encoder(
-  name: str,
-  *,
-  vocab_size: int,
-  max_length: int,
-  segments: int = 0,
-  features_dim: int = 0,
-  **overrides: Any,
-) -> TextModel:
+def encoder(name: str, *, vocab_size: int, max_length: int, **overrides: Any) -> TextModel:
   """Builds the named encoder of text, one of `ENCODERS`; errors are those of `build`.
 
-  The first arguments are as in `TextModel`; `overrides` replace any option of the encoder.
+  The arguments are as in `TextModel`; `overrides` replace any field of the encoder.
   """
-  _check(ENCODERS, name, overrides)
-  sizes = dict(vocab_size=vocab_size, max_length=max_length)
-  return ENCODERS[name](**sizes, segments=segments, features_dim=features_dim, **overrides)
+  return _named(ENCODERS, name)(vocab_size=vocab_size, max_length=max_length, **overrides)
 
 
-def operator(
-  name: str, *, grid: tuple[int, ...], inputs: int = 1, outputs: int = 1, **overrides: Any
-) -> Operator:
+def operator(name: str, *, grid: tuple[int, ...], **overrides: Any) -> Operator:
   """Builds the named model of an operator, one of `OPERATORS`; errors are those of `build`.
 
-  The first arguments are as in `Operator`; `overrides` replace any option of the model but those
-  that it does not read.
+  `overrides` replace any field of `Operator` or of the model but those that it does not read.
   """
-  _check(OPERATORS, name, overrides)
-  if not (isinstance(grid, tuple | list) and all(hasattr(n, "__index__") for n in grid)):
-    raise UserError(f"grid is {grid!r}; allowed: the points of each axis, as (64,) or (85, 85)")
-  model = OPERATORS[name](grid=tuple(grid), inputs=inputs, outputs=outputs, **overrides)
+  model = _named(OPERATORS, name)(grid=tuple(grid), **overrides)
   for field in overrides:
     if by := model.unread.get(field):
       why = f"which {name} with model.{by}={getattr(model, by)!r} does not read"
@@ -101,18 +89,16 @@ def operator(
 
 
 def operator_axes(name: str) -> tuple[int, ...]:
-  """How many axes the functions of the named operator may have; a UserError if it is unknown."""
-  _fields(OPERATORS, name)
-  return OPERATORS[name].keywords.get("axes", Operator.axes)
+  """How many axes the functions of the named operator may have."""
+  return _named(OPERATORS, name).keywords.get("axes", Operator.axes)
 
 
 def translator(name: str, *, vocab_size: int, max_length: int, **overrides: Any) -> Translator:
   """Builds the named encoder and decoder, one of `TRANSLATORS`; errors are those of `build`.
 
-  The first arguments are as in `Translator`; `overrides` replace any of its options.
+  The arguments are as in `Translator`; `overrides` replace any of its fields.
   """
-  _check(TRANSLATORS, name, overrides)
-  return TRANSLATORS[name](vocab_size=vocab_size, max_length=max_length, **overrides)
+  return _named(TRANSLATORS, name)(vocab_size=vocab_size, max_length=max_length, **overrides)
 
 
 def image_size(name: str) -> int:
@@ -120,19 +106,7 @@ def image_size(name: str) -> int:
   return _IMAGE_SIZES.get(name, 224)
 
 
-def _fields(variants: Mapping[str, Callable], name: str) -> dict[str, Any]:
+def _named(variants: Mapping[str, Callable], name: str) -> Callable:
   if name not in variants:
-    makers = {"build": VARIANTS, "encoder": ENCODERS}
-    makers |= {"operator": OPERATORS, "translator": TRANSLATORS}
-    for maker, others in makers.items():
-      if name in others:
-        raise UserError(f"model.name is {name!r}, a model that `models.{maker}` builds")
-    raise UserError(f"model.name is {name!r}; {options.told_names(name, variants)}")
-  return {field: option.default for field, option in options.of(variants[name]).items()}
-
-
-def _check(variants: Mapping[str, Callable], name: str, overrides: Mapping[str, Any]) -> None:
-  known = _fields(variants, name)
-  for field in overrides:
-    if field not in known:
-      raise UserError(f"model.{field} is no field of {name}; it has {', '.join(known)}")
+    raise UserError(f"model.name is {name!r}; {options.allowed_names(name, variants)}")
+  return variants[name]

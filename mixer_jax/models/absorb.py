@@ -25,29 +25,12 @@ expect a few per cent of the time at most.
 
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mixer_jax.models import blocks, resmlp
+from mixer_jax.models import blocks, layers, resmlp
 
 Params = dict[str, Any]
-
-
-class TokenAffine(nn.Module):
-  """y = x * scale (if `use_scale`) + bias, the bias of each token its own; as in `layers`."""
-
-  use_scale: bool = True
-  dtype: Any = "float32"
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps [batch, tokens, channels] to the same shape."""
-    own = lambda name, start, shape: self.param(name, start, shape, jnp.float32).astype(self.dtype)
-    if self.use_scale:
-      x = x * own("scale", nn.initializers.ones, x.shape[-1:])
-    return x + own("bias", nn.initializers.zeros, x.shape[1:])
 
 
 class _Absorbed:
@@ -64,7 +47,8 @@ class _Absorbed:
     if self._stays(name):
       return super()._scaled(y, name)
     linear = self.patch_communication == "linear"
-    return TokenAffine(linear, self.dtype, name="token_affine")(y)
+    # Each token has a bias of its own.
+    return layers.Affine(1.0 if linear else None, 2, self.dtype, name="token_affine")(y)
 
   def _stays(self, name: str) -> bool:
     return self.patch_communication == "mlp" and name in ("norm1", "layer_scale_1")
@@ -95,17 +79,15 @@ class AbsorbedResMlp(resmlp.ResMlp, kw_only=True):
     """As `resmlp.ResMlp` does.
 
     Raises:
-      ValueError: train is True, or the images are not of image_size.
+      ValueError: the images are not of image_size.
     """
-    if train:
-      raise ValueError("train is True; a model with absorbed affine layers is for inference only")
     if self.image_size not in (None, images.shape[1:3]):
       height, width = self.image_size
       raise ValueError(f"images have shape {images.shape}; known: [batch, {height}, {width}, 3]")
-    return super().__call__(images)
+    return super().__call__(images, train=train)
 
   def pool(self, x: jax.Array) -> jax.Array:
-    return self._pooled(x)
+    return self._pooled(x)  # the last Aff is in the head
 
 
 def absorb_affine(
@@ -115,19 +97,16 @@ def absorb_affine(
 
   Args:
     model: a ResMLP with normalization "affine".
-    params: its parameters, NumPy or JAX arrays; scanned blocks come out unrolled.
-    image_size: height and width of the images; needed, and used, only if patches communicate by
-      convolutions, whose zero padding it places.
+    params: its parameters, with a head; scanned blocks come out unrolled.
+    image_size: height and width of the images; used only where patches communicate by convolutions,
+      whose zero padding it places.
 
   Returns:
     A model and its parameters (NumPy, float32) with the outputs of the given ones.
 
   Raises:
-    ValueError: LayerNorm, which no linear layer can absorb, no head to absorb the last Aff, or no
-      image_size where it is needed.
+    ValueError: LayerNorm, which no linear layer can absorb, or no image_size where it is needed.
   """
-  if not model.num_classes:
-    raise ValueError("num_classes is 0; the last Aff needs a head that absorbs it")
   if model.normalization != "affine":
     raise ValueError(f"normalization is {model.normalization!r}; only 'affine' can be absorbed")
   kind, grid = model.patch_communication, None

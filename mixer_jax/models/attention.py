@@ -1,10 +1,11 @@
-"""Attention over the points of a function: Galerkin and Fourier type, and two with a softmax.
+"""Attention: of Transformers, and over the points of a function (Galerkin, Fourier and others).
 
-Cao, "Choose a Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.14995.
+Vaswani et al., "Attention is all you need", 2017, https://arxiv.org/abs/1706.03762; Cao, "Choose a
+Transformer: Fourier or Galerkin", NeurIPS 2021, https://arxiv.org/abs/2105.14995.
 """
 
 import math
-from typing import Any
+from typing import Any, Callable
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,44 @@ KINDS = {"galerkin": ("k", "v"), "fourier": ("q", "k")}
 KINDS |= {"softmax": ("q", "k"), "linear": ("k", "v")}
 SOFTMAX_FREE = ("galerkin", "fourier")
 _SOWN = {"q": "queries", "k": "keys", "v": "values"}
+
+
+class Attention(nn.Module):
+  """Multi-head softmax attention from tokens to others, or to themselves; the softmax is float32."""
+
+  num_heads: int
+  channels: int
+  kernel_init: Callable
+  dropout_rate: float = 0.0
+  dtype: Any = "float32"
+
+  def setup(self):
+    if self.channels % self.num_heads:
+      raise ValueError(f"num_heads {self.num_heads} does not divide the {self.channels} channels")
+    dense = lambda: layers.Dense(self.channels, kernel_init=self.kernel_init, dtype=self.dtype)
+    self.query, self.key, self.value, self.out = dense(), dense(), dense(), dense()
+    self.dropout = layers.Dropout(self.dropout_rate, name="Dropout_0")
+
+  def keys_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two arrays [..., m, heads, channels / heads] of x, [..., m, channels]."""
+    return self._split(self.key(x)), self._split(self.value(x))
+
+  def __call__(
+    self, x: jax.Array, keys_values: Any, mask: jax.Array, *, train: bool = False
+  ) -> jax.Array:
+    """Maps x, [..., n, channels], to the same shape: softmax(q k^T / sqrt(d)) v of each head.
+
+    `mask`, True for a key that counts, broadcasts to [..., heads, n, m]. Weights are dropped if
+    `train`.
+    """
+    q, (k, v) = self._split(self.query(x)), keys_values
+    scores = jnp.einsum("...nhd,...mhd->...hnm", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, jnp.finfo(scores.dtype).min)
+    weights = self.dropout(nn.softmax(scores), deterministic=not train).astype(v.dtype)
+    return self.out(jnp.einsum("...hnm,...mhd->...nhd", weights, v).reshape(x.shape))
+
+  def _split(self, x: jax.Array) -> jax.Array:
+    return x.reshape(*x.shape[:-1], self.num_heads, self.channels // self.num_heads)
 
 
 class OperatorAttention(nn.Module):
@@ -64,7 +103,7 @@ class OperatorAttention(nn.Module):
     The "queries", "keys" and "values" [batch, tokens, heads, channels / heads] are sown into
     "intermediates", after their LayerNorms, without positions: each column is a function.
 
-    A ValueError for an unknown kind, or if num_heads does not divide the channels.
+    A ValueError is raised if num_heads does not divide the channels.
 
     Args:
       positions: [batch or 1, tokens, p], coordinates prepended to the queries, keys and values of
@@ -72,9 +111,7 @@ class OperatorAttention(nn.Module):
       mask: [batch, tokens], True for a real token; others influence none and do not count in n.
     """
     dim, heads = x.shape[-1], self.num_heads
-    if self.kind not in KINDS:
-      raise ValueError(f"kind of attention is {self.kind!r}; known: {', '.join(KINDS)}")
-    if heads < 1 or dim % heads:
+    if dim % heads:
       raise ValueError(f"num_heads {heads} does not divide the {dim} channels")
 
     def project(name):
@@ -107,7 +144,7 @@ class OperatorAttention(nn.Module):
       return jnp.einsum("bhnm,bmhe->bnhe", weights, v)
     if self.kind == "linear":
       q, k = _softmax(q, -1), _softmax(k, 1, real)
-    elif mask is not None:  # these kinds are linear in the keys: none, no influence
+    elif mask is not None:  # these kinds are linear in the keys: a zero key changes nothing
       k = jnp.where(real, k, 0)
     k = k / n
     if self.kind == "fourier":

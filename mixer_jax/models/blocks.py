@@ -29,12 +29,18 @@ def fields_of(model: nn.Module, block: type[nn.Module]) -> dict[str, Any]:
 
 
 def apply(
-  model: Any, block: type, x: jax.Array, *shared: Any, drop_rates: list, train: bool, **own: Any
+  model: Any,
+  block: type,
+  x: jax.Array,
+  *shared: Any,
+  train: bool,
+  drop_rates: list[float] | None = None,
+  **own: Any,
 ) -> jax.Array | list[jax.Array]:
   """Applies equal blocks to x, in the compact method of a model.
 
-  The result is that of the last block; of a model with `feature_blocks` it is a list, the results
-  of these blocks.
+  Returns the result of the last block or, for a model with `feature_blocks`, the list of the
+  results of these blocks.
 
   The model's `remat` keeps only each block's input for the backward pass, which computes the rest
   again (Chen et al., 2016, https://arxiv.org/abs/1604.06174). Its `scan_blocks` loops over one
@@ -46,10 +52,12 @@ def apply(
     block: class of the blocks, one of `SCANNABLE`.
     x: tokens, [batch, tokens, channels]; each block returns the same shape.
     *shared: further arguments of all blocks, after x.
-    drop_rates: of stochastic depth, one a block; they act if `train`.
+    train: whether to drop.
+    drop_rates: of stochastic depth, one for each block; None: the model's rate for all.
     **own: fields of the blocks that the model does not have.
   """
   fields, remat, scan = fields_of(model, block) | own, model.remat, model.scan_blocks
+  drop_rates = [model.stochastic_depth] * model.num_blocks if drop_rates is None else drop_rates
 
   def call(module: nn.Module, x: jax.Array, rate: Any) -> jax.Array:
     run = lambda module, x: module(x, *shared, drop_rate=rate, train=train)
@@ -57,25 +65,21 @@ def apply(
     return nn.remat(run, prevent_cse=not scan)(module, x) if remat else run(module, x)
 
   name, chosen = block.__name__, getattr(model, "feature_blocks", ())
-  if not scan or not drop_rates:
-    each = []
-    for i, rate in enumerate(drop_rates):
-      x = call(block(**fields, name=f"{name}_{i}"), x, rate)
-      each.append(x)
-    return [each[i] for i in chosen] if chosen else x
   drops = any(drop_rates)  # a known rate of zero needs no random numbers
 
   def step(module, x, rate):
     x = call(module, x, rate if drops else 0.0)
     return x, x if chosen else None
 
-  loop = nn.scan(
-    step,
-    variable_axes={"params": 0, "intermediates": 0},
-    split_rngs={"params": True, "dropout": True},
-    length=len(drop_rates),
-  )
-  x, each = loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))
+  each = []
+  if scan and drop_rates:
+    axes = dict(variable_axes={"params": 0, "intermediates": 0}, length=len(drop_rates))
+    loop = nn.scan(step, split_rngs={"params": True, "dropout": True}, **axes)
+    x, each = loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))
+  else:
+    for i, rate in enumerate(drop_rates):
+      x = call(block(**fields, name=f"{name}_{i}"), x, rate)
+      each.append(x)
   return [each[i] for i in chosen] if chosen else x
 
 

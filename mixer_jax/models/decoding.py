@@ -1,7 +1,4 @@
-"""Greedy and beam search over a function that gives the next token's logits.
-
-`Translator.step` is such a function with a cache, see `translate`; any other will do.
-"""
+"""Beam search over a function that gives the next token's logits, as `Translator.step` does."""
 
 import functools
 from typing import Any, Callable, NamedTuple
@@ -17,7 +14,7 @@ Step = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 
 
 class Special(NamedTuple):
-  """The ids of a vocabulary that are no words."""
+  """The ids of a vocabulary that do not stand for words."""
 
   bos: int
   eos: int
@@ -29,7 +26,7 @@ class Hypotheses(NamedTuple):
 
   Attributes:
     ids: [batch, beams, length], int32, padded after eos; the first token, bos, is left out.
-    scores: [batch, beams], log-probability over length penalty; -inf: no such sequence was found.
+    scores: [batch, beams], log-probability over length penalty; -inf where no sequence was found.
   """
 
   ids: jax.Array
@@ -39,29 +36,6 @@ class Hypotheses(NamedTuple):
 def penalty(length: Any, alpha: Any) -> jax.Array:
   """((5 + length) / 6)^alpha of a length that counts eos (Wu et al., 2016, GNMT, Equation 14)."""
   return ((5.0 + length) / 6.0) ** alpha
-
-
-def greedy(
-  step: Step, cache: Any, batch: int, *, length: int, special: Special, alpha: Any = 0.0
-) -> Hypotheses:
-  """The likeliest token at each place, [batch, 1, ...]; else as `beam_search`."""
-
-  def advance(state):
-    t, ids, scores, done, cache = state
-    last = jnp.where(t == 0, special.bos, ids[:, t - 1])
-    logits, cache = step(last[:, None], t, cache)
-    log_probs = _allowed(logits[:, 0], t, length, special)
-    best = jnp.argmax(log_probs, axis=-1)
-    gain = jnp.take_along_axis(log_probs, best[:, None], axis=-1)[:, 0]
-    ids = ids.at[:, t].set(jnp.where(done, special.pad, best))
-    scores = scores + jnp.where(done, 0.0, gain)
-    return t + 1, ids, scores, done | (best == special.eos), cache
-
-  ids = jnp.full((batch, length), special.pad, jnp.int32)
-  start = 0, ids, jnp.zeros(batch), jnp.zeros(batch, bool), cache
-  _, ids, scores, _, _ = jax.lax.while_loop(lambda s: ~s[3].all(), advance, start)
-  scores = scores / penalty((ids != special.pad).sum(axis=1), alpha)
-  return Hypotheses(ids[:, None], scores[:, None])
 
 
 class _Search(NamedTuple):
@@ -81,8 +55,8 @@ def beam_search(
   Each step extends the live hypotheses by every token and ranks the results by log-probability. One
   of the first `beams` that ends with eos is finished and kept with its score; the first others
   stay live. The search of an example ends when `beams` are finished, or when no live one can score
-  more than the best; its result does not depend on the rest of the batch. At the last place eos
-  alone is allowed, so that every result ends. With one beam this is greedy search.
+  more than the best; its result does not depend on the rest of the batch. At the last place only
+  eos is allowed, so that every result ends. With one beam this is greedy search.
 
   Args:
     step: see `Step`. Places are 0, 1, ...; the token at 0 is bos.
@@ -163,9 +137,9 @@ def translate(
 ) -> Hypotheses:
   """Translations of sources [batch, n] by a `Translator`; compiled once for each shape and length.
 
-  The devices of a mesh each search for their part of the batch, which they must divide, and wait
-  for no other one: XLA would gather all scores before each `top_k`. Other arguments are those of
-  `beam_search`; one beam is `greedy`. A ValueError if there are more tokens than the model's
+  Each device of a mesh searches for its part of the batch without waiting for the others (XLA would
+  gather all scores before each `top_k`); the number of devices has to divide the batch. Other
+  arguments are those of `beam_search`. Raises a ValueError if `length` is more than the model's
   max_length.
   """
 
@@ -173,10 +147,7 @@ def translate(
     sizes = dict(beams=beams, length=length)
     memory, cache = model.apply(variables, ids, mask, **sizes, method="start")
     step = lambda ids, t, cache: model.apply(variables, ids, t, memory, cache, method="step")
-    options = dict(length=length, special=special, alpha=alpha)
-    if beams == 1:
-      return greedy(step, cache, len(ids), **options)
-    return beam_search(step, cache, len(ids), beams=beams, **options)
+    return beam_search(step, cache, len(ids), **sizes, special=special, alpha=alpha)
 
   if mesh is not None:
     whole, rows = PartitionSpec(), PartitionSpec(mesh.axis_names)

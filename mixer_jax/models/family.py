@@ -1,8 +1,7 @@
-"""Facts that a family of models states about itself, and the model that the families share."""
+"""What families of models share: types of options, the model of images, roles of layers."""
 
 import dataclasses
 import functools
-import re
 from typing import Annotated, Any, Callable, Mapping
 
 import flax.linen as nn
@@ -13,40 +12,36 @@ from mixer_jax import options
 from mixer_jax.models import layers
 from mixer_jax.options import Option, one_of
 
-# Larger values are mistakes, and would take hours or all memory to fail.
-SIDE = 2**14  # of an image, in pixels
-WIDTH = 10**6  # of a layer
-_DEPTH = 1000  # blocks
-_HIGHEST_RATE = 0.999
-
 # Types of options.
-width = lambda text, least=1: Annotated[int, Option(text, least, WIDTH)]
-rate = lambda text: Annotated[float, Option(text, 0, _HIGHEST_RATE)]
+width = lambda text, least=1: Annotated[int, Option(text, least)]
+rate = lambda text: Annotated[float, Option(text, 0, 0.999)]  # kept values are divided by 1 - rate
 
-# Fields that not all families have, or with other defaults.
+# Fields that not all families have, or that have other defaults there.
 MlpDim = width("hidden width of the MLP over channels")
 DropoutRate = rate("dropout in the MLPs")
 Epsilon = Annotated[float, Option("epsilon of LayerNorm", 0)]
 Gelu = one_of('"tanh" as in Google\'s code, "exact" as in timm', layers.GELUS)
 _REMAT = "compute each block again in the backward pass: saves memory (on a CPU if scanned)"
-NumBlocks = Annotated[int, Option("number of blocks", 0, _DEPTH)]
+NumBlocks = Annotated[int, Option("number of blocks", 0)]
 Remat = Annotated[bool, Option(_REMAT, free=True)]
 ScanBlocks = Annotated[bool, Option("loop over one program of a block: compiles faster")]
 StochasticDepth = rate("drop rate of residual branches, for whole examples")
 Dtype = one_of("type of the computation; parameters are float32", ("float32", "bfloat16"))
 
 
-def check(module: nn.Module) -> None:
-  """Raises a UserError for a field of a module with another value than its option allows."""
-  for name, option in options.of(type(module)).items():
-    option.check(f"model.{name}", getattr(module, name))
+class Checked(nn.Module):
+  """A module that raises a UserError for a field with a value that its option does not allow."""
+
+  def __post_init__(self):
+    for name, option in options.of(type(self)).items():
+      option.check(f"model.{name}", getattr(self, name))
+    super().__post_init__()
 
 
-class Stack(nn.Module):
-  """Equal blocks and a normalisation: the part that models of images and of text share.
+class Stack(Checked):
+  """Equal blocks and a normalisation: what models of images, text and functions share.
 
-  `blocks.stacked` says how the parameters of scanned blocks are laid out. A UserError if a field
-  has a value that its option does not allow.
+  `blocks.stacked` says how the parameters of scanned blocks are laid out.
   """
 
   hidden_dim: width("channels of a token")
@@ -58,13 +53,20 @@ class Stack(nn.Module):
   scan_blocks: ScanBlocks = False
   dtype: Dtype = "float32"
   last_norm = "norm"  # the name of the layer after the blocks
+  max_tokens = 0  # size of matrices over tokens; 0: as many as there are
 
-  def __post_init__(self):
-    check(self)
-    super().__post_init__()
+  def mix(
+    self, x: jax.Array, train: bool, mask: jax.Array | None = None, grid: tuple[int, ...] = ()
+  ) -> Any:
+    """Applies the blocks to tokens [batch, tokens, channels].
+
+    `mask` [batch, tokens] is True for a real token; `grid` has the rows and columns of an image's
+    tokens. With `feature_blocks` the result is a list of arrays, as of `blocks.apply`.
+    """
+    raise NotImplementedError
 
   def pool(self, x: jax.Array) -> jax.Array:
-    """The normalised tokens [batch, any, channels]; the head sees their mean."""
+    """Normalises tokens: [batch, tokens, channels] to [batch, any, channels]."""
     epsilon = self.layer_norm_epsilon
     return nn.LayerNorm(epsilon=epsilon, dtype=self.dtype, name=self.last_norm)(x)
 
@@ -72,25 +74,25 @@ class Stack(nn.Module):
 class Model(Stack, kw_only=True):
   """Image patches, blocks, a normalisation, the mean over tokens, a head.
 
-  A family has its blocks in `mix`. With num_classes=0 there is no head: the mean is the output. With
-  `feature_blocks`, numbers of blocks from 0 in rising order, the last block among them, the outputs
-  are grids of tokens after these blocks, for decoders of pixels.
+  With num_classes=0 there is no head: the mean is the output. `feature_blocks` are numbers of
+  blocks, from 0, in rising order, with the last block among them: then the outputs are the grids of
+  tokens after these blocks, for decoders of pixels.
   """
 
   num_classes: int
   feature_blocks: tuple[int, ...] = ()
-  patch_size: Annotated[int, Option("side of a square patch in pixels", 1, SIDE)]
+  patch_size: Annotated[int, Option("side of a square patch in pixels", 1)]
   head_init = staticmethod(nn.initializers.zeros)
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
 
-    Without a head: to features [batch, hidden_dim], float32; with `feature_blocks` to a list of
-    [batch, rows, columns, hidden_dim], the last one normalised as a head would see it. Tokens are
-    rows of patches from the top, each from the left; after the last block they are sown as "tokens"
+    Without a head the output is the features [batch, hidden_dim], float32; with `feature_blocks` it
+    is a list of [batch, rows, columns, hidden_dim], the last one normalised. Tokens are rows of
+    patches from the top, each from the left. Those after the last block are sown as "tokens"
     [batch, tokens, channels] into the collection "intermediates". The head starts as `head_init`
-    has it: at zero, hence at the uniform prediction, as the published Mixer. A ValueError if
+    has it: zero, hence uniform predictions, as in the published Mixer. A ValueError is raised if
     `patch_size` does not divide the images.
     """
     side, (height, width) = self.patch_size, images.shape[1:3]
@@ -100,7 +102,7 @@ class Model(Stack, kw_only=True):
     x = nn.Conv(self.hidden_dim, **patches, dtype=self.dtype, name="stem")(images)
     x = x.reshape(len(x), -1, self.hidden_dim)
     grid = height // side, width // side
-    x = self.mix(x, grid, train)
+    x = self.mix(x, train, grid=grid)
     if self.feature_blocks:
       return self._grids(x, grid)
     self.sow("intermediates", "tokens", x)
@@ -108,10 +110,6 @@ class Model(Stack, kw_only=True):
     if not self.num_classes:
       return x
     return nn.Dense(self.num_classes, kernel_init=self.head_init, name="head")(x)
-
-  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> Any:
-    """Applies the blocks to tokens [batch, tokens, channels], `grid` rows and columns of them."""
-    raise NotImplementedError
 
   def _grids(self, each: list[jax.Array], grid: tuple[int, int]) -> list[jax.Array]:
     last = self.pool(each[-1])
@@ -130,50 +128,30 @@ class Layer:
   """The role of a layer."""
 
   kind: str  # one of `LAYER_KINDS`
-  # Meaning of the axes of a kernel over tokens: "in" and "out" (tokens) or "hidden"; () if there
-  # are none, or if they fit any number of tokens. A bias has the last axis.
+  # What the axes of a kernel over tokens are: "in" and "out" (tokens) or "hidden"; () if there are
+  # none, or if they fit any number of tokens. A bias has the last axis.
   token_axes: tuple[str, ...] = ()
 
 
-STEM, HEAD, NORM = Layer("stem"), Layer("head"), Layer("norms")
-TOKENS, CHANNELS = Layer("token_mixing"), Layer("channel_mixing")
+STEM, TOKENS = Layer("stem"), Layer("token_mixing")
 TOKENS_IN = Layer("token_mixing", ("in", "hidden"))
 TOKENS_OUT = Layer("token_mixing", ("hidden", "out"))
 TOKENS_SQUARE = Layer("token_mixing", ("in", "out"))
-# Layers of all families.
-_NORMS = dict.fromkeys(("norm", "stem_norm", "pre_head_layer_norm"), NORM)
-COMMON = {"stem": STEM, "head": HEAD, **_NORMS}
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
   """A family of models."""
 
-  variants: Mapping[str, Callable[..., Any]]  # models by name, ready but for `num_classes`
-  # Roles by path, beside `COMMON`, without the numbers of blocks: "MixerBlock/LayerNorm_0". A role
-  # holds for the layers below, unless they have one of their own.
+  variants: Mapping[str, Callable[..., Any]]  # by name; what they lack depends on the task
+  # Roles of stems and of layers over tokens by path, without numbers of blocks, as
+  # "MixerBlock/token_mixing". A role holds for the layers below, unless they have one of their own.
+  # Norms and heads are known by their names; all other layers mix channels.
   layers: Mapping[str, Layer]
   # Side in pixels of the images that a variant is meant for, where it is not 224.
   image_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  # Ends of the paths of parameters that weight decay of "kernels" acts on.
-  decayed: tuple[str, ...] = ("kernel",)
 
 
 def variants(cls: type, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Callable[..., Any]]:
   """The models of a class by name, from the values of their fields."""
   return {name: functools.partial(cls, **values) for name, values in fields.items()}
-
-
-def role(table: Mapping[str, Layer], path: str) -> Layer | None:
-  """The role, by `Family.layers`, of a parameter as "MixerBlock_0/LayerNorm_0/scale"; or None.
-
-  Scanned blocks are "MixerBlocks". A model inside another module stands below "encoder", if it is
-  of text, or "backbone", if it is of images.
-  """
-  path = re.sub(r"^(encoder|backbone)/", "", path)
-  path = re.sub(r"^(\w+Block)(s|_\d+)/", r"\1/", path)
-  while "/" in path:
-    path = path.rpartition("/")[0]
-    if path in table:
-      return table[path]
-  return None

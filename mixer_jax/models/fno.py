@@ -4,14 +4,13 @@ Li et al., ICLR 2021, https://arxiv.org/abs/2010.08895, as in its code of August
 fourier_neural_operator, fd7b0de): GELU, and zeros beyond the end of a domain that is not periodic.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import family, operator_model, spectral
-from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option
 
 _PADDING = "points of zeros after the last of each axis, on the training grid"
@@ -29,38 +28,28 @@ def _uniform(scale: float) -> nn.initializers.Initializer:
 class Fno(operator_model.Operator, kw_only=True):
   """A layer over values and positions, spectral convolutions with GELU between them, a hidden layer.
 
-  Every grid of enough points for the modes will do. The zeros take the same part of each.
+  The model takes every grid of enough points for the modes; the zeros are the same part of each.
   """
 
   hidden_dim: family.width("channels of a point")
   num_blocks: family.NumBlocks = 4
   modes: operator_model.Modes
   mlp_dim: family.width("hidden width after spectral convolutions") = 128
-  padding: Annotated[int, Option(_PADDING, 0, family.SIDE)] = 0
+  padding: Annotated[int, Option(_PADDING, 0)] = 0
+  periodic = {"dirichlet": False, "padding": 0}
 
   def __post_init__(self):
     super().__post_init__()
     self.check_modes(self.modes, self.padding)
-
-  @property
-  def needs_ends(self) -> tuple[str, Any] | None:
-    return super().needs_ends or (("padding", 0) if self.padding else None)
 
   def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     grid = values.shape[1:-1]
     x = self.dense(self.hidden_dim, operator_model.with_positions(values, positions), "stem")
     more = [(0, round(self.padding * n / own)) for n, own in zip(grid, self.grid)]
     x = jnp.pad(x, [(0, 0), *more, (0, 0)])
-    if spectral.too_small(padded := x.shape[1:-1], self.modes) and padded != grid:
-      least = shown(spectral.smallest_grid(self.modes, len(grid)))
-      raise ValueError(
-        f"{shown(grid)} points, {shown(padded)} with padding, are too few for {self.modes} modes;"
-        f" allowed: {least} or more with padding"
-      )
     start = _uniform(self.hidden_dim**-2)
     for i in range(self.num_blocks):
-      last = i == self.num_blocks - 1
-      activation = (lambda x: x) if last else _gelu
+      activation = _gelu if i < self.num_blocks - 1 else lambda x: x
       sizes = (self.hidden_dim, self.modes, start, activation)
       x = spectral.SpectralBlock(*sizes, dtype=self.dtype, name=f"SpectralBlock_{i}")(x)
     x = x[(slice(None), *map(slice, grid))]

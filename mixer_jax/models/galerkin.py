@@ -7,7 +7,7 @@ the kind of attention (there it is 0.1 around softmax and linear); the coarse gr
 the training grid at any resolution.
 """
 
-from typing import Annotated, Any, Mapping
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -42,7 +42,7 @@ _GAIN = "gain of Xavier's law at the start of queries, keys, values; None: publi
 
 
 class GalerkinBlock(nn.Module):
-  """Attention, then an MLP with ReLU, each residual; LayerNorms are inside the attention alone."""
+  """Attention, then an MLP with ReLU, each residual; only the attention has LayerNorms."""
 
   ffn_dim: int
   num_heads: int
@@ -59,20 +59,13 @@ class GalerkinBlock(nn.Module):
   ) -> jax.Array:
     """Maps x, [batch, points, channels], to the same shape.
 
-    `positions` are [1, points, axes]. `drop_rate` of stochastic depth, a number, and dropout act if
-    `train`, dropout after the ReLU as well.
+    `positions` are [1, points, axes]. If `train`, stochastic depth at `drop_rate`, a number, and
+    dropout act, dropout after the ReLU as well.
     """
     drop = lambda y: layers.Dropout(self.dropout_rate, deterministic=not train)(y)
     depth = lambda y: layers.StochasticDepth(rescale=True)(drop(y), drop_rate, train=train)
-    fields = dict(
-      init_gain=self.init_gain,
-      init_diagonal=self.init_diagonal,
-      norm_epsilon=self.layer_norm_epsilon,
-      uniform_out=True,
-      dtype=self.dtype,
-      name="attention",
-    )
-    attend = attention.OperatorAttention(self.attention, self.num_heads, **fields)
+    fields = (self.init_gain, self.init_diagonal, self.layer_norm_epsilon, True, self.dtype)
+    attend = attention.OperatorAttention(self.attention, self.num_heads, *fields, name="attention")
     x = x + depth(attend(x, positions))
     dense = lambda n, y: layers.Dense(n, dtype=self.dtype, **layers.uniform_start(y.shape[-1]))(y)
     y = drop(nn.relu(dense(self.ffn_dim, x)))
@@ -82,7 +75,7 @@ class GalerkinBlock(nn.Module):
 class Galerkin(operator_model.Decoded, kw_only=True):
   """Features, attention over the points of a grid, a decoder.
 
-  Every grid will do, but for a grid of too few points for the decoder's modes. With the extractor
+  Every grid is taken that has enough points for the decoder's modes. With the extractor
   "cnn" attention is on `coarse` points along each axis; their positions are interpolated.
   """
 
@@ -100,42 +93,21 @@ class Galerkin(operator_model.Decoded, kw_only=True):
   activation: one_of("activation of the convolutions to a coarser grid", tuple(_ACTIVATIONS)) = (
     "relu"
   )
-  coarse: Annotated[int, Option("points along each axis of the coarser grid", 2, 2**14)] = 43
+  coarse: Annotated[int, Option("points along each axis of the coarser grid", 2)] = 43
   refine: Annotated[bool, Option(_REFINE)] = True
   remat: family.Remat = False
   scan_blocks: family.ScanBlocks = False
+  periodic = {"dirichlet": False, "extractor": "linear"}
+  unread_with = operator_model.Decoded.unread_with | {
+    ("extractor", "linear"): ("coarse", "activation", "refine")
+  }
 
   def __post_init__(self):
     super().__post_init__()
-    if self.hidden_dim % self.num_heads:
-      raise UserError(
-        f"model.num_heads is {self.num_heads}; allowed: divisors of hidden_dim {self.hidden_dim}"
-      )
     if self.extractor == "cnn" and min(self.grid) < self.coarse:
       raise UserError(
         f"model.coarse is {self.coarse}; allowed: 2 to the {shown(self.grid)} points of the grid"
       )
-    if self.extractor == "cnn" and self.hidden_dim < 3:
-      why = "its three convolutions have a third of the features each"
-      raise UserError(
-        f"model.hidden_dim is {self.hidden_dim}; allowed with a cnn: 3 or more: {why}"
-      )
-    if self.on_coarse and self.decoder == "spectral":
-      raise UserError('model.refine is False; allowed: True, or decoder "pointwise"')
-
-  @property
-  def on_coarse(self) -> bool:
-    """Whether the decoder works on the coarse grid."""
-    return self.extractor == "cnn" and not self.refine
-
-  @property
-  def needs_ends(self) -> tuple[str, Any] | None:
-    return super().needs_ends or (("extractor", "linear") if self.extractor == "cnn" else None)
-
-  @property
-  def unread(self) -> Mapping[str, str]:
-    fields = ("coarse", "activation", "refine") if self.extractor == "linear" else ()
-    return {**super().unread, **dict.fromkeys(fields, "extractor")}
 
   def attention_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
     return (self.coarse,) * len(grid) if self.extractor == "cnn" else grid
@@ -153,9 +125,8 @@ class Galerkin(operator_model.Decoded, kw_only=True):
       x = self.dense(self.hidden_dim, x, "stem")
     x, grid = self.drop(x, train), x.shape[1:-1]
     places = interpolate.resize(positions[None], grid).reshape(1, -1, rank)
-    drops = [self.stochastic_depth] * self.num_blocks
     x = x.reshape(len(x), -1, self.hidden_dim)
-    x = blocks.apply(self, GalerkinBlock, x, places, drop_rates=drops, train=train)
+    x = blocks.apply(self, GalerkinBlock, x, places, train=train)
     x = x.reshape(len(x), *grid, self.hidden_dim)
     if self.extractor == "cnn":
       # The published grid on the way back has one point less, and none is between without one.
@@ -170,9 +141,6 @@ FAMILY = family.Family(
   layers={
     **operator_model.LAYERS,
     "GalerkinBlock/attention": family.TOKENS,
-    **{f"GalerkinBlock/attention/{name}_norm": family.NORM for name in "qkv"},
-    "GalerkinBlock/Dense_0": family.CHANNELS,
-    "GalerkinBlock/Dense_1": family.CHANNELS,
     "refinement": family.TOKENS,
   },
 )

@@ -22,12 +22,6 @@ GATINGS = {
   "split": lambda z, f: z * f,  # z and f of one half of the channels each
 }
 SPATIALS = ("dense", "toeplitz")
-Gating = one_of("how the projection over tokens gates the channels", tuple(GATINGS))
-_SPATIAL = "projection over tokens; Toeplitz: constant along diagonals (tMLP)"
-Spatial = one_of(_SPATIAL, SPATIALS)
-FfnDim = family.width("channels inside a block")
-GateEpsilon = Annotated[float, Option("epsilon of LayerNorm in the gates", 0)]
-AttentionDim = family.width("width of the tiny attention (aMLP: 64); 0: none", 0)
 
 # Table 1 of the paper; the `small` nets, of the size of `mixer_small`, are to
 # train from scratch on 32x32 images. At 224x224 and 1,000 classes gMLP-Ti, S and B
@@ -146,14 +140,14 @@ class SpatialGatingUnit(nn.Module):
 class GmlpBlock(nn.Module):
   """Channel expansion, GELU, spatial gating, and back; pre-normalised and residual.
 
-  The fields are as in `Gmlp`, and max_tokens, the longest sequence.
+  Fields are as in `GmlpStack`; `max_tokens` is as in `MixerBlock`.
   """
 
   ffn_dim: int
-  max_tokens: int
-  gating: Gating = "split"
-  spatial: Spatial = "dense"
-  attention_dim: AttentionDim = 0
+  max_tokens: int = 0
+  gating: str = "split"
+  spatial: str = "dense"
+  attention_dim: int = 0
   gelu: str = "exact"
   layer_norm_epsilon: float = 1e-6
   gate_epsilon: float = 1e-5
@@ -163,17 +157,15 @@ class GmlpBlock(nn.Module):
   def __call__(
     self, x: jax.Array, mask: jax.Array | None = None, *, drop_rate: Any = 0.0, train: bool = False
   ) -> jax.Array:
-    """Maps x, [batch, at most max_tokens tokens, channels], to the same shape.
+    """Maps x, [batch, tokens, channels], to the same shape.
 
     Args:
       mask: [batch, tokens], True for a real token; others influence no real one.
       drop_rate: of stochastic depth, a number; it acts if `train`, and needs the rng "dropout".
 
     Raises:
-      UserError: a field has another value than its option allows.
       ValueError: gating "split" has an odd ffn_dim, or there are too many tokens.
     """
-    family.check(self)  # models of text are built of blocks
     if self.gating == "split" and self.ffn_dim % 2:
       raise ValueError(f"ffn_dim is {self.ffn_dim}; gating 'split' needs an even one")
     dim = x.shape[-1]
@@ -184,41 +176,47 @@ class GmlpBlock(nn.Module):
       tiny = TinyAttention(self.attention_dim, width, dtype=self.dtype, name="tiny_attention")
       attention = tiny(y, mask)
     y = layers.gelu(layers.Dense(self.ffn_dim, dtype=self.dtype)(y), self.gelu)
-    fields = (self.max_tokens, self.gating, self.spatial, self.gate_epsilon, self.dtype)
+    fields = (
+      self.max_tokens or x.shape[1],
+      self.gating,
+      self.spatial,
+      self.gate_epsilon,
+      self.dtype,
+    )
     y = SpatialGatingUnit(*fields, name="spatial_gating")(y, mask, attention)
     y = layers.Dense(dim, dtype=self.dtype)(y)
     return x + layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
 
 
-class Gmlp(family.Model, kw_only=True):
+class GmlpStack(family.Stack, kw_only=True):
+  """The blocks of gMLPs of images, text and functions."""
+
+  ffn_dim: family.width("channels inside a block")
+  gating: one_of("how the projection over tokens gates the channels", tuple(GATINGS)) = "split"
+  spatial: one_of("projection over tokens; Toeplitz: constant along diagonals (tMLP)", SPATIALS) = (
+    "dense"
+  )
+  attention_dim: family.width("width of the tiny attention (aMLP: 64); 0: none", 0) = 0
+  gate_epsilon: Annotated[float, Option("epsilon of LayerNorm in the gates", 0)] = 1e-5
+
+  def mix(self, x: jax.Array, train: bool, mask: Any = None, grid: Any = ()) -> Any:
+    return blocks.apply(self, GmlpBlock, x, mask, train=train)
+
+
+class Gmlp(GmlpStack, family.Model, kw_only=True):
   """gMLP for images.
 
-  Stochastic depth has one rate for all blocks and rescales the branches that it keeps (timm's rule;
-  the paper gives but survival probabilities: Ti 1, S 0.95, B 0.8). The epsilons are timm's.
+  Stochastic depth has one rate for all blocks and rescales the branches that it keeps, as in timm;
+  the paper gives only survival probabilities (Ti 1, S 0.95, B 0.8). The epsilons are timm's.
   """
-
-  ffn_dim: FfnDim
-  gating: Gating = "split"
-  spatial: Spatial = "dense"
-  attention_dim: AttentionDim = 0
-  gate_epsilon: GateEpsilon = 1e-5
-
-  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
-    options = dict(drop_rates=[self.stochastic_depth] * self.num_blocks, train=train)
-    return blocks.apply(self, GmlpBlock, x, max_tokens=x.shape[1], **options)
 
 
 FAMILY = family.Family(
   variants=family.variants(Gmlp, _VARIANTS),
   layers={
-    "GmlpBlock/norm": family.NORM,
-    "GmlpBlock/Dense_0": family.CHANNELS,
     "GmlpBlock/tiny_attention": family.TOKENS,
     "GmlpBlock/spatial_gating": family.TOKENS,
-    "GmlpBlock/spatial_gating/norm": family.NORM,
     "GmlpBlock/spatial_gating/Dense_0": family.TOKENS_SQUARE,
-    "GmlpBlock/Dense_1": family.CHANNELS,
   },
   image_sizes={name: 32 for name in _VARIANTS if name.endswith("_small")},
-  decayed=("kernel", "diagonals"),
 )

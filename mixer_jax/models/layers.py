@@ -13,9 +13,7 @@ GELUS = ("tanh", "exact")
 
 
 def gelu(x: jax.Array, form: str) -> jax.Array:
-  """GELU, `form` "tanh" (Google's Mixer code) or "exact" (timm, deit); else a ValueError."""
-  if form not in GELUS:
-    raise ValueError(f"gelu is {form!r}; known: {', '.join(GELUS)}")
+  """GELU, `form` "tanh" (Google's Mixer code) or "exact" (timm, deit)."""
   return nn.gelu(x, approximate=form == "tanh")
 
 
@@ -126,29 +124,31 @@ class MlpBlock(nn.Module):
 
 
 class Affine(nn.Module):
-  """Aff of ResMLP: y = x * scale + bias per channel (TPAMI, Equation 1)."""
+  """y = x * scale + bias per channel: Aff of ResMLP (TPAMI, Equation 1), and parts of it.
 
+  Attributes:
+    scale_init: start of the scale; None means that there is no scale.
+    bias_axes: number of last axes over which the bias, 0 at first, has values of its own.
+  """
+
+  scale_init: float | None = 1.0
+  bias_axes: int = 1
   dtype: Any = "float32"
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps [..., channels] to the same shape; starts as the identity."""
-    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-    bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
-    return x.astype(self.dtype) * scale.astype(self.dtype) + bias.astype(self.dtype)
+    """Maps [..., channels] to the same shape; by default it starts as the identity."""
+    own = lambda *args: self.param(*args, jnp.float32).astype(self.dtype)
+    x = x.astype(self.dtype)
+    if self.scale_init is not None:
+      x = x * own("scale", nn.initializers.constant(self.scale_init), x.shape[-1:])
+    if self.bias_axes:
+      x = x + own("bias", nn.initializers.zeros, x.shape[-self.bias_axes :])
+    return x
 
 
-class LayerScale(nn.Module):
-  """y = x * scale per channel, `init` at first, at the end of a branch (Touvron et al., 2021)."""
-
-  init: float
-  dtype: Any = "float32"
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps [..., channels] to the same shape."""
-    scale = self.param("scale", nn.initializers.constant(self.init), (x.shape[-1],), jnp.float32)
-    return x.astype(self.dtype) * scale.astype(self.dtype)
+# At the end of a branch (Touvron et al., 2021).
+LayerScale = functools.partial(Affine, bias_axes=0)
 
 
 class StochasticDepth(nn.Module):

@@ -35,11 +35,9 @@ _VARIANTS = {
     patch_size=4, hidden_dim=256, num_blocks=8, tokens_mlp_dim=256, channels_mlp_dim=1024
   ),
 }
-_MIXERS = "an MLP over tokens, or attention without softmax"
-_DEPTH_RULE = "drop rate of the last block; grows linearly from 0 at the first"
-StochasticDepth = family.rate(_DEPTH_RULE)
-TokenMixer = one_of(_MIXERS, ("mlp", *attention.SOFTMAX_FREE))
-TokensMlpDim = family.width("hidden width of the MLP over tokens; attention has none")
+TokenMixer = one_of(
+  "an MLP over tokens, or attention without softmax", ("mlp", *attention.SOFTMAX_FREE)
+)
 NumHeads = family.width("heads of the attention; they divide hidden_dim")
 
 
@@ -52,8 +50,8 @@ def patch_centres(rows: int, columns: int) -> jax.Array:
 class MixerBlock(nn.Module):
   """Token mixing, then channel mixing, pre-normalised and residual.
 
-  Fields are as in `Mixer`, and `max_tokens`: size of the matrices over tokens, if not that of x; of
-  fewer tokens the leading part is used.
+  Fields are as in `Mixer`. `max_tokens` is the size of the matrices over tokens, 0 for that of x;
+  fewer tokens use the leading part.
   """
 
   tokens_mlp_dim: int
@@ -79,9 +77,9 @@ class MixerBlock(nn.Module):
     """Maps x, [batch, tokens, channels], to the same shape.
 
     `positions` [1, tokens, any] are for attention only. `mask` [batch, tokens] is True for a real
-    token; others influence no real one. `drop_rate` of stochastic depth, a number, and dropout act
-    on each of the two branches, if `train`. A ValueError for an unknown token_mixer, heads that do
-    not divide the channels, or too many tokens.
+    token; others influence no real one. If `train`, stochastic depth at `drop_rate`, a number, and
+    dropout act on each of the two branches. A ValueError is raised for heads that do not divide the
+    channels, and for too many tokens.
     """
     norm = lambda x: nn.LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype)(x)
     fields = (self.dropout_rate, self.gelu, self.dtype)
@@ -100,45 +98,50 @@ class MixerBlock(nn.Module):
     return x + depth(y, drop_rate, train=train)
 
 
-def drop_rates(model: Any) -> list[float]:
-  """Rates of stochastic depth, one a block, from zero at the first."""
-  last = max(model.num_blocks - 1, 1)
-  return [model.stochastic_depth * i / last for i in range(model.num_blocks)]
+class MixerStack(family.Stack, kw_only=True):
+  """The blocks of Mixers of images, text and functions.
+
+  Stochastic depth follows Section 3.1 and Appendix B of the paper.
+  """
+
+  tokens_mlp_dim: family.width("hidden width of the MLP over tokens; attention has none")
+  channels_mlp_dim: family.MlpDim
+  dropout_rate: family.DropoutRate = 0.0
+  stochastic_depth: family.rate(
+    "drop rate of the last block; grows linearly from 0 at the first"
+  ) = 0.0
+  gelu: family.Gelu = "tanh"
+  last_norm = "pre_head_layer_norm"
+
+  def mix(self, x: jax.Array, train: bool, mask: Any = None, grid: Any = ()) -> Any:
+    if grid:
+      positions = patch_centres(*grid)
+    else:
+      places = jnp.arange(x.shape[1]) + 0.5
+      positions = places.reshape(1, -1, 1) / (self.max_tokens or x.shape[1])
+    last = max(self.num_blocks - 1, 1)
+    drop_rates = [self.stochastic_depth * i / last for i in range(self.num_blocks)]
+    return blocks.apply(self, MixerBlock, x, positions, mask, drop_rates=drop_rates, train=train)
 
 
-class Mixer(family.Model, kw_only=True):
+class Mixer(MixerStack, family.Model, kw_only=True):
   """MLP-Mixer for images, or the same with attention in place of token mixing.
 
   The token-mixing MLP tells tokens apart by their order. Attention does not: it gets the centres of
   the patches, in [0, 1]^2, as coordinates prepended to each head's queries, keys and values (Cao,
-  2021), and takes images of any size. Stochastic depth follows Section 3.1 and Appendix B of the
-  paper.
+  2021), and takes images of any size.
   """
 
-  tokens_mlp_dim: TokensMlpDim
-  channels_mlp_dim: family.MlpDim
-  dropout_rate: family.DropoutRate = 0.0
-  stochastic_depth: StochasticDepth = 0.0
-  gelu: family.Gelu = "tanh"
   token_mixer: TokenMixer = "mlp"
   num_heads: NumHeads = 8
-  last_norm = "pre_head_layer_norm"
-
-  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
-    options = dict(drop_rates=drop_rates(self), train=train)
-    return blocks.apply(self, MixerBlock, x, patch_centres(*grid), **options)
 
 
 FAMILY = family.Family(
   variants=family.variants(Mixer, _VARIANTS),
   layers={
-    "MixerBlock/LayerNorm_0": family.NORM,
     "MixerBlock/token_mixing": family.TOKENS,
     "MixerBlock/token_mixing/Dense_0": family.TOKENS_IN,
     "MixerBlock/token_mixing/Dense_1": family.TOKENS_OUT,
-    **{f"MixerBlock/token_mixing/{name}_norm": family.NORM for name in "qkv"},
-    "MixerBlock/LayerNorm_1": family.NORM,
-    "MixerBlock/channel_mixing": family.CHANNELS,
   },
   image_sizes={"mixer_s4": 32, "mixer_b4": 32, "mixer_small": 32},
 )

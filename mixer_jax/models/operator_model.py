@@ -1,6 +1,6 @@
 """Models of operators: from values of a function on a grid to those of another on the same grid."""
 
-from typing import Annotated, Any, Mapping
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -15,20 +15,20 @@ _MODES = "lowest Fourier modes of spectral convolutions, along each axis"
 _DIRICHLET = "outputs at the boundary of the grid are zero"
 _POSITIONS = "positions are features of the decoder too, and of a linear extractor"
 _DROPOUT = "dropout outside the blocks: before them, in a refinement, in the decoder"
-Modes = Annotated[int, Option(_MODES, 1, family.WIDTH)]
+Modes = Annotated[int, Option(_MODES, 1)]
 Dirichlet = Annotated[bool, Option(_DIRICHLET)]
 
 
-class Operator(nn.Module, kw_only=True):
-  """A grid's values and positions to values; a family has its layers in `features`.
+class Operator(family.Checked, kw_only=True):
+  """Maps values and positions on a grid to values; a family has its layers in `features`.
 
-  A UserError if a field has a value that its option does not allow, or does not fit the grid.
+  A field that does not fit the grid raises a UserError.
 
   Attributes:
     grid: points along each axis of the training grid.
     inputs: values at a point.
     outputs: values that a point gets.
-    axes: how many axes the grid may have.
+    axes: allowed numbers of axes of the grid.
   """
 
   grid: tuple[int, ...]
@@ -37,9 +37,12 @@ class Operator(nn.Module, kw_only=True):
   axes: tuple[int, ...] = (1, 2)
   dirichlet: Dirichlet = False
   dtype: family.Dtype = "float32"
+  # Values of fields for domains without ends.
+  periodic = {"dirichlet": False}
+  # Fields that are not read where another field has a value.
+  unread_with = {}
 
   def __post_init__(self):
-    family.check(self)
     if len(self.grid) not in self.axes:
       allowed = " or ".join(map(str, self.axes))
       raise UserError(f"the number of axes of a grid is {len(self.grid)}; allowed: {allowed}")
@@ -62,8 +65,6 @@ class Operator(nn.Module, kw_only=True):
       raise ValueError(
         f"values are {values.shape}; allowed: a batch, {rank} axes, {self.inputs} channels"
       )
-    if positions.shape != (*grid, rank):
-      raise ValueError(f"positions are {positions.shape}; allowed: {(*grid, rank)}")
     positions = positions.astype(jnp.float32)
     x = self.features(values.astype(self.dtype), positions, train).astype(jnp.float32)
     y = nn.Dense(self.outputs, name="head", **layers.uniform_start(x.shape[-1]))(x)
@@ -76,12 +77,13 @@ class Operator(nn.Module, kw_only=True):
   @property
   def needs_ends(self) -> tuple[str, Any] | None:
     """A field by which the model is for domains with ends, and its value for periodic ones."""
-    return ("dirichlet", False) if self.dirichlet else None
+    return next((x for x in self.periodic.items() if getattr(self, x[0]) != x[1]), None)
 
   @property
-  def unread(self) -> Mapping[str, str]:
+  def unread(self) -> dict[str, str]:
     """The fields that this model does not read, each with the field that decides it."""
-    return {}
+    chosen = [(by, f) for (by, value), f in self.unread_with.items() if getattr(self, by) == value]
+    return {field: by for by, fields in chosen for field in fields}
 
   def attention_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
     """The points that attention sees of functions on a grid."""
@@ -124,21 +126,17 @@ class Decoded(Operator, kw_only=True):
 
   decoder: one_of("spectral convolutions, or dense layers at each point", ("spectral", "pointwise"))
   decoder_dim: family.width("channels of the decoder")
-  decoder_layers: Annotated[int, Option("spectral convolutions, or dense layers", 1, 1000)]
+  decoder_layers: Annotated[int, Option("spectral convolutions, or dense layers", 1)]
   decoder_mlp_dim: family.width("hidden width after spectral convolutions") = 128
   modes: Modes = 12
   position_features: Annotated[bool, Option(_POSITIONS)] = True
   decoder_dropout: family.rate(_DROPOUT) = 0.0
+  unread_with = {("decoder", "pointwise"): ("modes", "decoder_mlp_dim")}
 
   def __post_init__(self):
     super().__post_init__()
     if self.decoder == "spectral":
       self.check_modes(self.modes)
-
-  @property
-  def unread(self) -> Mapping[str, str]:
-    fields = ("modes", "decoder_mlp_dim") if self.decoder == "pointwise" else ()
-    return dict.fromkeys(fields, "decoder")
 
   def features(self, values: jax.Array, positions: jax.Array, train: bool) -> jax.Array:
     x = self.encode(values, positions, train)
@@ -175,4 +173,4 @@ class Decoded(Operator, kw_only=True):
     return block(x, train=train)
 
 
-LAYERS = {"SpectralBlock/conv": family.TOKENS, "SpectralBlock/skip": family.CHANNELS}
+LAYERS = {"SpectralBlock/conv": family.TOKENS}

@@ -12,7 +12,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.errors import UserError
 from mixer_jax.models import family, resnet
 from mixer_jax.options import Option
 
@@ -52,18 +51,8 @@ class RegNetYBlock(resnet.Block):
 class RegNetY(resnet.ConvNet, kw_only=True):
   """Stages of blocks, each with half the side of the one before."""
 
-  widths: Annotated[tuple[int, ...], Option("channels of each stage", 1, family.WIDTH)]
+  widths: Annotated[tuple[int, ...], Option("channels of each stage", 1)]
   group_width: family.width("channels of a group; it divides all widths")
-
-  def __post_init__(self):
-    super().__post_init__()
-    if len(self.widths) != len(self.stages):
-      both = f"model.widths has {len(self.widths)} numbers, model.stages {len(self.stages)}"
-      raise UserError(f"{both}; allowed: one of each for a stage")
-    if any(width % self.group_width for width in self.widths):
-      raise UserError(
-        f"model.group_width is {self.group_width}; allowed: a divisor of all of {self.widths}"
-      )
 
   def enter(self, images: jax.Array, train: bool) -> jax.Array:
     return self.convolved(images, _STEM, 3, 2, train)
@@ -73,9 +62,8 @@ class RegNetY(resnet.ConvNet, kw_only=True):
     return RegNetYBlock(*sizes, name=f"RegNetYBlock_{number}")
 
 
-_LAYERS = resnet.BOTTLENECK | dict(squeeze=family.CHANNELS, excite=family.CHANNELS)
 _VARIANTS = {name: dict(zip(_FIELDS, sizes)) for name, sizes in _SIZES.items()}
 FAMILY = family.Family(
   variants=family.variants(RegNetY, _VARIANTS),
-  layers={f"RegNetYBlock/{name}": layer for name, layer in _LAYERS.items()},
+  layers={"RegNetYBlock/conv2": family.TOKENS},
 )

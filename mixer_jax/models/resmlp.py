@@ -23,9 +23,6 @@ NORMALIZATIONS = ("affine", "layer_norm")
 POOLINGS = ("average", "class_mlp")
 COMMUNICATIONS = ("linear", "none", "mlp", "conv3x3", "depthwise", "separable")
 LayerScaleInit = Annotated[float, Option("start of LayerScale; smaller for deeper nets")]
-Normalization = one_of("Aff of the paper, or LayerNorm in its place", NORMALIZATIONS)
-Pooling = one_of("mean of the tokens, or a class token with two more layers", POOLINGS)
-Communication = one_of("how patches interact, see `ResMlpBlock`", COMMUNICATIONS)
 
 _S = dict(hidden_dim=384, channels_mlp_dim=1536)
 _B = dict(hidden_dim=768, channels_mlp_dim=3072)
@@ -47,7 +44,7 @@ _LINEAR_INIT = nn.initializers.normal(0.02)
 
 
 class _DepthwiseConv(nn.Conv):
-  """A convolution of each channel alone: its kernel is no matrix over patches."""
+  """A convolution of each channel by itself: its kernel is no matrix over patches."""
 
 
 def normalise(module: Any, x: jax.Array, name: str) -> jax.Array:
@@ -73,7 +70,7 @@ class _Block(nn.Module):
     return normalise(self, x, name)
 
   def _scaled(self, y: jax.Array, name: str) -> jax.Array:
-    return layers.LayerScale(self.layer_scale_init, self.dtype, name=name)(y)
+    return layers.LayerScale(self.layer_scale_init, dtype=self.dtype, name=name)(y)
 
   def _mlp(self, width: int, name: str) -> nn.Module:
     fields = dict(gelu=self.gelu, dtype=self.dtype, kernel_init=_LINEAR_INIT, name=name)
@@ -87,12 +84,11 @@ class _Block(nn.Module):
 class ResMlpBlock(_Block, kw_only=True):
   """Patch communication, then an MLP over channels, each residual (Equations 2 and 3).
 
-  The fields are as in `ResMlp`, and `grid`: rows and columns of patches, for convolutions; and
-  `max_tokens`: size of the matrices over tokens, if not that of x, as for `MixerBlock`. Patches
-  communicate by "linear", one matrix over the tokens shared by the channels; "mlp", two with GELU
-  and four times the tokens in between (Appendix A); "conv3x3"; "depthwise", 3x3 per channel; or
-  "separable", the same followed by the layer "cross_patch_pointwise" over channels, with nothing in
-  between. With "none" the whole first branch is absent.
+  Fields are as in `ResMlp`; `max_tokens` is as in `MixerBlock`, and `grid` has the rows and columns
+  of patches, for convolutions. `patch_communication` is "linear", one matrix over the tokens shared
+  by the channels; "mlp", two with GELU and four times the tokens in between (Appendix A);
+  "conv3x3"; "depthwise", 3x3 per channel; "separable", the same followed by the layer
+  "cross_patch_pointwise" over channels, with nothing in between; or "none", without the branch.
   """
 
   grid: tuple[int, ...] = ()
@@ -110,7 +106,7 @@ class ResMlpBlock(_Block, kw_only=True):
   ) -> jax.Array:
     """Maps [batch, tokens, channels] to the same shape; drops each branch at drop_rate.
 
-    `mask` [batch, tokens] is True for a real token; convolutions know none.
+    `mask` [batch, tokens] is True for a real token; convolutions do not read it.
     """
     keep = lambda y: layers.StochasticDepth(rescale=True)(y, drop_rate, train=train)
     if self.patch_communication != "none":
@@ -169,7 +165,26 @@ class ClassMlpBlock(_Block):
     return token + self._over_channels(token, train=False)
 
 
-class ResMlp(family.Model, kw_only=True):
+class ResMlpStack(family.Stack, kw_only=True):
+  """The blocks and the last normalisation of ResMLPs of images, text and functions."""
+
+  channels_mlp_dim: family.MlpDim
+  layer_scale_init: LayerScaleInit
+  normalization: one_of("Aff of the paper, or LayerNorm in its place", NORMALIZATIONS) = "affine"
+  patch_communication: one_of(
+    "how tokens interact, see `ResMlpBlock`", ("linear", "mlp", "none")
+  ) = "linear"
+  dropout_rate: family.DropoutRate = 0.0
+  block = ResMlpBlock
+
+  def mix(self, x: jax.Array, train: bool, mask: Any = None, grid: Any = ()) -> Any:
+    return blocks.apply(self, self.block, x, mask, train=train, grid=grid)
+
+  def pool(self, x: jax.Array) -> jax.Array:
+    return normalise(self, x, self.last_norm)
+
+
+class ResMlp(ResMlpStack, family.Model, kw_only=True):
   """ResMLP for images, and the ablations of Table 3.
 
   At 224x224 and 1,000 classes all published parameter counts are met, and all published
@@ -177,21 +192,13 @@ class ResMlp(family.Model, kw_only=True):
   Stochastic depth has one rate at all depths and rescales the branches that it keeps (deit, timm).
   """
 
-  channels_mlp_dim: family.MlpDim
-  layer_scale_init: LayerScaleInit
-  normalization: Normalization = "affine"
-  pooling: Pooling = "average"
-  patch_communication: Communication = "linear"
-  dropout_rate: family.DropoutRate = 0.0
-  block, class_block = ResMlpBlock, ClassMlpBlock
+  pooling: one_of("mean of the tokens, or a class token with two more layers", POOLINGS) = "average"
+  patch_communication: one_of("how patches interact, see `ResMlpBlock`", COMMUNICATIONS) = "linear"
+  class_block = ClassMlpBlock
   head_init = staticmethod(_LINEAR_INIT)
 
-  def mix(self, x: jax.Array, grid: tuple[int, int], train: bool) -> jax.Array:
-    drop_rates = [self.stochastic_depth] * self.num_blocks
-    return blocks.apply(self, self.block, x, drop_rates=drop_rates, train=train, grid=grid)
-
   def pool(self, x: jax.Array) -> jax.Array:
-    return normalise(self, self._pooled(x), "norm")
+    return super().pool(self._pooled(x))
 
   def _pooled(self, x: jax.Array) -> jax.Array:
     """The class token after its two layers, if the model has one, else the patches."""
@@ -204,19 +211,15 @@ class ResMlp(family.Model, kw_only=True):
     return token
 
 
-_NORMS = ("norm1", "layer_scale_1", "norm2", "layer_scale_2")
-_BLOCK = {"cross_patch": family.TOKENS, "cross_channel": family.CHANNELS}
-_BLOCK |= dict.fromkeys(_NORMS, family.NORM)
 FAMILY = family.Family(
   variants=family.variants(ResMlp, _VARIANTS),
   layers={
-    **{f"ResMlpBlock/{name}": layer for name, layer in _BLOCK.items()},
     # A convolution has more axes, and fits any number of tokens.
     "ResMlpBlock/cross_patch": family.TOKENS_SQUARE,
     "ResMlpBlock/cross_patch/Dense_0": family.TOKENS_IN,
     "ResMlpBlock/cross_patch/Dense_1": family.TOKENS_OUT,
     "ResMlpBlock/cross_patch_pointwise": family.TOKENS,
+    "ClassMlpBlock/cross_patch": family.TOKENS,
     "class_token": family.STEM,
-    **{f"ClassMlpBlock/{name}": layer for name, layer in _BLOCK.items()},
   },
 )

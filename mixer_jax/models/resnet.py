@@ -40,7 +40,7 @@ BatchNorm = functools.partial(nn.BatchNorm, momentum=0.9, epsilon=1e-5)
 def normalised(x: jax.Array, train: bool, **fields: Any) -> jax.Array:
   """Batch normalisation of [batch, height, width, channels], by their own statistics in training.
 
-  A UserError where training has one value a channel, whose deviation is 0.
+  Raises a UserError if training has one value a channel, whose deviation is 0.
   """
   if train and math.prod(x.shape[:-1]) < 2:
     allowed = "2 or more, by larger images, or a larger batch_size / accum_steps"
@@ -100,23 +100,12 @@ class BottleneckBlock(Block):
     return nn.relu(y + self._shortcut(x, train))
 
 
-class ConvNet(nn.Module):
-  """A stem, stages of blocks, mean of places, a head.
-
-  A UserError if a field has a value that its option does not allow.
-  """
+class ConvNet(family.Checked):
+  """A stem, stages of blocks, the mean over places, a head."""
 
   num_classes: int
-  stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1, 1000)]
+  stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1)]
   dtype: family.Dtype = "float32"
-
-  def __post_init__(self):
-    family.check(self)
-    for name in ("stages", "widths"):
-      numbers = getattr(self, name, (1,))
-      if not numbers or not all(isinstance(n, int) for n in numbers):
-        raise UserError(f"model.{name} is {numbers}; allowed: one or more integers")
-    super().__post_init__()
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
@@ -174,15 +163,13 @@ class ResNet(ConvNet, kw_only=True):
     return cls(*sizes, name=f"{cls.__name__}_{number}")
 
 
-_NORMS = dict.fromkeys(("norm1", "norm2", "norm3", "shortcut_norm"), family.NORM)
-_BASIC = _NORMS | dict(conv1=family.TOKENS, conv2=family.TOKENS, shortcut=family.CHANNELS)
-BOTTLENECK = _BASIC | dict(conv1=family.CHANNELS, conv3=family.CHANNELS)
 FAMILY = family.Family(
   variants=family.variants(ResNet, _VARIANTS),
   # A 3x3 kernel mixes places, and so is of the kind of layers over tokens.
   layers={
-    **{f"BasicBlock/{name}": layer for name, layer in _BASIC.items()},
-    **{f"BottleneckBlock/{name}": layer for name, layer in BOTTLENECK.items()},
+    "BasicBlock/conv1": family.TOKENS,
+    "BasicBlock/conv2": family.TOKENS,
+    "BottleneckBlock/conv2": family.TOKENS,
   },
   image_sizes={"resnet_20": 32, "resnet_56": 32},
 )

@@ -19,35 +19,59 @@ from mixer_jax.models import (
   transformer,
   translation,
 )
-from mixer_jax.models.family import COMMON, role
+from mixer_jax.models.family import STEM, Layer
 
 FAMILIES = (mixer.FAMILY, resmlp.FAMILY, gmlp.FAMILY, resnet.FAMILY, regnet.FAMILY)
 TEXT_FAMILIES = (text.FAMILY, transformer.FAMILY)
 OPERATOR_FAMILIES = (galerkin.FAMILY, fno.FAMILY, mlp_operators.FAMILY)
 
 _ALL = (*FAMILIES, *TEXT_FAMILIES, *OPERATOR_FAMILIES, translation.FAMILY)
-_LAYERS = COMMON | {path: layer for family in _ALL for path, layer in family.layers.items()}
-_DECAYED = tuple({f"/{end}" for family in _ALL for end in family.decayed})
+_LAYERS = {"stem": STEM} | {path: layer for f in _ALL for path, layer in f.layers.items()}
+_NORM = re.compile(r"(^|/)([a-z_]*norm\d?|LayerNorm_\d+|layer_scale(_\d)?)/")
+_DECAYED = re.compile(r"(^|/)(kernel|diagonals|(\w*words|positions|segment_types)/embedding)$")
+
+
+def _role(path: str) -> Layer:
+  """The role of the layer of a parameter, as "MixerBlock_0/LayerNorm_0/scale".
+
+  Scanned blocks are "MixerBlocks". A model inside another module stands below "encoder", if it is
+  of text, or "backbone", if it is of images.
+  """
+  path = re.sub(r"^(encoder|backbone)/", "", path)
+  path = re.sub(r"^(\w+Block)(s|_\d+)/", r"\1/", path)
+  if _NORM.search(path):
+    return Layer("norms")
+  if path.startswith("head/"):
+    return Layer("head")
+  while "/" in path:
+    path = path.rpartition("/")[0]
+    if path in _LAYERS:
+      return _LAYERS[path]
+  return Layer("channel_mixing")
 
 
 def layer_kind(path: str) -> str:
   """The kind of layer, one of `LAYER_KINDS`, of a parameter as "MixerBlock_0/LayerNorm_0/scale"."""
-  layer = role(_LAYERS, path)
-  return layer.kind if layer else "channel_mixing"
+  return _role(path).kind
 
 
 def token_axes(path: str) -> tuple[str, ...]:
   """The meaning of each axis of an unrolled parameter over tokens: "in", "out", "hidden"; or ()."""
-  layer, leaf = role(_LAYERS, path), path.rpartition("/")[2]
-  if not layer or "Block_" not in path:
-    return ()
-  return {"kernel": layer.token_axes, "bias": layer.token_axes[1:]}.get(leaf, ())
+  axes, leaf = _role(path).token_axes, path.rpartition("/")[2]
+  return {"kernel": axes, "bias": axes[1:]}.get(leaf, ()) if "Block_" in path else ()
 
 
 def reads_tokens(path: str) -> bool:
   """Whether a parameter is the first matrix over tokens of its block, [tokens, units]."""
-  layer = role(_LAYERS, path)
-  return bool(layer) and path.endswith("/kernel") and layer.token_axes[:1] == ("in",)
+  return path.endswith("/kernel") and _role(path).token_axes[:1] == ("in",)
+
+
+def is_decayed(path: str) -> bool:
+  """Whether weight decay of "kernels" acts on a parameter: not on biases, norms and scales.
+
+  It acts on embeddings of text, as BERT's does, but on no class token.
+  """
+  return bool(_DECAYED.search(path))
 
 
 _BLOCK = re.compile(rf"(.*?)({'|'.join(blocks.SCANNABLE)})(?:s|_(\d+))/")
@@ -65,7 +89,7 @@ def depths(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
   Bao et al., 2022, https://arxiv.org/abs/2106.08254: 0 for the head and the norm before it, also
   for the layers of class-MLP pooling; 1 for the last block, 2 for the one before; for the stem one
   more than for the first block. Arrays of scanned blocks have a depth for each, [blocks, 1, ...].
-  A ValueError if there are no blocks, or those of several stacks.
+  A ValueError is raised if there are no blocks, or those of several stacks.
 
   Args:
     shapes: of all parameters of a model, by path; it may stand below "backbone" or "encoder".
@@ -86,11 +110,3 @@ def _depth(path: str, block: re.Match | None, axes: int, count: int) -> np.ndarr
   if block[3]:
     return np.array(count - int(block[3]))
   return np.arange(count, 0, -1).reshape(-1, *[1] * (axes - 1))
-
-
-def is_decayed(path: str) -> bool:
-  """Whether weight decay of "kernels" acts on a parameter: not on biases, norms and scales.
-
-  It acts on embeddings of text, as BERT's does.
-  """
-  return f"/{path}".endswith(_DECAYED)

@@ -14,8 +14,8 @@ def shortened(params: Any, max_length: int) -> Any:
   """The parameters of the same function of sequences of up to max_length tokens.
 
   Matrices over tokens keep their leading parts, Toeplitz ones their central diagonals, BERT's
-  positions their first rows. A UserError if the parameters are for shorter sequences, or of a model
-  that changes with its max_length: ResMLP's "mlp" over tokens and Mixer's attention.
+  positions their first rows. Raises a UserError if the parameters are for shorter sequences, or of a
+  model that changes with its max_length: ResMLP's "mlp" over tokens and Mixer's attention.
 
   Args:
     params: of an encoder, or of a model that has one as "encoder"; unrolled or scanned.

@@ -53,7 +53,7 @@ class SpectralConv(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [batch, *grid, channels] to [batch, *grid, features], one or two axes of a grid.
 
-    A ValueError if the grid has too few points for the modes.
+    Raises a ValueError if the grid has too few points for the modes.
     """
     grid, modes = x.shape[1:-1], self.modes
     if too_small(grid, modes):
@@ -126,7 +126,7 @@ def _real(matrix: np.ndarray) -> np.ndarray:
 
 
 class SpectralBlock(nn.Module):
-  """activation(SpectralConv(x) + x V + b); dropout acts on the first term's x alone."""
+  """activation(SpectralConv(x) + x V + b); dropout acts only on the x of the first term."""
 
   features: int
   modes: int

@@ -3,7 +3,7 @@
   encoder = models.encoder("gmlp_text_small", vocab_size=30522, max_length=128)
 
 The blocks are those of the families for images. Tokens have no positions but their places in the
-matrices over tokens, as gMLP for text has none. Padding is without influence: a real token has the
+matrices over tokens, as gMLP for text has none. Padding changes nothing: a real token has the
 same output in a batch of its own length. Embeddings start at the normal distribution of BERT, 0.02.
 """
 
@@ -11,8 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.models import blocks, family, gmlp, mixer, resmlp
-from mixer_jax.options import one_of
+from mixer_jax.models import family, gmlp, mixer, resmlp
 
 EMBEDDING_INIT = nn.initializers.normal(0.02)
 
@@ -39,25 +38,25 @@ _GMLP = {
 _MIXER = {"mixer_text_small": dict(tokens_mlp_dim=64, channels_mlp_dim=512, **_SMALL)}
 _RESMLP = {"resmlp_text_small": dict(channels_mlp_dim=512, layer_scale_init=0.1, **_SMALL)}
 
-# Convolutions are for images.
-_COMMUNICATIONS = ("linear", "mlp", "none")
-Communication = one_of("how tokens interact, see `ResMlpBlock`", _COMMUNICATIONS)
-
 
 class TextModel(family.Stack, kw_only=True):
-  """Embeddings of words, blocks, a normalisation; a family has its blocks in `mix`.
+  """Embeddings of words, blocks (`mix`), a normalisation.
 
   Attributes:
-    vocab_size: words of the embedding.
-    max_length: most tokens of a sequence; the size of matrices over tokens.
-    segments: kinds of segments, each with an embedding; 0: none.
-    features_dim: channels of frozen features that take the place of words; 0: words.
+    vocab_size: number of words of the embedding.
+    max_length: largest number of tokens of a sequence; the size of matrices over tokens.
+    segments: number of kinds of segments, each with an embedding; 0 means none.
+    features_dim: channels of frozen features in the place of words; 0 means words.
   """
 
   vocab_size: int
   max_length: int
   segments: int = 0
   features_dim: int = 0
+
+  @property
+  def max_tokens(self) -> int:
+    return self.max_length
 
   def setup(self):
     # Float32, as logits made with it are.
@@ -82,9 +81,9 @@ class TextModel(family.Stack, kw_only=True):
     """Maps a batch of sequences to normalised tokens [batch, tokens, hidden_dim] of `dtype`.
 
     Args:
-      ids: words [batch, tokens], int, at most max_length tokens; not read if there are features.
+      ids: words [batch, tokens], int, at most max_length tokens; unused if there are features.
       mask: [batch, tokens], True for a real token; the outputs of others mean nothing.
-      segments: [batch, tokens], int; None: all 0. Not read by a model without segments.
+      segments: [batch, tokens], int; None means all 0. Unused by a model without segments.
       features: [batch, tokens, features_dim], if features_dim is not 0.
       train: whether to drop, which needs the rng "dropout".
 
@@ -100,83 +99,41 @@ class TextModel(family.Stack, kw_only=True):
     if self.segments:
       zeros = lambda: jnp.zeros(mask.shape, jnp.int32)
       x = x + self.segment_types(zeros() if segments is None else segments)
-    return self.pool(self.mix(x.astype(self.dtype), mask.astype(bool), train))
+    return self.pool(self.mix(x.astype(self.dtype), train, mask.astype(bool)))
 
   def attend(self, x: jax.Array) -> jax.Array:
     """Float32 logits [..., vocab_size] of tokens [..., hidden_dim], by the embedding of words.
 
-    A ValueError if there is none.
+    Raises a ValueError if there is none.
     """
     if self.features_dim:
       raise ValueError("a model of features has no words to attend to; its head cannot be tied")
     return self.words.attend(x.astype(jnp.float32))
 
-  def mix(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:
-    """Applies the blocks to tokens [batch, tokens, channels]."""
-    raise NotImplementedError
 
+class GmlpText(gmlp.GmlpStack, TextModel, kw_only=True):
+  """gMLP, aMLP and tMLP for text. LayerNorm's epsilons, which the paper does not print, are 1e-5."""
 
-class GmlpText(TextModel, kw_only=True):
-  """gMLP, aMLP and tMLP for text; fields as in `gmlp.Gmlp`. LayerNorm's epsilons are 1e-5.
-
-  The paper does not print them. Stochastic depth has one rate for all blocks, as for images.
-  """
-
-  ffn_dim: gmlp.FfnDim
-  gating: gmlp.Gating = "split"
-  spatial: gmlp.Spatial = "dense"
-  attention_dim: gmlp.AttentionDim = 0
-  gate_epsilon: gmlp.GateEpsilon = 1e-5
   layer_norm_epsilon: family.Epsilon = 1e-5
 
-  def mix(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:
-    options = dict(drop_rates=[self.stochastic_depth] * self.num_blocks, train=train)
-    return blocks.apply(self, gmlp.GmlpBlock, x, mask, max_tokens=self.max_length, **options)
 
-
-class MixerText(TextModel, kw_only=True):
-  """Mixer for text; fields as in `mixer.Mixer`.
+class MixerText(mixer.MixerStack, TextModel, kw_only=True):
+  """Mixer for text.
 
   Attention instead of the MLP over tokens gets the place of a token, in (0, 1), as a fraction of
   max_length.
   """
 
-  tokens_mlp_dim: mixer.TokensMlpDim
-  channels_mlp_dim: family.MlpDim
-  dropout_rate: family.DropoutRate = 0.0
-  stochastic_depth: mixer.StochasticDepth = 0.0
-  gelu: family.Gelu = "tanh"
   token_mixer: mixer.TokenMixer = "mlp"
   num_heads: mixer.NumHeads = 8
-  last_norm = "pre_head_layer_norm"
-
-  def mix(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:
-    positions = (jnp.arange(x.shape[1]) + 0.5).reshape(1, -1, 1) / self.max_length
-    options = dict(drop_rates=mixer.drop_rates(self), train=train, max_tokens=self.max_length)
-    return blocks.apply(self, mixer.MixerBlock, x, positions, mask, **options)
 
 
-class ResMlpText(TextModel, kw_only=True):
-  """ResMLP for text; fields as in `resmlp.ResMlp`, without convolutions and class token."""
-
-  channels_mlp_dim: family.MlpDim
-  layer_scale_init: resmlp.LayerScaleInit
-  normalization: resmlp.Normalization = "affine"
-  patch_communication: Communication = "linear"
-  dropout_rate: family.DropoutRate = 0.0
-
-  def mix(self, x: jax.Array, mask: jax.Array, train: bool) -> jax.Array:
-    options = dict(drop_rates=[self.stochastic_depth] * self.num_blocks, train=train)
-    return blocks.apply(self, resmlp.ResMlpBlock, x, mask, max_tokens=self.max_length, **options)
-
-  def pool(self, x: jax.Array) -> jax.Array:
-    return resmlp.normalise(self, x, self.last_norm)
+class ResMlpText(resmlp.ResMlpStack, TextModel, kw_only=True):
+  """ResMLP for text, without convolutions and class token."""
 
 
 _TABLES = {GmlpText: _GMLP, MixerText: _MIXER, ResMlpText: _RESMLP}
 FAMILY = family.Family(
   variants={k: v for c, table in _TABLES.items() for k, v in family.variants(c, table).items()},
   layers=dict.fromkeys(("words", "segment_types", "project"), family.STEM),
-  # BERT's AdamW decays all but biases and norms.
-  decayed=("kernel", "words/embedding", "segment_types/embedding"),
 )

@@ -15,15 +15,6 @@ POOLINGS = ("first", "mean")
 _POOLING = "the first token, or the mean of the real ones"
 
 
-class Bias(nn.Module):
-  """y = x + bias over the last axis."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Maps [..., n] to the same shape; starts as the identity."""
-    return x + self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
-
-
 class MaskedLm(nn.Module):
   """Words of a vocabulary for chosen tokens of an encoder.
 
@@ -47,30 +38,23 @@ class MaskedLm(nn.Module):
   ) -> jax.Array:
     """Float32 logits [batch, k, vocab_size] of the tokens at positions, [batch, k], int.
 
-    Other arguments, and errors, are those of the encoder; a ValueError, too, for a tied head on
-    features.
+    Other arguments, and errors, are those of the encoder. A tied head on features raises a
+    ValueError, too.
     """
     x = self.encoder(ids, mask, segments, features, train=train)
     x = jnp.take_along_axis(x, positions[..., None], axis=1).astype(jnp.float32)
     if self.tied:
-      return Bias(name="head")(self.encoder.attend(x))
+      return layers.Affine(None, name="head")(self.encoder.attend(x))
     return nn.Dense(self.encoder.vocab_size, kernel_init=EMBEDDING_INIT, name="head")(x)
 
 
-class TextClassifier(nn.Module):
-  """Classes of sequences, from a token or the mean of all; the head starts at zero.
-
-  A UserError if a field has a value that its option does not allow.
-  """
+class TextClassifier(family.Checked):
+  """Classes of sequences, from the first token or the mean of all; the head starts at zero."""
 
   encoder: TextModel
   num_classes: int
   pooling: one_of(_POOLING, POOLINGS) = "first"
   dropout_rate: family.rate("dropout before the head") = 0.0
-
-  def __post_init__(self):
-    family.check(self)
-    super().__post_init__()
 
   @nn.compact
   def __call__(

@@ -48,17 +48,17 @@ def positions(length: int, channels: int) -> np.ndarray:
   return np.where(channel % 2, np.cos(angle), np.sin(angle)).astype(np.float32)
 
 
-class Translator(nn.Module):
+class Translator(family.Checked):
   """Encoder, decoder, and logits of the words that come next in the target.
 
   Matrices over tokens are [max_length, max_length]; a batch takes their leading parts, as
   published, and knows no other positions. The Transformer adds sinusoidal positions to the
-  embeddings, and has LayerNorm where ResMLP has Aff and LayerScale. Padding is without influence on
-  the outputs of real tokens. A UserError if a field has a value that its option does not allow.
+  embeddings, and has LayerNorm where ResMLP has Aff and LayerScale. Padding does not influence the
+  outputs of real tokens.
 
   Attributes:
-    vocab_size: words of source and target together.
-    max_length: most tokens of a source, and of a target.
+    vocab_size: number of words of source and target together.
+    max_length: largest number of tokens of a source, and of a target.
   """
 
   vocab_size: int
@@ -74,10 +74,6 @@ class Translator(nn.Module):
   layer_norm_epsilon: family.Epsilon = 1e-6
   tied: Annotated[bool, Option("one matrix embeds sources and targets and is the head")] = True
   dtype: family.Dtype = "float32"
-
-  def __post_init__(self):
-    family.check(self)
-    super().__post_init__()
 
   def setup(self):
     start = nn.initializers.normal(self.hidden_dim**-0.5)
@@ -105,7 +101,7 @@ class Translator(nn.Module):
   ) -> jax.Array:
     """Float32 logits [batch, m, vocab_size] of the words that follow those of the target.
 
-    The logits of word t depend on the target's words 0 to t alone.
+    The logits of word t depend only on the target's words 0 to t.
 
     Args:
       source_ids: [batch, n], int, n at most max_length.
@@ -132,8 +128,8 @@ class Translator(nn.Module):
   def start(self, ids: jax.Array, mask: jax.Array, *, beams: int, length: int) -> tuple[Any, Any]:
     """The memory of sources [batch, n], and an empty cache, both for `step`.
 
-    The arrays of the cache are [batch, beams, length, ...]. A ValueError if `length` is more than
-    max_length.
+    The arrays of the cache are [batch, beams, length, ...]. Raises a ValueError if `length` is more
+    than max_length.
     """
     self._check(length)
     encoded = self.encode(ids, mask)
@@ -180,19 +176,13 @@ class Translator(nn.Module):
 
 
 _LAYERS = {
-  "mix_branch": family.NORM,
-  "cross_branch": family.NORM,
-  "mlp_branch": family.NORM,
   "cross_patch": family.TOKENS_SQUARE,
   "attention": family.TOKENS,
   "cross_attention": family.TOKENS,
-  "cross_channel": family.CHANNELS,
 }
 _BLOCKS = ("EncoderBlock", "DecoderBlock")
 FAMILY = family.Family(
   variants=family.variants(Translator, _VARIANTS),
   layers={f"{block}/{name}": layer for block in _BLOCKS for name, layer in _LAYERS.items()}
-  | dict.fromkeys(("words", "source_words", "target_words"), family.STEM)
-  | dict.fromkeys(("encoder_norm", "decoder_norm"), family.NORM),
-  decayed=("kernel", "words/embedding", "source_words/embedding", "target_words/embedding"),
+  | dict.fromkeys(("words", "source_words", "target_words"), family.STEM),
 )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.models import blocks, layers
-from mixer_jax.models.transformer import attended
+from mixer_jax.models.attention import Attention
 
 XAVIER = nn.initializers.xavier_uniform()
 
@@ -15,11 +15,11 @@ XAVIER = nn.initializers.xavier_uniform()
 class TokenDense(nn.Module):
   """y = x W + b over at most `size` tokens, the last axis: n tokens take the leading n of each.
 
-  `causal` zeroes the kernel below its diagonal: output t depends on inputs 0 to t alone, and the
+  `causal` zeroes the kernel below its diagonal: output t depends only on inputs 0 to t, and the
   entries below get no gradient. K-FAC treats W as a free matrix. Its update of the other entries is
   P (A (x) G)^-1 P g, for the gradient g and the projection P onto these entries. It descends, since
   the matrix is positive definite on them; the exact inverse of P (A (x) G) P would couple all
-  columns. Entries below the diagonal may move, without influence.
+  columns. Entries below the diagonal may move, which changes no output.
   """
 
   size: int
@@ -56,46 +56,17 @@ class TokenDense(nn.Module):
     return (y + bias[t]).astype(self.dtype), sums
 
 
-class Attention(nn.Module):
-  """Multi-head attention (Vaswani et al., 2017) from tokens to others, or to themselves."""
-
-  num_heads: int
-  channels: int
-  dtype: Any = "float32"
-
-  def setup(self):
-    if self.channels % self.num_heads:
-      raise ValueError(f"num_heads {self.num_heads} does not divide the {self.channels} channels")
-    dense = lambda: layers.Dense(self.channels, kernel_init=XAVIER, dtype=self.dtype)
-    self.query, self.key, self.value, self.out = dense(), dense(), dense(), dense()
-
-  def keys_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two arrays [..., heads, channels / heads] of x, [..., channels]."""
-    return self._split(self.key(x)), self._split(self.value(x))
-
-  def __call__(self, x: jax.Array, keys_values: Any, mask: jax.Array) -> jax.Array:
-    """Maps x, [..., n, channels], to the same shape.
-
-    `mask`, True for a key that counts, broadcasts to [..., heads, n, m].
-    """
-    y = attended(self._split(self.query(x)), *keys_values, mask)
-    return self.out(y.reshape(x.shape))
-
-  def _split(self, x: jax.Array) -> jax.Array:
-    return x.reshape(*x.shape[:-1], self.num_heads, self.channels // self.num_heads)
-
-
 def norm(mixing: str, epsilon: float, dtype: Any) -> nn.Module:
   """Aff of ResMLP, or LayerNorm of the Transformer."""
   if mixing == "linear":
-    return layers.Affine(dtype)
+    return layers.Affine(dtype=dtype)
   return nn.LayerNorm(epsilon=epsilon, dtype=dtype)
 
 
 class Branch(nn.Module):
   """Both ends of a residual branch: x + LayerScale(dropout(layer(norm(x)))), for any layer.
 
-  The Transformer has no LayerScale. Fields as in `translation.Translator`.
+  The Transformer has no LayerScale. Fields are as in `translation.Translator`.
   """
 
   mixing: str
@@ -108,7 +79,7 @@ class Branch(nn.Module):
     self.norm = norm(self.mixing, self.layer_norm_epsilon, self.dtype)
     self.dropout = layers.Dropout(self.dropout_rate)
     if self.mixing == "linear":
-      self.layer_scale = layers.LayerScale(self.layer_scale_init, self.dtype)
+      self.layer_scale = layers.LayerScale(self.layer_scale_init, dtype=self.dtype)
 
   def enter(self, x: jax.Array) -> jax.Array:
     """The input of the layer."""
@@ -121,7 +92,7 @@ class Branch(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-  """Tokens interact, then an MLP over channels; fields as in `translation.Translator`."""
+  """Tokens interact, then an MLP over channels; fields are as in `translation.Translator`."""
 
   max_length: int
   hidden_dim: int
@@ -141,9 +112,12 @@ class EncoderBlock(nn.Module):
     if self.mixing == "linear":
       self.cross_patch = TokenDense(self.max_length, self.causal, self.dtype)
     else:
-      self.attention = Attention(self.num_heads, self.hidden_dim, self.dtype)
+      self.attention = self._attention()
     options = dict(gelu=self.gelu, dtype=self.dtype, kernel_init=XAVIER)
     self.cross_channel = layers.MlpBlock(self.channels_mlp_dim, **options)
+
+  def _attention(self) -> Attention:
+    return Attention(self.num_heads, self.hidden_dim, XAVIER, dtype=self.dtype)
 
   def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [batch, tokens, channels] to the same shape; `mask` is True for a real token."""
@@ -174,7 +148,7 @@ class DecoderBlock(EncoderBlock):
   def setup(self):
     super().setup()
     self.cross_branch = Branch(**blocks.fields_of(self, Branch))
-    self.cross_attention = Attention(self.num_heads, self.hidden_dim, self.dtype)
+    self.cross_attention = self._attention()
 
   def __call__(
     self,

@@ -31,28 +31,20 @@ def upernet(
   backbone: Callable[..., family.Model],
   num_classes: int,
   *,
-  blocks: Annotated[tuple[int, ...], Option(_BLOCKS, 0, 1000)] = (),
+  blocks: Annotated[tuple[int, ...], Option(_BLOCKS, 0)] = (),
   width: family.width("channels of the decoder") = 512,
   dropout_rate: family.rate("dropout of channels before the heads") = 0.1,
-  auxiliary: Annotated[float, Option(_SECOND, 0, 100)] = 0.0,
+  auxiliary: Annotated[float, Option(_SECOND, 0)] = 0.0,
 ) -> "UperNet":
   """The decoder on a backbone that is ready but for `num_classes` and `feature_blocks`.
 
-  A ValueError unless there are four blocks, none before the one in front of it, and the last is the
-  backbone's last.
+  A ValueError is raised unless `blocks` are four in rising order that end with the last one.
   """
   model = backbone(num_classes=0)
-  chosen = tuple(blocks) or feature_blocks(model.num_blocks)
-  whole = all(block == int(block) for block in chosen)
-  if (
-    not whole
-    or len(chosen) != 4
-    or list(chosen) != sorted(chosen)
-    or chosen[-1] != model.num_blocks - 1
-  ):
-    allowed = f"four whole numbers, none below the one before, the last {model.num_blocks - 1}"
-    raise ValueError(f"decoder.blocks is {chosen}; allowed: {allowed}")
-  chosen = tuple(map(int, chosen))
+  chosen = tuple(map(int, blocks)) or feature_blocks(model.num_blocks)
+  last = model.num_blocks - 1
+  if len(chosen) != 4 or list(chosen) != sorted(chosen) or chosen[-1] != last:
+    raise ValueError(f"decoder.blocks is {chosen}; allowed: four in rising order, the last {last}")
   return UperNet(model.clone(feature_blocks=chosen), num_classes, width, dropout_rate, auxiliary)
 
 

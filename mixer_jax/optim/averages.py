@@ -17,7 +17,7 @@ def averaged(
   identity_start: Any = False,
   skip_zeros: bool = True,
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-  """The moving averages of factors after one more estimate, and how many each is of.
+  """The moving averages of factors after one more estimate, and the number of estimates in each.
 
   Args:
     old: averages by name of the block.
@@ -30,10 +30,10 @@ def averaged(
   """
 
   def weight(number, dtype):
-    """Of the newest of n + 1 estimates: (1 - decay) / (1 - decay^(n + 1))."""
+    """The weight of the newest of n + 1 estimates: (1 - decay) / (1 - decay^(n + 1))."""
     log = jnp.log(jnp.asarray(decay, dtype))
     quotient = jnp.expm1(log) / jnp.expm1((number + 1) * log)
-    # Of the first it must be 1 exactly, which the quotient is not: some of `old` would stay.
+    # The first weight must be exactly 1. The quotient is not, and some of `old` would stay.
     unbiased = jnp.where(number == 0, 1.0, quotient)
     return jnp.where(identity_start, jnp.asarray(1.0 - decay, dtype), unbiased)
 
@@ -53,7 +53,7 @@ def averaged(
 
 
 def _sizes(factors: Kronecker | Diagonal, stacked: int) -> jax.Array:
-  """A size of each factor of a layer, of each of a stack, [factors, *stacked]: 0 only of zeros."""
+  """A size of each factor of a layer, [factors, *stacked]; it is 0 only for a factor of zeros."""
   if isinstance(factors, Kronecker):
     return jnp.stack([algebra.mean_eigenvalue(factor) for factor in factors])
   total = lambda x: jnp.abs(x).sum(axis=tuple(range(stacked, x.ndim)))

@@ -7,9 +7,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def check(axis_name: Any, batch: Any) -> None:
-  """Refuses devices that would go apart, each with statistics of its own part of a batch.
+  """Raises a ValueError if devices would drift apart, each with statistics of its own part of a batch.
 
-  A checked `shard_map` tells over which axes the batch is spread: these are named, and no others.
+  A checked `shard_map` knows over which axes the batch is spread; `axis_name` must have exactly these.
   """
   before_0_10 = getattr(jax.core, "unsafe_get_axis_names_DO_NOT_USE", tuple)  # pmap's, there
   manual, names = _manual(), set(_names(axis_name))
@@ -37,7 +37,7 @@ def check(axis_name: Any, batch: Any) -> None:
 
 
 def check_distinct(axis_name: Any) -> None:
-  """Refuses several axes of devices that may hold copies of examples, which would count twice."""
+  """Raises a ValueError for several axes whose devices may hold copies of an example: it would count twice."""
   several = [
     name for name in _names(axis_name) if name in _manual() and jax.lax.axis_size(name) > 1
   ]
@@ -53,12 +53,12 @@ def _names(axis_name: Any) -> tuple:
 
 
 def _manual() -> set:
-  """The axes of devices that a `shard_map`, or pmap from JAX 0.10 on, is over."""
+  """The axes of devices of the `shard_map` around the call, or of a pmap from JAX 0.10 on."""
   return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def is_checked() -> bool:
-  """Whether `shard_map` is a checked one, which knows over which axes an array varies."""
+  """Whether the `shard_map` around the call is checked: it then knows over which axes an array varies."""
   return any(_varying_over(jax.lax.axis_index(name)) for name in _manual())
 
 
@@ -107,6 +107,6 @@ def varying(tree: Any, axis_name: Any) -> Any:
 
 
 def summed(x: jax.Array, like: Any, arrays: Any) -> jax.Array:
-  """A sum over devices: over the axes over which some arrays vary, and one like it does not."""
+  """The sum of x over the axes of devices over which `arrays` vary and `like` does not."""
   over = tuple(_spread_over(arrays) - _spread_over(like))
   return jax.lax.psum(varying(x, over), over) if over else x

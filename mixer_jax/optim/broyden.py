@@ -41,7 +41,7 @@ class InverseMemory(NamedTuple):
 
   Attributes:
     inverse: H, [parameters, parameters]; before the first pair it is not used.
-    pairs: how many pairs it was made of since it was last forgotten, an int32 scalar.
+    pairs: number of pairs that H is made of, an int32 scalar.
   """
 
   inverse: jax.Array
@@ -63,9 +63,9 @@ def direction(memory: InverseMemory, gradient: Any, params: Any) -> tuple[Any, I
 
 
 def learned(memory: InverseMemory, pair: Pair, good: jax.Array, method: str) -> InverseMemory:
-  """The memory with a pair; without any if the pair is not good.
+  """The memory after one more pair; it has no pair if this one is not good.
 
-  The first pair updates the identity, whose scaling makes y^T H y as large as y^T s, or as theta
+  The first pair updates the identity, scaled so that y^T H y is as large as y^T s, or as theta
   wants it.
   """
   s, y, g = (ravel_pytree(tree)[0] for tree in (pair.step, pair.change, pair.gradient))
@@ -99,7 +99,7 @@ def scaling(
 
   The first pair has tau = h / (1 + a theta) (Nocedal and Wright, Equation 6.20, for theta = 0).
   """
-  # Rounding may make a negative, or 0, which (rho - 1) / a does not take.
+  # Rounding may make a zero or negative, and rho - 1 is divided by it.
   a = jnp.maximum(b * h - 1, jnp.finfo(b.dtype).eps)
   less, theta = jnp.minimum(1, 1 / b), jnp.zeros_like(b)
   if method == "ssbroyden":

@@ -46,10 +46,12 @@ class Source(NamedTuple):
     blocks: maps parameters by path to the blocks with a basis.
     estimate: maps (blocks, gradients by path, whole params, batch, rng) to fresh factors by name of
       the block.
-    after: whether a step is made before its own gradient enters the factors, one of zeros, too.
+    after: whether a step is made before its own gradient enters the factors; a gradient of zeros
+      then enters, too.
     check: raises a ValueError for parameters that are not those of the source.
-    growth: a basis is renewed before its period if a factor's trace has grown by more than this, as
-      from zero behind a head that starts there: its eigenvalues are out of date; None: it is not.
+    growth: a basis is renewed before its period is over if a factor's trace has grown by more than
+      this, since its eigenvalues are out of date then (behind a head that starts at zero, the trace
+      grows from zero); None: it waits for its period.
     compare: looks at (gradients, whole params, batch, count), see `Curvature.compare`.
   """
 
@@ -238,7 +240,7 @@ def _turn(old: algebra.Eigen, new: algebra.Eigen, power: int) -> jax.Array | Non
 def gradient_source(
   max_factor: Any, matrices: Matrices | None = None, growth: float | None = None
 ) -> Source:
-  """Factors V V^T and V^T V of the gradient itself: no model is needed.
+  """Makes the factors V V^T and V^T V of the gradient itself: no model is needed.
 
   `matrices` says which arrays are matrices, see `matrices.matrix_axes`; a side above max_factor keeps
   its coordinates. Other arrays have no basis.
@@ -275,7 +277,7 @@ def gradient_source(
 
 
 def _moments(block: Block, v: jax.Array) -> Kronecker:
-  """V V^T and V^T V, of a side without a basis the diagonal."""
+  """V V^T and V^T V, or their diagonal for a side without a basis."""
 
   def side(x, diagonal):
     return Diagonals(jnp.sum(x**2, axis=-1)) if diagonal else x @ jnp.swapaxes(x, -2, -1)

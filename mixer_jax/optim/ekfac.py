@@ -31,10 +31,10 @@ from mixer_jax.optim.trees import taken
 def averaged_moments(
   old: dict[str, jax.Array], fresh: dict[str, jax.Array], age: jax.Array, decay: Any
 ) -> dict[str, jax.Array]:
-  """The averages after one more estimate, each weighted by decay^its age; of one it is this one.
+  """The averages after one more estimate, in which estimates have weights decay^age that sum to 1.
 
-  A name that the estimate lacks keeps its average, as does a layer whose estimate is zero, which saw
-  only padding, or not finite; `age` is the number of estimates before.
+  A layer keeps its average if it has no estimate, or one that is zero (it saw only padding) or not
+  finite. `age` is the number of estimates before.
   """
   decay = jnp.asarray(decay, jnp.result_type(jnp.float32, *fresh.values()))
   total = jnp.where(decay == 1.0, age + 1.0, (1.0 - decay ** (age + 1)) / (1.0 - decay))
@@ -65,7 +65,7 @@ def precondition(
     basis: of the block.
     moments: second moments [..., d_in, d_out] before this update.
     scale: multiplies the squares of this gradient, which enter the moments; None: they do not.
-      A gradient of zeros, of a layer that was not reached, never does.
+      A gradient of zeros, as of a layer that was not reached, never enters them.
     decay: of the moments.
     damping: added to the moments.
     dtype: of the operands of the products.

@@ -1,7 +1,7 @@
 """First-order optimizers as chains that end in a learning rate.
 
-Of a gradient g of parameters w with weight decay l, the rule of an optimizer gets g + l w (L2), or
-l w is added to the update that it makes of g (decoupled).
+Let g be the gradient of the parameters w, and l the weight decay. An optimizer with L2 regularisation
+hands g + l w to its rule. One with decoupled decay hands it g and adds l w to the update.
 
 All take
 
@@ -28,19 +28,23 @@ Transform = optax.GradientTransformation
 NOT_BY_MUON = r"(^|/)(head|embedding)(/|$)"  # they take Adam, as is usual
 
 
-def add_decayed_weights(weight_decay: Any, decay_mask: Any) -> Transform:
-  """`optax.add_decayed_weights`, whose updates keep their types: a schedule gives float32 numbers."""
-  inner = optax.add_decayed_weights(weight_decay, decay_mask)
+def _keeping_types(inner: Transform) -> Transform:
+  """A transform whose updates keep their types: numbers of a schedule are float32."""
 
   def update_fn(updates, state, params=None):
-    decayed, state = inner.update(updates, state, params)
-    return jax.tree.map(lambda u, d: d.astype(u.dtype), updates, decayed), state
+    found, state = inner.update(updates, state, params)
+    return jax.tree.map(lambda u, x: x.astype(u.dtype), updates, found), state
 
   return optax.GradientTransformation(inner.init, update_fn)
 
 
+def add_decayed_weights(weight_decay: Any, decay_mask: Any) -> Transform:
+  """`optax.add_decayed_weights`, whose updates keep their types."""
+  return _keeping_types(optax.add_decayed_weights(weight_decay, decay_mask))
+
+
 def checked_rate(learning_rate: Any) -> Any:
-  """The rate; a ValueError if it is of 16 bits, as a decay beside it then is: 0.999 becomes 1."""
+  """The rate. Raises a ValueError if it has 16 bits: decays beside it then have, too, and 0.999 is 1."""
   dtype = getattr(learning_rate, "dtype", None)
   if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2:
     raise ValueError(
@@ -52,17 +56,14 @@ def checked_rate(learning_rate: Any) -> Any:
 
 def scale_by_rate(learning_rate: Any) -> Transform:
   """`optax.scale_by_learning_rate` of a `checked_rate`, whose updates keep their types."""
-  inner = optax.scale_by_learning_rate(checked_rate(learning_rate))
-
-  def update_fn(updates, state, params=None):
-    scaled, state = inner.update(updates, state, params)
-    return jax.tree.map(lambda u, s: s.astype(u.dtype), updates, scaled), state
-
-  return optax.GradientTransformation(inner.init, update_fn)
+  return _keeping_types(optax.scale_by_learning_rate(checked_rate(learning_rate)))
 
 
 def in_float32(rule: Transform) -> Transform:
-  """A rule of 16 bits that computes, and keeps its state, in float32; updates have the gradients' type."""
+  """A rule that computes in float32, and keeps its state there, for gradients of 16 bits.
+
+  Its updates have the gradients' types.
+  """
   rule = optax.with_extra_args_support(rule)
   wide = lambda tree: jax.tree.map(trees.wide, tree)
 
@@ -230,11 +231,11 @@ def muon(
   Args:
     learning_rate: a number or a schedule of the update count.
     momentum: decay of the momentum.
-    nesterov: whether the momentum is Nesterov's, that of Adam, too: it is NAdam then.
+    nesterov: whether the momentum is Nesterov's; Adam then is NAdam.
     rms: root mean square of an update of a matrix, at a rate of 1.
     b1: of Adam, as are b2 and eps; of NAdam with `nesterov`.
-    adam_paths: a regular expression of matrices that take Adam; "" for none. Tables that ids look
-      up do, too.
+    adam_paths: a regular expression of matrices that take Adam; "" matches none. Tables that ids
+      look up take Adam, too.
     matrices: see `matrix_axes`. None: arrays named kernel or weight of two or more axes, see
       `Matrices`.
     weight_decay: decoupled.

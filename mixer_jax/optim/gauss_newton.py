@@ -8,13 +8,16 @@ the damped Gauss-Newton step is
 where the right side needs an N x N matrix alone: it is cheaper where there are fewer residuals than
 parameters (Chen and Heyl, 2024, https://arxiv.org/abs/2302.01941; Rende et al., 2024,
 https://arxiv.org/abs/2310.05715). J J^T is made from the rows that layers see (`curvature.gram`),
-and the product with J^T is one backward pass, so that J is not formed. For equations solved by nets
+and the product with J^T is one backward pass, so that J is not formed. Where there are at least four
+times as many residuals as parameters, J itself is made from these rows, and the left side is solved
+by QR decompositions. For equations solved by nets
 this is the energy natural gradient of Müller and Zeinhofer (2023,
 https://arxiv.org/abs/2302.13163); for any likelihood it is natural gradient descent (Martens, 2010
 and 2020, https://arxiv.org/abs/1412.1193). Dangel et al. (2024, https://arxiv.org/abs/2405.15603)
 approximate the same matrix for such losses by K-FAC.
 """
 
+import math
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -25,6 +28,9 @@ from mixer_jax.optim import axes, first_order, model_steps, trees
 from mixer_jax.optim.curvature.curvature import Curvature, tangent
 
 MAX_ROWS = 8192
+_TALL = (
+  4  # residuals for each parameter from which J [N, P] is smaller than J J^T, with what follows
+)
 _TRIES = 8  # dampings in one update
 
 
@@ -60,7 +66,7 @@ def gauss_newton(
   max_damping: float = 1e8,
   max_rows: int = MAX_ROWS,
 ) -> optax.GradientTransformationExtraArgs:
-  """Damped Gauss-Newton steps, exact, for batches of up to a few thousand residuals.
+  """Damped Gauss-Newton steps, exact, for batches of up to a few thousand residuals or parameters.
 
   The step follows from the batch alone: its targets give the residuals (without targets, as of
   equations, they are zero), so the likelihood must be that of the loss, and what was done to the
@@ -104,7 +110,8 @@ def gauss_newton(
       it.
     min_damping: the damping stays at this or above.
     max_damping: the damping stays at this or below.
-    max_rows: most residuals of a batch; the matrix of 8,192 in float64 takes 512 MiB.
+    max_rows: most residuals of a batch, unless there is a parameter for four of them or fewer; the
+      matrix of 8,192 in float64 takes 512 MiB.
 
   Returns:
     A transform with a `GaussNewtonState`.
@@ -163,6 +170,7 @@ class _GaussNewton(NamedTuple):
   ):
     del extra
     curvature = self.curvature
+    batch = curvature.some_of(batch, None)
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
     model_steps.check_searchable(self.line_search, value_fn)
     names = tuple(trees.by_path(updates))
@@ -197,28 +205,73 @@ class _GaussNewton(NamedTuple):
     return space.pull(space.vector)
 
   def _system(self, whole, batch, names, moved):
-    """J J^T, r, and what r becomes by the moved part of the direction."""
+    """J J^T or, of J = Q R, both, with r, and what r becomes by the moved part of the direction."""
     space = self.curvature.residuals(whole, batch)
-    check_rows(len(space.vector), self.max_rows)
+    rows, shapes = len(space.vector), trees.by_path(whole)
     still = isinstance(self.momentum, int | float) and self.momentum == 0
     ahead = jnp.zeros_like(space.vector) if still else space.push(tangent(whole, moved))
-    return self.curvature.gram(whole, batch, names), space.vector, ahead
+    if _TALL * sum(math.prod(jnp.shape(shapes[path])) for path in names) <= rows:
+      jacobian = self.curvature.jacobian(whole, batch, names)
+      return _Tall(*jnp.linalg.qr(jacobian)), space.vector, ahead
+    check_rows(rows, self.max_rows)
+    return _Wide(self.curvature.gram(whole, batch, names)), space.vector, ahead
 
   def _directed(self, whole, batch, names, moved, system, lam, told):
     """The direction by path, its slope and curvature, and the damping."""
     matrix, vector, ahead = system
     space = self.curvature.residuals(whole, batch)
+    if isinstance(matrix, _Tall):
+      back = lambda x: self.curvature.of_columns(x, whole, batch, names)
+    else:
+      back = lambda v: {path: trees.by_path(space.pull(v))[path] for path in names}
     with jax.default_matmul_precision("highest"):
-      lower, lam = root(matrix, lam)
-      solve = lambda v: jax.scipy.linalg.cho_solve((lower, True), v)
-      solution = solve(vector + ahead)
-      change = ahead - matrix @ solution  # J d
-    back = lambda v: {path: trees.by_path(space.pull(v))[path] for path in names}
+      solve, lam = matrix.solver(lam)
+      solution, change = solve(vector + ahead)
+      change = ahead - change  # J d
     direction = {path: moved[path] - d for path, d in back(solution).items()}
     if self.acceleration:
-      second = back(solve(space.bend(tangent(whole, direction))))
+      second = back(solve(space.bend(tangent(whole, direction)))[0])
       direction = model_steps.accelerated(direction, second, told)
     return direction, jnp.vdot(vector, change), jnp.vdot(change, change), lam
+
+
+class _Wide(NamedTuple):
+  """J J^T [N, N], for J^T (J J^T + damping I)^-1 v by Cholesky's method."""
+
+  matrix: jax.Array
+
+  def solver(self, damping: jax.Array) -> tuple[Callable, jax.Array]:
+    """A function from v to the x with the step J^T x, and to J J^T x; and the damping that was taken."""
+    lower, damping = root(self.matrix, damping)
+
+    def solve(v):
+      x = jax.scipy.linalg.cho_solve((lower, True), v)
+      return x, self.matrix @ x
+
+    return solve, damping
+
+
+class _Tall(NamedTuple):
+  """Q [N, P] and R [P, P] of J: the same step is argmin |J x - v|^2 + damping |x|^2.
+
+  It is solved by a QR decomposition of R above damping^(1/2) I (Nocedal and Wright, 2006, Section
+  10.3), in which the condition of J is not squared.
+  """
+
+  q: jax.Array
+  r: jax.Array
+
+  def solver(self, damping: jax.Array) -> tuple[Callable, jax.Array]:
+    """A function from v to the step x, and to J x; and the damping that was taken."""
+    damping = jnp.maximum(damping, jnp.finfo(self.r.dtype).tiny)
+    identity = jnp.eye(len(self.r), dtype=self.r.dtype)
+    q, r = jnp.linalg.qr(jnp.concatenate([self.r, jnp.sqrt(damping) * identity]))
+
+    def solve(v):
+      x = jax.scipy.linalg.solve_triangular(r, q[: len(r)].T @ (self.q.T @ v))
+      return x, self.q @ (self.r @ x)
+
+    return solve, damping
 
 
 def _until_made(tried: Callable[[jax.Array], Any], damping: jax.Array) -> Any:

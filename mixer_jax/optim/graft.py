@@ -49,8 +49,8 @@ def graft(
   arguments; learning rates, momentum and weight decay live inside each. With m
   and d their updates, the step is ||m|| d / (||d|| + eps).
 
-  `graft(a, a)` makes the steps of `a`, as long as their norms are far above eps. A step whose direction is
-  exactly zero is zero.
+  `graft(a, a)` makes the steps of `a`, as long as their norms are far above eps. Where the direction is
+  exactly zero, so is the step.
 
   Args:
     magnitude: gives the norm.

@@ -3,7 +3,7 @@
 Martens (2010), "Deep learning via Hessian-free optimization", and Martens and Sutskever (2012),
 "Training deep and recurrent networks with Hessian-free optimization". The matrix F = J^T J
 (`curvature.residuals`) is never formed: a product with it is one pass in forward mode and one in
-reverse. There is no limit to the number of residuals, as `gauss_newton` has one.
+reverse. Unlike `gauss_newton`, it has no limit to the number of residuals.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -16,7 +16,7 @@ from mixer_jax.optim import algebra, axes, first_order, model_steps, trees
 from mixer_jax.optim.curvature.curvature import Curvature, tangent
 from mixer_jax.optim.preconditioner import scale_by_kfac
 
-# The progress of the model is looked at over the last 10 iterations, or the last tenth of all.
+# The model's progress is measured over the last 10 iterations, or over the last tenth of all of them.
 _LEAST_SPAN = 10
 
 Vector = dict[str, jax.Array]  # by the path of a parameter
@@ -59,11 +59,11 @@ def hessian_free(
   min_damping: float = 1e-20,
   max_damping: float = 1e8,
 ) -> optax.GradientTransformationExtraArgs:
-  """Steps -(F + damping I)^-1 g by conjugate gradients, with the exact Gauss-Newton matrix F of a batch.
+  """Makes steps -(F + damping I)^-1 g by conjugate gradients, F the exact Gauss-Newton matrix of a batch.
 
   The update takes `batch` and, for sampled factors, `rng`; with `value_fn`, and maybe `value`,
-  damping adapts and steps that do not lessen the loss are not made, see `gauss_newton`. Other than
-  there the gradient g is the one that is given. The iterations end where the model of the loss
+  damping adapts and steps that do not lessen the loss are not made, see `gauss_newton`. Unlike
+  there, g is the gradient that the caller gives. The iterations end where the model of the loss
   falls by less than a share of k `cg_tolerance` over the last k, k = max(10, i / 10) (Martens, 2010,
   Section 4.4).
 
@@ -130,6 +130,7 @@ class _HessianFree(NamedTuple):
     self, updates, state, params=None, *, batch=None, rng=None, value=None, value_fn=None, **extra
   ):
     curvature, model_params = self.curvature, extra.get("model_params")
+    batch = curvature.some_of(batch, None)
     whole = trees.whole_tree(params if model_params is None else model_params, curvature.names)
     model_steps.check_searchable(self.line_search, value_fn)
     curvature.compare(updates, whole, batch, state.count, scale=True)
@@ -177,7 +178,7 @@ def conjugate_gradients(
   most: int,
   tolerance: Any,
 ) -> tuple[Vector, Vector, jax.Array]:
-  """x with product(x) = target, nearly, what is missing, and how many iterations it took.
+  """Solves product(x) = target; returns x, the residual target - product(x), and the iterations.
 
   It begins at `start`, or at 0 (None) if the model is better there; see `hessian_free`.
   """

@@ -13,8 +13,8 @@ class InTurnState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     turn: which of the optimizers made the last one, from 0, an int32 scalar.
-    states: those of all optimizers. One that has not begun has a state of the parameters of
-      `init`, which it never uses; one that is done keeps its last.
+    states: the state of each optimizer. An optimizer that has not begun holds a state made from the
+      parameters of `init`, which it never uses; one that is done keeps its last.
   """
 
   count: jax.Array
@@ -27,8 +27,8 @@ def in_turn(
 ) -> optax.GradientTransformationExtraArgs:
   """Joins optimizers as `optax.join_schedules` joins schedules.
 
-  The first makes the updates before boundaries[0], the next those from boundaries[0] on, and so
-  forth. Each begins as if the run began there: its state is made of the parameters of that moment,
+  The first makes the updates before boundaries[0], the second those from boundaries[0] on, and so
+  forth. Each begins as if the run began there: its state is made from the parameters of that moment,
   and its schedules count from 0. All of them get the extra arguments.
 
   Args:
@@ -39,7 +39,8 @@ def in_turn(
     A transform with an `InTurnState`, whose update needs parameters.
 
   Raises:
-    ValueError: boundaries that are too few or too many, or do not rise; in the update no parameters.
+    ValueError: there are too few or too many boundaries, or they do not rise; or the update gets no
+      parameters.
   """
   transforms = [optax.with_extra_args_support(tx) for tx in optimizers]
   starts = [0, *boundaries]

@@ -1,8 +1,8 @@
 """Which arrays of a tree are matrices, for optimizers that see gradients alone.
 
 SOAP, Shampoo and Muon turn or orthogonalise a matrix [d_in, d_out]; LAMB and grafting take the norm of
-one. Which axes of an array are inputs, outputs, or layers of a stack, its shape does not tell: a
-program that reads it does.
+one. The shape of an array does not tell which of its axes are inputs, outputs, or layers of a stack;
+the program that reads the array does.
 """
 
 import math
@@ -20,7 +20,7 @@ from mixer_jax.optim.curvature.predictor import Predictor
 
 
 class Axes(NamedTuple):
-  """The axes of an array: of stacked layers, of inputs and of outputs; () for what it has not."""
+  """The axes of an array that count stacked layers, inputs and outputs; () where it has none."""
 
   stacked: tuple[int, ...] = ()
   inputs: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class Matrices:
     self._known, self._axes = known, axes
 
   def parts(self, leaves: Mapping[str, Any]) -> dict[str, Sequence[Part]]:
-    """The parts of arrays by path; a ValueError for one that is not known."""
+    """The parts of arrays by path. Raises a ValueError for an array that is not known."""
     return {path: self._parts(path, leaves) for path in leaves}
 
   def _parts(self, path: str, leaves: Mapping[str, Any]) -> Sequence[Part]:
@@ -82,9 +82,10 @@ class Matrices:
   def apart(
     self, tx: optax.GradientTransformation, wanted: Callable[[str, Part], bool]
   ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer of {"matrices": [*stacked, d_in, d_out] by name, "others": arrays by path}.
+    """Applies an optimizer of {"matrices": [*stacked, d_in, d_out] by name, "others": arrays by path}.
 
-    `wanted` says of a path and a part whether it belongs to the matrices. A ValueError if none does.
+    `wanted(path, part)` says whether a part belongs to the matrices. `init` raises a ValueError if no
+    part does.
     """
     tx = optax.with_extra_args_support(tx)
 
@@ -129,7 +130,7 @@ class Matrices:
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
   def each(self, function: Callable, *arrays: Any) -> Any:
-    """Trees of arrays to one, each matrix (or single array) by itself.
+    """Applies a function to each matrix (or single array) of some trees, and returns a tree.
 
     `function` maps arrays [*stacked, ...] and the number of stacked axes to an array like the first.
     """
@@ -182,7 +183,7 @@ def _part(shape: tuple[int, ...], axes: Axes) -> Part:
 
 
 def _columns(layer: layers_lib.Layer) -> list[views.View]:
-  """The matrices of a layer: more than one where its outputs are sliced, as those of fused heads."""
+  """The matrices of a layer; there are several where its outputs are sliced, as in fused heads."""
   slices, d_out = layer.uses[0][0].slices, layer.kernel.shape[-1]
   apart = len(layer.uses) == 1 and len(layer.kernel.shape) == 2 and len(slices) > 1
   if not apart or sorted(np.concatenate(slices)) != list(range(d_out)):

@@ -1,7 +1,6 @@
 """Gradients of single examples, a few at a time."""
 
 import functools
-import operator
 from typing import Any, Callable, Iterator
 
 import jax
@@ -31,22 +30,13 @@ def per_example_grads(
   Raises:
     ValueError: a chunk below 1, or arrays of different lengths.
   """
-  chunk = _checked(chunk)
+  if chunk < 1:
+    raise ValueError(f"chunk is {chunk}; allowed: 1 or more")
   lengths = {x.shape[0] if getattr(x, "shape", ()) else None for x in jax.tree.leaves(batch)}
   if len(lengths) != 1 or None in lengths:
     shapes = ", ".join(sorted({str(getattr(x, "shape", ())) for x in jax.tree.leaves(batch)}))
     raise ValueError(f"the batch has arrays of shapes {shapes or 'none'}; all need one length")
   return _chunks(loss, params, batch, *lengths, chunk)
-
-
-def _checked(chunk: Any) -> int:
-  try:
-    number = operator.index(chunk)
-  except TypeError:
-    number = 0
-  if number < 1:
-    raise ValueError(f"chunk is {chunk!r}; allowed: a whole number of 1 or more")
-  return number
 
 
 def _chunks(loss, params, batch, length: int, chunk: int) -> Iterator[Any]:

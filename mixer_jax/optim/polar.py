@@ -11,7 +11,7 @@ from mixer_jax.optim.algebra import TINY, Eigen
 # Coefficients of Muon's quintic iteration (Jordan, 2024, https://kellerjordan.github.io/posts/muon).
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 _TINY = 1e-20
-# Added to the norm of the momentum, as optax's Muon does: where gradients vanish the steps do, too.
+# Added to the norm of the momentum, as in optax's Muon: where gradients vanish, so do the steps.
 _EPS = 1e-8
 
 
@@ -49,7 +49,8 @@ def orthogonal(
 def _inverse_root(side: Eigen, ridge: float) -> jax.Array:
   """(s / mean(s) + ridge)^(-1/2) of the eigenvalues s [..., d], over its value at their mean.
 
-  Ones if all are 0. Steps do not depend on the unit, and with it a large ridge leaves them in float32.
+  They are ones if all eigenvalues are 0. The division changes no step, and keeps those of a large
+  ridge in the range of float32.
   """
   mean = side.values.mean(axis=-1, keepdims=True)
   relative = side.values / jnp.where(mean > 0, mean, 1.0)
@@ -57,16 +58,16 @@ def _inverse_root(side: Eigen, ridge: float) -> jax.Array:
 
 
 def polar(x: jax.Array, steps: int) -> jax.Array:
-  """Approximates X (X^T X)^(-1/2) of X [..., n, m], singular values between 0.7 and 1.2.
+  """Approximates X (X^T X)^(-1/2) for X [..., n, m]; its singular values are between 0.7 and 1.2.
 
-  Small singular values need more steps: those below 1e-3 of the Frobenius norm are not there after 5.
+  Small singular values need more steps: five do not bring those below 1e-3 of the Frobenius norm there.
   With n at most half of m, or the reverse, the steps run in threes on X X^T [n, n] alone, in
   fewer operations (0.63 for m = 4 n): X p(X X^T) has the same polynomial p.
   """
   if x.shape[-2] > x.shape[-1]:
     return _transposed(polar(_transposed(x), steps))
   x, _ = _normalised(x)
-  # Not more: a rounding error below zero grows twelvefold a step, and X X^T made anew has none.
+  # No more than three: a rounding error below zero grows twelvefold in each, and a new X X^T has none.
   group = 3 if 2 * x.shape[-2] <= x.shape[-1] else 1
   x = jax.lax.fori_loop(0, steps // group, lambda _, x: _steps(x, group), x)
   if not isinstance(steps, int):  # traced, as by optax.inject_hyperparams
@@ -86,7 +87,7 @@ def _steps(x: jax.Array, count: int) -> jax.Array:
 
 
 def _normalised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """X [..., n, m] by its Frobenius norm, and the norm [..., 1, 1]; squares of any X are finite."""
+  """X [..., n, m] divided by its Frobenius norm, and the norm [..., 1, 1]; no square overflows."""
   largest = jnp.maximum(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True), TINY)
   x = x / largest
   norm = jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True)), 1.0)

@@ -56,7 +56,7 @@ class _Rule(NamedTuple):
   """How H is made.
 
   `init(params)` makes a memory. `direction(memory, gradient, params)` returns H g and a memory.
-  `learn(memory, pair, good)` takes the pair of a step in, or forgets all if it is no good one.
+  `learn(memory, pair, good)` adds the pair of a step, or forgets all pairs if it is not good.
   """
 
   init: Callable[[Any], Any]
@@ -98,8 +98,8 @@ def lbfgs(
     return PairsMemory(pairs, optax.tree.zeros_like(params))
 
   def direction(memory, gradient, params):
-    # The pair has the old gradient of this batch: that of the old batch, moved by as much as the
-    # batches differ at these parameters.
+    # A pair needs the old gradient on this batch. It is the old gradient on the old batch, moved by
+    # as much as the batches differ at these parameters.
     moved = lambda old, new, end: old + (new - end)
     old = jax.tree.map(moved, memory.pairs.updates, gradient, memory.gradient)
     found, pairs = by_pairs.update(gradient, memory.pairs._replace(updates=old), params)
@@ -229,7 +229,7 @@ def _searched(
   step, end = search.update(
     downhill, search.init(params), params, value=value, grad=gradient, value_fn=loss
   )
-  # Near a minimum differences of losses are rounded away; the search then looks at slopes alone.
+  # Near a minimum rounding hides the differences of losses; the search then uses slopes alone.
   lower = (end.value < value) | (end.info.decrease_error <= 0)
   lower &= jnp.isfinite(end.value) & (optax.tree.vdot(downhill, gradient) < 0)
   # Not plainly 0: a gradient that is not finite must be seen in the update.

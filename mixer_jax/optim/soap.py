@@ -21,8 +21,8 @@ from mixer_jax.optim.eigenbasis import gradient_source, in_basis
 from mixer_jax.optim.matrices import Matrices
 
 MAX_FACTOR = 8192
-# Shampoo renews its bases where the squares of a gradient have grown by more since they were made: by
-# the old eigenvalues its steps would be more than twice too long.
+# Shampoo renews a basis early if the squares of the gradient have grown by more than this since it was
+# made: with the old eigenvalues a step would be more than twice too long.
 _GROWTH = 4.0
 
 
@@ -40,8 +40,8 @@ def scale_by_soap(
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors' but for max_factor.
 
-  The first update is zero and makes the first basis. A later one is made in the basis of the
-  gradients before it, as by the authors.
+  The first update is zero and makes the first basis. Every later update is made in the basis of the
+  gradients before it, as in the authors' code.
 
   Args:
     b1: decay of the first moments.
@@ -106,7 +106,7 @@ def from_second(
 def _from_second(
   tx: optax.GradientTransformation, count: Callable[[Any], jax.Array]
 ) -> optax.GradientTransformationExtraArgs:
-  """An optimizer whose first update is zero; `count` gives that of the updates of its state."""
+  """Makes an optimizer's first update zero; `count(state)` is the number of its updates so far."""
   tx = optax.with_extra_args_support(tx)
 
   def update_fn(updates, state, params=None, **extra):
@@ -137,7 +137,7 @@ def scale_by_shampoo(
     b2: decay of second moments, of parameters without a basis and, if corrected, of all.
     eps: added to the roots of second moments.
     power: p of L^-p V R^-p; not used if corrected, as ridge.
-    ridge: eigenvalues get this part of the factor's largest one added.
+    ridge: this share of a factor's largest eigenvalue is added to all of them.
     corrected: divides by roots of second moments in the eigenbasis. Without it bases are also renewed
       when the squares of gradients have grown fourfold.
     max_factor: see `scale_by_soap`, as are the other arguments.

@@ -60,8 +60,8 @@ def of_each_matrix(
 def _by_rows(tree: Any) -> Any:
   """Pins the layout of matrices to row after row, as the state has it.
 
-  LAPACK and similar libraries want matrices stored by columns. XLA would take their layout for the
-  whole `lax.cond`, and transpose all factors, or all inverses, in the steps that renew nothing, too.
+  LAPACK and similar libraries want matrices stored by columns. Without the pin XLA would use that
+  layout for the whole `lax.cond`, and transpose all factors and inverses in every step.
   """
   by_rows = lambda x: layout.Layout(tuple(range(x.ndim)))
   pinned = lambda x: layout.with_layout_constraint(jnp.asarray(x), by_rows(x))
@@ -95,9 +95,9 @@ _STACKED = 48  # matrices of one size that are decomposed together, on a CPU as 
 
 
 def share_out(sizes: Sequence[int], devices: int) -> list[list[int]]:
-  """Which matrices each device decomposes: the costliest first, to who has least to do.
+  """Shares matrices out among devices: the costliest first, each to the device with the least to do.
 
-  `sizes` are rows of each matrix; the cost grows with the third power.
+  `sizes` are the numbers of rows; the cost of a matrix grows with their third power.
 
   Returns:
     Indices into `sizes` by device, up to the first device that has none.

@@ -16,7 +16,8 @@ _ATTENDING = ("query", "key", "value")  # layers of nn.MultiHeadDotProductAttent
 def by_path(tree: Any) -> dict[str, jax.Array]:
   """The leaves by path.
 
-  A ValueError if one is complex, or split over explicit axes of a mesh, or if two have one path.
+  Raises a ValueError if a leaf is complex or split over explicit axes of a mesh, or if two leaves
+  have one path.
   """
   leaves = {}
   for key, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -37,7 +38,7 @@ def by_path(tree: Any) -> dict[str, jax.Array]:
 
 
 def _placeholder() -> type:
-  """What `optax.tree_map_params` gives to `init` in the place of parameters."""
+  """The type that `optax.tree_map_params` hands to `init` in place of parameters."""
   seen: list[type] = []
   optax.tree_map_params(lambda params: seen.append(type(params)) or {}, lambda x: x, {})
   return seen[0]
@@ -79,10 +80,10 @@ def covered_by(all_blocks: Sequence[Block], leaves: dict[str, Any]) -> list[Bloc
 def whole_tree(params: Any, names: tuple[str, ...]) -> Any:
   """The parameters of the model, all of them."""
   if params is None:
-    raise ValueError("K-FAC's update needs params: tx.update(grads, state, params, batch=batch)")
+    raise ValueError("the update needs params: tx.update(grads, state, params, batch=batch)")
   if missing := set(names) - set(by_path(params)):
     raise ValueError(
-      f"K-FAC's update needs all parameters, but {sorted(missing)[0]} is hidden; pass the whole"
+      f"the update needs all parameters, but {sorted(missing)[0]} is hidden; pass the whole"
       " tree as the extra argument model_params"
     )
   return params
@@ -110,7 +111,7 @@ def wide_type(tree: Any) -> np.dtype:
 
 
 def typed_as(like: Any, tree: Any) -> Any:
-  """The floats of a tree in the types of another: injected numbers have those of parameters."""
+  """Casts the floats of a tree to the types of another: injected numbers have those of parameters."""
 
   def one(x, y):
     types = jnp.result_type(x), jnp.result_type(y)
@@ -122,9 +123,9 @@ def typed_as(like: Any, tree: Any) -> Any:
 def output_axes(path: str, leaves: Mapping[str, Any], stacked: int = 0) -> int:
   """How many last axes of a kernel, beside `stacked` leading ones, are outputs.
 
-  As many as its bias has, in Linen one for each of a layer's `features`, if the kernel ends in the
-  bias's shape. Without a bias, also where a wrapper such as `optax.masked` hides it, two of a query,
-  key or value of Linen's attention, [inputs, heads, features]. One of any other array.
+  A kernel that ends in the shape of its bias has as many as the bias (in Linen one for each of a
+  layer's `features`). Without a bias in sight (a wrapper such as `optax.masked` may hide it), a query,
+  key or value of Linen's attention [inputs, heads, features] has two. Any other array has one.
   """
   shape = jnp.shape(leaves[path])[stacked:]
   *layers, name = path.split("/")
@@ -146,7 +147,7 @@ def _sibling(path: str, name: str) -> str:
 
 
 def with_directions(updates: Any, directions: dict[str, jax.Array]) -> Any:
-  """The tree of updates, some of its leaves replaced by path; types stay."""
+  """The tree of updates with some leaves replaced by path; types stay."""
   return jax.tree_util.tree_map_with_path(
     lambda path, g: directions.get(path_name(path), g).astype(g.dtype), updates
   )
@@ -159,7 +160,7 @@ def add_arrays(updates: dict[str, jax.Array], block: Block, matrix: jax.Array) -
 
 
 def taken(block: Block, gradients: dict[str, jax.Array]) -> list[jax.Array]:
-  """The gradients of a block in its type; a ValueError if one is missing or has another shape."""
+  """The gradients of a block in its type. Raises a ValueError if one is missing or has another shape."""
   for path, shape in zip(block.paths, block.shapes):
     if path not in gradients:
       raise ValueError(f"the gradients lack {path}; allowed: those of all parameters of init")

@@ -15,39 +15,36 @@ from mixer_jax.optim import Block, graft, in_turn, path_name
 from mixer_jax.optim.graft import SCOPES, SIDES
 from mixer_jax.optimizers.registry import OPTIMIZERS, WHOLE_STEPS, Given, Problem
 from mixer_jax.optimizers.schedules import Schedule
+from mixer_jax.options import Option, one_of
 
 
 @dataclasses.dataclass(frozen=True)
 class General:
   """Options of every optimizer but `graft`."""
 
-  learning_rate: Annotated[float, options.Option("learning rate", 0)] = 1e-3
-  clip_norm: Annotated[float, options.Option("largest global norm of the gradient; 0: any", 0)] = (
-    0.0
-  )
-  decay: Annotated[
-    str, options.Option("parameters that weight decay applies to", choices=("kernels", "all"))
-  ] = "kernels"
+  learning_rate: Annotated[float, Option("learning rate", 0)] = 1e-3
+  clip_norm: Annotated[float, Option("largest global norm of the gradient; 0: any", 0)] = 0.0
+  decay: one_of("parameters that weight decay applies to", ("kernels", "all")) = "kernels"
 
 
 @dataclasses.dataclass(frozen=True)
 class Graft:
   """Options of a grafted pair, beside the two sides."""
 
-  scope: options.one_of("norms of each tensor, or of the whole tree", SCOPES) = "tensor"
-  eps: Annotated[float, options.Option("added to the norm of the direction", 0)] = 1e-16
+  scope: one_of("norms of each tensor, or of the whole tree", SCOPES) = "tensor"
+  eps: Annotated[float, Option("added to the norm of the direction", 0)] = 1e-16
 
 
 @dataclasses.dataclass(frozen=True)
 class InTurn:
   """Options of two optimizers in turn, beside these."""
 
-  steps: Annotated[int, options.Option("updates of the first of two optimizers in turn", 1)] = 1000
+  steps: Annotated[int, Option("updates of the first of two optimizers in turn", 1)] = 1000
 
 
 _GENERAL = options.of(General)
-# Optimizers that are made of two, by their names: the options that they have, and the names of the two.
 _OF_CURVATURE = ("kfac", "kfac_adam", "kfac_muon", "gauss_newton", "hessian_free")
+# Optimizers that are made of two, by their names: the options that they have, and the names of the two.
 _PAIRS = {"graft": (Graft, SIDES), "in_turn": (InTurn, ("first", "second"))}
 
 
@@ -86,8 +83,8 @@ def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
     check(config[side], f"{path}.{side}")
     if config.name == "graft" and config[side].name in WHOLE_STEPS:
       raise UserError(f"{path}.{side}.name is {config[side].name}, whose steps are whole ones")
-  rest = {k: v for k, v in config.items() if k not in sides and v is not None}
-  options.check(ml_collections.ConfigDict(rest), own, path)
+  rest = {k: v for k, v in config.items() if k not in sides}
+  options.check(rest, own, path)
 
 
 def build(
@@ -128,71 +125,69 @@ def build(
     raise UserError("schedule.decay_end: the weight decay of kfac is constant; set it to 1")
   if problem is None and config.name in _OF_CURVATURE:
     raise UserError(f"optimizer {config.name}: problem is None; allowed: a Problem")
+  clipped = bool(config.get("clip_norm"))
+  if clipped and (config.get("eigenvalues") == "batch" or makes_whole_steps(config)):
+    raise UserError(
+      f"optimizer {config.name}: clip_norm is {config.clip_norm:g}; allowed: 0, as it needs the"
+      " gradient of the batch as it is"
+    )
+  tx = _with_numbers(config, multiplier, problem, decayed or is_kernel, decay)
+  if clipped:
+    tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
+
+  def init(params):
+    with as_user_error(f"optimizer {config.name}", ValueError):
+      return tx.init(params)
+
+  return tx._replace(init=init)
+
+
+def _with_numbers(
+  config: ml_collections.ConfigDict,
+  multiplier: Schedule,
+  problem: Problem | None,
+  decayed: Callable[[str], bool],
+  decay: Schedule | None,
+) -> optax.GradientTransformationExtraArgs:
+  """The transform of a single optimizer, whose state has its learning rate and damping."""
   optimizer, fields = OPTIMIZERS[config.name], _fields(config)
-  by_path = functools.partial(_decayed, decayed or is_kernel)
   most = fields.get("weight_decay", 0.0)
+  of_kernels = functools.partial(
+    jax.tree_util.tree_map_with_path, lambda path, _: decayed(path_name(path))
+  )
   common = dict(
     weight_decay=most if decay is None else lambda count: most * decay(count),
-    decay_mask=by_path if config.decay == "kernels" else None,
+    decay_mask=of_kernels if config.decay == "kernels" else None,
   )
+  numbers = {"learning_rate": config.learning_rate}
+  numbers |= {"damping": fields["damping"]} if "damping" in fields else {}
 
   def make(learning_rate, damping=None):
     given = Given(lambda count: learning_rate * multiplier(count), common, problem)
     return optimizer.make(given, fields if damping is None else fields | {"damping": damping})
 
+  # The task's function is traced here, and not while JAX traces `init` or `update`.
   with as_user_error(f"optimizer {config.name}", ValueError, ImportError):
-    make(**_numbers(config))
-  tx = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(**_numbers(config))
-  if config.get("clip_norm"):
-    _check_clipped(config)
-    tx = optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
-  return tx._replace(init=_told(tx.init, config.name))
-
-
-def _told(init: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
-  """The function of parameters with a UserError for those that the optimizer does not take."""
-
-  def told_init(params):
-    with as_user_error(f"optimizer {name}", ValueError):
-      return init(params)
-
-  return told_init
-
-
-def _check_clipped(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError for an optimizer that needs the gradient of the batch as it is."""
-  if config.get("eigenvalues") == "batch" or makes_whole_steps(config):
-    raise UserError(
-      f"optimizer {config.name}: clip_norm is {config.clip_norm:g}; allowed: 0, as it needs the gradient of"
-      " the batch as it is"
-    )
-
-
-def _decayed(decayed: Callable[[str], bool], params: Any) -> Any:
-  return jax.tree_util.tree_map_with_path(lambda k, _: decayed(path_name(k)), params)
+    make(**numbers)
+  return optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(**numbers)
 
 
 def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """All fields of a named optimizer, without those of every one."""
+  """Returns the fields of a single optimizer, without those that every optimizer has."""
   own = {k: v for k, v in options.given(config).items() if k not in _GENERAL}
   return OPTIMIZERS[config.name](**own)
 
 
 def makes_whole_steps(config: ml_collections.ConfigDict) -> bool:
-  """Whether an optimizer reckons with the whole updates that it makes."""
+  """Whether an optimizer relies on its updates being applied whole."""
   return any(
     side.name in WHOLE_STEPS or side.get("quadratic_model") or side.get("adaptive_damping")
     for side in leaves(config)
   )
 
 
-def _numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
-  damping = {k: v for k, v in _fields(config).items() if k == "damping"}
-  return {"learning_rate": config.learning_rate} | damping
-
-
 def leaves(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
-  """The configs of single optimizers in one, of pairs both."""
+  """Returns the configs of the single optimizers that an optimizer is made of."""
   if config.name not in _PAIRS:
     return [config]
   return [found for side in _PAIRS[config.name][1] for found in leaves(config[side])]
@@ -204,7 +199,7 @@ def of_curvature(config: ml_collections.ConfigDict) -> list[ml_collections.Confi
 
 
 def curvature_blocks(config: ml_collections.ConfigDict, problem: Problem) -> tuple[Block, ...]:
-  """The blocks of the curvature that a group of `of_curvature` has."""
+  """Returns the curvature blocks of one of the parts that `of_curvature` finds."""
   return problem.curvature(_fields(config)).blocks
 
 

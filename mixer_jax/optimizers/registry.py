@@ -153,7 +153,7 @@ class Problem:
   )
 
   def curvature(self, fields: Mapping[str, Any]) -> optim.Curvature:
-    """That of the function, traced once for all optimizers with these fields of it."""
+    """Returns the curvature with these fields, traced once for all optimizers that share them."""
     known = {name: fields.get(name, value) for name, value in _OF_CURVATURE.items()}
     if (key := tuple(known.values())) not in self._traced:
       about = dict(likelihood=self.likelihood, in_axes=self.in_axes, mesh=self.mesh)
@@ -163,12 +163,12 @@ class Problem:
 
   @functools.cached_property
   def matrices(self) -> optim.Matrices:
-    """Those of the parameters; the two halves of a gated unit's kernel are one, as in the studies."""
+    """The matrices among the parameters; both halves of a gated unit's kernel are one, as in the studies."""
     return optim.matrix_axes(self.predict, self.params, self.batch, self.in_axes, fused=True)
 
 
 class Given(NamedTuple):
-  """What an optimizer is made of beside its fields; `common` are weight_decay and decay_mask."""
+  """What makes an optimizer beside its fields; `common` holds weight_decay and decay_mask."""
 
   rate: Any
   common: Mapping[str, Any]
@@ -197,7 +197,7 @@ class Optimizer:
     )
 
   def __call__(self, **fields: Any) -> dict[str, Any]:
-    """All fields: these, and the defaults of those that are missing."""
+    """Returns all fields, with defaults for those that are missing."""
     return self.defaults | fields
 
 

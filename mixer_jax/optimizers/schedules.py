@@ -49,7 +49,7 @@ class Multiplier:
     if self.name == "onecycle" and (self.warmup_epochs or self.warmup_steps):
       raise UserError("schedule.name is onecycle, which has its own warm-up: set schedule.rise")
 
-  def check(self, num_steps: float, steps_per_epoch: float) -> None:
+  def check_warmup(self, num_steps: float, steps_per_epoch: float) -> None:
     """Raises a UserError for a warm-up that is no shorter than the run."""
     field = "warmup_steps" if self.warmup_steps else "warmup_epochs"
     length = num_steps if self.warmup_steps else num_steps / steps_per_epoch

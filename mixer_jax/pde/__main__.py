@@ -32,7 +32,7 @@ def make(kind: str, argv: list[str]) -> None:
   given = flags.FLAGS
   if given.out:
     out = user_path(given.out).absolute()
-    if out.suffix != ".npz" or not out.parent.is_dir():
+    if out.suffix != ".npz" or not out.parent.is_dir():  # before the work begins
       raise UserError(f"--out={given.out}: allowed: a file .npz in a folder that exists")
   physics = {k: v for k in _physics() if (v := getattr(given, k)) is not None}
   points = generate.KINDS[kind].points if given.points is None else given.points

@@ -4,12 +4,12 @@ import numpy as np
 from scipy import fft
 
 from mixer_jax.data import cpus
+from mixer_jax.pde import etdrk4
 
 _FEWEST_MODES = 128
 _DECAY = 24  # the spectrum of the steepest front falls to exp(-24) of it
 _STEP = 1.0  # of the time in which a front crosses its own width
 _FEWEST_STEPS = 200
-_CONTOUR = 32  # points
 
 
 def solve(initial: np.ndarray, viscosity: float, time: float, refine: float = 1.0) -> np.ndarray:
@@ -21,9 +21,6 @@ def solve(initial: np.ndarray, viscosity: float, time: float, refine: float = 1.
   resolves it, whatever the grid of the result, and keeps all that viscosity leaves of the initial
   function. The time step is a part of viscosity / d^2. Products are computed without aliasing. Each
   function has modes and a step of its own, so that its solution does not depend on the others.
-
-  Source of the steps in time: Cox and Matthews (2002), ETDRK4; of their coefficients: Kassam and
-  Trefethen, Fourth-order time-stepping for stiff PDEs (2005).
 
   Args:
     initial: [functions, points], at x = 0, 1 / points, ...
@@ -71,34 +68,12 @@ def _advance(spectrum, viscosity, step, steps):
   modes = spectrum.shape[1]
   points, workers = fft.next_fast_len(3 * modes, real=True), cpus.available()
   wave = 2j * np.pi * np.arange(modes)
-  half, whole, q, f1, f2, f3 = _coefficients(viscosity * (wave**2).real, step)
-  flux = -wave / 2
 
   def nonlinear(v):
     u = fft.irfft(v, points, norm="forward", workers=workers)
-    u *= u
-    return flux * fft.rfft(u, norm="forward", overwrite_x=True, workers=workers)[:, :modes]
+    return -wave / 2 * fft.rfft(u * u, norm="forward", workers=workers)[:, :modes]
 
+  advance = etdrk4.stepper(viscosity * (wave**2).real, nonlinear, np.float64(step))
   for _ in range(steps):
-    n0 = nonlinear(spectrum)
-    decayed = half * spectrum
-    a = decayed + q * n0
-    na = nonlinear(a)
-    nb = nonlinear(decayed + q * na)
-    nc = nonlinear(half * a + q * (2 * nb - n0))
-    na += nb
-    spectrum = whole * spectrum + f1 * n0 + f2 * na + f3 * nc
+    spectrum = advance(spectrum)
   return spectrum
-
-
-def _coefficients(rates, step):
-  """Of ETDRK4; quotients that cancel near zero are means over a circle around each rate."""
-  z = step * rates
-  circle = np.exp(1j * np.pi * (np.arange(_CONTOUR) + 0.5) / _CONTOUR)
-  w = z[:, None] + circle
-  e = np.exp(w)
-  q = (np.exp(w / 2) - 1) / w
-  f1 = (-4 - w + e * (4 - 3 * w + w**2)) / w**3
-  f2 = 2 * (2 + w + e * (w - 2)) / w**3
-  f3 = (-4 - 3 * w - w**2 + e * (4 - w)) / w**3
-  return np.exp(z / 2), np.exp(z), *(step * x.real.mean(1) for x in (q, f1, f2, f3))

@@ -79,6 +79,6 @@ def _conjugate_gradients(a, right):
 
 
 def _eigenvalues(n):
-  """Of five-point differences with a = 1 on n by n inner points, without the division by h^2."""
+  """Eigenvalues of five-point differences with a = 1 on n x n inner points, times h^2."""
   one = 2 - 2 * np.cos(np.pi * np.arange(1, n + 1) / (n + 1))
   return np.add.outer(one, one)

@@ -92,7 +92,7 @@ def solve(
   k = 8 * np.arctan(dtype(1)) * np.arange(modes) / equation.length
   grid = lambda n: equation.low + equation.length * np.arange(n, dtype=dtype) / n
   spectrum = fft.rfft(equation.initial(grid(_SAMPLES)), norm="forward")[:modes]
-  advance = _stepper(equation, 1j * k, dtype(between) / count)
+  advance = _of_equation(equation, 1j * k, dtype(between) / count)
   found = []
   for _ in times[1:]:
     for _ in range(count):
@@ -108,15 +108,29 @@ def _on_grid(spectra, points):
   return fft.irfft(spectra, every * points, norm="forward")[:, ::every]
 
 
-def _stepper(equation, ik, step):
-  """From a spectrum [modes] to that a step later."""
+def _of_equation(equation, ik, step):
+  """The function from a spectrum [modes] to the spectrum one step later."""
   modes = len(ik)
   points = fft.next_fast_len((equation.order + 1) * modes, real=True)
-  half, whole, q, f1, f2, f3 = _coefficients(equation.linear(ik), step)
 
   def nonlinear(v):
     values, factor = equation.nonlinear(fft.irfft(v, points, norm="forward"), ik)
     return factor * fft.rfft(values, norm="forward")[:modes]
+
+  return stepper(equation.linear(ik), nonlinear, step)
+
+
+def stepper(
+  rates: np.ndarray, nonlinear: Callable[[np.ndarray], np.ndarray], step: np.floating
+) -> Callable[[np.ndarray], np.ndarray]:
+  """A step of ETDRK4 for v' = rates v + nonlinear(v), as a function of v [..., modes].
+
+  Args:
+    rates: [modes], real or complex.
+    nonlinear: takes and returns complex [..., modes].
+    step: in time, a NumPy number whose type is that of the coefficients.
+  """
+  half, whole, q, f1, f2, f3 = _coefficients(rates, step)
 
   def advance(v):
     n0 = nonlinear(v)
@@ -131,7 +145,7 @@ def _stepper(equation, ik, step):
 
 
 def _coefficients(rates, step):
-  z = step * rates.astype(np.result_type(rates, np.complex64))
+  z = step * rates
   turn = 8 * np.arctan(step.dtype.type(1)) / _CONTOUR
   w = z[:, None] + np.exp(1j * turn * (np.arange(_CONTOUR) + 0.5))
   e = np.exp(w)
@@ -139,4 +153,5 @@ def _coefficients(rates, step):
   f1 = (-4 - w + e * (4 - 3 * w + w**2)) / w**3
   f2 = 2 * (2 + w + e * (w - 2)) / w**3
   f3 = (-4 - 3 * w - w**2 + e * (4 - w)) / w**3
-  return np.exp(z / 2), np.exp(z), *(step * x.mean(1) for x in (q, f1, f2, f3))
+  means = [step * x.mean(1) for x in (q, f1, f2, f3)]
+  return np.exp(z / 2), np.exp(z), *([x.real for x in means] if np.isrealobj(z) else means)

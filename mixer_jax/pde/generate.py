@@ -151,8 +151,6 @@ def checked(
   kind: str, count: int, seed: int, points: int, physics: Mapping[str, Any]
 ) -> dict[str, Any]:
   """The parameters of an equation with its defaults; a UserError if a value is not allowed."""
-  if kind not in KINDS:
-    raise UserError(f"the equation is {kind!r}; allowed: {', '.join(KINDS)}")
   for option, value in ((COUNT, count), (SEED, seed), (KINDS[kind].allowed, points)):
     option.check(option.name, value)
   known = options.of(KINDS[kind].make)

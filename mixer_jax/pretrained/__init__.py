@@ -3,7 +3,7 @@
   file = "google/imagenet21k/Mixer-B_16"  # or a path, or an address
   model, params, normalization = pretrained.load(file, "mixer_b16", num_classes=10)
 
-The model has the GELU and the epsilons of the weights' code. `read` gives the file alone.
+The model has the GELU and the epsilons of the weights' code. `read` gives only the file's weights.
 
 Files are `.npz` of google-research/vision_transformer and big_vision,
 `.safetensors` and PyTorch files of timm, facebookresearch/deit and torchvision, and files that

@@ -116,7 +116,7 @@ def find(source: str) -> Entry | None:
 
 
 def is_miil(path: str, num_classes: int) -> bool:
-  """Whether a timm Mixer on a local disk is one of miil's, told by its classes or by its path."""
+  """Whether a local file of a timm Mixer is one of miil's, judging by its classes or its path."""
   return num_classes == _MIIL or bool(re.search(r"mixer_b16_224[._]miil", path))
 
 

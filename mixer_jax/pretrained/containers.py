@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 from typing import Any, Iterator, Mapping, Sequence
-import warnings
 import zipfile
 
 import jax.numpy as jnp
@@ -15,22 +14,19 @@ import numpy as np
 import safetensors.numpy
 
 from mixer_jax import npz
-from mixer_jax.errors import UserError, as_user_error, reason
+from mixer_jax.errors import UserError, as_user_error
 
 _KINDS = ".npz, .safetensors and PyTorch's .pth are read"
 # Prefixes of the parameters in big_vision's checkpoints, with optax and before.
 _BIG_VISION = ("params/", "opt/target/")
 _MARK = "mixer_jax"  # of this library's comments of archives
-_MAX_SHARED = 10  # tied parameters share stored numbers, a few times
-# Batches that PyTorch's batch normalisation has seen: integers, and without use.
-_COUNTS = "num_batches_tracked"
-_NAMED, _LINE = 20, 200  # names in a message, and characters of a name
+_NAMED = 20  # names in a message
 
 Arrays = dict[str, np.ndarray]
 
 
 def kind(path: pathlib.Path) -> str:
-  """The kind of a file, "npz", "safetensors" or "torch"; a UserError for all else."""
+  """The kind of a file: "npz", "safetensors" or "torch"; raises a UserError for any other."""
   with path.open("rb") as file:
     head = file.read(9)
   if not head:
@@ -47,21 +43,20 @@ def kind(path: pathlib.Path) -> str:
   raise UserError(f"{path}: holds no weights: it begins with {head[:8]!r}; {_KINDS}")
 
 
-def read(path: pathlib.Path, left_out: Sequence[str] = ()) -> tuple[Arrays, dict[str, Any]]:
-  """A file's arrays by name, float32, and the notes that `write` made (empty for other files).
+def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
+  """A file's floating-point arrays by name, float32, and the notes that `write` made, if any.
 
-  Arrays of the names `left_out`, and counts of batches, are as if they were not there.
-  A UserError if the file is damaged, or holds anything but finite floating-point arrays.
+  Other arrays, such as counts of batches, are no weights and are left out. Raises a UserError if
+  the file is damaged, has no such array, or has numbers that are not finite.
   """
   safe = lambda path: (safetensors.numpy.load_file(path), {})
   reader = {"npz": _read_npz, "safetensors": safe, "torch": _read_torch}[kind(path)]
-  # Damaged or hostile files make readers raise anything.
+  # Damaged files make readers raise anything.
   with as_user_error(f"{path}: is damaged or no plain weights"):
     arrays, notes = reader(path)
-    kept = {k: x for k, x in _without_counts(arrays).items() if k not in left_out}
-    arrays = {k: _float32(k, array) for k, array in kept.items()}
+  arrays = {name: x for name, array in arrays.items() if (x := _float32(array)) is not None}
   if not arrays:
-    raise UserError(f"{path}: holds no arrays")
+    raise UserError(f"{path}: holds no floating-point arrays")
   if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
     raise UserError(f"{path}: not all numbers are finite in {listed(wrong)}")
   return arrays, notes
@@ -95,19 +90,12 @@ def write(path: pathlib.Path, arrays: Mapping[str, Any], notes: dict[str, Any]) 
     temporary.unlink(missing_ok=True)
 
 
-def _without_counts(arrays: Mapping[str, Any]) -> dict[str, Any]:
-  return {k: array for k, array in arrays.items() if not str(k).endswith(_COUNTS)}
-
-
-def _float32(name: str, array: np.ndarray) -> np.ndarray:
-  if not name.isprintable() or len(name) > _LINE:  # it will be part of messages
-    raise ValueError(f"{name[:_LINE]!r} is no name of an array")
-  if not array.size:
-    raise ValueError(f"{name} has no numbers, only the shape {list(array.shape)}")
+def _float32(array: np.ndarray) -> np.ndarray | None:
+  """The array in float32, or None if it is not of floating-point numbers."""
   if array.dtype == np.dtype("V2"):  # NumPy has no name for bfloat16 in a file
     array = array.view(jnp.bfloat16)
-  if not np.issubdtype(array.dtype, np.floating) and array.dtype != jnp.bfloat16:
-    raise ValueError(f"{name} holds {array.dtype}, not floating-point numbers")
+  if not jnp.issubdtype(array.dtype, jnp.floating):
+    return None
   with np.errstate(over="ignore"):  # larger numbers become infinite, and are refused for that
     return np.asarray(array, np.float32)
 
@@ -120,7 +108,7 @@ def _read_npz(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
     arrays = {n.removeprefix(prefix): file.read(n) for n in chosen}
   try:
     notes = json.loads(file.comment)
-  except (ValueError, RecursionError):  # somebody else's comment, or none
+  except ValueError:  # somebody else's comment, or none
     notes = None
   return arrays, notes.get(_MARK, {}) if isinstance(notes, dict) else {}
 
@@ -140,34 +128,13 @@ def _read_torch(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
       npz.members(archive, path.stat().st_size)
       if wrong := archive.testzip():  # PyTorch does not look at the checksums
         raise ValueError(f"Bad CRC-32 for file {wrong!r}")
-  try:
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore")  # about pickles that it refuses then
-      content = torch.load(path, map_location="cpu", weights_only=True)
-  except Exception as error:  # a damaged or hostile pickle raises anything
-    raise ValueError(f"PyTorch does not read it as weights only: {reason(error)}") from error
+  content = torch.load(path, map_location="cpu", weights_only=True)
   state = next(_state_dicts(torch, content), None)
   if state is None:
     raise ValueError("there is no state dict in it")
-  state = _without_counts(state)
-  for name, value in state.items():
-    if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
-      raise ValueError(f"{name} is no tensor of floating-point numbers")
-  _check_views(state)
-  return {str(k): v.detach().float().contiguous().numpy() for k, v in state.items()}, {}
-
-
-def _check_views(state: Mapping[str, Any]) -> None:
-  """Refuses tensors that repeat stored numbers: small in a file, of any size in memory."""
-  stored, needed = {}, 0
-  for name, value in state.items():
-    storage, size = value.untyped_storage(), value.numel() * value.element_size()
-    if size > storage.nbytes():
-      raise ValueError(f"{name} would be {size} bytes of {storage.nbytes()} that are stored")
-    stored[storage.data_ptr()] = storage.nbytes()
-    needed += size
-  if needed > _MAX_SHARED * sum(stored.values()):
-    raise ValueError(f"{sum(stored.values())} bytes would become {needed}")
+  tensors = {str(k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
+  numbers = {k: v.detach() for k, v in tensors.items() if v.is_floating_point()}
+  return {k: v.float().contiguous().numpy() for k, v in numbers.items()}, {}
 
 
 def _state_dicts(torch: Any, content: Any) -> Iterator[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 import urllib.parse
 
-from mixer_jax.errors import UserError, as_user_error, reason
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import cache_path, sha256, user_path
 from mixer_jax.pretrained import catalog, containers
 
@@ -56,18 +56,16 @@ def _here(source: str) -> tuple[pathlib.Path, str]:
     near = difflib.get_close_matches(source, catalog.CATALOG)
     hint = f"; public files with a near name: {', '.join(near)}" if near else ""
     raise UserError(f"{source}: no such file, and no such directory of a run{hint}")
-  if not os.path.isfile(path):
-    raise UserError(f"{source}: is no file")
   with as_user_error(f"{source}: cannot be read", OSError):
     return path, sha256(path)
 
 
 def _kept(url: str, path: pathlib.Path, published: str) -> str:
-  """The SHA-256 of a download, kept or new; `published` are first digits that it must have."""
+  """The SHA-256 of a download, kept or new, which must begin with the digits `published`."""
   import pooch  # late: its progress bar warns in a notebook without ipywidgets
 
   pooch.get_logger().setLevel(logging.WARNING)  # or it prints advice for its own users
-  record, known = path.with_name(f"{path.name}.sha256"), None
+  record = path.with_name(f"{path.name}.sha256")
 
   def download(url: str, to: str, _: Any) -> None:
     _LOG.info("Downloading %s to %s", url, path.parent)
@@ -78,11 +76,8 @@ def _kept(url: str, path: pathlib.Path, published: str) -> str:
     if not record.exists():
       record.write_text(f"{found}  {path.name}\n")
 
+  known = record.read_text().partition(" ")[0] if record.exists() else None
   try:
-    if record.exists():
-      known = record.read_text().partition(" ")[0]
-    elif path.exists():
-      raise UserError(f"{path}: has no checksum beside it; delete the folder to download again")
     pooch.retrieve(url, known, fname=path.name, path=path.parent, downloader=download)
     return record.read_text().partition(" ")[0]
   except ValueError as error:  # pooch's, of another checksum
@@ -97,7 +92,7 @@ def _fetch(url: str, to: str) -> None:
   # Public buckets need no credentials on Google's HTTPS server.
   if scheme == "gs" and importlib.util.find_spec("gcsfs") is None:
     scheme, url = "https", "https://storage.googleapis.com/" + urllib.parse.quote(rest)
-  try:
+  with as_user_error(url):  # the packages raise anything
     if scheme in ("http", "https"):
       import pooch
 
@@ -108,12 +103,3 @@ def _fetch(url: str, to: str) -> None:
 
       with fsspec.open(url, "rb") as remote, open(to, "wb") as file:
         shutil.copyfileobj(remote, file)
-  except Exception as error:  # fsspec's packages raise anything
-    said, answer = reason(error), getattr(error, "response", None)
-    if answer is not None:
-      said = f"the server answers {answer.status_code} ({answer.reason})"
-    elif type(error).__name__ == "ConnectionError":  # that of requests
-      why = re.search(r"\[Errno [-\d]+\] ([\w ]+)", str(error))
-      host = urllib.parse.urlsplit(url).netloc
-      said = f"{host} cannot be reached{f': {why[1]}' if why else ''}"
-    raise UserError(f"{url}: {said}") from error

@@ -36,21 +36,10 @@ RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def check_resize(resize: str) -> None:
-  """Raises a UserError if there is no such way to resize."""
-  if resize and resize not in RESIZES:
-    raise UserError(f"resize_tokens is {resize!r}; known: '' (not at all), {', '.join(RESIZES)}")
-
-
 def tokens_of(shapes: Shapes) -> int:
-  """Number of tokens that most of the blocks mix; 0 if they mix any number."""
-  sizes = collections.Counter()
-  for path, shape in shapes.items():
-    if len(shape) == 2 and models.token_axes(path)[1:] == ("out",):
-      # The bias tells it better: a kernel may be transposed.
-      bias = shapes.get(path.removesuffix("kernel") + "bias", ())
-      sizes[bias[0] if len(bias) == 1 else shape[1]] += 1
-  return max(sizes, key=sizes.get, default=0)
+  """Number of tokens that the blocks mix; 0 if they mix any number."""
+  mixed = lambda path, shape: len(shape) == 2 and models.token_axes(path)[1:] == ("out",)
+  return next((shape[1] for path, shape in shapes.items() if mixed(path, shape)), 0)
 
 
 def patch_of(shapes: Shapes) -> int:
@@ -74,7 +63,7 @@ def widened(source: str, shapes: Shapes, tokens: int) -> int:
 
 
 def check_patches(source: str, found: int, patch: int) -> None:
-  """Refuses weights for patches of so many pixels a side, 0 if not known, for a model of others."""
+  """Raises a UserError if weights and model have patches of different sides; 0 is an unknown side."""
   if found and patch and found != patch:
     raise UserError(
       f"{source} has patches of {found}x{found} pixels, the model of {patch}x{patch};"
@@ -83,7 +72,10 @@ def check_patches(source: str, found: int, patch: int) -> None:
 
 
 def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
-  """Refuses weights over so many tokens, 0 of a model without, for a model of others."""
+  """Raises a UserError if weights mix another number of tokens than the model and are not resized.
+
+  `found` is 0 for weights that mix any number.
+  """
   if found not in (0, tokens) and not resize:
     old, new = _side(source, found), _side("the model", tokens)
     raise UserError(
@@ -94,20 +86,17 @@ def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
 
 def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
   """Takes the weights over tokens to the model's number of them."""
-  own = {path: arrays[path].shape for path in shapes if path in arrays}
-  same = all(path.startswith("head/") for path in shapes.keys() ^ arrays.keys())
-  if not (same or resize):
+  if resize not in ("", *RESIZES):
+    raise UserError(f"resize_tokens is {resize!r}; allowed: '' (not at all), {', '.join(RESIZES)}")
+  own = {path: array.shape for path, array in arrays.items()}
+  if any(not path.startswith("head/") for path in shapes.keys() ^ own.keys()):
     return arrays  # they fail the comparison, which names all that differs at once
-  if same:
-    check_patches(source, patch_of(own), patch_of(shapes))
+  check_patches(source, patch_of(own), patch_of(shapes))
   found, tokens = tokens_of(own), tokens_of(shapes)
-  if found in (0, tokens) or not tokens:
+  if found in (0, tokens):
     return arrays
-  agreed = {size for path, shape in own.items() for size in _sizes(path, shape)} == {found}
-  if not resize and not (agreed and _is_square(found) and _is_square(tokens)):
-    return arrays  # shapes that contradict each other fail the comparison, too
-  old, new = _side(source, found), _side("the model", tokens)
   check_tokens(source, found, tokens, resize)
+  old, new = _side(source, found), _side("the model", tokens)
   if resize == BLOCK_DIAGONAL:
     times = math.isqrt(widened(source, own, tokens))
     change = lambda array, axes: _block_diagonal(array, axes, old, times)
@@ -116,17 +105,8 @@ def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arr
     matrices = {"in": _resize_matrix(new, old, method).T, "out": _resize_matrix(old, new, method)}
     change = lambda array, axes: _interpolate(array, axes, matrices)
   _LOG.info("%s: token mixing taken from %dx%d to %dx%d (%s)", source, old, old, new, new, resize)
-  arrays = dict(arrays)
-  for path, array in arrays.items():
-    axes = models.token_axes(path)
-    if axes and len(axes) == array.ndim and _sizes(path, array.shape) <= {old**2}:
-      arrays[path] = change(array, axes)
-  return arrays
-
-
-def _sizes(path: str, shape: tuple[int, ...]) -> set[int]:
-  """Sizes of the axes over tokens."""
-  return {size for size, axis in zip(shape, models.token_axes(path)) if axis != "hidden"}
+  axes = {path: models.token_axes(path) for path in arrays}
+  return {path: change(x, axes[path]) if axes[path] else x for path, x in arrays.items()}
 
 
 def _block_diagonal(array: np.ndarray, axes: tuple[str, ...], side: int, times: int) -> np.ndarray:
@@ -156,15 +136,12 @@ def _interpolate(array: np.ndarray, axes: tuple[str, ...], matrices: Arrays) -> 
   return array.astype(np.float32)
 
 
-def _is_square(tokens: int) -> bool:
-  return math.isqrt(tokens) ** 2 == tokens
-
-
 def _side(source: str, tokens: int) -> int:
-  if not _is_square(tokens):
+  side = math.isqrt(tokens)
+  if side**2 != tokens:
     why = f"{tokens} tokens are no square grid of patches"
     raise UserError(f"{source}: {why}; only such grids are resized")
-  return math.isqrt(tokens)
+  return side
 
 
 def with_head(source: str, arrays: Arrays, shapes: Shapes, other_names: bool = False) -> Arrays:
@@ -177,22 +154,22 @@ def with_head(source: str, arrays: Arrays, shapes: Shapes, other_names: bool = F
     if len(rest) < len(arrays):
       _LOG.info("%s: its head is dropped, for the model has none", source)
     return rest
-  head = {path: array.shape for path, array in arrays.items() if path.startswith("head/")}
-  channels, classes = shapes["head/kernel"]
-  own = head.get("head/kernel", (channels, 0))[1:2]
-  whole = not head or own and head == {"head/kernel": (channels, *own), "head/bias": own}
-  if not whole or (own == (classes,) and not (other_names and head)):
-    return arrays  # if a part is missing or misshapen, it fails the comparison
-  other = " other" if own == (classes,) else ""
-  _LOG.info("%s has a head for %d%s classes; fresh zero head for %d", source, *own, other, classes)
-  fresh = {path: np.zeros(shapes[path], np.float32) for path in shapes if path.startswith("head/")}
-  return {path: array for path, array in arrays.items() if path not in head} | fresh
+  classes, own = shapes["head/kernel"][1], arrays.get("head/bias", np.zeros(0)).size
+  if own == classes and not other_names:
+    return arrays
+  other = " other" if own == classes else ""
+  _LOG.info("%s has a head for %d%s classes; fresh zero head for %d", source, own, other, classes)
+  fresh = {path: np.zeros(shapes[path], np.float32) for path in ("head/kernel", "head/bias")}
+  return arrays | fresh
 
 
 def compare(
-  source: str, arrays: Arrays, shapes: Shapes, name_in_file: Callable[[str], str]
+  source: str,
+  arrays: Arrays,
+  shapes: Shapes,
+  name_in_file: Callable[[str], str] = lambda path: "",
 ) -> None:
-  """Refuses any difference in names and shapes, all in one message, with the names in the file."""
+  """Raises a UserError for any difference in names and shapes; one message names them all."""
   problems = {
     "missing are {}": [path for path in shapes if path not in arrays],
     "left over are {}": [path for path in arrays if path not in shapes],
@@ -206,10 +183,10 @@ def compare(
 
 
 def _summary(paths: Iterable[str], name_in_file: Callable[[str], str]) -> str:
-  """Names paths; equal ones of several blocks become one, "MixerBlock_{0-11}/..."."""
+  """Lists paths; equal ones of several blocks become one, "MixerBlock_{0-11}/..."."""
   blocks = collections.defaultdict(list)
   for path in paths:
-    match = re.match(r"(.*?Block_|blocks\.)(\d{1,9})(?!\d)(.+)", path)
+    match = re.match(r"(.*?Block_|blocks\.)(\d+)(.+)", path)
     head, number, tail = match.groups() if match else (path, "", "")
     blocks[head, tail].append(number)
   names = [f"{head}{_range(found)}{tail}" for (head, tail), found in blocks.items()]

@@ -1,25 +1,21 @@
-"""Peers' names and axes to ours; the names of a file's arrays tell its layout.
+"""Layouts of public files; the names of a file's arrays tell which one it has."""
 
-Linen's names are ours. PyTorch has dense kernels as [out, in] and convolutions
-as [out, in, height, width]; ours are [in, out] and [height, width, in, out].
-"""
-
-import functools
 import logging
 import re
-from typing import Any, Callable, Mapping, NamedTuple
-
-import numpy as np
+from typing import Any, Callable, NamedTuple
 
 from mixer_jax.errors import UserError
-from mixer_jax.pretrained import catalog, convnets
+from mixer_jax.pretrained import catalog
 from mixer_jax.pretrained.catalog import Normalization
 from mixer_jax.pretrained.containers import Arrays
+from mixer_jax.pretrained.names import AFFINE, NORM, Names
 
 _LOG = logging.getLogger(__name__)
 
-# Modules of a block, theirs and ours.
-_TIMM_MIXER = {
+# Modules, theirs and ours: of the whole network, and of a block.
+_TIMM = {"stem.proj": "stem", "norm": "norm", "head": "head"}
+_DEIT = {"patch_embed.proj": "stem", "norm": "norm", "head": "head"}
+_MIXER_BLOCK = {
   "norm1": "LayerNorm_0",
   "mlp_tokens.fc1": "token_mixing/Dense_0",
   "mlp_tokens.fc2": "token_mixing/Dense_1",
@@ -27,7 +23,7 @@ _TIMM_MIXER = {
   "mlp_channels.fc1": "channel_mixing/Dense_0",
   "mlp_channels.fc2": "channel_mixing/Dense_1",
 }
-_DEIT_RESMLP = {
+_DEIT_BLOCK = {
   "norm1": "norm1",
   "attn": "cross_patch",
   "gamma_1": "layer_scale_1",
@@ -36,32 +32,43 @@ _DEIT_RESMLP = {
   "mlp.fc2": "cross_channel/Dense_1",
   "gamma_2": "layer_scale_2",
 }
-_TIMMS = {"attn": "linear_tokens", "gamma_1": "ls1", "gamma_2": "ls2"}
-_TIMM_RESMLP = {
-  _TIMMS.get(name, name.replace("mlp.", "mlp_channels.")): ours
-  for name, ours in _DEIT_RESMLP.items()
+_RESMLP_BLOCK = {
+  "norm1": "norm1",
+  "linear_tokens": "cross_patch",
+  "ls1": "layer_scale_1",
+  "norm2": "norm2",
+  "mlp_channels.fc1": "cross_channel/Dense_0",
+  "mlp_channels.fc2": "cross_channel/Dense_1",
+  "ls2": "layer_scale_2",
 }
-_TIMM_GMLP = {
+_GMLP_BLOCK = {
   "norm": "norm",
   "mlp_channels.fc1": "Dense_0",
   "mlp_channels.gate.norm": "spatial_gating/norm",
   "mlp_channels.gate.proj": "spatial_gating/Dense_0",
   "mlp_channels.fc2": "Dense_1",
 }
-
-_NORM = re.compile(r"/LayerNorm_(\d{1,9})/")
+_RESNET = {"conv1": "stem", "bn1": "stem_norm", "fc": "head"}
+_RESNET_BLOCK = {"downsample.0": "shortcut", "downsample.1": "shortcut_norm"}
+_RESNET_BLOCK |= {f"conv{i}": f"conv{i}" for i in "123"} | {f"bn{i}": f"norm{i}" for i in "123"}
+_REGNET = {"stem.conv": "stem", "stem.bn": "stem_norm", "head.fc": "head"}
+_REGNET_BLOCK = {"downsample.conv": "shortcut", "downsample.bn": "shortcut_norm"}
+_REGNET_BLOCK |= {"se.fc1": "squeeze", "se.fc2": "excite"}
+_REGNET_BLOCK |= {f"conv{i}.conv": f"conv{i}" for i in "123"}
+_REGNET_BLOCK |= {f"conv{i}.bn": f"norm{i}" for i in "123"}
 
 
 def _pre_linen(arrays: Arrays) -> Arrays:
   """Google's names before Linen: modules counted together, dense layers in one."""
   # Where a block has other modules between its two norms, they may count as well.
-  counts = sorted({int(n) for name in arrays for n in _NORM.findall(name)})
+  norm = re.compile(r"/LayerNorm_(\d+)/")
+  counts = sorted({int(n) for name in arrays for n in norm.findall(name)})
   renamed = {}
   for name, array in arrays.items():
     name = re.sub(r"^embedding/", "stem/", name)
     name = re.sub(r"^Mixer/encoder_norm/", "pre_head_layer_norm/", name)
     name = re.sub(r"^Mixer/encoderblock_", "MixerBlock_", name)
-    name = _NORM.sub(lambda m: f"/LayerNorm_{counts.index(int(m[1]))}/", name)
+    name = norm.sub(lambda m: f"/LayerNorm_{counts.index(int(m[1]))}/", name)
     if match := re.fullmatch(r"(.*/\w+_mixing)_phase_0/(kernel|bias)([12])", name):
       name = f"{match[1]}/Dense_{int(match[3]) - 1}/{match[2]}"
       array = array.squeeze()
@@ -69,110 +76,76 @@ def _pre_linen(arrays: Arrays) -> Arrays:
   return renamed
 
 
-def _names(
-  stem: str,
-  block: str,
-  inside: Mapping[str, str],
-  scale: str = "weight",
-  bias: str = "bias",
-  norm: str = "norm",
-) -> dict[str, str]:
-  """PyTorch's names of parameters to ours, "i" for a block's number, given those of modules."""
-  blocks = {f"blocks.i.{name}": f"{block}_i/{ours}" for name, ours in inside.items()}
-  names = {}
-  for module, ours in ({stem: "stem"} | blocks | {"norm": norm, "head": "head"}).items():
-    if "layer_scale" in ours:  # a parameter itself
-      names[module] = f"{ours}/scale"
-    elif module.rpartition(".")[2].startswith("norm"):
-      names |= {f"{module}.{scale}": f"{ours}/scale", f"{module}.{bias}": f"{ours}/bias"}
-    else:
-      names |= {f"{module}.weight": f"{ours}/kernel", f"{module}.bias": f"{ours}/bias"}
-  return names
-
-
-def _from_torch(names: Mapping[str, str], arrays: Arrays) -> Arrays:
-  """Arrays with our names and axes; an unknown one keeps its name, and is refused later."""
-  renamed = {}
-  for name, array in arrays.items():
-    ours = names.get(re.sub(r"^blocks\.\d+\.", "blocks.i.", name))
-    if ours and (block := re.match(r"blocks\.(\d+)\.", name)):
-      ours = ours.replace("_i/", f"_{block[1]}/", 1)
-    renamed[ours or name] = _our_axes(array, ours) if ours else array
-  return renamed
-
-
-def _our_axes(array: np.ndarray, ours: str) -> np.ndarray:
-  if ours.endswith("/kernel"):
-    return array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T
-  # timm's affine vectors are [1, 1, channels]; any other shape stays, and is refused later.
-  return array[0, 0] if array.ndim == 3 and array.shape[:2] == (1, 1) else array
-
-
 class Layout(NamedTuple):
   """A way to name and lay out the parameters of a model.
 
-  A file has it if a name matches `sign`. `fields` of the model are fixed by the peer's code, and
-  so is `normalization`, unless the catalog knows another one of the file. `names` are the
-  parameters' in PyTorch's files to ours, with "i" for the number of a block.
+  A file has the layout if a name matches `sign`. The peer's code fixes `fields` of the model, and
+  `normalization` unless the catalog knows another one of the file.
   """
 
   title: str
   sign: str
-  rename: Callable[[Arrays], Arrays]
   fields: dict[str, Any]
   normalization: Normalization | None
-  names: Mapping[str, str] = {}
+  rename: Callable[[Arrays], Arrays] = dict  # to our names and axes
+  theirs: Callable[[str], str] = lambda path: ""  # the peer's name of our parameter
 
 
 def _torch(
-  title: str,
-  sign: str,
-  names: Mapping[str, str],
-  fields: dict[str, Any],
-  normalization: Normalization = catalog.MINUS_ONE_TO_ONE,
+  title: str, sign: str, fields: dict[str, Any], normalization: Normalization | None, *names: Any
 ) -> Layout:
-  rename = functools.partial(_from_torch, names)
-  return Layout(title, r"^blocks\.\d+\." + sign, rename, fields, normalization, names)
+  names = Names(*names)
+  return Layout(title, sign, fields, normalization, names.rename, names.theirs)
 
 
 _GOOGLE = dict(gelu="tanh", layer_norm_epsilon=1e-6), catalog.MINUS_ONE_TO_ONE
-_TIMM = dict(gelu="exact", layer_norm_epsilon=1e-6)
-_GMLP = _TIMM | dict(gate_epsilon=1e-5)
-_RESMLP = dict(gelu="exact", normalization="affine"), catalog.IMAGENET
-_OWN = r"^(ResMlp|Gmlp|Basic|Bottleneck|RegNetY)Block_\d+/"
-_timm_mixer = _names("stem.proj", "MixerBlock", _TIMM_MIXER, norm="pre_head_layer_norm")
-_timm_resmlp = _names("stem.proj", "ResMlpBlock", _TIMM_RESMLP, "alpha", "beta")
-_deit_resmlp = _names("patch_embed.proj", "ResMlpBlock", _DEIT_RESMLP, "alpha", "beta")
-_timm_gmlp = _names("stem.proj", "GmlpBlock", _TIMM_GMLP)
+_EXACT = dict(gelu="exact", layer_norm_epsilon=1e-6)
+_HALF, _IMAGENET = catalog.MINUS_ONE_TO_ONE, catalog.IMAGENET
+_AFFINE = dict(gelu="exact", normalization="affine")
 
 LAYOUTS = {
-  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", dict, *_GOOGLE),
-  "pre_linen": Layout("Google's Mixer before Linen", r"^Mixer/encoder", _pre_linen, *_GOOGLE),
-  "timm_mixer": _torch("timm's Mixer", r"mlp_tokens\.", _timm_mixer, _TIMM),
-  "timm_resmlp": _torch("timm's ResMLP", r"linear_tokens\.", _timm_resmlp, *_RESMLP),
-  "deit_resmlp": _torch("deit's ResMLP", r"attn\.(weight|bias)$", _deit_resmlp, *_RESMLP),
-  "timm_gmlp": _torch("timm's gMLP", r"mlp_channels\.gate\.", _timm_gmlp, _GMLP),
-  "resnet": Layout("PyTorch's ResNet", r"^layer\d+\.\d+\.conv1\.", convnets.resnet, {}, None),
-  "regnety": Layout("timm's RegNetY", r"^s\d+\.b\d+\.se\.", convnets.regnety, {}, catalog.IMAGENET),
-  # `save` writes it of the other families; notes in the file name the fields.
-  "own": Layout("this library's", _OWN, dict, {}, None),
-}
-
-
-def name_in_file(layout: str, path: str) -> str:
-  """PyTorch's name of our parameter, of a block or of some ("Block_{0-2}/..."); "": none."""
-  block = re.match(r"(\w+Block_)([^/]+)(/.+)", path)
-  ours = f"{block[1]}i{block[3]}" if block else path
-  theirs = {o: t for t, o in LAYOUTS[layout].names.items()}.get(ours, "")
-  theirs = theirs.replace("blocks.i.", f"blocks.{block[2]}.") if block else theirs
-  return f"{theirs}, transposed" if theirs and ours.endswith("/kernel") else theirs
+  "linen": Layout("Google's Mixer", r"^MixerBlock_\d+/", *_GOOGLE),
+  "pre_linen": Layout("Google's Mixer before Linen", r"^Mixer/encoder", *_GOOGLE, _pre_linen),
+  "timm_mixer": _torch(
+    "timm's Mixer", r"^blocks\.\d+\.mlp_tokens\.", _EXACT, _HALF,
+    "blocks.{}.", "MixerBlock", _TIMM | {"norm": "pre_head_layer_norm"}, _MIXER_BLOCK,
+  ),
+  "timm_resmlp": _torch(
+    "timm's ResMLP", r"^blocks\.\d+\.linear_tokens\.", _AFFINE, _IMAGENET,
+    "blocks.{}.", "ResMlpBlock", _TIMM, _RESMLP_BLOCK, AFFINE,
+  ),
+  "deit_resmlp": _torch(
+    "deit's ResMLP", r"^blocks\.\d+\.attn\.(weight|bias)$", _AFFINE, _IMAGENET,
+    "blocks.{}.", "ResMlpBlock", _DEIT, _DEIT_BLOCK, AFFINE,
+  ),
+  "timm_gmlp": _torch(
+    "timm's gMLP", r"^blocks\.\d+\.mlp_channels\.gate\.", _EXACT | dict(gate_epsilon=1e-5), _HALF,
+    "blocks.{}.", "GmlpBlock", _TIMM, _GMLP_BLOCK, NORM,
+  ),
+  "resnet_bottleneck": _torch(
+    "PyTorch's ResNet of bottlenecks", r"^layer\d+\.\d+\.conv3\.", {}, None,
+    "layer{}.{}.", "BottleneckBlock", _RESNET, _RESNET_BLOCK,
+  ),
+  "resnet": _torch(
+    "PyTorch's ResNet", r"^layer\d+\.\d+\.conv1\.", {}, None,
+    "layer{}.{}.", "BasicBlock", _RESNET, _RESNET_BLOCK,
+  ),
+  "regnety": _torch(
+    "timm's RegNetY", r"^s\d+\.b\d+\.se\.", {}, _IMAGENET,
+    "s{}.b{}.", "RegNetYBlock", _REGNET, _REGNET_BLOCK,
+  ),
+  # `save` writes it for the other families; notes in the file have the fields.
+  "own": Layout(
+    "this library's", r"^(ResMlp|Gmlp|Basic|Bottleneck|RegNetY)Block_\d+/", {}, None
+  ),
+}  # fmt: skip
 
 
 def convert(path: str, arrays: Arrays) -> tuple[str, Arrays]:
   """The key in `LAYOUTS` of a file's layout, and its arrays with our names and axes.
 
-  An array that the layout does not know keeps its name. If no layout has such names, or two
-  arrays become one, a UserError names `path`.
+  An array that the layout does not know keeps its name. A UserError, which names `path`, is raised
+  if no layout has such names, or if two arrays become one.
   """
   arrays = _unwrapped(arrays)
   for key, layout in LAYOUTS.items():

@@ -1,7 +1,6 @@
 """Weights in this library's names, with the fields that their peer's code fixes."""
 
 import dataclasses
-import functools
 import logging
 import math
 import os
@@ -22,7 +21,7 @@ from mixer_jax.pretrained.catalog import Normalization
 
 _LOG = logging.getLogger(__name__)
 
-# Collections of a model, of different names of arrays: those of one layer stand side by side.
+# Collections of a model. Their arrays have different names, so that a layer's stand side by side.
 _COLLECTIONS = ("params", "batch_stats")
 
 # Fields that parameters do not show, with their types: models with equal trees may
@@ -41,7 +40,7 @@ class Weights:
   arrays: dict[str, np.ndarray]  # float32, as "MixerBlock_0/token_mixing/Dense_0/kernel"
   fields: dict[str, Any]  # of the model, fixed by the code of the weights: GELU, epsilons
   normalization: Normalization | None  # of the pixels they were trained on; None: not known
-  # Of a run, where all is known; of a file the model is known if it is in the catalog.
+  # Known of a run; of a file the model is known if it is in the catalog.
   model: str = ""  # name in `models.VARIANTS`
   image_size: int = 0
   class_names: tuple[str, ...] = ()
@@ -75,37 +74,33 @@ class Weights:
   def model_fields(self, image_size: int, resize_tokens: str = "") -> dict[str, Any]:
     """Fields with which to build the model for square images of image_size pixels a side.
 
-    These are `fields`, and for "block_diagonal" (`resize_tokens`, as for `fit`) at a higher
-    resolution the width of a Mixer's token mixing. A UserError if `resize_tokens` is unknown, or
-    the resolution does not allow it.
+    These are `fields` and, for "block_diagonal" (`resize_tokens`, as for `fit`) at a higher
+    resolution, the width of a Mixer's token mixing. A UserError is raised if the resolution does
+    not allow it.
     """
-    fit_lib.check_resize(resize_tokens)
-    hidden = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/bias", ())
-    if resize_tokens == fit_lib.BLOCK_DIAGONAL and len(hidden) == 1 and self.patch_size:
-      tokens = (image_size // self.patch_size) ** 2
-      if self.num_tokens not in (0, tokens):
-        width = hidden[0] * fit_lib.widened(self.source, self._shapes, tokens)
-        return self.fields | {"tokens_mlp_dim": width}
-    return dict(self.fields)
+    hidden = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/bias")
+    if resize_tokens != fit_lib.BLOCK_DIAGONAL or not hidden:
+      return dict(self.fields)
+    tokens = (image_size // self.patch_size) ** 2
+    width = hidden[0] * fit_lib.widened(self.source, self._shapes, tokens)
+    return self.fields | {"tokens_mlp_dim": width}
 
   def fit(self, template: Any, resize_tokens: str = "", class_names: Sequence[str] = ()) -> Any:
     """The parameters for a model: a tree of float32 arrays like `template`, its shapes.
 
-    Shapes tell nothing of GELU and epsilons: build the model with `model_fields`, as `load` does.
-    Another number of classes, or other `class_names` where both are known, get a fresh zero head,
-    which is logged. Another number of tokens is treated as `resize_tokens` says, one of `RESIZES`
-    (see `mixer_jax.pretrained.fit`). A UserError if parameters are missing, left over or of the
-    wrong shape (all are named in one message), or `resize_tokens` does not allow the number of
-    tokens.
+    Shapes do not show GELU and epsilons: build the model with `model_fields`, as `load` does. A
+    model with another number of classes, or with other `class_names` where both are known, gets a
+    fresh zero head, which is logged. Another number of tokens is treated as `resize_tokens` says,
+    one of `RESIZES` (see `mixer_jax.pretrained.fit`). A UserError is raised if parameters are
+    missing, left over or of the wrong shape (one message names them all), or if `resize_tokens`
+    does not allow the number of tokens.
     """
-    fit_lib.check_resize(resize_tokens)
     unrolled = jax.eval_shape(models.unrolled, template)
     shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
     arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens)
     others = bool(self.class_names and class_names) and self.class_names != tuple(class_names)
     arrays = fit_lib.with_head(self.source, arrays, shapes, others)
-    name_in_file = functools.partial(layouts.name_in_file, self.layout)
-    fit_lib.compare(self.source, arrays, shapes, name_in_file)
+    fit_lib.compare(self.source, arrays, shapes, layouts.LAYOUTS[self.layout].theirs)
     params = traverse_util.unflatten_dict({path: arrays[path] for path in shapes}, sep="/")
     return params if unrolled.keys() == template.keys() else models.stacked(params)
 
@@ -128,7 +123,7 @@ def beside(variables: Any) -> dict[str, Any]:
 def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
   """Reads public weights, or weights that `save` wrote.
 
-  A UserError if the file is missing, damaged, or not of a known layout.
+  A UserError is raised if the file is missing, damaged, or not of a known layout.
 
   Args:
     source: a path; or an address (https://, gs:// and others) or a name of `CATALOG` to download.
@@ -142,16 +137,14 @@ def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
   entry = catalog.find(source) or catalog.find_by_sha256(sha256)
   fields, normalization = dict(known.fields), (entry or known).normalization
   if notes:
-    fields, normalization = _from_notes(source, notes)
+    with as_user_error(f"{source}: the notes in it are damaged"):
+      fields, statistics = notes["fields"], notes["normalization"]
+      normalization = statistics and Normalization(*map(tuple, statistics))
   model = entry.model if entry else ""
   weights = Weights(source, sha256, layout, arrays, fields, normalization, model)
   if not entry and layout == "timm_mixer" and catalog.is_miil(source, weights.num_classes):
     weights = dataclasses.replace(weights, normalization=catalog.ZERO_TO_ONE)
-  if entry and weights.num_classes not in (0, entry.num_classes):
-    raise UserError(
-      f"{source}: has {weights.num_classes} classes, but {entry.name} has {entry.num_classes}"
-    )
-  if layout == "resnet" and (other := re.search(r"resnet(aa|blur)", source)):
+  if layout.startswith("resnet") and (other := re.search(r"resnet(aa|blur)", source)):
     raise UserError(f"{source}: {other[0]} has layers without parameters that this ResNet lacks")
   _LOG.info(
     "Read %s: %s, %d parameters, %d classes, SHA-256 %s",
@@ -182,8 +175,8 @@ def load(
   Args:
     source: as for `read`, and so is `cache_dir`.
     name: of the model, as for `models.build`; `overrides` replace any of its fields.
-    num_classes: 0: as many as the file has; another number gets a fresh zero head.
-    image_size: side of the square images in pixels; 0: that for which the model is meant.
+    num_classes: 0 means as many as the file has; another number gets a fresh zero head.
+    image_size: side of the square images in pixels; 0 means the size that the model is meant for.
     resize_tokens: as for `Weights.fit`.
 
   Raises:
@@ -191,23 +184,13 @@ def load(
       has batch statistics (`Weights.fit_variables` gives them).
   """
   known, size = models.fields(name), image_size or models.image_size(name)
-  if size < 1:
-    raise UserError(f"image_size is {size}; allowed: 0 for that of {name}, or more")
   weights = read(source, cache_dir)
-  own = weights.num_classes
-  if not isinstance(num_classes, int | np.integer) or isinstance(num_classes, bool):
-    raise UserError(f"num_classes is {num_classes!r}; allowed: a whole number")
-  if num_classes < 0 or not num_classes + own:
-    allowed = f"0 for the {own} of {source}, or more" if own else f"1 or more, as {source} has none"
-    raise UserError(f"num_classes is {num_classes}; allowed: {allowed}")
   fields = weights.model_fields(size, resize_tokens)
   fields = {field: value for field, value in fields.items() if field in known}
-  model = models.build(name, num_classes or own, **fields | overrides)
-  try:
+  model = models.build(name, num_classes or weights.num_classes, **fields | overrides)
+  with as_user_error(f"model {name}", ValueError):
     images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-  except ValueError as error:
-    raise UserError(f"model {name}: {error}") from error
   if "batch_stats" in shapes:
     raise UserError(f"{name} has batch statistics, too; read(FILE).fit_variables gives all")
   return Loaded(model, weights.fit(shapes["params"], resize_tokens), weights.normalization)
@@ -221,12 +204,11 @@ def save(
 ) -> None:
   """Saves parameters as `.npz` with Linen's names, the layout of Google's files, for its loaders.
 
-  A UserError if the path has another ending, or cannot be written.
+  A UserError is raised if the path has another ending, or cannot be written.
 
   Args:
     path: ends in `.npz`; a file there is replaced whole, or not at all.
-    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by
-      one, as all others.
+    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by one.
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
   """
@@ -240,13 +222,3 @@ def save(
   arrays = traverse_util.flatten_dict(models.unrolled(params), sep="/")
   with as_user_error(f"{path}: cannot be written", OSError):
     containers.write(path, arrays, notes if model or normalization else {})
-
-
-def _from_notes(source: str, notes: Any) -> tuple[dict[str, Any], Normalization | None]:
-  match notes:
-    case {"fields": dict(fields), "normalization": None | [[_, _, _], [_, _, _]] as statistics}:
-      known = all(isinstance(v, UNSEEN.get(k, ())) for k, v in fields.items())
-      numbers = [x for row in statistics or () for x in row]
-      if known and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        return fields, statistics and Normalization(*map(tuple, statistics))
-  raise UserError(f"{source}: the notes in the archive's comment are damaged")

@@ -6,7 +6,7 @@ python -m mixer_jax.report pictures --workdir=DIR [--checkpoint=best|STEP|mean:N
 python -m mixer_jax.report augment --workdir=DIR|--config=FILE [--data_dir=DIR] [--out=DIR]
 python -m mixer_jax.report weights --workdir=DIR [--checkpoint=best|STEP|mean:N] [--out=DIR]
 python -m mixer_jax.report weights --pretrained=FILE [--out=DIR]
-python -m mixer_jax.report study --workdir=DIR
+python -m mixer_jax.report study --workdir=DIR [--metric=loss]
 python -m mixer_jax.report rows --workdir=DIR --out=FILE.csv
 python -m mixer_jax.report compare --runs=[LABEL=]DIR,... [--metric=train/loss] [--log]
     [--over=seconds|step|epoch|SPLIT/METRIC] [--out=FILE.png]
@@ -23,7 +23,7 @@ import jax
 from ml_collections import config_flags
 
 from mixer_jax import config, pretrained, tasks
-from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.errors import UserError
 from mixer_jax.paths import user_path
 from mixer_jax.report import compare, curves, figures, settings, study_rows, weight_pictures
 from mixer_jax.report import study as study_report
@@ -49,7 +49,7 @@ def _augment(_: list[str]) -> None:
   if bool(_FLAGS.workdir) == bool(_FLAGS.config):
     raise UserError("augment takes either --workdir=DIR of a run or --config=FILE")
   if _FLAGS.workdir:
-    own, out = directory_lib.load_config(_workdir()), _workdir() / "pictures"
+    own, out = config.of_run(_workdir()), _workdir() / "pictures"
   else:
     own, out = cli.checked_config(_FLAGS.config), pathlib.Path("pictures")
   restore.change(own, dir=_FLAGS.data_dir)
@@ -63,10 +63,8 @@ def _augment(_: list[str]) -> None:
 def _save(drawn: Mapping[str, Any], task: tasks.Task, out: pathlib.Path) -> None:
   if not drawn:
     raise UserError(f"task {type(task).__name__} has no pictures of this model")
-  with as_user_error(f"{out}: cannot be written", OSError):
-    out.mkdir(parents=True, exist_ok=True)
-    for name, figure in drawn.items():
-      print(figures.save(figure, out / f"{name}.png"))
+  for name, figure in drawn.items():
+    print(figures.save(figure, out / f"{name}.png"))
 
 
 def _weights(_: list[str]) -> None:
@@ -82,14 +80,11 @@ def _weights(_: list[str]) -> None:
     task, variables = restore.load_run(str(directory), _FLAGS.checkpoint)
     params, out = task.backbone(variables), directory / "weights"
     kernel = params.get("stem", {}).get("kernel")
-    data = directory_lib.load_config(directory).get("data", {})
+    data = config.of_run(directory).get("data", {})
     if kernel is None or kernel.ndim != 4 or "image_size" not in data:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
     side = data.image_size // kernel.shape[0]
-  out = user_path(_FLAGS.out or out)
-  with as_user_error(f"{out}: cannot be written", OSError):
-    paths = weight_pictures.draw(params, (side, side), out)
-  print(*paths, sep="\n")
+  print(*weight_pictures.draw(params, (side, side), user_path(_FLAGS.out or out)), sep="\n")
 
 
 def _compare(_: list[str]) -> None:
@@ -98,9 +93,12 @@ def _compare(_: list[str]) -> None:
   path = user_path(_FLAGS.out or "compare.png")
   if path.suffix != ".png":
     raise UserError(f"--out is {_FLAGS.out!r}; the picture is a .png")
-  for line in compare.compare(_FLAGS.runs, _FLAGS.metric, _FLAGS.over, path, _FLAGS.log):
-    print(line)
-  print(path)
+  metric = _FLAGS.metric or "train/loss"
+  print(*compare.compare(_FLAGS.runs, metric, _FLAGS.over, path, _FLAGS.log), path, sep="\n")
+
+
+def _study(_: list[str]) -> None:
+  print(*study_report.write(_workdir(), _FLAGS.metric or ""), sep="\n")
 
 
 def _rows(_: list[str]) -> None:
@@ -112,7 +110,7 @@ def _options(_) -> None:
   task = config.default().task
   if _FLAGS.config is not None:
     given = cli.checked_config(_FLAGS.config)
-    task = config.task_of(given)
+    task = given.task
     print(settings.of_one(given), end="")
   print(config.table(task), end="")
 
@@ -129,32 +127,24 @@ if __name__ == "__main__":
     "out", None, "Where pictures go, of compare and rows a file; default: by the command."
   )
   flags.DEFINE_list("runs", [], "Directories of runs or patterns of them, each with LABEL= or not.")
-  flags.DEFINE_string("metric", "train/loss", "Column of the rows that runs are compared by.")
+  flags.DEFINE_string(
+    "metric", None, "What is compared, default train/loss, or tabulated of a study, as loss."
+  )
   flags.DEFINE_string("over", "seconds", "Axis that it is drawn over: these, step, epoch, column.")
   flags.DEFINE_string("folder", "configs", "Folder of config files.")
   flags.DEFINE_bool("log", False, "Whether both axes are logarithmic.")
   config_flags.DEFINE_config_file("config", None, "Config of augment, or whose options are listed.")
-  cli.run_commands(
-    dict(
-      curves=lambda _: print(curves.draw(_workdir())),
-      pictures=_pictures,
-      augment=_augment,
-      weights=_weights,
-      compare=_compare,
-      study=lambda _: print(*study_report.write(_workdir()), sep="\n"),
-      rows=_rows,
-      options=_options,
-      configs=lambda _: print(settings.of_all(user_path(_FLAGS.folder)), end=""),
-    ),
-    dict(
-      curves="workdir",
-      pictures="workdir checkpoint split data_dir out",
-      augment="workdir config data_dir out",
-      weights="workdir checkpoint pretrained out",
-      compare="runs metric over log out",
-      study="workdir",
-      rows="workdir out",
-      options="config",
-      configs="folder",
-    ),
-  )
+  # Each command with the flags that it takes.
+  commands = {
+    "curves": (lambda _: print(curves.draw(_workdir())), "workdir"),
+    "pictures": (_pictures, "workdir checkpoint split data_dir out"),
+    "augment": (_augment, "workdir config data_dir out"),
+    "weights": (_weights, "workdir checkpoint pretrained out"),
+    "compare": (_compare, "runs metric over log out"),
+    "study": (_study, "workdir metric"),
+    "rows": (_rows, "workdir out"),
+    "options": (_options, "config"),
+    "configs": (lambda _: print(settings.of_all(user_path(_FLAGS.folder)), end=""), "folder"),
+  }
+  functions, taken = ({name: both[i] for name, both in commands.items()} for i in (0, 1))
+  cli.run_commands(functions, taken)

@@ -4,29 +4,28 @@ import math
 import pathlib
 from typing import Sequence
 
+from mixer_jax import config as config_lib
 from mixer_jax import tasks
 from mixer_jax.errors import UserError
-from mixer_jax.report import figures
-from mixer_jax.rundir import directory as directory_lib
-from mixer_jax.rundir import metrics_file as rows_lib
-from mixer_jax.tasks import Metric
+from mixer_jax.report import figures, results
+from mixer_jax.rundir import metrics_file
 
 
 def draw(directory: pathlib.Path) -> pathlib.Path:
   """Draws metrics and learning rate of a run to `curves.png`; a UserError if there are none."""
-  rows = rows_lib.read(directory)
+  rows = metrics_file.read(directory)
   if not rows:
-    raise UserError(f"{directory} holds no metrics (no lines in {rows_lib.FILE})")
-  config = directory_lib.load_config(directory)
-  metrics = {metric.name: metric for metric in tasks.find(config.task).metrics}
-  curves = panels(list(dict.fromkeys(key for row in rows for key in row)), list(metrics))
+    raise UserError(f"{directory} holds no metrics (no lines in {metrics_file.FILE})")
+  config = config_lib.of_run(directory)
+  metrics = [metric.name for metric in tasks.find(config.task).metrics]
+  curves = panels(list(dict.fromkeys(key for row in rows for key in row)), metrics)
   columns = min(4, len(curves))
   lines = math.ceil(len(curves) / columns)
   figure, axes = figures.panels(lines, columns, (4.3 * columns, 3.8 * lines))
   unit = "step" if config.num_steps else "epoch"
   x = [row[unit] for row in rows]
   for axis, (name, keys) in zip(axes.flat, curves.items()):
-    metric = metrics.get(name, Metric(name, False))
+    metric = results.metric_of(config.task, name)
     for key in keys:
       y = [metric.scale * row.get(key, math.nan) for row in rows]
       axis.plot(x, y, marker=figures.marker(x), label=key)
@@ -43,14 +42,14 @@ def draw(directory: pathlib.Path) -> pathlib.Path:
 
 
 def panels(keys: Sequence[str], metrics: Sequence[str]) -> dict[str, list[str]]:
-  """Names of metrics, the task's first, to the columns that show them; then the learning rate.
+  """The columns of each panel, by the names of metrics, the task's first; then the learning rate.
 
   Best values and norms of steps are left out.
   """
   found: dict[str, list[str]] = {name: [] for name in metrics}
   for key in keys:
-    split, slash, name = key.rpartition("/")
-    if slash and not name.startswith(("best_", "norm.")):
+    split, _, name = key.rpartition("/")
+    if split and not name.startswith(("best_", "norm.")):
       found.setdefault(name, []).append(key)
   found["learning rate"] = ["learning_rate"]
   return {name: shown for name, shown in found.items() if shown}

@@ -9,37 +9,38 @@ import numpy as np
 from mixer_jax.errors import as_user_error
 from mixer_jax.tasks.panels import panels as panels
 
-_WIDE, _MANY = 30, 30
-_LETTERS = 14  # of a legend, to an inch
-_INSIDE = 6  # most names of lines that leave room for the lines in a panel
+_WIDE = 30  # the range of values, high by low, that asks for a logarithmic axis
+_MANY = 30  # points that need no mark
+_LETTERS = 14  # of a legend in an inch
+_INSIDE = 6  # most names that a panel has room for
 _COLORS = 10
 _DASHES = ("-", "--", "-.", (0, (5, 2, 1, 2, 1, 2)))  # dots alone are values as published
 _MARKS = "os^D"
 
 
 def marker(points: Sequence) -> str:
-  """The mark at each point of a line, which alone shows a single one; "" of many points."""
+  """The mark at each point of a line, without which a single one would not show; "" of many."""
   return "." if len(points) < _MANY else ""
 
 
-def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-  """The colour and the dashes of each line: ten colours, then the same dashed."""
-  return _numbered(names, "linestyle", _DASHES)
-
-
-def marks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-  """The colour and the mark of each point: ten colours, then the same with another mark."""
-  return _numbered(names, "fmt", _MARKS)
-
-
-def _numbered(names: Iterable[str], field: str, values: Sequence) -> dict[str, dict[str, Any]]:
-  value = lambda i: values[i // _COLORS % len(values)]
-  of = lambda i: {"color": f"C{i % _COLORS}", field: value(i)}
+def styles(names: Iterable[str], field: str = "linestyle") -> dict[str, dict[str, Any]]:
+  """A colour and dashes for each line, or with the field "fmt" a mark: ten colours, then the same
+  with the next dashes or mark."""
+  values = _DASHES if field == "linestyle" else _MARKS
+  of = lambda i: {"color": f"C{i % _COLORS}", field: values[i // _COLORS % len(values)]}
   return {name: of(i) for i, name in enumerate(dict.fromkeys(names))}
 
 
+def draw_band(axis: Any, band: Any, scale: float = 1.0, **style: Any) -> None:
+  """Draws a `results.Band`, whose values are scaled: the mean as a line, the range as a shade."""
+  mean, low, high = (scale * y for y in (band.mean, band.low, band.high))
+  axis.plot(band.x, mean, marker=marker(band.x), **style)
+  axis.fill_between(band.x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+  axis.grid(alpha=0.3)
+
+
 def legend(figure: Any, axes: np.ndarray) -> None:
-  """The names of the lines: a few short ones in each panel, others beneath all panels.
+  """Names the lines: a few short names inside each panel, others beneath all panels.
 
   Panels keep their height.
   """
@@ -69,8 +70,9 @@ def fit_scale(axis: Any) -> None:
 
 
 def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
-  """Writes a figure as PNG and returns its path, or raises a UserError."""
+  """Writes a figure as PNG and returns its path; a UserError if it cannot be written."""
   with as_user_error(f"{path}: cannot be written", OSError):
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
   return path
 

@@ -16,7 +16,7 @@ _COLUMNS = "config", "task", "model", "data", "optimizer", "schedule", "batch", 
 
 
 def own(config: ConfigDict) -> dict[str, Any]:
-  """The fields that differ from the task's defaults, and the optimizer's, by path."""
+  """Returns the fields that differ from the task's defaults, and the optimizer's, by path."""
   model = config.get("model", {}).get("name", "")
   both = (config, config_lib.default(config.task, model))
   given, plain = (traverse_util.flatten_dict(c.to_dict(), sep=".") for c in both)
@@ -28,7 +28,7 @@ def own(config: ConfigDict) -> dict[str, Any]:
 
 
 def of_one(config: ConfigDict) -> str:
-  """The fields of `own` in Markdown, one a row."""
+  """Returns the fields of `own` in Markdown, one a row."""
   rows = [f"| `{k}` | `{escaped(repr(value))}` |" for k, value in own(config).items()]
   head = ["### Set by this config", "", "| field | value |", "| :-- | :-- |"]
   return "\n".join([*head, *rows]) + "\n\n"
@@ -54,7 +54,7 @@ def _row(name: str, config: ConfigDict) -> list[str]:
 
 
 def _group(config: ConfigDict, fields: dict[str, Any], group: str) -> str:
-  """The name of a group's choice and its fields, which are taken out of `fields`."""
+  """Returns the name of a group's choice and its fields, which are taken out of `fields`."""
   prefix = f"{group}."
   inside = {k.removeprefix(prefix): fields.pop(k) for k in list(fields) if k.startswith(prefix)}
   inside.pop("name", None)

@@ -9,27 +9,32 @@ from flax import traverse_util
 from mixer_jax import config as config_lib
 from mixer_jax.errors import as_user_error
 from mixer_jax.optim.graft import SIDES
-from mixer_jax.report import study_figures
-from mixer_jax.report.results import CellResult, gather, optimizer_name, unit_of
+from mixer_jax.report import results, study_figures
+from mixer_jax.report.results import CellResult
 from mixer_jax.report.settings import escaped
 from mixer_jax.study import plan, record
 from mixer_jax.study.record import Record
 from mixer_jax.tasks import Metric
 
 
-def write(directory: pathlib.Path) -> list[pathlib.Path]:
+def write(directory: pathlib.Path, metric: str = "") -> list[pathlib.Path]:
   """Writes `report/study.md` and its figures into a study's directory, and returns the paths.
 
-  Runs that are not finished are named with their state and count in no table. A UserError if the
-  directory holds no study, or cannot be written.
+  With a metric, such as "loss", its tables and figures go to `report/METRIC/` instead; a column,
+  such as "train/loss", stands for its metric. Runs that are not finished are named with their state
+  and count in no table.
+
+  Raises:
+    UserError: the directory holds no study or cannot be written, or its runs lack the metric.
   """
+  metric = metric.rpartition("/")[2]
   opened = record.load(directory)
-  cells, out = gather(opened), directory / "report"
+  cells, out = results.gather(opened, metric), directory / "report" / metric
   with as_user_error(f"{out}: cannot be written", OSError):
-    out.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     figures = study_figures.draw(opened, cells, out)
     parts = (
-      *(f"# {opened.title}", *opened.notes, _missing(opened), _results(opened, cells)),
+      *(f"# {opened.title}", *opened.notes, _missing(opened), _results(opened, cells, metric)),
       *(_compared(opened, cells), _tuning(opened)),
       *(f"![{figure.stem}]({figure.name})" for figure in figures),
       *(_settings(cells), _origin(opened, cells)),
@@ -43,16 +48,17 @@ def _section(title: str, *parts: str) -> str:
   return "\n\n".join((f"## {title}", *parts))
 
 
-def _table(header: Iterable[str], rows: Iterable[Iterable[Any]], words: int = 1) -> str:
+# Ours and not `pandas.to_markdown`, which needs two libraries more for these lines, and escapes
+# nothing: the cells are texts of means and deviations by then.
+def _table(header: Sequence[str], rows: Iterable[Iterable[Any]], words: int = 1) -> str:
   """A Markdown table; the first `words` columns are text, the others numbers."""
-  header = list(header)
   rule = [":--"] * words + ["--:"] * (len(header) - words)
   lines = ([escaped(str(cell)) for cell in line] for line in (header, rule, *rows))
   return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _spread(values: Sequence[float], mean: str = ".1f", deviation: str = ".1f") -> str:
-  """Mean and sample standard deviation; "-" for none, the value alone for one."""
+  """Mean and sample standard deviation; "-" for no value, and one value alone."""
   if not values:
     return "-"
   text = f"{statistics.fmean(values):{mean}}"
@@ -66,48 +72,35 @@ def _shown(metric: Metric, values: Sequence[float], sign: str = "") -> str:
 
 
 def _missing(opened: Record) -> str:
-  """The runs that are in no table, with their states."""
+  """The runs that are in no table, with their states, and those whose settings are not planned."""
   states = {run.name: opened.state(run) for run in opened.runs}
   waiting = [f"`{name}`" for name, state in states.items() if state.kind == "waiting"]
   lines = [f"- `{n}`: {s}" for n, s in states.items() if s.kind not in ("done", "waiting")]
   lines += [f"- not run ({len(waiting)}): {', '.join(waiting)}"] if waiting else []
-  head = f"{len(states)} runs are planned; not in the tables below:\n\n"
-  strays = {run.name: found for run in opened.runs if (found := opened.strays(run))}
-  others = [f"- `{name}`: {'; '.join(found)}" for name, found in strays.items()]
-  text = "Runs with other settings than planned, as after a change of the study's file:\n\n"
-  parts = (head + "\n".join(lines) if lines else "", text + "\n".join(others) if others else "")
-  return "\n\n".join(filter(None, parts))
+  others = {run.name: found for run in opened.runs if (found := opened.unplanned(run))}
+  parts = []
+  if lines:
+    parts += [f"{len(states)} runs are planned; not in the tables below:", "\n".join(lines)]
+  if others:
+    parts += ["Runs with other settings than planned, as after a change of the study's file:"]
+    parts += ["\n".join(f"- `{name}`: {'; '.join(found)}" for name, found in others.items())]
+  return "\n\n".join(parts)
 
 
-def _results(opened: Record, cells: Sequence[CellResult]) -> str:
+def _results(opened: Record, cells: Sequence[CellResult], asked: str) -> str:
   """A row for each cell: our values, the published one and the difference; no empty columns."""
-  metric, unit = opened.primary, unit_of(cells)
-  parts = [key.rpartition("/") for c in cells for r in c.done for key in r.rows[-1]]
-  splits = dict.fromkeys(s for s, _, name in parts if name == metric.name and s != "train")
-  to_target, rows = ["target", f"{unit}s to it", "minutes to it"], []
-  to_target += ["share of the run"] if opened.target_of else []
-  for c in cells:
-    published, ours = c.published, c.values(opened.published_at)
-    gap = [statistics.fmean(ours) - published.value] if published and ours else []
-    epochs = published.epochs_to_target if published else None
-    row = {", ".join(opened.panels): c.panel} if opened.panels else {}
-    row |= {
-      ", ".join(opened.lines): c.line,
-      "seeds": f"{len(c.done)} of {len(c.results)}",
-      "length": "{1} {0}s".format(*record.length(c.config)),
-      **{f"{s} {metric.label}": _shown(metric, c.values("last", s)) for s in ("test", *splits)},
-      f"best test {metric.label}": _shown(metric, c.values("best")),
-      **(dict(zip(to_target, _target(c, unit))) if any(x.target for x in cells) else {}),
-      "s/epoch": _spread([statistics.median(row["s/epoch"] for row in r.rows) for r in c.done]),
-    }
-    if any(x.published for x in cells):
-      row["published"] = _shown(metric, [published.value] if published else [])
-      row["difference"] = _shown(metric, gap, "+")
-      row["published epochs to target"] = "-" if epochs is None else epochs
-    rows.append(row)
+  metric, unit = cells[0].metric, results.unit_of(cells)
+  keys = [key.rpartition("/") for c in cells for r in c.done for key in r.rows[-1]]
+  splits = dict.fromkeys(
+    s for s, _, name in keys if name == metric.name and (asked or s != "train")
+  )
+  rows = [_row(opened, c, ["test", *splits], unit) for c in cells]
+  header = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+  table = _table(header, ([row[name] for name in header] for row in rows), 1 + bool(opened.panels))
   selection = next((c.selection for c in cells if c.done), "test")
   picked = "test set itself picked, which flatters it"
   picked = picked if selection == "test" else f"{selection} set picked"
+  picked += f" by {opened.primary.name}" if asked else ""
   better = "higher" if metric.higher_is_better else "lower"
   text = (
     "Values after the last evaluation, mean ± standard deviation over the seeds that finished;"
@@ -116,24 +109,42 @@ def _results(opened: Record, cells: Sequence[CellResult]) -> str:
     " Times are of training steps alone, without compilation, testing and checkpoints; s/epoch is"
     " the median of a run."
   )
-  if opened.source:
+  if opened.source and not asked:
     text += f" Published: {opened.source}; the difference is of our {opened.published_at} value."
-  table = _table(rows[0], [row.values() for row in rows], words=2 if opened.panels else 1)
   return _section("Results", table, text)
 
 
+def _row(opened: Record, c: CellResult, splits: Sequence[str], unit: str) -> dict[str, Any]:
+  """Returns the columns of a cell in the table of results; "-" is an empty one."""
+  metric, published, ours = c.metric, c.published, c.values(opened.published_at)
+  gap = [statistics.fmean(ours) - published.value] if published and ours else []
+  epochs = published.epochs_to_target if published else None
+  to_target = ("target", f"{unit}s to it", "minutes to it", "share of the run")
+  return {
+    **({", ".join(opened.panels): c.panel} if opened.panels else {}),
+    ", ".join(opened.lines): c.line,
+    "seeds": f"{len(c.done)} of {len(c.results)}",
+    "length": "{1} {0}s".format(*record.length(c.config)),
+    **{f"{split} {metric.label}": _shown(metric, c.values("last", split)) for split in splits},
+    f"best test {metric.label}": _shown(metric, c.values("best")),
+    **dict(zip(to_target[: 3 + bool(opened.target_of)], _target(c, unit))),
+    "s/epoch": _spread([statistics.median(row["epoch_seconds"] for row in r.rows) for r in c.done]),
+    "published": _shown(metric, [published.value] if published else []),
+    "difference": _shown(metric, gap, "+"),
+    "published epochs to target": "-" if epochs is None else epochs,
+  }
+
+
 def _target(c: CellResult, unit: str) -> tuple[str, str, str, str]:
-  """The target, the steps or epochs to it, the minutes to it and their share of the run."""
+  """Returns the target, the steps or epochs to it, the minutes to it and their share of the run."""
   if not c.target:
     return "-", "-", "-", "-"
   shown, reached = _shown(c.metric, [c.metric.scale * c.target]), c.reached()
   if not reached:
     return shown, "not reached" if c.done else "-", "-", "-"
-  after, minutes = (statistics.fmean(row[key] for row in reached) for key in (unit, "minutes"))
+  mean = lambda column: statistics.fmean(row[column] for row in reached)
   some = f" ({len(reached)} of {len(c.done)})" if len(reached) < len(c.done) else ""
-  own, length = record.length(c.config)
-  share = statistics.fmean(row[own] for row in reached) / length
-  return shown, f"{after:.1f}{some}", f"{minutes:.1f}", f"{share:.2f}"
+  return shown, f"{mean(unit):.1f}{some}", f"{mean('minutes'):.1f}", f"{mean('share'):.2f}"
 
 
 def _compared(opened: Record, cells: Sequence[CellResult]) -> str:
@@ -145,39 +156,39 @@ def _compared(opened: Record, cells: Sequence[CellResult]) -> str:
       values = dict(zip(opened.axes, c.cell))
       place = ", ".join(value for axis, value in values.items() if axis != "optimizer")
       corner = f"{place}: ".removeprefix(": ") + "norm of \\ direction of"
-      row, column = (optimizer_name(c.config.optimizer[side]) for side in SIDES)
-    both = [c.values(opened.published_at)]
-    both += [[c.published.value] if c.published else []] if published else []
-    said = " / ".join(_shown(c.metric, values) for values in both)
+      row, column = (results.optimizer_name(c.config.optimizer[side]) for side in SIDES)
+    text = _shown(c.metric, c.values(opened.published_at))
+    if published:
+      text += f" / {_shown(c.metric, [c.published.value] if c.published else [])}"
     columns = tables.setdefault(corner, {}).setdefault(row, {})
-    columns[f"{column} ({c.line})" if column in columns else column] = said
+    columns[f"{column} ({c.line})" if column in columns else column] = text
   texts, nothing = [], "- / -" if published else "-"
   for corner, rows in tables.items():
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    lines = [(name, *(row.get(c, nothing) for c in columns)) for name, row in rows.items()]
-    if len(columns) > 1 or "direction of" in corner:
-      texts.append(_table((corner, *columns), lines))
-  title = f"{opened.published_at} test {opened.primary.label}"
-  title += ", ours / published" if published else ""
-  return _section(title, *texts) if texts else ""
+    header = list(dict.fromkeys(column for row in rows.values() for column in row))
+    lines = [(name, *(row.get(column, nothing) for column in header)) for name, row in rows.items()]
+    if len(header) > 1 or "direction of" in corner:
+      texts.append(_table((corner, *header), lines))
+  title = f"{opened.published_at} test {cells[0].metric.label}"
+  return _section(title + (", ours / published" if published else ""), *texts) if texts else ""
 
 
 def _tuning(opened: Record) -> str:
   """Every setting that was tried, with its values on the part held out."""
-  rows, metric = [], Metric(opened.tuned_by, False) if opened.tuned_by else opened.primary
+  metric, rows = opened.primary, []
+  if opened.tuned_by:
+    metric = Metric(opened.tuned_by, higher_is_better=False)
+  value = lambda trial, at: _shown(metric, [] if trial[at] is None else [metric.scale * trial[at]])
   for cell in dict.fromkeys(run.cell for run in opened.runs if run.tunes):
     trials, name = opened.trials(cell), " ".join(cell)
     if trials is None:
       rows.append((name, "not decided", "", "-", "-"))
     for i, trial in enumerate(trials or ()):
-      values = ("", "failed", trial.get("failed", ""))
-      if "failed" not in trial:
-        numbers = (
-          "-" if trial[at] is None else _shown(metric, [metric.scale * trial[at]])
-          for at in ("last", "best")
-        )
-        values = ("" if i else "chosen", *numbers)
-      rows.append((name, ", ".join(plan.settings(trial["settings"])), *values))
+      said = (
+        ("", "failed", trial["failed"])
+        if "failed" in trial
+        else ("" if i else "chosen", value(trial, "last"), value(trial, "best"))
+      )
+      rows.append((name, ", ".join(plan.settings(trial["settings"])), *said))
   if not rows:
     return ""
   header = ("cell", "settings", "", f"last {metric.label}", f"best {metric.label}")
@@ -191,7 +202,7 @@ def _tuning(opened: Record) -> str:
 
 
 def _held_out(opened: Record) -> set[str]:
-  """The settings of tuning runs, without the ones that differ between tries."""
+  """Returns the settings of tuning runs, without the ones that differ between tries."""
   tuning, last = (next(r for r in opened.runs if r.tunes == tunes) for tunes in (True, False))
   flat = [traverse_util.flatten_dict(run.config, sep=".") for run in (tuning, last)]
   own = {k: v for k, v in flat[0].items() if flat[1].get(k) != v and k not in tuning.settings}
@@ -199,7 +210,7 @@ def _held_out(opened: Record) -> set[str]:
 
 
 def _settings(cells: Sequence[CellResult]) -> str:
-  """The settings of all cells, then the settings of each; None is a default."""
+  """The settings that all cells share, and the others of each; defaults of None are left out."""
   free = config_lib.free_fields(cells[0].config) | {"seed"}
   configs = [traverse_util.flatten_dict(c.config.to_dict(), sep=".") for c in cells]
   sets = [{f"{k}={v}" for k, v in x.items() if v is not None and k not in free} for x in configs]
@@ -215,12 +226,11 @@ def _origin(opened: Record, cells: Sequence[CellResult]) -> str:
   runs = [(r, session) for c in cells for r in c.results for session in r.sessions]
   if not runs:
     return _section("Origin", f"Study file `{opened.file}`; nothing was run yet.")
-  pairs = lambda fields: ", ".join(f"{k} {v}" for k, v in fields.items() if v)
   said = {
     "commit": [s["commit"] or "unknown" for _, s in runs],
-    "versions": [pairs(s["versions"]) for _, s in runs],
-    "device": ["{count} x {platform} ({kind})".format(**s["device"]) for _, s in runs],
-    "data": [pairs(s["data"]) for _, s in runs],
+    "versions": [results.pairs(s["versions"]) for _, s in runs],
+    "device": [results.device(s) for _, s in runs],
+    "data": [results.pairs(s["data"]) for _, s in runs],
   }
   rows = [
     (r.run.name, r.state.kind, s["started"], s["ended"] or "-", s["commit"] or "-") for r, s in runs

@@ -5,26 +5,14 @@ import pathlib
 import re
 from typing import Any, Iterator
 
-from mixer_jax import tasks
 from mixer_jax.errors import as_user_error
-from mixer_jax.report.results import optimizer_name
-from mixer_jax.rundir import metrics_file, provenance
+from mixer_jax.report import results
+from mixer_jax.rundir import provenance
 from mixer_jax.study import plan, record
 
 COLUMNS = (
-  "study",
-  "model",
-  "data",
-  "optimizer",
-  "settings",
-  "budget",
-  "seed",
-  "metric",
-  "value",
-  "device",
-  "versions",
-  "commit",
-  "command",
+  *("study", "model", "data", "optimizer", "settings", "budget", "seed"),
+  *("metric", "value", "device", "versions", "commit", "command"),
 )
 # Axes with a column of their own; values of the others are settings.
 _NAMED = ("model", "data", "optimizer", "budget")
@@ -46,51 +34,43 @@ def write(directory: pathlib.Path, path: pathlib.Path) -> int:
 
 
 def _rows(opened: record.Record, run: plan.Run) -> Iterator[dict[str, Any]]:
-  config, written = opened.config(run), metrics_file.read(opened.path(run))
+  """Returns the rows of a run, one for each number of its last evaluation and one for its time."""
+  config, written = opened.config(run), results.rows_of(opened.path(run))
   own, trials = dict(zip(opened.axes, run.cell)), [] if run.tunes else opened.trials(run.tuned)
   tuned = run.settings or (trials[0]["settings"] if trials else {})
   settings = {axis: value for axis, value in own.items() if axis not in _NAMED}
   settings |= {field.removeprefix("optimizer."): value for field, value in tuned.items()}
   sessions = provenance.read(opened.path(run))
-  in_turn = lambda texts: "; ".join(dict.fromkeys(texts))
-  overrides = (*run.overrides, *plan.settings(tuned))
+  joined = lambda texts: "; ".join(dict.fromkeys(texts))
+  overrides = [f"--config.{override}" for override in (*run.overrides, *plan.settings(tuned))]
   unit, length = record.length(config)
   common = {
     "study": pathlib.Path(opened.file).stem,
     "model": own.get("model") or config.get("model", {}).get("name"),
     "data": own.get("data") or config.get("data", {}).get("name"),
-    "optimizer": optimizer_name(config.optimizer),
+    "optimizer": results.optimizer_name(config.optimizer),
     "settings": "; ".join(plan.settings(settings)),
     "budget": own.get("budget") or f"{length} {unit}s",
     "seed": run.seed,
-    "device": in_turn("{count} x {platform} ({kind})".format(**s["device"]) for s in sessions),
-    "versions": in_turn(_versions(s["versions"]) for s in sessions),
-    "commit": in_turn(s["commit"] or "unknown" for s in sessions),
+    "device": joined(map(results.device, sessions)),
+    "versions": joined(results.pairs(s["versions"]) for s in sessions),
+    "commit": joined(s["commit"] or "unknown" for s in sessions),
     "command": " ".join(
-      (
-        f"python -m mixer_jax.main --config={opened.file}:{run.name}",
-        *(f"--config.{override}" for override in overrides),
-      )
+      [f"python -m mixer_jax.main --config={opened.file}:{run.name}", *overrides]
     ),
   }
-  metrics = {metric.name: metric for metric in tasks.find(config.task).metrics}
   for key, value in written[-1].items():
     if "/" in key:
-      name, unit, scale = _measure(key, metrics, "validation" if run.tunes else "")
-      yield common | {"metric": f"{name}{unit and f' [{unit}]'}", "value": f"{scale * value:.6g}"}
-  minutes = sum(row["seconds"] for row in written) / 60
-  yield common | {"metric": "training time [min]", "value": f"{minutes:.4g}"}
+      metric = results.metric_of(config.task, key)
+      name, unit = _measure(key, run.tunes), "%" if metric.percent else metric.unit
+      value = f"{metric.scale * value:.6g}"
+      yield common | {"metric": f"{name}{unit and f' [{unit}]'}", "value": value}
+  yield common | {"metric": "training time [min]", "value": f"{written[-1]['minutes']:.4g}"}
 
 
-def _measure(key: str, metrics: dict[str, tasks.Metric], held_out: str) -> tuple[str, str, float]:
-  """What a column of metrics.jsonl measures, its unit and scale: "test best top-1", "%", 100."""
+def _measure(key: str, tunes: bool) -> str:
+  """What a column of metrics.jsonl measures, as "test best top-1"."""
   split, _, name = key.rpartition("/")
-  best, name = ("best ", name[5:]) if name.startswith("best_") else ("", name)
-  metric = metrics.get(name, tasks.Metric(name, False))
-  split = held_out if held_out and split == "test" else split  # a try sees no test image
-  shown = re.sub(r"^top(\d)$", r"top-\1", name)
-  return f"{split} {best}{shown}", "%" if metric.percent else metric.unit, metric.scale
-
-
-def _versions(versions: dict[str, str | None]) -> str:
-  return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+  split = "validation" if tunes and split == "test" else split  # a try sees no test image
+  name = re.sub(r"^(best_)?top(\d)$", r"\1top-\2", name)
+  return f"{split} {re.sub('^best_', 'best ', name)}"

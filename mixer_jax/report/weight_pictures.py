@@ -40,16 +40,19 @@ def draw(params: Any, grid: tuple[int, int], directory: pathlib.Path) -> list[pa
 
   `grid` is (rows, columns) of an image's patches; a UserError if no matrix mixes so many tokens.
   """
-  drawn = {"token_mixing.png": mixing_figure(params, grid), "sparsity.png": sparsity_figure(params)}
-  directory.mkdir(parents=True, exist_ok=True)
+  drawn = {"token_mixing": mixing_figure(params, grid), "sparsity": sparsity_figure(params)}
+  paths = [figures.save(figure, directory / f"{name}.png") for name, figure in drawn.items()]
   shares = {name: sparsity(kernel) for name, kernel in kernels(params).items()}
   numbers = directory / "weights.json"
   numbers.write_text(json.dumps({"grid": grid, "sparsity": shares}, indent=1) + "\n")
-  return [*(figures.save(figure, directory / name) for name, figure in drawn.items()), numbers]
+  return [*paths, numbers]
 
 
 def mixing_figure(params: Any, grid: tuple[int, int]) -> Any:
-  """A row per layer, numbered units spread evenly over it; blue is negative. Errors as of `draw`."""
+  """Draws numbered units, spread evenly over each layer, a row a layer; blue is negative.
+
+  Raises a UserError as `draw` does.
+  """
   named, tokens = kernels(params), grid[0] * grid[1]
   mixing = {k: v for k, v in named.items() if models.reads_tokens(k) and len(v) == tokens}
   if not any(map(models.reads_tokens, named)):

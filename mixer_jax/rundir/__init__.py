@@ -1,1 +1,1 @@
-"""The directory of a run: its config, its metrics, its lock, its provenance."""
+"""The directory of a run, as anybody may read it: config, metrics, lock, record of its sessions."""

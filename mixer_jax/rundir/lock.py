@@ -1,4 +1,4 @@
-"""One process a run: the lock of its directory."""
+"""The lock of a run's directory, which one process at a time may hold."""
 
 import contextlib
 import fcntl

@@ -1,6 +1,5 @@
 """The metrics of a run: rows of `metrics.jsonl`, and the same for TensorBoard."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -21,27 +20,19 @@ Row = dict[str, Any]
 
 def read(directory: pathlib.Path) -> list[Row]:
   """The rows of `metrics.jsonl` but for a torn last line; another spoiled one is a UserError."""
-  path = directory / FILE
+  path, rows = directory / FILE, []
   with as_user_error(f"{path} cannot be read", OSError, ValueError):
     lines = path.read_text().splitlines() if path.exists() else []
-  rows, last = [], 0
   for number, line in enumerate(lines, 1):
-    row = _row(line)
-    if row is None and number == len(lines):
-      break
-    if row is None or row["step"] <= last:
-      raise UserError(f"{path} is spoiled in line {number}: {line[:60]!r}")
-    rows.append(row)
-    last = row["step"]
+    try:
+      row = json.loads(line)
+      if row["step"] <= (rows[-1]["step"] if rows else 0):
+        raise ValueError
+      rows.append(row)
+    except (ValueError, LookupError, TypeError) as e:
+      if number < len(lines):
+        raise UserError(f"{path} is spoiled in line {number}: {line[:60]!r}") from e
   return rows
-
-
-def _row(line: str) -> Row | None:
-  """The numbers of an evaluation; None if the line does not hold them."""
-  with contextlib.suppress(ValueError, RecursionError):
-    match json.loads(line):
-      case {"step": int(), "epoch": _, "seconds": _} as row:
-        return row if all(isinstance(value, int | float) for value in row.values()) else None
 
 
 class Writer:

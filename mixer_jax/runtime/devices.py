@@ -12,7 +12,7 @@ _heard: list[str] = []
 
 
 def _hear(record: logging.LogRecord) -> bool:
-  """A filter that keeps a warning to itself."""
+  """A logging filter that remembers a warning and does not pass it on."""
   text = " ".join(record.getMessage().split())
   if text not in _heard:
     _heard.append(text)
@@ -20,7 +20,7 @@ def _hear(record: logging.LogRecord) -> bool:
 
 
 def listen() -> None:
-  """Keeps the warnings of JAX's search for devices; to be called before it begins."""
+  """Keeps the warnings of JAX's search for devices. It must be called before the search begins."""
   _LOGGER.setLevel(logging.WARNING)
   _LOGGER.addFilter(_hear)
 

@@ -1,4 +1,4 @@
-"""Heavy libraries that others import where they are installed, kept out; names that JAX moved."""
+"""Keeps out heavy libraries that other libraries import if they are installed; names that JAX moved."""
 
 import contextlib
 import importlib.abc

@@ -6,7 +6,6 @@ Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054).
 """
 
 import dataclasses
-import math
 from typing import Annotated, Any
 
 import jax
@@ -31,40 +30,23 @@ class Devices:
 
 
 def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
-  """A mesh of `config.mesh.data` x `config.mesh.model` devices (see `Devices`).
-
-  A UserError says if there are too few, or if they do not divide the training batch.
-  """
-  shape = mesh_shape(config)
-  size, steps, batch_size = math.prod(shape), config.accum_steps, config.batch_size
-  if batch_size % (size * steps):
-    fewer = [n for n in range(1, shape[0]) if batch_size % (n * shape[1] * steps) == 0]
-    raise UserError(
-      f"batch_size is {batch_size}; it must be a positive multiple of {size * steps}"
-      f" ({size} devices x {steps} accumulation steps)"
-      + (f", or mesh.data={fewer[-1]} takes fewer devices" if fewer else "")
-    )
-  # Automatic axes: kfac-jax's contractions are refused under explicit ones.
-  return jax.make_mesh(shape, AXES, (AxisType.Auto,) * 2, devices=jax.devices()[:size])
-
-
-def mesh_shape(config: ml_collections.ConfigDict) -> tuple[int, int]:
-  """Devices along "data" and "model" (see `make_mesh`)."""
-  data, model = config.mesh.data, config.mesh.model
-  available = jax.device_count()
-  if not 1 <= model <= available:
+  """A mesh of `config.mesh.data` x `config.mesh.model` devices; a UserError if there are too few."""
+  data, model, available = config.mesh.data, config.mesh.model, jax.device_count()
+  if model > available:
     raise UserError(f"mesh.model is {model}; allowed: 1 to {available} devices")
-  most = available // model
-  if data == -1 and available % model == 0:
-    return most, model
+  most, rest = divmod(available, model)
+  if data == -1 and not rest:
+    data = most
   if not 1 <= data <= most:
-    rest = f" of {model} (mesh.model) each" if model > 1 else ""
-    every = "" if available % model else "-1 for all, or "
-    raise UserError(f"mesh.data is {data}; allowed: {every}1 to {most} devices{rest}")
+    each = f" of {model} (mesh.model) each" if model > 1 else ""
+    every = "" if rest else "-1 for all, or "
+    raise UserError(f"mesh.data is {data}; allowed: {every}1 to {most} devices{each}")
   if data * model != available and jax.process_count() > 1:
     shape = f"mesh.data x mesh.model is {data} x {model}"
     raise UserError(f"{shape}; several processes use all {available} devices")
-  return data, model
+  # Automatic axes: kfac-jax's contractions are refused under explicit ones.
+  devices = jax.devices()[: data * model]
+  return jax.make_mesh((data, model), AXES, (AxisType.Auto,) * 2, devices=devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

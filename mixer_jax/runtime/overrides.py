@@ -1,44 +1,60 @@
 """Overrides of a config's fields, of a command line or a study."""
 
+import ast
 import functools
 import logging
 import re
-from typing import Iterable
+from typing import Any, Iterable, Sequence
 
 from flax import traverse_util
 from ml_collections import ConfigDict
 
+from mixer_jax.errors import UserError, as_user_error
+
 _LOG = logging.getLogger(__name__)
-# As absl and ml_collections word a value that a field does not take, by the type of the field.
-_UNFIT = re.compile(r"flag --config\.([\w.]+)=(.*?): (.*)", re.DOTALL)
-_WORDS = {
-  "invalid literal for int": "an integer",
-  "could not convert string to float": "a number",
-  "Non-boolean argument": "True or False",
-  "as a ConfigDict": "a value for one of its fields, as in {0}.FIELD=VALUE",
-}
+_TRUTHS = {"true": True, "false": False}
 
 
-def unfit(message: str) -> str:
-  """The field, its value and the kind that is allowed, of an override's error; "": of another."""
-  if found := _UNFIT.match(message):
-    for words, allowed in _WORDS.items():
-      if words in found[3]:
-        return f"{found[1]} is {found[2]!r}; allowed: {allowed.format(found[1])}"
-  return ""
+def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
+  """Sets fields, in place, by "field=value" as `--config.field=value` of a command line does.
+
+  A value is None, True, False, another literal of Python, or a text.
+
+  Raises:
+    UserError: the config has no such field, or the field takes no value of such a type.
+  """
+  for assignment in assignments:
+    field, equals, text = assignment.partition("=")
+    *groups, leaf = field.split(".")
+    try:
+      group = functools.reduce(lambda part, name: part[name], groups, config)
+      kind = group.get_type(leaf)
+    except (KeyError, AttributeError, TypeError) as e:
+      raise UserError(f"override {assignment}: the config has no field {field}") from e
+    if not equals or kind is ConfigDict:
+      raise UserError(f"override {assignment}: allowed: FIELD=VALUE")
+    with as_user_error(f"override {assignment}", TypeError, ValueError):
+      group[leaf] = _value(text, kind)
+  warn_of_epochs(config, [text.partition("=")[0] for text in assignments])
+  return config
 
 
-def clear(config: ConfigDict, field: str) -> None:
-  """Sets a field, such as "model.patch_size", to None; a KeyError if there is none."""
-  *groups, leaf = field.split(".")
-  for name in groups:
-    config = config[name]
-  _ = config[leaf]
-  with config.ignore_type():
-    config[leaf] = None
+def _value(text: str, kind: type) -> Any:
+  if text == "None":
+    return None
+  if kind is bool:
+    return _TRUTHS.get(text.lower(), text)
+  return text if kind is str else _literal(text)
 
 
-def tell_epochs(config: ConfigDict, fields: Iterable[str]) -> None:
+def _literal(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
+
+
+def warn_of_epochs(config: ConfigDict, fields: Iterable[str]) -> None:
   """Logs a warning of each overridden number of epochs that a number of steps makes idle."""
   values = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field in fields:

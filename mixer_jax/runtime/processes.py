@@ -17,7 +17,7 @@ from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.runtime import mesh as mesh_lib
 
 T = TypeVar("T")
-_HEEDED = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ONE_REQUEST = 1.0  # seconds: a shell, or `timeout`, signals a process and its group
 
 
@@ -27,11 +27,18 @@ def join(
   index: int | None = None,
   detect: bool = False,
 ) -> None:
-  """Makes this process one of several, before JAX touches a device; nothing if nothing is given.
+  """Makes this process one of several, before JAX touches a device; does nothing without arguments.
 
-  Only the first process prints and writes then; HOST:PORT is its address. `detect` asks SLURM, Open
-  MPI, Kubernetes or Cloud TPU for all three. A UserError: they are not all given or possible, or
-  the processes do not find each other.
+  Only the first process prints and writes then.
+
+  Args:
+    address: HOST:PORT of the first process.
+    number: of processes.
+    index: of this process, from 0.
+    detect: ask SLURM, Open MPI, Kubernetes or Cloud TPU for all three.
+
+  Raises:
+    UserError: not all three are given, or the processes do not find each other.
   """
   if not detect and None in (given := (address, number, index)):
     if given == (None, None, None):
@@ -40,9 +47,7 @@ def join(
       "--coordinator_address, --num_processes and --process_id belong together; or --distributed"
       " alone, where SLURM, Open MPI, Kubernetes or Cloud TPU knows them"
     )
-  if number is not None and index is not None and not 0 <= index < number:
-    raise UserError(f"--process_id is {index}; allowed: 0 to {number - 1}")
-  # Its handler of SIGTERM would take the place of that of `heeded`.
+  # Its handler of SIGTERM would take the place of that of `stop_signals`.
   jax.config.update("jax_enable_preemption_service", False)
   # After so long a silence a process is taken for dead, and the others end.
   seconds = dict(heartbeat_timeout_seconds=30, shutdown_timeout_seconds=60)
@@ -57,7 +62,7 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
-def lead(action: Callable[[], T]) -> T | None:
+def on_first(action: Callable[[], T]) -> T | None:
   """Calls `action` in the first process and returns its result; None in the others, which wait.
 
   A UserError of `action` ends all processes.
@@ -106,14 +111,14 @@ class Request:
     self._pending: Any = None
 
   def soon(self) -> bool:
-    """The answer at the call before this one: no process waits for another."""
+    """Returns the answer of the call before this one, so that no process waits for another."""
     if jax.process_count() == 1:
       return self.number is not None
     known, self._pending = self._pending, self._ask()
     return known is not None and bool(known)
 
   def now(self) -> bool:
-    """The answer; all processes wait for each other."""
+    """Returns the answer; all processes wait for each other."""
     return self.number is not None if jax.process_count() == 1 else bool(self._ask())
 
   def _ask(self) -> jax.Array:
@@ -122,17 +127,17 @@ class Request:
 
   @property
   def exit_code(self) -> int:
-    """As shells have it: 130 after SIGINT, 143 after SIGTERM (of this or another process)."""
+    """The exit code as shells have it: 130 after SIGINT, 143 after SIGTERM, of any process."""
     return 128 + (self.number or signal.SIGTERM)
 
   @property
   def name(self) -> str:
-    """Of the signal."""
+    """The name of the signal."""
     return self.number.name if self.number else "a signal to another process"
 
 
 @contextlib.contextmanager
-def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
+def stop_signals(mesh: jax.sharding.Mesh) -> Iterator[Request]:
   """Within it the first signal makes the request true, a second of its kind ends the process.
 
   A second one within a second of the first belongs to it.
@@ -147,8 +152,8 @@ def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   outer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-  heed = [s for s in _HEEDED if signal.getsignal(s) not in (signal.SIG_IGN, None)]
-  handlers = {s: signal.signal(s, lambda *_: None) for s in heed}
+  taken = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+  handlers = {s: signal.signal(s, lambda *_: None) for s in taken}
 
   def watch():
     seen: dict[int, float] = {}
@@ -156,7 +161,7 @@ def heeded(mesh: jax.sharding.Mesh) -> Iterator[Request]:
       number = byte[0]
       if time.monotonic() - seen.get(number, math.inf) > _ONE_REQUEST:
         os._exit(128 + number)
-      if number in _HEEDED and number not in seen:
+      if number in _SIGNALS and number not in seen:
         seen[number] = time.monotonic()
         came = signal.Signals(number)
         request.number = request.number or came

@@ -40,19 +40,8 @@ def main(_: list[str]) -> None:
     return
   where = directory.create(options.workdir, record.PLAN)
   with directory.writing(where):
-    sys.exit(_go_on(where, study, file))
-
-
-def _go_on(where: pathlib.Path, study: plan.Study, file: str) -> int:
-  """Runs the chosen runs of the study in a directory; the exit code."""
-  options = flags.FLAGS
-  opened = record.open_study(where, study, file, options.set)
-  planned = {run.name: run for run in opened.runs}
-  chosen = [planned[run.name] for run in study.select(options.run)]
-  for run in chosen if options.retry_failed else ():
-    if opened.state(run).kind == "failed" and not opened.forget(run):
-      print(f"{run.name}  stays failed: runs have begun with the settings that its cell chose")
-  return _told(opened, chosen, _run(opened, chosen))
+    opened = record.open_study(where, study, file, options.set)
+    sys.exit(_go_on(opened, study.select(options.run)))
 
 
 def _list(study: plan.Study, where: pathlib.Path) -> None:
@@ -62,14 +51,19 @@ def _list(study: plan.Study, where: pathlib.Path) -> None:
   for run in study.select(flags.FLAGS.run):
     state = "waiting, nothing was begun"
     if own := planned.get(run.name):
-      waits = f" for {tries}" if (tries := _tries(begun, own)) else ""
-      state = f"{begun.state(own)}{waits}"
+      tries = _awaited(begun, own)
+      state = f"{begun.state(own)}{tries and f' for {tries}'}"
     print(f"{run.name}  {state}")
 
 
-def _run(opened: record.Record, chosen: Sequence[plan.Run]) -> runner.Runner:
-  """Runs what is left of the chosen runs; at Ctrl-C the process exits."""
+def _go_on(opened: record.Record, chosen: Sequence[plan.Run]) -> int:
+  """Runs what is left of the chosen runs, and returns the exit code; exits itself at Ctrl-C."""
   options = flags.FLAGS
+  planned = {run.name: run for run in opened.runs}
+  chosen = [planned[run.name] for run in chosen]
+  for run in chosen if options.retry_failed else ():
+    if opened.state(run).kind == "failed" and not opened.forget(run):
+      print(f"{run.name}  stays failed: runs have begun with the settings that its cell chose")
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's, as Ctrl-C
   minutes = float("inf") if options.max_minutes is None else options.max_minutes
   runs = runner.Runner(opened, options.parallel, time.monotonic() + 60 * minutes)
@@ -79,15 +73,19 @@ def _run(opened: record.Record, chosen: Sequence[plan.Run]) -> runner.Runner:
       runs.run([run for run in chosen if run.tunes == tunes])
   except KeyboardInterrupt:
     print("\ninterrupted; the same command goes on from the last checkpoints")
-    sys.exit(130)
-  return runs
+    return 130
+  return _summarize(opened, chosen, runs)
 
 
-def _told(opened: record.Record, chosen: Sequence[plan.Run], runs: runner.Runner) -> int:
-  """Prints the states of the chosen runs; the exit code: 1 if one failed or, in time, is not done."""
+def _summarize(opened: record.Record, chosen: Sequence[plan.Run], runs: runner.Runner) -> int:
+  """Prints the states of the chosen runs.
+
+  Returns the exit code: 1 if a run failed or, before the time is up, is not done.
+  """
   states = {run.name: opened.state(run) for run in chosen}
   counts = collections.Counter(state.kind for state in states.values())
-  if runs.out_of_time and counts.total() > counts["done"]:
+  unfinished = counts.total() > counts["done"]
+  if runs.out_of_time and unfinished:
     print("time is up, the same command goes on: ", end="")
   print(", ".join(f"{n} {kind}" for kind, n in counts.items()))
   for name, state in states.items():
@@ -95,20 +93,18 @@ def _told(opened: record.Record, chosen: Sequence[plan.Run], runs: runner.Runner
       print(f"{name}  {state}")
   if runs.gave_up:
     print("no more runs were started: the last ones ended by a mistake, which others may share")
-  waiting = {} if runs.out_of_time else {run.name: _tries(opened, run) for run in chosen}
-  for tries in dict.fromkeys(filter(None, waiting.values())):
-    number = list(waiting.values()).count(tries)
-    print(
-      f"{number} of them wait for {tries}, which --run leaves out, another process runs or failed"
-    )
-  unfinished = counts.total() > counts["done"] and not runs.out_of_time
-  return 1 if counts["failed"] or unfinished else 0
+  if runs.out_of_time:
+    return 1 if counts["failed"] else 0
+  awaited = collections.Counter(filter(None, (_awaited(opened, run) for run in chosen)))
+  for tries, n in awaited.items():
+    print(f"{n} of them wait for {tries}, which --run leaves out, another process runs or failed")
+  return 1 if unfinished else 0
 
 
-def _tries(opened: record.Record, run: plan.Run) -> str:
-  """The pattern of the runs of tuning that a waiting run waits for; "": it waits for none."""
-  waits = not run.tunes and opened.state(run).kind == "waiting" and opened.undecided(run.tuned)
-  return f"tune-{'-'.join(run.tuned)}-*" if waits else ""
+def _awaited(opened: record.Record, run: plan.Run) -> str:
+  """The pattern of the runs of tuning that a waiting run waits for; "" if it waits for none."""
+  waits = opened.state(run).kind == "waiting" and not run.tunes
+  return f"tune-{'-'.join(run.tuned)}-*" if waits and opened.trials(run.tuned) is None else ""
 
 
 if __name__ == "__main__":

@@ -38,40 +38,33 @@ class Published:
 class Tuning:
   """A choice of settings for each cell, before the cell is run with all seeds."""
 
-  # To each value of the axis "optimizer" the settings (config field to value) that are tried,
-  # equally many for each.
+  # The settings (config field to value) that are tried for each value of the axis "optimizer".
+  # Every optimizer has the same number of them.
   candidates: Mapping[str, Sequence[Mapping[str, Any]]]
-  # Settings of all candidates, by which they train on a part of the training set and are compared
-  # on the rest of it (or, where optimizers minimise a training loss, on that set itself), never on
-  # the test set.
+  # Settings of all candidates. They train on a part of the training set and are compared on the
+  # rest of it (or, where optimizers minimise a training loss, on that set itself), never on the
+  # test set.
   hold_out: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _LAST_TENTH)
   seed: int = 0  # of all candidates
   # Axes whose values share the settings that are chosen for the first of them.
   shared: Sequence[str] = ()
-  # The number of a run's last row, such as "train/loss", whose lowest value is chosen; "": the
-  # primary metric's best.
+  # A column of the metrics, such as "train/loss": the candidate whose last value is the lowest is
+  # chosen. "": the best value of the primary metric is chosen.
   metric: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One run of a study, named as its directory; a UserError if no run can have its config."""
+  """One run of a study, named as its directory."""
 
   name: str
   cell: Cell
   seed: int
-  settings: dict | None = None  # the candidate of tuning that it tries; None: one of the tables
+  settings: dict | None = None  # the candidate that a run of tuning tries; None for other runs
   tuned: Cell = ()  # the cell whose tuning decides on its settings
   overrides: tuple[str, ...] = ()  # "field=value" of the user
-  # As JSON, with the overrides, without the choice of tuning; {}: not planned yet.
+  # As JSON, with the overrides, without the choice of tuning. It is empty until it is planned.
   config: dict = dataclasses.field(default_factory=dict)
-
-  def __post_init__(self):
-    try:
-      if self.config:
-        config_lib.restored(self.config)
-    except UserError as e:
-      raise UserError(f"run {self.name}: {e}") from e
 
   @property
   def tunes(self) -> bool:
@@ -82,16 +75,18 @@ class Run:
 class Study:
   """A grid of runs: every value of each axis with every other and every seed.
 
-  Their tasks have one primary metric."""
+  All its tasks have the same primary metric. Raises a UserError if the fields contradict each
+  other.
+  """
 
   title: str  # a heading
   config: Callable[..., ConfigDict]  # from a value of each axis, by keyword, to a run's config
   axes: Mapping[str, Sequence[str]]  # names to values; a run is named by its values, in this order
   seeds: Sequence[int] = (0, 1, 2)  # of the runs of a cell
   lines: Sequence[str] = ("optimizer",)  # axes told apart by lines in figures; others: by panels
-  # To a cell the published values for it.
+  # The published values, by cell.
   published: Mapping[Cell, Published] = dataclasses.field(default_factory=dict)
-  published_at: str = "last"  # the evaluation of a run that they are of, "last" or "best"
+  published_at: str = "last"  # the evaluation that they report, "last" or "best"
   source: str = ""  # where they are printed
   notes: Sequence[str] = ()  # paragraphs for the report
   tuning: Tuning | None = None  # a choice of settings that comes first, or None
@@ -103,37 +98,24 @@ class Study:
       raise UserError(f"the study has {mistake}")
 
   def _mistakes(self) -> Iterator[str]:
+    optimizers = self.axes.get("optimizer", ())
     if self.tuning:
       counts = {name: len(tried) for name, tried in self.tuning.candidates.items()}
-      even = len({0, *counts.values()}) == 2
-      if not even or counts.keys() != set(self.axes.get("optimizer", ())):
+      if counts.keys() != set(optimizers) or len(set(counts.values())) > 1:
         yield f"{counts} candidates of tuning; allowed: equally many for each value of 'optimizer'"
-    if not (self._cells() and len(self.seeds)):
-      yield "no runs; allowed: a value or more on each axis, and a seed or more"
     names = [run.name for run in self.runs()]
     for name in names:
       if not all(map(_WORD.fullmatch, name.split("-"))) or names.count(name) > 1:
         yield f"the run {name!r}; allowed are distinct names of {_WORD.pattern}"
     for cell in self.published.keys() - set(self._cells()):
       yield f"published values of {cell}, which is no cell of it"
-    for cell, value in self.published.items():
-      if not isinstance(value, Published):
-        yield f"the published value {value!r} of {cell}; allowed: study.Published(...)"
-    texts = {name: getattr(self, name) for name in ("title", "source", "published_at", "target_of")}
-    for name, value in texts.items():
-      if not isinstance(value, str):
-        yield f"the {name} {value!r}; allowed: a text"
-    for name in ("notes", "lines"):
-      value = getattr(self, name)
-      if not isinstance(value, list | tuple) or not all(isinstance(x, str) for x in value):
-        yield f"the {name} {value!r}; allowed: a list of texts"
+    if isinstance(self.notes, str):  # each letter would be a paragraph
+      yield f"the notes {self.notes!r}; allowed: a list of texts"
     if self.published_at not in ("last", "best"):
-      yield f"published values of the {self.published_at!r} evaluation; allowed: last, best"
+      yield f"published_at {self.published_at!r}; allowed: last, best"
     shared = self.tuning.shared if self.tuning else ()
     for axis in {*self.lines, *shared} - self.axes.keys():
-      use = "lines by" if axis in self.lines else "tuning shared by"
-      yield f"{use} {axis!r}; its axes: {', '.join(self.axes)}"
-    optimizers = self.axes.get("optimizer", ())
+      yield f"lines or shared tuning by {axis!r}; its axes: {', '.join(self.axes)}"
     if self.target_of and self.target_of not in optimizers:
       yield f"target_of {self.target_of!r}; its optimizers: {', '.join(optimizers)}"
 
@@ -147,20 +129,20 @@ class Study:
     for cell in dict.fromkeys(map(self._tuned, self._cells())) if self.tuning else ():
       candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
       for i, tried in enumerate(candidates):
-        own = {field: options.plain(value) for field, value in tried.items()}
-        seed = options.plain(self.tuning.seed)
+        own = {field: options.python_number(value) for field, value in tried.items()}
+        seed = options.python_number(self.tuning.seed)
         runs.append(Run("-".join(("tune", *cell, str(i))), cell, seed, own))
-    for cell, seed in itertools.product(self._cells(), map(options.plain, self.seeds)):
+    for cell, seed in itertools.product(self._cells(), map(options.python_number, self.seeds)):
       runs.append(Run("-".join((*cell, f"seed{seed}")), cell, seed, tuned=self._tuned(cell)))
     return runs
 
   def _tuned(self, cell: Cell) -> Cell:
-    """The cell whose tuning decides on the settings of a cell."""
+    """Returns the cell whose tuning decides on the settings of a cell."""
     shared = self.tuning.shared if self.tuning else ()
     return tuple(self.axes[a][0] if a in shared else value for a, value in zip(self.axes, cell))
 
   def select(self, patterns: str) -> list[Run]:
-    """The runs that match any pattern, as "s4-*-seed0,b4-sgd-seed1"; a UserError if one has none."""
+    """The runs that match patterns, as "s4-*-seed0,b4-sgd-seed1"; a UserError if one has none."""
     chosen = {}
     for pattern in patterns.split(","):
       found = {run.name: run for run in self.runs() if fnmatch.fnmatchcase(run.name, pattern)}
@@ -170,10 +152,11 @@ class Study:
     return list(chosen.values())
 
   def run_config(self, name: str) -> ConfigDict:
-    """The config of a run, before the user's overrides and the choice of tuning."""
-    if not (found := [run for run in self.runs() if run.name == name]):
-      raise UserError(f"no run of the study is named {name!r}; --list shows them")
-    return self._config(found[0])
+    """Returns the config of a run, before the user's overrides and the choice of tuning."""
+    for run in self.runs():
+      if run.name == name:
+        return self._config(run)
+    raise UserError(f"no run of the study is named {name!r}; --list shows them")
 
   def _config(self, run: Run) -> ConfigDict:
     with as_user_error(f"the study's config of the run {run.name} fails"):  # any program's error
@@ -186,36 +169,47 @@ class Study:
   def planned(self, assignments: Sequence[str]) -> list[Run]:
     """All runs with their configs and a user's overrides, "[VALUE:]field=value".
 
-    A UserError if a run has an unusable config or another task than others, or an override concerns
-    no run or a field that tuning decides on.
+    Raises a UserError if no run can have a config, if the tasks have several primary metrics, if
+    tuning sees the test set, or if an override concerns no run or a field that tuning decides on.
     """
+    overrides, runs = self._overrides(assignments), []
+    for run in self.runs():
+      config = config_lib.override(self._config(run), overrides[run.name])
+      try:
+        config_lib.check(config)
+      except UserError as e:
+        raise UserError(f"run {run.name}: {e}") from e
+      stored = json.loads(config.to_json())
+      runs.append(dataclasses.replace(run, overrides=tuple(overrides[run.name]), config=stored))
+    names = sorted({run.config["task"] for run in runs})
+    if len({tasks.find(name).metrics[0] for name in names}) > 1:
+      raise UserError(
+        f"the study has runs of {' and '.join(names)}; allowed: tasks with one primary metric"
+      )
+    _check_held_out(runs)
+    return runs
+
+  def _overrides(self, assignments: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the "field=value" of each run, by its name."""
     runs, decided = self.runs(), set()
     if self.tuning:
-      tried = itertools.chain([self.tuning.hold_out], *self.tuning.candidates.values())
-      decided.update(*tried)
-    own = {run.name: [] for run in runs}
+      decided.update(self.tuning.hold_out, *itertools.chain(*self.tuning.candidates.values()))
+    found = {run.name: [] for run in runs}
     for assignment in assignments:
       left, equals, value = assignment.partition("=")
       scope, colon, field = left.rpartition(":")
-      if not equals or not field or (colon and not scope):
+      concerned = [run for run in runs if not colon or scope in run.cell]
+      if not equals or not field:
         raise UserError(f"--set is {assignment!r}; allowed: field=value or VALUE:field=value")
       if field == "seed":
         raise UserError(f"--set gives the seed; each run has its own, of {self.seeds}")
       if field in decided:
         raise UserError(f"--set gives {field}, which the study's tuning decides on")
-      if not (concerned := [run for run in runs if not colon or scope in run.cell]):
+      if not concerned:
         raise UserError(f"--set={assignment} concerns no run of the study")
       for run in concerned:
-        own[run.name].append(f"{field}={value}")
-    for i, run in enumerate(runs):
-      config = json.loads(config_lib.override(self._config(run), own[run.name]).to_json())
-      runs[i] = dataclasses.replace(run, overrides=tuple(own[run.name]), config=config)
-    names = sorted({run.config["task"] for run in runs})
-    if len({tasks.find(name).metrics[0] for name in names}) > 1:
-      why = "tasks with one primary metric"
-      raise UserError(f"the study has runs of {' and '.join(names)}; allowed: {why}")
-    _check_held_out(runs)
-    return runs
+        found[run.name].append(f"{field}={value}")
+    return found
 
 
 def _check_held_out(runs: Sequence[Run]) -> None:
@@ -230,15 +224,14 @@ def _check_held_out(runs: Sequence[Run]) -> None:
     field = "validation_split" if own.get("validation_split") else "test_split"
     for split in sorted(filter(None, kept[run.cell, place(own)])):
       if own.get(field) is not None and splits.surely_share(own[field], split):
-        why = f"which shares examples with the test set {split!r}"
         raise UserError(
-          f"run {run.name} would be compared on data.{field}={own[field]!r}, {why}; allowed: a part"
-          " of the training set"
+          f"run {run.name} would be compared on data.{field}={own[field]!r}, which shares examples"
+          f" with the test set {split!r}; allowed: a part of the training set"
         )
 
 
 def between(low: float, high: float, part: float) -> float:
-  """The number at a part of the way from low to high in logarithms, within both.
+  """Returns the number that lies a part of the way from low to high in logarithms, within both.
 
   It has two digits, and one more for each power of ten by which the range is narrower than a tenth.
   """
@@ -251,12 +244,14 @@ def between(low: float, high: float, part: float) -> float:
 def halton(
   search: Mapping[str, Mapping[str, tuple[float, float]]], number: int
 ) -> dict[str, list[dict[str, float]]]:
-  """Settings of each optimizer from a Halton sequence, uniform in logarithms, equal at every call.
+  """Draws settings for each optimizer from a Halton sequence, uniform in logarithms.
+
+  Every call gives the same settings, in the form that `Tuning` takes.
 
   Args:
-    search: to each optimizer the lowest and the highest value of its config fields, as in
+    search: the lowest and the highest value of config fields, by optimizer, as in
       {"adam": {"learning_rate": (1e-4, 1e-2)}}.
-    number: of settings, each a value to each field, as `Tuning` takes them.
+    number: of settings for each optimizer.
   """
   tries = {}
   for optimizer, ranges in search.items():
@@ -275,7 +270,7 @@ def settings(fields: Mapping[str, Any]) -> list[str]:
 
 
 def load(path: str) -> Study:
-  """The study of a file; a UserError if it cannot be read, or holds no study."""
+  """Returns the study of a file; a UserError if it cannot be read, or holds no study."""
   if ":" in str(path):  # --config of the runs is FILE:RUN
     raise UserError(f"--study={path} has a ':'; allowed: a path without one")
   study = _call(path, "get_study")
@@ -285,7 +280,7 @@ def load(path: str) -> Study:
 
 
 def read_config(path: str | pathlib.Path, *args: str) -> ConfigDict:
-  """The config of a config file, as `--config=path:args` gives it."""
+  """Returns the config of a config file, as `--config=path:args` gives it."""
   return _call(path, "get_config", *args)
 
 
@@ -295,10 +290,7 @@ def _call(path: str | pathlib.Path, function: str, *args: str) -> Any:
   if not file.is_file() or file.suffix != ".py":
     raise UserError(f"{path} does not exist, or is no .py file")
   try:
-    found = runpy.run_path(str(file)).get(function)
-    if not callable(found):
-      raise UserError(f"{path} has no function {function}")
-    return found(*args)
+    return runpy.run_path(str(file))[function](*args)
   except UserError:
     raise
   except Exception as e:  # such a file is a program: anything can go wrong in it

@@ -11,7 +11,6 @@ import functools
 import json
 import math
 import pathlib
-import typing
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from flax import traverse_util
@@ -19,7 +18,7 @@ import ml_collections
 
 from mixer_jax import config as config_lib
 from mixer_jax import tasks
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file
@@ -45,24 +44,21 @@ def length(config: ml_collections.ConfigDict) -> tuple[str, int]:
   return ("step", config.num_steps) if config.num_steps else ("epoch", config.num_epochs)
 
 
-def selection(row: Mapping[str, float], name: str) -> str:
-  """The split that picks the best checkpoint of a run with such rows; `name` of the metric."""
-  return "validation" if f"validation/best_{name}" in row else "test"
+def selection(row: Mapping[str, float]) -> str:
+  """Returns the split that picks the best checkpoint of a run with such rows."""
+  return "validation" if "validation/best_step" in row else "test"
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A study's absolute directory with the contents of its study.json, see `Study`.
-
-  `file` is the study's, `axes` are their names, `published` is by cells as "m1-sgd".
-  """
+  """A study's absolute directory with the contents of its study.json, see `Study`."""
 
   directory: pathlib.Path
-  file: str
+  file: str  # of the study
   title: str
-  axes: tuple[str, ...]
+  axes: tuple[str, ...]  # their names
   lines: tuple[str, ...]
-  published: dict[str, Published]
+  published: dict[str, Published]  # by cell, as "m1-sgd"
   published_at: str
   source: str
   notes: tuple[str, ...]
@@ -90,12 +86,12 @@ class Record:
     return self.directory / run.name
 
   def config(self, run: Run) -> ml_collections.ConfigDict:
-    """The run's config: its own record of it once it was started, else the planned one."""
+    """Returns the run's config: its own record of it once it was started, else the planned one."""
     if (self.path(run) / directory_lib.CONFIG).exists():
-      return directory_lib.load_config(self.path(run))
+      return config_lib.of_run(self.path(run))
     return config_lib.restored(run.config)
 
-  def strays(self, run: Run) -> list[str]:
+  def unplanned(self, run: Run) -> list[str]:
     """The fields in which a begun run differs from its plan, as after a change of the study's file.
 
     Fields that the plan leaves to defaults, or that a task fills in at the start, do not count.
@@ -105,26 +101,26 @@ class Record:
       return []
     trials = [] if run.tunes else self.trials(run.tuned)
     planned = config_lib.restored(run.config)
-    flat = _flat(json.loads(planned.to_json())) | (trials[0]["settings"] if trials else {})
-    free = config_lib.free_fields(planned) | {name for name, value in flat.items() if value is None}
-    made = directory_lib.read_json(path)
-    both = ({k: v for k, v in config.items() if k in flat} for config in [_flat(made), flat])
-    return directory_lib.differences(*both, free)
+    flatten = functools.partial(traverse_util.flatten_dict, sep=".")
+    expected = flatten(json.loads(planned.to_json())) | (trials[0]["settings"] if trials else {})
+    made = {k: v for k, v in flatten(directory_lib.read_json(path)).items() if k in expected}
+    free = config_lib.free_fields(planned) | {k for k, v in expected.items() if v is None}
+    return directory_lib.differences(made, expected, free)
 
   def progress(self, run: Run, row: Mapping[str, float]) -> str:
-    """The place of a row in its run, as "epoch 3 of 15"."""
+    """Returns the place of a row in its run, as "epoch 3 of 15"."""
     unit, number = length(self.config(run))
     return f"{unit} {row[unit]:g} of {number}"
 
   def state(self, run: Run) -> State:
-    """The state that the run's directory shows; a UserError if a file of it is spoiled."""
+    """Returns the state that the run's directory shows; a UserError if a file of it is spoiled."""
     path = self.path(run)
     rows = metrics_file.read(path)
     progress = self.progress(run, rows[-1]) if rows else ""
     if not (path / OUTCOME).exists():
       kind = "running" if lock.held(path) else "interrupted" if path.exists() else "waiting"
       return State(kind, progress)
-    ending = outcome(path / OUTCOME)
+    ending = outcome(path)
     step, ended = rows[-1]["step"] if rows else 0, ending["step"]
     if not ending["reason"] and step != ended:
       raise UserError(
@@ -135,15 +131,15 @@ class Record:
   def finish(self, run: Run, reason: str = "", diverged: bool = True) -> None:
     """Records that a run is done or, with a reason, that it failed.
 
-    Of a run of tuning that `diverged` the result is known: it is the worst. One that failed
-    otherwise, as without memory or data, has to be run again before its cell is decided.
+    A run of tuning that `diverged` is the worst of its cell. One that failed otherwise, as for lack
+    of memory or data, has to be run again before its cell is decided.
     """
     rows = metrics_file.read(self.path(run))
     ending = {"reason": reason, "step": rows[-1]["step"] if rows else 0, "diverged": diverged}
     directory_lib.write_json(self.path(run) / OUTCOME, ending)
 
   def forget(self, run: Run) -> bool:
-    """Forgets that a run failed, so that it is tried again; False: runs depend on its tuning."""
+    """Forgets that a run failed, so that it is tried again; False if runs depend on its tuning."""
     cell = [r for r in self.runs if r.tuned == run.cell and not r.tunes] if run.tunes else ()
     begun = lambda path: (path / directory_lib.CONFIG).exists() or lock.held(path)
     if any(begun(self.path(r)) for r in cell):
@@ -151,45 +147,36 @@ class Record:
     (self.path(run) / OUTCOME).unlink(missing_ok=True)
     return True
 
-  def undecided(self, cell: Cell) -> list[Run]:
-    """The runs of tuning without whose results no settings are chosen for a cell."""
-    return [run for run, state in self._tries(cell) if not self._known(run, state)]
-
-  def _tries(self, cell: Cell) -> list[tuple[Run, State]]:
-    """The runs of tuning of a cell with their states."""
-    return [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
-
-  def _known(self, run: Run, state: State) -> bool:
-    """Whether a run of tuning has its result; an older version wrote no "diverged"."""
-    failed = state.kind == "failed"
-    outcome = directory_lib.read_json(self.path(run) / OUTCOME) if failed else {}
-    return state.kind == "done" or bool(outcome and outcome.get("diverged", True))
-
   def trials(self, cell: Cell) -> list[dict[str, Any]] | None:
     """The candidates of a cell with their numbers on the part held out; None: not all ended yet.
 
     The first one is chosen: it has the best last evaluation and, of equals, the lowest loss. At
     the end are those with a reason under "failed".
     """
-    tried = self._tries(cell)
-    if not all(self._known(*one) for one in tried):
+    tried = [(run, self.state(run)) for run in self.runs if run.cell == cell and run.tunes]
+    if not all(self._has_result(*one) for one in tried):
       return None
     trials, name = [], self.primary.name
-    sign = -1 if self.primary.higher_is_better and not self.tuned_by else 1
     for run, state in tried:
       trial = {"run": run.name, "settings": run.settings}
       if state.kind == "failed":
         trial["failed"] = state.reason
       else:
         row = metrics_file.read(self.path(run))[-1]
-        split = selection(row, name)
+        split = selection(row)
         for key, column in {"last": name, "best": f"best_{name}", "loss": "loss"}.items():
           trial[key] = row.get(f"{split}/{column}")
         if self.tuned_by:
           trial |= {"last": row[self.tuned_by], "best": None}
       trials.append(trial)
+    sign = -1 if self.primary.higher_is_better and not self.tuned_by else 1
     order = lambda t: (math.inf,) if "failed" in t else (sign * t["last"], t["loss"] or 0)
     return sorted(trials, key=order)
+
+  def _has_result(self, run: Run, state: State) -> bool:
+    """Whether a run of tuning is done or diverged; an older version wrote no "diverged"."""
+    failed = state.kind == "failed"
+    return state.kind == "done" or failed and outcome(self.path(run)).get("diverged", True)
 
 
 def open_study(
@@ -219,53 +206,37 @@ def open_study(
 
 
 def load(directory: pathlib.Path) -> Record:
-  """The record of a study; a UserError if there is none, or its plan is spoiled."""
-  if not (directory / PLAN).exists():
+  """Returns the record of a study; a UserError if there is none, or its plan cannot be read."""
+  path = directory / PLAN
+  if not path.exists():
     raise UserError(f"{directory} holds no study (no {PLAN} in it)")
-  return _read(directory / PLAN, Record, "the plan of a study", directory=directory)
+  plan = directory_lib.read_json(path)
+  with as_user_error(f"{path} is not the plan of a study", TypeError, KeyError, AttributeError):
+    tuples = {name: tuple(plan[name]) for name in ("axes", "lines", "notes")}
+    published = {cell: Published(**row) for cell, row in plan["published"].items()}
+    runs = tuple(
+      Run(**run | {name: tuple(run[name]) for name in ("cell", "tuned", "overrides")})
+      for run in plan["runs"]
+    )
+    return Record(**plan | tuples | dict(directory=directory, published=published, runs=runs))
 
 
-def outcome(path: pathlib.Path) -> dict[str, Any]:
-  """The reason of a run's failure, "" if it is done, and its last step; a UserError if spoiled."""
-  what = "the outcome of a run; delete it to run it again"
-  return _read(path, dict(reason=str, step=int), what)
+def outcome(run: pathlib.Path) -> dict[str, Any]:
+  """How the run in a directory ended: its last step and the reason of a failure, "" if it is done.
 
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-  return traverse_util.flatten_dict(config, sep=".")
-
-
-def _read(path: pathlib.Path, kind: Any, what: str, **given: Any) -> Any:
-  """The value of a type in a JSON file, with fields that it does not hold."""
-  value = directory_lib.read_json(path)
-  try:
-    return _typed({**value, **given}, kind)
-  except (TypeError, KeyError, AttributeError):
-    raise UserError(f"{path} is not {what}") from None
-  except UserError as e:
-    raise UserError(f"{path} is not {what}: {e}") from e
-
-
-def _typed(value: Any, kind: Any) -> Any:
-  """A value from JSON as a dataclass, as a dict of given fields, or as it is if the type fits."""
-  of = typing.get_args(kind)
-  if dataclasses.is_dataclass(kind):
-    return kind(**_typed(value, typing.get_type_hints(kind)))
-  if isinstance(kind, dict):
-    return {name: _typed(value[name], its_kind) for name, its_kind in kind.items()}
-  if typing.get_origin(kind) is dict:
-    return {name: _typed(item, of[1]) for name, item in value.items()}
-  if typing.get_origin(kind) is tuple and isinstance(value, list):
-    return tuple(_typed(item, of[0]) for item in value)
-  if not isinstance(value, kind):
-    raise TypeError
-  return value
+  Raises a UserError if the file is not whole.
+  """
+  path = run / OUTCOME
+  match directory_lib.read_json(path):
+    case {"reason": str(), "step": int()} as found:
+      return found
+  raise UserError(f"{path} is not the outcome of a run; delete it to run it again")
 
 
 def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
-  """The differences between two plans, a phrase each.
+  """Returns the differences between two plans, a phrase each.
 
-  More cells and seeds are none, but more tries of a cell are: its choice may have been made.
+  Further cells and seeds do not count. Further tries of a cell do: its choice may have been made.
   """
   before, after = ({run.name: run.config for run in runs} for runs in (old, new))
   tried = {run.cell for run in old if run.tunes}
@@ -291,7 +262,6 @@ def _differences(old: Sequence[Run], new: Sequence[Run]) -> list[str]:
 def _changed_files(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
   """Fields of two configs that name different files, of which a run keeps copies."""
   old, new = (tasks.find(c["task"]).files(config_lib.restored(c)) for c in (before, after))
-  found = (
-    (field, user_path(old[field]), user_path(new[field])) for field in old.keys() & new.keys()
-  )
-  return {f for f, a, b in found if a.is_file() and b.is_file() and not filecmp.cmp(a, b, False)}
+  pairs = {k: (user_path(old[k]), user_path(new[k])) for k in old.keys() & new.keys()}
+  both = {k: (a, b) for k, (a, b) in pairs.items() if a.is_file() and b.is_file()}
+  return {k for k, (a, b) in both.items() if not filecmp.cmp(a, b, shallow=False)}

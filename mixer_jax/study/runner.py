@@ -27,7 +27,7 @@ _ENOUGH = 3  # runs in a row that a mistake ends before they have a result
 class Runner:
   """Runs the waiting and the interrupted runs of a study; skips runs that are done or failed.
 
-  Of `parallel` processes each has its share of the processors. At the deadline, a time of
+  Each of `parallel` processes has its share of the processors. At the deadline, a time of
   `time.monotonic()`, no run starts any more, and runs under way end with a checkpoint.
   """
 
@@ -54,8 +54,8 @@ class Runner:
   def run(self, runs: Sequence[Run]) -> None:
     """Runs some runs until none is under way; any exception, such as Ctrl-C, ends the processes.
 
-    Each saves a checkpoint first, which may wait for an evaluation; a second Ctrl-C does not.
-    A run of a tuned cell stays waiting as long as nothing is chosen for the cell.
+    Each process saves a checkpoint first, perhaps after an evaluation; a second Ctrl-C ends it at
+    once. A run of a tuned cell stays waiting as long as nothing is chosen for the cell.
     """
 
     async def run_all() -> None:
@@ -82,10 +82,7 @@ class Runner:
       process.terminate()
 
   def command(self, run: Run, settings: Mapping[str, Any]) -> list[str]:
-    """The command of a run, which is one of `mixer_jax.main` like any other.
-
-    `settings` are those that were chosen for its cell.
-    """
+    """The command of a run, a call of `mixer_jax.main`, with the settings chosen for its cell."""
     return [
       *(sys.executable, "-m", "mixer_jax.main"),
       f"--config={self._record.file}:{run.name}",
@@ -110,50 +107,40 @@ class Runner:
         try:
           if not ended():  # by another process, before the lock was held
             settings = trials[0]["settings"] if trials else {}
-            await self._watch(run, path, held, share, settings)
+            await self._train(run, self.command(run, settings), held, share)
         finally:
           os.close(held)
           self._shares.append(share)
 
-  async def _watch(
-    self,
-    run: Run,
-    path: pathlib.Path,
-    held: int,
-    share: Sequence[int],
-    settings: Mapping[str, Any],
-  ) -> None:
-    """Starts a process, prints its evaluations and records its outcome."""
-    record, metric = self._record, self._record.primary
-    rows, seen, code = [], len(metrics_file.read(path)), None
+  async def _train(self, run: Run, command: Sequence[str], held: int, share: Sequence[int]) -> None:
+    """Starts a process that shares the lock `held`, waits for it and records its outcome."""
+    path = self._record.path(run)
+    seen = len(metrics_file.read(path))
     print(f"{run.name}: {'goes on' if seen else 'starts'}", flush=True)
     with (path / LOG).open("ab") as log:
       start = log.tell()
       process = subprocess.Popen(
-        self.command(run, settings),
+        command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        pass_fds=(held,),  # this process and that one hold the lock
+        pass_fds=(held,),
         env=os.environ | {lock.INHERITED: str(held)},
       )
     self._processes.append(process)
     if share:
       os.sched_setaffinity(process.pid, share)
+    code = None
     while code is None:
       await asyncio.sleep(_POLL_SECONDS)
       code, rows = process.poll(), metrics_file.read(path)
       for row in rows[seen:]:
-        split = selection(row, metric.name) if run.tunes else "test"
-        on = "held-out" if run.tunes else "test"
-        said = f"{record.progress(run, row)}  {on} {metric.name}"
-        value = metric.shown(row[f"{split}/{metric.name}"])
-        print(f"{run.name}: {said} {value}  {row['seconds']:.1f} s", flush=True)
+        self._print(run, row)
       seen = len(rows)
       if self.out_of_time:
         self._ask_to_stop(process)
     if code in _INTERRUPTED:
-      after = f" after {record.progress(run, rows[-1])}" if rows else ""
+      after = f" after {self._record.progress(run, rows[-1])}" if rows else ""
       print(f"{run.name}: stopped{after}", flush=True)
       return
     reason = "" if code == 0 and rows else _reason(code, path, start)
@@ -165,13 +152,21 @@ class Runner:
     else:
       self._finish(run, reason, diverged=code == Diverged.exit_code)
 
+  def _print(self, run: Run, row: Mapping[str, float]) -> None:
+    """Prints an evaluation."""
+    metric = self._record.primary
+    split, on = (selection(row), "held-out") if run.tunes else ("test", "test")
+    value = metric.shown(row[f"{split}/{metric.name}"])
+    place = self._record.progress(run, row)
+    print(f"{run.name}: {place}  {on} {metric.name} {value}  {row['seconds']:.1f} s", flush=True)
+
   def _finish(self, run: Run, reason: str = "", diverged: bool = True) -> None:
     self._record.finish(run, reason, diverged)
     print(f"{run.name}: {'failed: ' + reason if reason else 'done'}", flush=True)
 
 
 def _reason(code: int, path: pathlib.Path, log_start: int) -> str:
-  """The reason for which a process ended with an exit code, in one line."""
+  """Returns the reason for which a process ended with an exit code, in one line."""
   if code < 0:
     return f"ended by {signal.Signals(-code).name}; see {path / LOG}"
   log = (path / LOG).read_bytes()[log_start:].decode(errors="replace")

@@ -1,7 +1,7 @@
 """A task some of whose parameters are not trained.
 
-They are a collection beside "params": the gradient, the optimizer and its curvature never see them,
-checkpoints hold them once, and averages leave them out.
+These parameters are a collection beside "params". The gradient, the optimizer and its curvature
+never see them, checkpoints hold them once, and averages leave them out.
 """
 
 import inspect
@@ -12,53 +12,48 @@ from flax import traverse_util
 import jax
 
 from mixer_jax import models
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.tasks.task import BaseTask, Batch, Prediction, ReadRun, Task, Variables
 
 FROZEN = "frozen_params"
 BACKBONE = "backbone"
-_NAMED = 3  # parameters in a message
 
 
 def joined(variables: Variables) -> Variables:
-  """The variables with the parameters that are not trained among the others."""
+  """The variables with the frozen parameters among "params"."""
   if FROZEN not in variables:
     return variables
+  parts = (traverse_util.flatten_dict(dict(variables[name])) for name in ("params", FROZEN))
   rest = {name: tree for name, tree in variables.items() if name != FROZEN}
-  return rest | {"params": _merged(variables["params"], variables[FROZEN])}
-
-
-def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-  flat = traverse_util.flatten_dict(dict(a)) | traverse_util.flatten_dict(dict(b))
-  return traverse_util.unflatten_dict(flat)
+  return rest | {
+    "params": traverse_util.unflatten_dict({k: x for part in parts for k, x in part.items()})
+  }
 
 
 def frozen(task: Task, pattern: str) -> Task:
-  """The task without training of the parameters whose paths `pattern` finds; of "" the task itself.
+  """The task without training of the parameters whose paths `pattern` finds; "" freezes nothing.
 
-  A UserError for a pattern that is no regular expression and, in `init`, for one that finds all
+  A UserError for a pattern that is not a regular expression and, in `init`, for one that finds all
   parameters or none.
   """
   if not pattern:
     return task
-  try:
+  with as_user_error(f"freeze is {pattern!r}, no regular expression", re.error):
     return _Frozen(task, pattern, re.compile(pattern))
-  except re.error as e:
-    raise UserError(f"freeze is {pattern!r}, no regular expression: {e}") from e
 
 
 class _Frozen:
-  """The task with `FROZEN` split off its parameters; all else is the task's own."""
+  """A task with `FROZEN` split off its parameters; all else is the task's own."""
 
   def __init__(self, task: Task, pattern: str, found: re.Pattern):
     self._task, self._pattern, self._found = task, pattern, found
 
   def __getattr__(self, name: str) -> Any:
-    """The task's own; a method whose first argument is `variables` gets them joined.
+    """The task's own attribute; a method whose first argument is `variables` gets them joined.
 
-    Of the contract's methods the contract's names count, for all calls are by position.
+    For a method of the contract the contract's name of that argument counts, not the task's.
     """
-    if name.startswith("_"):  # as copy and pickle ask before there is a task
+    if name.startswith("_"):  # copy and pickle ask for these before there is a task
       raise AttributeError(name)
     found = getattr(self._task, name)
     known = getattr(BaseTask, name, getattr(Task, name, found))
@@ -69,7 +64,7 @@ class _Frozen:
 
   def init(self, key: jax.Array) -> Variables:
     variables = self._task.init(key)
-    return self._split(variables) if "params" in variables else variables  # which is told later
+    return self._split(variables) if "params" in variables else variables  # refused later
 
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     variables = self._task.initial(joined(shapes), read_run)
@@ -83,8 +78,7 @@ class _Frozen:
     flat = traverse_util.flatten_dict(dict(variables["params"]), sep="/")
     held = {path for path in flat if self._holds(path, flat)}
     if not held or len(held) == len(flat):
-      some, which = ", ".join(list(flat)[:_NAMED]), "all" if held else "none"
-      found = f"finds {which} of the {len(flat)} parameters ({some}, ...)"
+      found = f"finds {'all' if held else 'none'} of the parameters, such as {next(iter(flat))}"
       raise UserError(f"freeze is {self._pattern!r}, which {found}; allowed: some of them")
     part = lambda own: {path: x for path, x in flat.items() if (path in held) == own}
     params, rest = (traverse_util.unflatten_dict(part(own), sep="/") for own in (False, True))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Metric(NamedTuple):
-  """How a metric is read: maybe `percent`, or with a `unit` such as "nats" in figures."""
+  """A metric as tables and figures show it: as a percentage, or with a unit such as "nats"."""
 
   name: str
   higher_is_better: bool
@@ -17,13 +17,13 @@ class Metric(NamedTuple):
 
   @property
   def label(self) -> str:
-    """The name and the unit, for an axis or a table."""
+    """The name with the unit."""
     unit = "%" if self.percent else self.unit
     return f"{self.name} ({unit})" if unit else self.name
 
   @property
   def scale(self) -> float:
-    """The factor from a value to the value shown with the `label`."""
+    """The factor from a value to the number beside the `label`."""
     return 100.0 if self.percent else 1.0
 
   def shown(self, value: float) -> str:
@@ -34,15 +34,15 @@ class Metric(NamedTuple):
 
 
 def _wide(values: jax.Array) -> jax.Array:
-  """The values in float32, or wider ones as they are."""
+  """The values as float32, or as they are if wider."""
   return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 @flax.struct.dataclass
 class WeightedSum:
-  """A mean as the sums of weight times value and of weights, each shape=().
+  """A mean, as the sum of weight times value and the sum of weights, each shape=().
 
-  Both are float32, or float64 of values that are.
+  Both are float32, or float64 if the values are.
   """
 
   total: jax.Array
@@ -50,7 +50,7 @@ class WeightedSum:
 
   @classmethod
   def of(cls, values: jax.Array, weights: Any = None) -> "WeightedSum":
-    """Of values [...] with weights that broadcast to them; None: 1 each. Where 0, anything goes."""
+    """Sums of values [...]; weights broadcast to them and are 1 by default. Weight 0 hides NaN."""
     values = _wide(values)
     if weights is None:
       return cls(jnp.sum(values), jnp.asarray(values.size, values.dtype))
@@ -65,7 +65,7 @@ class WeightedSum:
     return self.replace(total=self.total + other.total, weight=self.weight + other.weight)
 
   def value(self) -> jax.Array:
-    """The mean; NaN of nothing."""
+    """The mean, NaN if the weights are 0."""
     return self.total / self.weight
 
 
@@ -87,13 +87,13 @@ class ExpMean(WeightedSum):
 
 @flax.struct.dataclass
 class Largest:
-  """The largest of some values, shape=(), float32, or float64 of values that are."""
+  """The largest value, shape=(), float32, or float64 if the values are."""
 
   largest: jax.Array
 
   @classmethod
   def of(cls, values: jax.Array, mask: Any = True) -> "Largest":
-    """Of values [...] where a mask that broadcasts to them holds."""
+    """The largest of values [...] where a mask, which broadcasts to them, is true."""
     return cls(jnp.max(jnp.where(mask, _wide(values), -jnp.inf)))
 
   @classmethod
@@ -107,15 +107,15 @@ class Largest:
     return self.largest
 
 
-_LOW = 20  # bits of a count that are kept apart
+_LOW = 20  # bits of the lower part of a count
 
 
 @flax.struct.dataclass
 class Confusion:
   """How often each class (row) was taken for each (column), as exact counts below 2^51.
 
-  The last column counts pixels without an answer. A float32 counts to 2^24 only, and an int32 to
-  2^31: a count is `high` 2^20 + `low`, both int32 [classes, classes + 1].
+  The last column counts pixels without an answer. A count is `high` 2^20 + `low`, both int32
+  [classes, classes + 1], since a float32 counts to 2^24 only and an int32 to 2^31.
   """
 
   high: jax.Array
@@ -125,9 +125,9 @@ class Confusion:
   def of(
     cls, labels: jax.Array, found: jax.Array, classes: int, weights: Any = True
   ) -> "Confusion":
-    """Of int labels and answers [...] where the weights [...] are not 0.
+    """Counts int labels and answers [...] where the weights [...] are not 0.
 
-    Labels are below `classes`; the answer `classes` says that there is none.
+    Labels are below `classes`; the answer `classes` stands for none.
     """
     labels, found = (jnp.asarray(x, jnp.int32) for x in (labels, found))  # uint8 would wrap at 256
     counted = jnp.broadcast_to(jnp.asarray(weights) != 0, labels.shape).reshape(-1)
@@ -148,16 +148,13 @@ class Confusion:
     return self._of_counts(self.high + other.high, self.low + other.low, self.low.shape)
 
   def counts(self) -> jax.Array:
-    """As float32 [classes, classes + 1], each rounded once."""
+    """The counts as float32 [classes, classes + 1], each rounded once."""
     return self.high.astype(jnp.float32) * 2**_LOW + self.low.astype(jnp.float32)
 
 
 @flax.struct.dataclass
 class MeanIou(Confusion):
-  """The mean over classes of intersection over union.
-
-  A class that neither labels nor answers have does not count, as in mmsegmentation.
-  """
+  """The mean of intersection over union of the classes in labels or answers, as mmsegmentation's."""
 
   def value(self) -> jax.Array:
     return jnp.nanmean(ious(self.counts()))
@@ -173,13 +170,13 @@ class Hits(Confusion):
 
 
 def ious(counts: jax.Array) -> jax.Array:
-  """Intersection over union of each class from counts as in `Confusion`; NaN where both are 0."""
+  """Intersection over union of each class, from counts as in `Confusion`; NaN if the union is 0."""
   own = jnp.diagonal(counts)
   return own / (counts[:, : len(own)].sum(0) + counts.sum(1) - own)
 
 
 class Sums(Protocol):
-  """Sums of a metric over examples, a pytree; see `WeightedSum`."""
+  """A pytree with sums of a metric over examples, such as `WeightedSum`."""
 
   def empty(self) -> "Sums": ...
 
@@ -189,7 +186,7 @@ class Sums(Protocol):
 
 
 def empty(shapes: Mapping[str, Sums]) -> dict[str, Sums]:
-  """The metrics of nothing, of the same kinds as some metrics or their shapes."""
+  """Metrics of no examples, of the same kinds as these metrics, or as their shapes."""
   return {name: sums.empty() for name, sums in shapes.items()}
 
 

@@ -1,14 +1,23 @@
 """The contract between a task and the commands, which know nothing else of it.
 
-A task defines its examples, loss, metrics and pictures. It is made from
-the whole config and is found by name (`TASKS`), or as "module.path:Class" outside the package.
-`docs/adding_a_task.md` builds one.
+A task defines its examples, loss, metrics and pictures. It is built from the whole config. Its name
+is a key of `TASKS`, or "module.path:Class" outside the package; `docs/adding_a_task.md` builds one.
 """
 
 import functools
 import importlib
 import pathlib
-from typing import Any, Callable, ClassVar, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import (
+  Any,
+  Callable,
+  ClassVar,
+  Iterable,
+  Iterator,
+  Mapping,
+  NamedTuple,
+  Protocol,
+  Sequence,
+)
 
 import jax
 import ml_collections
@@ -16,7 +25,7 @@ import numpy as np
 
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, reason
+from mixer_jax.errors import UserError, as_user_error, until_error
 from mixer_jax.options import Group, shown
 from mixer_jax.pretrained import containers
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
@@ -24,12 +33,12 @@ from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 # {"params": the trained parameters, other names: collections that are not trained}
 Variables = Mapping[str, Any]
 Batch = Any
-# Path of a run -> its config and the variables of its latest checkpoint; or a UserError.
+# Maps the path of a run to its config and the variables of its latest checkpoint, or raises UserError.
 ReadRun = Callable[[str], tuple[ml_collections.ConfigDict, Variables]]
 
 
 class Aux(NamedTuple):
-  """Sums over a batch by name, and new values of collections; the others stay as they are."""
+  """Metrics of a batch by name, and the collections that change; other collections stay."""
 
   metrics: Mapping[str, Sums]
   collections: Mapping[str, Any] = {}
@@ -41,20 +50,19 @@ class Prediction(NamedTuple):
   # Logits of a "categorical", means of a "normal" distribution, [batch, n] or [batch, tokens, n].
   outputs: jax.Array
   targets: Any  # int labels [batch(, tokens)], or float targets like the outputs
-  # Those of the loss, [batch] or [batch, tokens], of "normal" outputs also like them; 0 is padding.
+  # Loss weights, [batch] or [batch, tokens] (for "normal" also the shape of outputs); padding has 0.
   weights: Any = None
-  # Of sequences with one answer each: bool [batch, tokens], False for padding.
+  # For sequences with one answer each: bool [batch, tokens], False for padding.
   tokens: Any = None
 
 
 class Task(Protocol):
-  """A kind of task; see `BaseTask` for the parts that may be left out.
+  """What every task has; `BaseTask` has the parts that a task may leave out.
 
   Attributes:
     options: the groups of the config that are the task's own, by name, as `options.group` takes
       them; the name "" stands for fields of the config itself.
-    metrics: in the order in which they are shown. The first is the primary one: it picks the best
-      checkpoint and is a study's column.
+    metrics: in the order of tables. The first one picks the best checkpoint.
     likelihood: the predictive distribution for K-FAC: "categorical", "normal" (squared error) or
       another one that `optim.Curvature` takes.
   """
@@ -66,7 +74,7 @@ class Task(Protocol):
   def __init__(self, config: ml_collections.ConfigDict): ...
 
   def datasets(self) -> Mapping[str, Dataset]:
-    """ "train", "test" and maybe "validation" and further test sets. Called once."""
+    """The splits: "train", "test" and maybe "validation" and further test sets. Called once."""
 
   def init(self, key: jax.Array) -> Variables:
     """Fresh variables; parameters are float32, or float64 of such a run (traceable)."""
@@ -89,62 +97,55 @@ class Task(Protocol):
 
 
 class BaseTask:
-  """The optional parts of the contract, as they are if a task leaves them out."""
+  """The optional parts of the contract, with their defaults."""
 
   options: ClassVar[Mapping[str, Group]] = {}
-  repeats = 1  # copies of each training example in a row, see `order.train_indices`
-  class_names: Sequence[str] = ()  # of labels, in their order; of a finished run from its record
+  repeats = 1  # how often in a row a training example comes, see `order.train_indices`
+  class_names: Sequence[
+    str
+  ] = ()  # the classes of the labels; a finished run has them in its record
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    """Raises a UserError for fields that contradict each other; before data are read."""
+    """Raises a UserError for fields that contradict each other. Called before data are read."""
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """The config of a fresh run, filled in from its files; later starts take these fields."""
+    """Returns the config of a fresh run, completed from its files. Later starts take it as it is."""
     return config
 
   @classmethod
   def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    """Paths of files that a run keeps copies of, by the field that names them.
-
-    From the first start on the run reads its copies: the fields then name them.
-    """
+    """Paths of files of which a run keeps and reads copies, by the field that names them."""
     return {}
 
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
-    """Variables to start from, of these shapes, on the host; None: those of `init`."""
+    """Variables of these shapes, on the host, to start from; None stands for those of `init`."""
 
   def backbone(self, variables: Variables) -> Any:
-    """The parameters of the model of images, by which other tasks start from a run; no data.
+    """The parameters of the model of images, from which other tasks start. It needs no data.
 
     Statistics of batch normalisation stand beside them, see `pretrained.beside`.
     """
     return variables["params"]
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
-    """Metrics of a test set that are no sums over examples, such as BLEU."""
+    """Metrics of a test set that are not sums over examples, such as BLEU."""
     return {}
 
   def complaint(self, variables: Variables) -> str:
-    """Why a run must not go on, asked where it is evaluated or saved; "" if it may.
-
-    The training step notes it in a collection. A checkpoint is written, then the run stops.
-    """
+    """Why a run has to stop, after a checkpoint; "" if it goes on. Asked at evaluations and saves."""
     return ""
 
   def notes(self) -> Mapping[str, Any]:
-    """Facts about data and metrics for the record of a run, beside the numbers; JSON takes them."""
+    """Facts about data and metrics for the record of a run, as JSON takes them."""
     return {}
 
   def recall(self, notes: Mapping[str, Any]) -> None:
-    """Takes the `notes` of a finished run's record, before anything else.
-
-    Answers then need no data, and other data do not change the model.
-    """
+    """Restores the `notes` of a finished run, so that its answers need no data. Called first."""
 
   def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
-    """`predict` as K-FAC sees it, of training batches."""
+    """The function of variables and a training batch whose curvature K-FAC takes."""
     return self.predict
 
   def layer_kind(self, path: str) -> str:
@@ -152,26 +153,26 @@ class BaseTask:
     return path.partition("/")[0]
 
   def decayed(self, path: str) -> bool:
-    """Whether weight decay on "kernels" is meant for a parameter, by its path."""
+    """Whether weight decay of "kernels" acts on the parameter with this path."""
     return path.rpartition("/")[2] == "kernel"
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """Arrays [batch, ...] by name that `predict` writes, such as codes (traceable).
+    """Arrays [batch, ...] by name, such as codes, that the command `predict` writes (traceable).
 
-    They come beside the parts of a `Prediction`, or in the place of those of the same name.
+    They join the parts of a `Prediction`, and replace a part of the same name.
     """
     return {}
 
   def texts(self, variables: Variables, split: Dataset) -> Mapping[str, Sequence[str]]:
-    """Lines for the examples of a split, as `predict` writes them: answers first, references."""
+    """The lines that `predict` writes for a split: answers first, then references."""
     raise UserError(f"{type(self).__name__} answers with no texts; take --out=FILE.npz")
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    """Matplotlib figures that say more than the metrics, by name."""
+    """Matplotlib figures of a trained model, by name."""
     return {}
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """A JSON object for each input (path, sentence); a UserError if one cannot be read."""
+    """A JSON object for each input, a path or a sentence; a UserError if one cannot be read."""
     raise UserError(f"{type(self).__name__} answers no inputs; leave them out to predict a split")
 
   def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
@@ -179,13 +180,13 @@ class BaseTask:
     return {}
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
-    """Writes the parameters for other programs, as `.npz` by path."""
+    """Writes the parameters for other programs: an .npz file with an array for each path."""
     named = jax.tree_util.tree_leaves_with_path(variables["params"])
     name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     containers.write(path, {name(key_path): np.asarray(x) for key_path, x in named}, {})
 
 
-# By the name in `config.task`; a task is imported when it is needed.
+# Tasks by the name in `config.task`. A task is imported when it is needed.
 TASKS = {
   "image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification",
   "distillation": "mixer_jax.tasks.distillation.task:Distillation",
@@ -201,47 +202,68 @@ TASKS = {
 
 
 def seed_keys(seed: Any) -> tuple[jax.Array, jax.Array]:
-  """The keys of a run's first variables and of its steps."""
+  """The keys of a run's fresh variables and of its steps."""
   first, steps = jax.random.split(jax.random.key(seed))
   return first, steps
 
 
 def first_variables(init: Callable[[jax.Array], Variables], seed: Any) -> Variables:
-  """The variables that a run of this seed starts from, on the host."""
+  """The fresh variables of a run with this seed, on the host."""
   return jax.device_get(jax.jit(init)(seed_keys(seed)[0]))
 
 
 def in_batches(function: Callable[[Any], Any], examples: Any, batch_size: int) -> Any:
-  """The results of `function`, arrays [n, ...], of examples [n, ...] in batches of one size."""
+  """The arrays [n, ...] that `function` gives for examples [n, ...], in batches of one size."""
   number = len(jax.tree.leaves(examples)[0])
   ids, _ = order.test_indices(number, min(batch_size, number))
   found = [jax.device_get(function(jax.tree.map(lambda x: x[row], examples))) for row in ids]
   return jax.tree.map(lambda *x: np.concatenate(x)[:number], *found)
 
 
+def compiled(method: Callable[..., Any]) -> functools.cached_property:
+  """Decorates a method of variables and arrays, which becomes a program compiled once a task."""
+  return functools.cached_property(lambda self: jax.jit(functools.partial(method, self)))
+
+
+def answered(
+  inputs: Sequence[str],
+  size: int,
+  read: Callable[[str], Any],
+  answers: Callable[[list[Any]], Iterable[Any]],
+) -> Iterator[tuple[str, Any]]:
+  """Pairs of an input and its answer, with `size` inputs at once.
+
+  `read` is called for each input, `answers` for the list of what was read. If `read` raises a
+  UserError, it is raised after the answers to the inputs before.
+  """
+  for begin in range(0, len(inputs), size):
+    part = inputs[begin : begin + size]
+    found, refused = until_error(map(read, part))
+    if found:
+      yield from zip(part, answers(found))
+    if refused:
+      raise refused
+
+
 def likeliest(row: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-  """An answer's likeliest class of probabilities [classes], and the five likeliest with theirs."""
+  """The most probable class of probabilities [classes], and the first five with theirs."""
   top = {names[i]: float(row[i]) for i in np.argsort(-row, kind="stable")[:5]}
   name = next(iter(top))
   return {"class": name, "probability": top[name], "top": top}
 
 
 def find(name: str) -> type[Task]:
-  """The class of a task, one of `TASKS` or "module.path:Class"; a UserError if there is none."""
+  """The class of a task, by a key of `TASKS` or "module.path:Class"; a UserError without one."""
   module, _, class_name = TASKS.get(name, name).partition(":")
   if not class_name:
     raise UserError(f"task is {shown(name)}; allowed: {', '.join(TASKS)} or module.path:Class")
-  try:
+  what = f"task is {shown(name)}, which cannot be imported (is it on PYTHONPATH?)"
+  with as_user_error(what, ImportError, AttributeError, ValueError, TypeError):
     found = getattr(importlib.import_module(module), class_name)
-  except (ImportError, AttributeError, ValueError, TypeError) as e:
-    absent = getattr(e, "name", None) if isinstance(e, ModuleNotFoundError) else None
-    here = f"; start it where {module!r} can be imported, or set PYTHONPATH"
-    here = here if absent and f"{module}.".startswith(f"{absent}.") else ""
-    raise UserError(f"task is {shown(name)}, which cannot be imported: {reason(e)}{here}") from e
   if not isinstance(getattr(found, "options", None), Mapping):
     raise UserError(f"task is {shown(name)}, which is no task; see tasks.Task")
   listed = getattr(found, "metrics", None)
-  if not (listed and isinstance(listed, tuple | list)):  # read of runs whose task is not built
+  if not (listed and isinstance(listed, tuple | list)):  # reports read them without building a task
     allowed = "an attribute of the class, a list of tasks.Metric"
     raise UserError(f"metrics of task {shown(name)} is {listed!r}; allowed: {allowed}")
   return found

@@ -1,16 +1,15 @@
 """Documents, as strings, of a file, of a folder that may be larger than memory, or of TFDS."""
 
-import functools
 import logging
 import os
 import pathlib
-from typing import Any, Iterator, Protocol, Sequence
+from typing import Iterator, Protocol
 
-from mixer_jax.data import cache, tfds_source
+from mixer_jax.data import cache
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
-from mixer_jax.runtime.imports import without
 from mixer_jax.text import tables
+from mixer_jax.text.records import TableRecords, TfdsRecords
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,12 +26,7 @@ class Documents(Protocol):
 
 
 def documents(
-  path: str,
-  field: str = "text",
-  paragraphs: bool = False,
-  split: str = "",
-  data_dir: str = "",
-  others: Sequence[str] = (),
+  path: str, field: str = "text", paragraphs: bool = False, split: str = "", data_dir: str = ""
 ) -> Documents:
   """Finds documents; a UserError if they are not there.
 
@@ -43,11 +37,13 @@ def documents(
     paragraphs: blank lines separate the documents of a .txt; else each line is one.
     split: of the TFDS set that `path` names; "" if it is a file or a folder.
     data_dir: of prepared TFDS sets; "" for TFDS's default.
-    others: further values that the caller allows, for messages.
   """
-  if split:
-    return _Tfds(path, split, field, data_dir, others)
-  return _Files(path, field, paragraphs)
+  return _Tfds(path, split, [field], "", data_dir) if split else _Files(path, field, paragraphs)
+
+
+class _Tfds(TfdsRecords):
+  def __iter__(self) -> Iterator[str]:
+    return (text for _, [text] in super().__iter__() if text.strip())
 
 
 class _Files:
@@ -73,15 +69,12 @@ class _Files:
   def fingerprint(self) -> str:
     with as_user_error(f"{self.source}: cannot be read", OSError):
       stats = [(str(path), path.stat()) for path in self._paths]
-    files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-    return cache.fingerprint(("text", self._field, self._paragraphs), files)
+    found = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    return cache.fingerprint(("text", self._field, self._paragraphs), found)
 
   def _read(self, path: pathlib.Path) -> Iterator[str]:
     if tables.kind(path) != ".txt":
-      for line, record in tables.records(path, may_be_empty=True):
-        text = tables.text(path, line, record, self._field)
-        if text.strip():
-          yield text
+      yield from (text for _, [text] in TableRecords(path, [self._field]) if text.strip())
       return
     together = []
     for _, line in tables.lines(path):
@@ -94,69 +87,23 @@ class _Files:
       yield " ".join(together)
 
 
-class _Tfds:
-  def __init__(self, name: str, split: str, field: str, data_dir: str, others: Sequence[str]):
-    check = functools.partial(check_text, name, (field,))
-    place, _ = tfds_source.find(name, data_dir, check, others)
-    self.source, self._field = f"{name}, {split!r}", field
-    self._examples = tfds_source.Examples(name, place, split)
-
-  def __iter__(self) -> Iterator[str]:
-    for i in range(len(self._examples)):
-      text = decoded(self._examples, i, self._field, self._examples.read(i)[self._field])
-      if text.strip():
-        yield text
-
-  def fingerprint(self) -> str:
-    return cache.fingerprint(("text", self._field), [(self._examples.fingerprint(), 0, 0)])
-
-
-def check_text(name: str, fields: Sequence[str], features: Any) -> dict[str, Any]:
-  """The features of a TFDS set by name; a UserError if one of some fields is missing or no text."""
-  with without("tensorflow"):
-    import tensorflow_datasets as tfds
-
-  features = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
-  for field in fields:
-    if not isinstance(features.get(field), tfds.features.Text):
-      found = ", ".join(f"{k}: {type(v).__name__}" for k, v in features.items()) or "none"
-      raise UserError(f"{name}: needs the feature {field}: Text, but has {found}")
-  return features
-
-
-def decoded(examples: tfds_source.Examples, i: int, field: str, text: Any) -> str:
-  """A text of example i, bytes as a rule; a UserError if it is not UTF-8."""
-  try:
-    return text.decode() if isinstance(text, bytes) else str(text)
-  except UnicodeDecodeError as error:
-    raise UserError(f"{examples.where(i)}: feature {field!r} is not UTF-8") from error
-
-
 def files(path: str) -> list[pathlib.Path]:
   """A file of text, or those of a folder; a UserError if there is none, or of another ending."""
   root = user_path(path).absolute()
   if not path or not root.exists():
     raise UserError(f"{path!r}: no such file or folder of text")
-  paths = _listed(root) if root.is_dir() else [root]
-  for each in paths:
-    tables.kind(each)
-  return paths
-
-
-def _listed(root: pathlib.Path) -> list[pathlib.Path]:
-  """The text files of a folder and of its folders, without hidden ones, in order."""
-  found = (path for path in _inside(root) if path.name.lower().endswith(tables.ENDINGS))
-  with as_user_error(f"{root}: cannot be read", OSError):
-    inside = [(path.relative_to(root).parts, path) for path in found if path.is_file()]
-  shown = sorted(each for each in inside if not any(part.startswith(".") for part in each[0]))
-  if not shown:
+  if not root.is_dir():
+    tables.kind(root)
+    return [root]
+  found = sorted(_inside(root), key=lambda file: file.relative_to(root).parts)
+  if not found:
     kinds = ", ".join(tables.KINDS)
     raise UserError(f"{root}: no text files in this folder; they end in {kinds}, .gz or .xz")
-  return [path for _, path in shown]
+  return found
 
 
 def _inside(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """The files of a folder and of its folders but for hidden ones, links followed.
+  """The text files of a folder and of its folders but for hidden ones, links followed.
 
   A folder that several links lead to is read once, by the first of them in order.
   """
@@ -167,4 +114,7 @@ def _inside(root: pathlib.Path) -> Iterator[pathlib.Path]:
       continue
     seen.add(real)
     folders[:] = sorted(name for name in folders if not name.startswith("."))
-    yield from (pathlib.Path(folder, name) for name in names)
+    for name in names:
+      path = pathlib.Path(folder, name)
+      if not name.startswith(".") and name.lower().endswith(tables.ENDINGS) and path.is_file():
+        yield path

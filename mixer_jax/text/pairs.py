@@ -1,17 +1,14 @@
 """Sentences and their translations: two aligned files, a table, or TFDS; held in memory."""
 
-import functools
-import itertools
 import pathlib
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
 from mixer_jax.paths import user_path
 from mixer_jax.text import tables
-from mixer_jax.text.documents import check_text, decoded
+from mixer_jax.text.records import records
 from mixer_jax.text.sequences import id_dtype
 from mixer_jax.text.subwords import Subwords
 from mixer_jax.text.vocabulary import clean
@@ -56,14 +53,7 @@ class Tokens(NamedTuple):
     return f"{over} and {'are left out' if left_out else 'were cut'}"
 
 
-def pairs(
-  path: str,
-  source: str,
-  target: str,
-  split: str = "",
-  data_dir: str = "",
-  others: Sequence[str] = (),
-) -> Pairs:
+def pairs(path: str, source: str, target: str, split: str = "", data_dir: str = "") -> Pairs:
   """Reads all pairs; a UserError names a file, and the line, that is not as it has to be.
 
   Args:
@@ -73,41 +63,32 @@ def pairs(
     target: likewise, of the language translated to.
     split: of the TFDS set that `path` names; "" if it is a file.
     data_dir: of prepared TFDS sets; "" for TFDS's default.
-    others: further values that the caller allows, for messages.
   """
-  own = (source, target)
-  if split:
-    rows, where = _read_tfds(path, own, split, data_dir, others), f"{path}, {split!r}"
+  languages, where = (source, target), str(user_path(path).absolute())
+  if split or _is_table(where):
+    read = records(path, languages, split=split, data_dir=data_dir)
+    rows, where = (row for _, row in read), read.source
   else:
-    where = str(user_path(path).absolute())
-    rows = (_read_table if _is_table(where) else _read_files)(where, own)
+    rows = _read_files(where, languages)
   stripped = [(clean(a).strip(), clean(b).strip()) for a, b in rows]
   kept = [pair for pair in stripped if all(pair)]
   if not kept:
     raise UserError(f"{where}: has no pair of sentences")
   sources, targets = map(list, zip(*kept))
-  return Pairs(where, own, sources, targets, len(stripped) - len(kept))
+  return Pairs(where, languages, sources, targets, len(stripped) - len(kept))
 
 
 def _is_table(path: str | pathlib.Path) -> bool:
   return str(path).lower().endswith(_TABLES)
 
 
-def _read_table(path: str, languages: tuple[str, str]) -> Iterator[list[str]]:
-  for line, record in tables.records(file := pathlib.Path(path)):
-    yield [tables.text(file, line, record, column) for column in languages]
-
-
-def _read_files(stem: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+def _read_files(stem: str, languages: tuple[str, str]) -> list[tuple[str, str]]:
   paths = [_found(f"{stem}.{language}") for language in languages]
-  counts = np.zeros(2, int)
-  for pair in itertools.zip_longest(*map(tables.lines, paths)):
-    counts += [line is not None for line in pair]
-    if None not in pair:
-      yield pair[0][1], pair[1][1]
-  if counts[0] != counts[1]:
-    told = " and ".join(f"{path} has {n:,} lines" for path, n in zip(paths, counts.tolist()))
-    raise UserError(f"{told}; allowed: as many, for line by line they are translations")
+  one, two = ([line for _, line in tables.lines(path)] for path in paths)
+  if len(one) != len(two):
+    counts = f"{paths[0]} has {len(one):,} lines and {paths[1]} has {len(two):,}"
+    raise UserError(f"{counts}; allowed: as many, for line by line they are translations")
+  return list(zip(one, two))
 
 
 def _found(path: str) -> pathlib.Path:
@@ -122,17 +103,6 @@ def _found(path: str) -> pathlib.Path:
       ' and data.validation_split, which may be "", name the files'
     )
   return there[0]
-
-
-def _read_tfds(
-  name: str, languages: tuple[str, str], split: str, data_dir: str, others: Sequence[str]
-) -> Iterator[list[str]]:
-  check = functools.partial(check_text, name, languages)
-  place, _ = tfds_source.find(name, data_dir, check, others)
-  examples = tfds_source.Examples(name, place, split)
-  for i in range(len(examples)):
-    example = examples.read(i)
-    yield [decoded(examples, i, language, example[language]) for language in languages]
 
 
 def encode(found: Pairs, vocabulary: Subwords, max_length: int) -> Tokens:

@@ -63,7 +63,7 @@ def pack(
 
   Args:
     documents: more of them than memory holds are allowed.
-    max_length: of a sequence, special tokens included, at least `SHORTEST`.
+    max_length: of a sequence, special tokens included, `SHORTEST` or more.
     mode: "cut" makes [CLS] tokens [SEP] of each document and leaves the rest of a long one out.
       "packed" writes documents one after the other, a [SEP] after each, and cuts this into windows
       of max_length - 1, with [CLS] before each; only the last one may be shorter.
@@ -71,11 +71,7 @@ def pack(
 
   Raises:
     UserError: a document cannot be read, or there is none.
-    ValueError: of a mode or length that is not allowed.
   """
-  if mode not in MODES:
-    raise ValueError(f"mode is {mode!r}; allowed: {', '.join(MODES)}")
-  _check_length(max_length)
   place = cache.place(cache_dir)
 
   def build(allocate: cache.Allocate) -> dict[str, np.ndarray]:
@@ -98,9 +94,8 @@ def pairs(
   """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], of each text in memory.
 
   Of a pair that is too long the longer text loses its last token until it fits, of equally long
-  ones the second, as in BERT. A ValueError if max_length is less than `SHORTEST`.
+  ones the second, as in BERT.
   """
-  _check_length(max_length)
   n, cut = len(texts), 0
   ids = np.full((n, max_length), vocabulary.pad, id_dtype(vocabulary))
   length = np.empty(n, np.int32)
@@ -123,11 +118,6 @@ def pairs(
   return Sequences({"ids": ids, "length": length, "segment_start": segment_start}, cut)
 
 
-def _check_length(max_length: int) -> None:
-  if max_length < SHORTEST:
-    raise ValueError(f"max_length is {max_length}; allowed: at least {SHORTEST}")
-
-
 def id_dtype(vocabulary: Any) -> type:
   """The smallest type of arrays of ids of a vocabulary."""
   return np.uint16 if vocabulary.size <= 2**16 else np.int32
@@ -148,10 +138,10 @@ def _build(
   allocate: cache.Allocate,
 ) -> dict[str, np.ndarray]:
   """Encodes into a file whose size need not be known, then copies it into the arrays."""
-  make = _Cut if mode == "cut" else _Packed
-  maker, lengths, dtype = make(vocabulary, max_length), [], id_dtype(vocabulary)
+  counts, lengths, dtype = np.zeros(3, np.int64), [], id_dtype(vocabulary)
+  make = _cut if mode == "cut" else _packed
   with _spool(place) as file:
-    for rows, length in maker.chunks(documents):
+    for rows, length in make(documents, vocabulary, max_length, counts):
       file.write(rows.astype(dtype).tobytes())
       lengths.append(length)
     if not (n := sum(map(len, lengths))):
@@ -161,63 +151,61 @@ def _build(
     for start in range(0, n, _ROWS):
       chunk = ids[start : start + _ROWS]
       chunk[:] = np.frombuffer(file.read(chunk.nbytes), dtype).reshape(chunk.shape)
-  length, counts = allocate("length", (n,), np.int32), allocate("counts", (3,), np.int64)
-  length[:], counts[:] = np.concatenate(lengths), maker.counts
-  return {"ids": ids, "length": length, "counts": counts}
+  found = {"ids": ids, "length": allocate("length", (n,), np.int32)}
+  found["counts"] = allocate("counts", (3,), np.int64)
+  found["length"][:], found["counts"][:] = np.concatenate(lengths), counts
+  return found
 
 
-class _Maker:
-  """Makes sequences of documents, chunk by chunk, and counts documents, cut ones, lost tokens."""
-
-  def __init__(self, vocabulary: Vocabulary, max_length: int):
-    self._vocabulary, self._max_length = vocabulary, max_length
-    self.counts = np.zeros(3, np.int64)
-
-  def chunks(self, documents: Documents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids, int32 [k, max_length], and lengths, int32 [k]."""
-    for texts in _grouped(documents):
-      encoded = [x for x in self._vocabulary.encode(texts, parallel=True) if len(x)]
-      self.counts[0] += len(encoded)
-      yield self._rows(encoded)
-    yield self._last()
-
-  def _empty(self, n: int) -> np.ndarray:
-    rows = np.full((n, self._max_length), self._vocabulary.pad, np.int32)
-    rows[:, 0] = self._vocabulary.cls
-    return rows
-
-  def _rows(self, encoded: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]: ...
-
-  def _last(self) -> tuple[np.ndarray, np.ndarray]:
-    return self._empty(0), np.empty(0, np.int32)
+# Rows of ids, int32 [k, max_length], and their lengths, int32 [k].
+_Chunk = tuple[np.ndarray, np.ndarray]
 
 
-class _Cut(_Maker):
-  def _rows(self, encoded):
-    rows, room = self._empty(len(encoded)), self._max_length - 2
+def _cut(
+  documents: Documents, vocabulary: Vocabulary, max_length: int, counts: np.ndarray
+) -> Iterator[_Chunk]:
+  """A row of each document. It counts documents, those that are cut, and their lost tokens."""
+  room = max_length - 2
+  for encoded in _encoded(documents, vocabulary, counts):
+    rows = _empty(len(encoded), vocabulary, max_length)
     for row, tokens in zip(rows, encoded):
       kept = min(len(tokens), room)
-      row[1 : kept + 1], row[kept + 1] = tokens[:kept], self._vocabulary.sep
-      self.counts[1:] += kept < len(tokens), len(tokens) - kept
-    return rows, np.array([min(len(x), room) + 2 for x in encoded], np.int32)
+      row[1 : kept + 1], row[kept + 1] = tokens[:kept], vocabulary.sep
+      counts[1:] += kept < len(tokens), len(tokens) - kept
+    yield rows, np.array([min(len(x), room) + 2 for x in encoded], np.int32)
 
 
-class _Packed(_Maker):
-  _rest = np.empty(0, np.int32)
-
-  def _rows(self, encoded):
-    end = np.array([self._vocabulary.sep], np.int32)
-    stream = np.concatenate([self._rest, *itertools.chain(*((x, end) for x in encoded))])
-    n, width = len(stream) // (self._max_length - 1), self._max_length - 1
-    rows = self._empty(n)
+def _packed(
+  documents: Documents, vocabulary: Vocabulary, max_length: int, counts: np.ndarray
+) -> Iterator[_Chunk]:
+  """Windows of the documents one after the other. It counts documents."""
+  width, end = max_length - 1, np.array([vocabulary.sep], np.int32)
+  rest = np.empty(0, np.int32)
+  for encoded in _encoded(documents, vocabulary, counts):
+    stream = np.concatenate([rest, *itertools.chain(*((x, end) for x in encoded))])
+    rows = _empty(n := len(stream) // width, vocabulary, max_length)
     rows[:, 1:] = stream[: n * width].reshape(n, width)
-    self._rest = stream[n * width :]
-    return rows, np.full(n, self._max_length, np.int32)
+    rest = stream[n * width :]
+    yield rows, np.full(n, max_length, np.int32)
+  rows = _empty(min(len(rest), 1), vocabulary, max_length)
+  rows[:, 1 : len(rest) + 1] = rest
+  yield rows, np.full(len(rows), len(rest) + 1, np.int32)
 
-  def _last(self):
-    rows = self._empty(min(len(self._rest), 1))
-    rows[:, 1 : len(self._rest) + 1] = self._rest
-    return rows, np.full(len(rows), len(self._rest) + 1, np.int32)
+
+def _empty(n: int, vocabulary: Vocabulary, max_length: int) -> np.ndarray:
+  rows = np.full((n, max_length), vocabulary.pad, np.int32)
+  rows[:, 0] = vocabulary.cls
+  return rows
+
+
+def _encoded(
+  documents: Documents, vocabulary: Vocabulary, counts: np.ndarray
+) -> Iterator[list[np.ndarray]]:
+  """The ids of some documents at once, without those that have none."""
+  for texts in _grouped(documents):
+    encoded = [x for x in vocabulary.encode(texts, parallel=True) if len(x)]
+    counts[0] += len(encoded)
+    yield encoded
 
 
 def _grouped(documents: Documents) -> Iterator[list[str]]:

@@ -28,16 +28,12 @@ class Vocabulary:
 
   `words` has the entry of each id, `pad`, `unk`, `cls`, `sep` and `mask` are ids. Texts lose their
   capitals if no entry has one, and likewise their accents; entries [..] and <..> do not count.
-  A UserError, which names `source`, if entries are empty or double, or a special one is missing.
+  A UserError, which names `source`, if entries are double or a special one is missing.
   """
 
   def __init__(self, words: Sequence[str], source: str = "vocabulary"):
     self.words, self._ids = list(words), {}
-    if not self.words:
-      raise UserError(f"{source}: is empty; a vocabulary has one entry a line")
     for i, word in enumerate(self.words):
-      if not word.strip(" \t\r"):  # other spaces are entries of BERT's Chinese vocabulary
-        raise UserError(f"{source}: line {i + 1} is empty; a vocabulary has one entry a line")
       if (first := self._ids.setdefault(word, i)) != i:
         raise UserError(
           f"{source}: line {i + 1}: entry {word[:100]!r} stands in line {first + 1} too"
@@ -53,11 +49,8 @@ class Vocabulary:
     """Reads a file with one entry a line, such as BERT's vocab.txt; or a UserError."""
     with as_user_error(f"{path}: vocabulary cannot be read", OSError):
       content = user_path(path).read_bytes()
-    try:
+    with as_user_error(f"{path}: vocabulary is not UTF-8", UnicodeDecodeError):
       text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-      line = content.count(b"\n", 0, error.start) + 1
-      raise UserError(f"{path}: line {line} is not UTF-8; a vocabulary has to be") from error
     lines = text.split("\n")  # not splitlines: separators of other kinds may be entries
     return cls([x.removesuffix("\r") for x in (lines if lines[-1] else lines[:-1])], str(path))
 
@@ -116,7 +109,7 @@ class Vocabulary:
 
   @functools.cached_property
   def lowercase(self) -> bool:
-    return all(word == word.lower() for word in self._plain)
+    return all(word == word.lower() for word in self._ordinary)
 
   @functools.cached_property
   def without_accents(self) -> bool:
@@ -125,12 +118,12 @@ class Vocabulary:
     strip = normalizers.BertNormalizer(
       lowercase=False, strip_accents=True, handle_chinese_chars=False, clean_text=False
     )
-    return all(word == strip.normalize_str(word) for word in self._plain)
+    return all(word == strip.normalize_str(word) for word in self._ordinary)
 
   @property
-  def _plain(self) -> list[str]:
+  def _ordinary(self) -> list[str]:
     """The entries without [..], which are special, and <..>, such as <S> in BERT's Chinese one."""
-    return [word for word in self.words if word[0] + word[-1] not in ("[]", "<>")]
+    return [word for word in self.words if word[:1] + word[-1:] not in ("[]", "<>")]
 
   def fingerprint(self) -> str:
     """A hash of the entries."""

@@ -57,7 +57,7 @@ class Evaluator:
     self._run, self._split = run, run.datasets[split]
     self._sums = each_batch(run, split, lambda *args: dict(run.task.evaluate(*args)))
 
-  def check(self, variables: Any) -> None:
+  def check_padding(self, variables: Any) -> None:
     """Raises a UserError for a task that counts padding: its metrics would not be those of the set."""
     with contextlib.closing(self._sums(variables, padding=True)) as sums:
       padding = next(sums)

@@ -11,28 +11,34 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
-from mixer_jax.data.dataset import sample
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.experiment import Experiment
 from mixer_jax.rundir import directory as directory_lib
-from mixer_jax.rundir import lock, metrics_file, provenance
+from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.rundir.metrics_file import Row
 from mixer_jax.runtime import devices, processes
 from mixer_jax.runtime.processes import Request
-from mixer_jax.training import contract, nonfinite, restore, summary
+from mixer_jax.training import contract, nonfinite, restore, resume, session, summary
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.evaluator import Evaluator, evaluators
 from mixer_jax.training.state import TrainState, evaluation_variables, init_state, state_shapes
 from mixer_jax.training.trainer import Trainer
 
 
-def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> pathlib.Path:
+def train(
+  config: ConfigDict,
+  path: str | None,
+  verbose_model: bool = False,
+  config_file: str | None = None,
+) -> pathlib.Path:
   """Trains, or resumes, the run that a config describes, and returns its directory.
 
-  Without a path a fresh one is made under `runs/`; docs/running.md tells its files. `verbose_model`
-  prints the tables of parameters and curvature blocks, too.
+  Args:
+    config: of the run.
+    path: the directory of the run, see docs/running.md; None makes a fresh one under `runs/`.
+    verbose_model: print the tables of parameters and curvature blocks, too.
+    config_file: the file of the config, which the record of the run remembers.
 
   Raises:
     UserError: something that the user can mend.
@@ -42,34 +48,24 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
       checkpoint was written. A second signal of a kind ends the process at once.
   """
   devices.print_line()
-  stored = directory_lib.stored_config(path)
-  if stored:  # the start filled in fields, maybe from a run that is gone
-    where = directory_lib.existing(path)
-    config = directory_lib.resumed(where, config, stored)
-  config_lib.check(config)
-  experiment.check_accelerator(config)  # before weights are downloaded
-  if stored:
-    directory_lib.check_config(where, config)  # before its data, which the run's files may not fit
-    directory_lib.check_files(where, config)
-    config = directory_lib.with_files(where, config)
-  else:
-    left_open = directory_lib.open_fields(config)
-    config = tasks.find(config.task).complete(config)
-  run = experiment.build(config)
-  contract.check(run)
-  variables = None if stored else run.task.initial(run.variable_shapes, restore.stored)
+  begun, given = resume.begun(path), config
+  config = resume.resolve(config, begun)
+  run = experiment.make(resume.with_copies(config, begun) if begun else config)
+  contract.check_task(run)
+  variables = None if begun else run.task.initial(run.variable_shapes, restore.stored)
   # An optimizer that cannot train these parameters is refused before the directory exists.
   jax.eval_shape(run.optimizer.init, run.variable_shapes["params"])
   with _claimed(run, path) as (directory, saved):
-    if not stored:
-      filled_in = left_open - directory_lib.open_fields(config)
-      processes.lead(lambda: directory_lib.store_completed(directory, filled_in))
+    processes.on_first(lambda: _store(directory, run, begun, given, config, config_file))
+    again = "the same --config and overrides with this --workdir resume"
+    print(f"workdir {directory}: {again}", flush=True)
     state, seconds = _start(run, saved, variables)
     _tell_lost(run, directory, int(state.step))
     if not ended(run, int(state.step), metrics_file.read(directory)):
-      processes.lead(lambda: saved.check_room(state))
+      processes.on_first(lambda: saved.check_room(state))
       _tell(run, directory, verbose_model)
-      with _session(run, directory, int(state.step)), processes.heeded(run.mesh) as asked:
+      recorded = session.session(directory, int(state.step), run, config_file)
+      with recorded, processes.stop_signals(run.mesh) as asked:
         trainer = Trainer(run, state, seconds)
         del state  # the trainer's first step donates it
         _run(directory, saved, trainer, variables, asked)
@@ -87,38 +83,34 @@ def train(config: ConfigDict, path: str | None, verbose_model: bool = False) -> 
 
 @contextlib.contextmanager
 def _claimed(run: Experiment, path: str | None) -> Iterator[tuple[pathlib.Path, Checkpoints]]:
-  """The run's directory, held by this process alone, and its checkpoints.
-
-  A new one gets the config and the files that it names; one with a checkpoint must fit the run.
-  """
-  config, lead = run.config, processes.lead
-  directory = lead(lambda: directory_lib.create(path)) or directory_lib.existing(path)
+  """The run's directory, held by this process alone, and its checkpoints."""
+  directory = processes.on_first(lambda: directory_lib.create(path)) or directory_lib.existing(path)
   with contextlib.ExitStack() as stack:
     stack.enter_context(directory_lib.writing(directory))
-    if (descriptor := lead(lambda: _hold(directory))) is not None:
+    if (descriptor := processes.on_first(lambda: _hold(directory))) is not None:
       stack.callback(os.close, descriptor)
-    saved = Checkpoints(directory, keep=config.keep_checkpoints)
+    saved = Checkpoints(directory, keep=run.config.keep_checkpoints)
     stack.enter_context(contextlib.closing(saved))
-    started = saved.latest() is not None
-    if started:
-      lead(lambda: _check_same(directory, run))
-    lead(lambda: directory_lib.store_config(directory, config, started))
-    if not started:
-      files = tasks.find(config.task).files(config)
-      lead(lambda: directory_lib.keep_files(directory, files))
-    again = "the same --config and overrides with this --workdir resume"
-    print(f"workdir {directory}: {again}", flush=True)
     yield directory, saved
 
 
-def _check_same(directory: pathlib.Path, run: Experiment) -> None:
-  """A UserError if the directory's run has another config, or had other data."""
-  # The config again: another process may have begun the run since `train` looked.
-  directory_lib.check_config(directory, run.config)
-  train = run.datasets["train"]
-  provenance.check_data(directory, len(train), sample(train))
-  provenance.check_grids(directory, run.task.notes())
-  provenance.check_classes(directory, run.task.class_names)
+def _store(
+  directory: pathlib.Path,
+  run: Experiment,
+  begun: pathlib.Path | None,
+  given: ConfigDict,
+  config: ConfigDict,
+  config_file: str | None,
+) -> None:
+  """Writes the config of a start; a UserError if the directory holds a run of other data."""
+  if resume.begun(directory) and not begun:
+    raise UserError(f"workdir {directory}: another process has begun a run in it; start again")
+  if begun:
+    session.check_data(directory, run)
+    session.warn_of_changes(directory, tasks.find(config.task), config_file)
+  else:
+    resume.store_first(directory, given, config)
+  resume.store(directory, config)
 
 
 def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None:
@@ -133,7 +125,7 @@ def _tell(run: Experiment, directory: pathlib.Path, verbose_model: bool) -> None
   length = run.clock.epoch(run.clock.num_steps)
   if late := [epoch for epoch in schedule.epochs if schedule.name == "step" and epoch >= length]:
     print(f"schedule.epochs {late} lie beyond the run's {length:g} epochs: no effect", flush=True)
-  processes.lead(lambda: (directory / "parameters.txt").write_text(tables))
+  processes.on_first(lambda: (directory / "parameters.txt").write_text(tables))
   if verbose_model:
     print(tables, flush=True)
 
@@ -147,22 +139,13 @@ def _tell_lost(run: Experiment, directory: pathlib.Path, step: int) -> None:
     print(f"{directory / metrics_file.FILE}: {found}", flush=True)
 
 
-def _session(
-  run: Experiment, directory: pathlib.Path, step: int
-) -> contextlib.AbstractContextManager[None]:
-  sizes = {name: len(dataset) for name, dataset in run.datasets.items()}
-  data = {"name": (run.config.get("data") or {}).get("name", run.config.task)} | sizes
-  data |= {"sample": sample(run.datasets["train"]), **run.task.notes()}
-  return provenance.session(directory, step, run.mesh.size, data, run.task.class_names)
-
-
 def _run(
   directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, variables: Any, asked: Request
 ) -> None:
-  """Runs the rest; once a step was not finite, from the last checkpoint if so configured."""
+  """Trains to the end; if a step is not finite and the config says so, again from the last checkpoint."""
   run, most = trainer.run, nonfinite.MOST_TRIES
   back_to, tries, scorers = None, 0, evaluators(run)
-  scorers[run.selection].check(evaluation_variables(trainer.state.variables))
+  scorers[run.selection].check_padding(evaluation_variables(trainer.state.variables))
   while True:
     try:
       return _loop(directory, saved, trainer, scorers, asked)
@@ -189,11 +172,11 @@ def _run(
 def _loop(
   directory: pathlib.Path, saved: Checkpoints, trainer: Trainer, scorers: dict, asked: Request
 ) -> None:
-  """Runs the rest, or until a signal: train, evaluate, report, save."""
+  """Trains, evaluates, reports and saves until the end or a signal."""
   run = trainer.run
   rows = [row for row in metrics_file.read(directory) if row["step"] <= trainer.step]
   with contextlib.ExitStack() as stack:
-    if writer := processes.lead(lambda: metrics_file.Writer(directory, trainer.step)):
+    if writer := processes.on_first(lambda: metrics_file.Writer(directory, trainer.step)):
       stack.enter_context(contextlib.closing(writer))
     while not ended(run, trainer.step, rows):
       trainer.advance(asked.soon)
@@ -203,7 +186,7 @@ def _loop(
         score, improved = _evaluate(trainer, scorers, rows, writer)
       if evaluates or saves:
         complaint = run.task.complaint(trainer.state.variables)
-      saved.check()
+      saved.check_saved()
       last = ended(run, trainer.step, rows)
       if stop or complaint or last or saves or (improved and run.config.save_best):
         saved.save(trainer.step, trainer.state, trainer.seconds, score, last or saves)
@@ -219,7 +202,7 @@ def _loop(
 def _evaluate(
   trainer: Trainer, scorers: dict, rows: list[Row], writer: metrics_file.Writer | None
 ) -> tuple[float, bool]:
-  """Adds and reports a row; its score, the higher the better, and whether it is the best so far."""
+  """Adds and prints a row; returns its score (higher is better) and whether it is the best so far."""
   run, metrics = trainer.run, trainer.run.task.metrics
   rows.append(row := _row(trainer, scorers, rows))
   if writer:
@@ -240,10 +223,10 @@ def evaluations(run: Experiment) -> Iterator[tuple[TrainState, Row]]:
   Raises:
     Diverged: as of `train`; without checkpoints `on_nonfinite="restore"` does not help.
   """
-  contract.check(run)
+  contract.check_task(run)
   variables = run.task.initial(run.variable_shapes, restore.stored)
   trainer, scorers, rows = Trainer(run, init_state(run, variables)), evaluators(run), []
-  scorers[run.selection].check(evaluation_variables(trainer.state.variables))
+  scorers[run.selection].check_padding(evaluation_variables(trainer.state.variables))
   while not ended(run, trainer.step, rows):
     try:
       trainer.advance()
@@ -298,7 +281,7 @@ def _hold(directory: pathlib.Path) -> int:
 
 
 def _start(run: Experiment, saved: Checkpoints, variables: Any) -> tuple[TrainState, float]:
-  """The newest checkpoint's state, or that before step 0, and the seconds since an evaluation."""
+  """Returns the state of the newest checkpoint, or of step 0, and its seconds since an evaluation."""
   step = saved.latest()
   if step is None:
     return init_state(run, variables), 0.0

@@ -1,4 +1,4 @@
-"""Steps whose numbers are not finite: noticed inside the step, told in one line."""
+"""Finds steps whose numbers are not finite, inside the step, and says so in one line."""
 
 from typing import Any, Sequence
 
@@ -31,9 +31,9 @@ class Nonfinite(Exception):
 
 
 class Watch:
-  """Reads the checks of steps, a call or so behind the device.
+  """Reads the checks of steps, about one call behind the device.
 
-  `failed` steps in a row came before. Even with "skip" an epoch of failures alone is an error.
+  `failed` steps in a row failed before. With "skip", too, an epoch in which every step fails is an error.
   """
 
   def __init__(self, run: Experiment, failed: int = 0):
@@ -42,12 +42,12 @@ class Watch:
     self._failed, self._unread = failed, None
 
   def add(self, step: int, checks: jax.Array) -> None:
-    """Takes the `checks` of a call's steps, [steps, 2], the first after `step`."""
+    """Takes the checks, bool [steps, 2], of a call whose first step comes after `step`."""
     self.read()  # those of the call before: the progress bar is true, and the queue short
     self._unread = step, checks
 
   def read(self) -> None:
-    """Waits for the last call; raises `Nonfinite` if more steps failed than may be."""
+    """Waits for the last call; raises `Nonfinite` if too many steps have failed."""
     (step, checks), self._unread = self._unread or (0, ()), None
     for number, passed in enumerate(np.asarray(checks), step + 1):
       self._failed = 0 if passed.all() else self._failed + 1
@@ -59,8 +59,8 @@ class Watch:
 def checks(metrics: Any, variables: Any, opt_state: Any) -> jax.Array:
   """Whether the numbers of a step are finite (traceable): bool [2], see `CHECKS`.
 
-  Curvature factors may be lost long before a parameter is, so all of the state is looked at. The
-  largest of no values, -inf, is no failure.
+  Curvature factors may overflow long before a parameter does, so the whole state is looked at. -inf, the
+  largest of no values, is no failure.
   """
   is_largest = lambda x: isinstance(x, tasks.Largest)
   some = lambda x: jnp.maximum(x.largest, 0) if is_largest(x) else x

@@ -1,9 +1,8 @@
 """A run with the variables of one of its checkpoints, on the devices that there are now."""
 
-import dataclasses
 import functools
-import math
 import os
+import pathlib
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import jax
@@ -12,17 +11,18 @@ from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, check_list
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import provenance
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.runtime import precision
+from mixer_jax.training import resume, session
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.state import averages, evaluation_variables
 
 
 class Restored(NamedTuple):
-  """A run and its variables after some step, averaged if they are evaluated so."""
+  """A run and its variables after a step; averaged ones if the run evaluates those."""
 
   run: experiment.Experiment
   variables: dict[str, Any]
@@ -30,7 +30,7 @@ class Restored(NamedTuple):
 
   @property
   def place(self) -> str:
-    """The step, and the epoch unless the training set that is here has none."""
+    """The step and, if the training set that is here has epochs, the epoch, in words."""
     epochs = self.run.order.steps_per_epoch
     return f"step {self.step}" + (f" (epoch {self.run.clock.epoch(self.step):g})" if epochs else "")
 
@@ -42,62 +42,70 @@ def restore(
   overrides: Sequence[str] | str = (),
   **data: str | None,
 ) -> Restored:
-  """Restores the checkpoint "best", "latest" or of a step, whatever devices wrote it.
+  """Restores a checkpoint of a run, with its data, whatever devices wrote it.
 
-  "mean:5" is the latest with the mean of the variables of the five latest, as in "Attention is all
-  you need" (Vaswani et al., 2017, Section 6.1); integers stay. `data_dir` and further fields of
-  `data` replace the config's, unless they are None; so do `overrides`, "field=value", of fields on
-  which training does not depend. A UserError: no run, no such checkpoint, no data, other classes,
-  or another field.
+  Args:
+    path: the directory of the run.
+    which: "latest", "best", a step, or "mean:5": the latest with the mean of the variables of the five
+      latest, as in "Attention is all you need" (Vaswani et al., 2017, Section 6.1); integers stay.
+    data_dir: where the data are now, in the place of the config's `data.dir`.
+    overrides: "field=value" of fields on which training does not depend.
+    **data: further fields of `data` that replace the config's, unless they are None.
+
+  Raises:
+    UserError: no run, no such checkpoint, no data, other classes, or a field that cannot be changed.
   """
-  directory = directory_lib.existing(path)
-  config = directory_lib.load_config(directory)
+  directory, config = _opened(path, overrides, dir=data_dir, **data)
   # The machine that trained the run need not be the one that evaluates it.
   config.update(require_accelerator=False, deterministic=False, accum_steps=1)
   mesh, available = config.mesh, jax.device_count()
   if mesh.data * mesh.model > available or (mesh.data == -1 and available % mesh.model):
     mesh.update(data=-1, model=1)
-  change(config, overrides, dir=data_dir, **data)
-  directory_lib.check_files(directory, config)
   saved = Checkpoints(directory, read_only=True)
   _steps(saved, which, config.keep_checkpoints)  # a missing one is told before data are read
-  # The least batch that the devices share: the run's need not be a multiple of theirs.
-  batch_size, config.batch_size = config.batch_size, math.prod(mesh_lib.mesh_shape(config))
-  run = experiment.build(config, provenance.notes(directory))
-  provenance.check_classes(directory, run.task.class_names)
-  run.config.batch_size = batch_size
-  run = dataclasses.replace(run)  # the old one has the order and clock of the smaller batch
+  run = experiment.make(config, provenance.notes(directory))
+  session.check_classes(directory, run.task.class_names)
   averaged = averages(run.variable_shapes) if config.ema_decay else {}
   expected, where = run.variable_shapes | averaged, mesh_lib.replicated(run.mesh)
   step, variables = _variables(saved, which, config.keep_checkpoints, where, expected)
   return Restored(run, variables, step)
 
 
-def change(config: ConfigDict, overrides: Sequence[str] | str = (), **data: str | None) -> None:
-  """Replaces fields of `data`, unless they are None, and free ones; a UserError for others."""
-  if changes := {k: v for k, v in data.items() if v is not None}:
-    if "data" not in config:
-      raise UserError(f"task {config.task} has no group data, and so no data.{min(changes)}")
-    own = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in changes.items()}
+def _opened(
+  path: str, overrides: Sequence[str] | str, **data: str | None
+) -> tuple[pathlib.Path, ConfigDict]:
+  """The directory of a run and its config, changed as `restore` says and checked."""
+  directory = directory_lib.existing(path)
+  config = config_lib.of_run(directory)
+  own = {k: os.fspath(v) for k, v in data.items() if v is not None}
+  if own and "data" not in config:
+    raise UserError(f"task {config.task} has no group data, and so no data.{min(own)}")
+  if own:
     config.data.update(own)
   free = config_lib.free_fields(config)
   overrides = [overrides] if isinstance(overrides, str) and overrides else overrides
   for assignment in overrides:
     if assignment.partition("=")[0] not in free:
       raise UserError(f"--set is {assignment!r}; allowed: {', '.join(sorted(free))}")
-  if overrides or changes:
-    config_lib.check(config_lib.override(config, overrides))
+  config_lib.check(config_lib.override(config, overrides))
+  resume.check_files(directory, config)
+  session.warn_of_changes(directory, tasks.find(config.task))
+  return directory, config
 
 
 def stored(path: str, which: str | int = "latest") -> tuple[ConfigDict, dict[str, Any]]:
   """The config and the variables of a checkpoint (see `restore`), on the host."""
   directory = directory_lib.existing(path)
-  config = directory_lib.load_config(directory)
+  config = config_lib.of_run(directory)
+  return config, _on_host(directory, config, which)
+
+
+def _on_host(directory: pathlib.Path, config: ConfigDict, which: str | int) -> dict[str, Any]:
   precision.take(config)
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   saved = Checkpoints(directory, read_only=True)
   _, variables = _variables(saved, which, config.keep_checkpoints, device)
-  return config, jax.device_get(variables)
+  return jax.device_get(variables)
 
 
 def _steps(saved: Checkpoints, which: str | int, keep: int) -> list[str]:
@@ -130,7 +138,7 @@ def _variables(
 
 
 def _averaged(number: int, mean: jax.Array, x: jax.Array) -> jax.Array:
-  """The mean of `number` arrays from that of one fewer; equal ones keep their value to the bit."""
+  """Returns the mean of `number` arrays from the mean of one fewer; equal arrays stay bit for bit."""
   return mean + (x - mean) / number if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
@@ -148,7 +156,7 @@ class LoadedRun(NamedTuple):
 
   @property
   def model(self) -> Any:
-    """The module, for `model.apply(variables, inputs)` on prepared inputs; None of a task without."""
+    """The module, for `model.apply(variables, inputs)` on prepared inputs; None if the task has none."""
     return getattr(self.task, "model", None)
 
   @property
@@ -161,6 +169,7 @@ class LoadedRun(NamedTuple):
 
     It has what `python -m mixer_jax.predict` prints of it. A UserError if one cannot be read.
     """
+    check_list(inputs, "paths or sentences")
     return self.task.answer(jax.device_put(self.variables), inputs)
 
 
@@ -184,11 +193,10 @@ def load_run(
   Raises:
     UserError: no run, no such checkpoint.
   """
-  config, variables = stored(path, which)
-  change(config, overrides, dir=data_dir)
-  task, directory = tasks.find(config.task)(config), directory_lib.existing(path)
-  names = provenance.class_names(directory)
-  if names and not isinstance(getattr(type(task), "class_names", None), property):
+  directory, config = _opened(path, overrides, dir=data_dir)
+  variables, kind = _on_host(directory, config, which), tasks.find(config.task)
+  task, names = kind(config), provenance.class_names(directory)
+  if names and not isinstance(getattr(kind, "class_names", None), property):
     task.class_names = names
   task.recall(provenance.notes(directory))
   return LoadedRun(task, variables)

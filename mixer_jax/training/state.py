@@ -22,11 +22,11 @@ AVERAGES = {"params": "average", "batch_stats": "average_batch_stats"}
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that a step changes, a pytree of arrays: a checkpoint is this and no more."""
+  """A pytree of all arrays that a step changes; a checkpoint holds this and no more."""
 
   step: jax.Array  # steps so far, shape=(), dtype=int32
-  # "params", float32 or of a run in float64 that, and collections that the optimizer does not train: the task's own, and
-  # moving averages, see `AVERAGES`.
+  # "params", float32 or float64, and collections that the optimizer does not train: the task's own and
+  # moving averages (see `AVERAGES`).
   variables: dict[str, Any]
   opt_state: Any  # the optimizer's state, curvature factors included
   key_data: jax.Array  # of the run's random key, uint32; a step folds its number into it
@@ -41,19 +41,19 @@ class TrainState:
 
 
 def evaluation_variables(variables: dict[str, Any]) -> dict[str, Any]:
-  """The variables that are evaluated: averaged ones in the place of their own, and frozen ones."""
+  """Returns the variables that are evaluated: averages replace their originals, frozen ones are joined."""
   rest = {k: v for k, v in variables.items() if k not in AVERAGES.values()}
   rest |= {own: variables[name] for own, name in AVERAGES.items() if name in variables}
   return dict(freeze.joined(rest))
 
 
 def averages(variables: dict[str, Any]) -> dict[str, Any]:
-  """The collections of averages of some variables, as they begin."""
+  """Returns the collections of averages as a run begins with them."""
   return {name: variables[own] for own, name in AVERAGES.items() if own in variables}
 
 
 def init_state(run: Experiment, variables: Any = None) -> TrainState:
-  """The state before step 0 of variables on the host, or of fresh ones; see `mesh.stored`."""
+  """Returns the state before step 0, of given variables on the host or of fresh ones."""
   init = functools.partial(_init, run)
   where = mesh_lib.stored(run.mesh, jax.eval_shape(init, run.config.seed, variables))
   return jax.jit(init, out_shardings=where)(run.config.seed, variables)

@@ -62,7 +62,10 @@ def update(run: Experiment, state: TrainState, batch: Any) -> tuple[TrainState, 
 
 
 def _loss(run: Experiment, variables: Any, batch: Any, key: jax.Array, gradient: bool):
-  """Mean loss, or it and its gradient; metrics; changed collections. A part counts by its weights."""
+  """Returns the mean loss (with its gradient, if asked for), metrics and changed collections.
+
+  Each part of an accumulated batch counts by its weights.
+  """
   parts, params = run.config.accum_steps, variables["params"]
 
   def mean_loss(params, variables, batch, key):

@@ -5,11 +5,9 @@ from typing import Sequence
 
 from clu import parameter_overview
 import jax
-from ml_collections import ConfigDict
 
 from mixer_jax import optimizers
 from mixer_jax.experiment import Experiment
-from mixer_jax.optim import Block
 from mixer_jax.rundir.metrics_file import Row
 from mixer_jax.tasks import Metric
 
@@ -21,9 +19,8 @@ def of_model(run: Experiment) -> tuple[str, str]:
   number = f"{sum(sizes):,}" if sum(sizes) < 1e5 else f"{sum(sizes) / 1e6:,.2f} million"
   line = f"{number} parameters in {len(sizes)} arrays"
   tables = parameter_overview.get_parameter_overview(shapes, include_stats=False)
-  for blocks in dict.fromkeys(
-    _blocks(run, side) for side in optimizers.of_curvature(run.config.optimizer)
-  ):
+  parts = optimizers.of_curvature(run.config.optimizer)
+  for blocks in dict.fromkeys(optimizers.curvature_blocks(part, run.problem) for part in parts):
     kinds = collections.Counter(block.kind for block in blocks)
     line += "; curvature blocks: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     if cut := sum(block.kind == "kronecker" and any(block.diagonal) for block in blocks):
@@ -31,17 +28,10 @@ def of_model(run: Experiment) -> tuple[str, str]:
     width = max(len(b.name) for b in blocks)
     tables += f"\n{'curvature block':{width}}  kind       factors"
     for b in blocks:
-      factors = " x ".join(map(_factor, b.factor_sizes, b.diagonal)) or "-"
+      marks = (" (diagonal)" if diagonal else "" for diagonal in b.diagonal)
+      factors = " x ".join(f"{n}{mark}" for n, mark in zip(b.factor_sizes, marks)) or "-"
       tables += f"\n{b.name:{width}}  {b.kind:9}  {factors}"
   return line, tables + "\n"
-
-
-def _blocks(run: Experiment, side: ConfigDict) -> tuple[Block, ...]:
-  return optimizers.curvature_blocks(side, run.problem)
-
-
-def _factor(size: int, diagonal: bool) -> str:
-  return f"{size} (diagonal)" if diagonal else str(size)
 
 
 def of_row(row: Row, num_steps: int, metrics: Sequence[Metric], splits: Sequence[str]) -> str:

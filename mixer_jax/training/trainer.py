@@ -20,7 +20,7 @@ from mixer_jax.training.state import TrainState, without_metrics
 
 
 def steps_per_dispatch(mesh: jax.sharding.Mesh) -> int:
-  """Steps in a call where the config leaves it open: on a CPU calls are cheap, and loops slow."""
+  """Steps per call where the config does not say: on a CPU calls are cheap and loops are slow."""
   return 1 if mesh.devices.flat[0].platform == "cpu" else 16
 
 
@@ -57,7 +57,7 @@ class Trainer:
     self._windows = self._feed.windows(self._planned(self.step))
 
   def _planned(self, step: int) -> Iterator[tuple[int, int]]:
-    """First step and number of steps of each call; all end where the window divides the step."""
+    """Yields the first step and the number of steps of each call; a call ends at a multiple of the window."""
     while step < self.run.clock.num_steps:
       count = self.window - step % self.window
       yield step, count

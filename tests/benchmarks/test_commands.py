@@ -8,10 +8,22 @@ import types
 
 import pytest
 
-from benchmarks import __main__ as command_line
 from benchmarks import compile as compile_benchmark
-from benchmarks import peers, tables, train
-from mixer_jax import errors
+from benchmarks import (
+  configs,
+  inference,
+  operator_peers,
+  optimizers,
+  peers,
+  physics_peers,
+  steps,
+  tables,
+  text_peers,
+  train,
+  translation_peers,
+)
+from mixer_jax import config as config_lib
+from mixer_jax import errors, experiment
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -39,32 +51,64 @@ def test_each_optimizer_is_compiled_in_both_forms(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "names, chosen, message",
+  "main, options, named",
   [
-    (["mixer_s4", "mixer_s99"], ["sgd"], "mixer_s99"),
-    (["mixer_s4"], ["graft"], "'graft'; allowed: sgd, adam"),
+    (peers.main, dict(models=["mixer_s16", "resmlp_s12"]), "--models has 'resmlp_s12'"),
+    (text_peers.main, dict(models=["bert_tiny"]), "--models has 'bert_tiny'"),
+    (translation_peers.main, dict(models=["resmlp_translate_6"]), "--models has 'resmlp_tr"),
+    (operator_peers.main, dict(published="nowhere", points=[512]), "--published is 'nowhere'"),
+    (operator_peers.main, dict(published=None, points=[500]), "--points is 500"),
+    (physics_peers.main, dict(candidates=["pina"], problems=[]), "--candidates has 'pina'"),
+    (physics_peers.main, dict(candidates=None, problems=["heat"]), "--problems has 'heat'"),
+    (configs.main, dict(configs=["mixer"], rounds=1, memory_only=True), "--configs has 'mixer'"),
+    (optimizers.of_study, dict(study="configs/studies/small.py", run=None), "--run is missing"),
+    (lambda _: peers.has("/nope/python", "torch"), {}, "--torch_python is '/nope/python'"),
+    (lambda _: train.check(["mixer_s99"], ["sgd"]), {}, "mixer_s99"),
+    (lambda _: train.check(["mixer_s4"], ["graft"]), {}, "--optimizers has 'graft'"),
+    (lambda _: steps.Real(bucketed()), {}, "batches have several shapes"),
   ],
 )
-def test_unknown_names_are_refused(names, chosen, message):
-  with pytest.raises(errors.UserError, match=message):
-    train.check(names, chosen)
+def test_mistakes_are_named(main, options, named):
+  with pytest.raises(errors.UserError, match=named):
+    main(types.SimpleNamespace(**options))
 
 
-def test_each_command_says_which_flags_it_takes():
-  assert command_line._TAKEN.keys() == command_line._COMMANDS.keys()
-  done = subprocess.run(
-    [sys.executable, "-m", "benchmarks", "dispatch", "--batch_size=2"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 2
-  assert done.stderr == "error: dispatch takes no --batch_size; it takes --config, --rounds\n"
+def bucketed():
+  config = config_lib.default("tests.training.bucketed_task:NextNumber")
+  config.batch_size = 8
+  return experiment.build(config)
 
 
-def test_peers_are_of_mixers():
-  with pytest.raises(errors.UserError, match="--models has 'resmlp_s12'; allowed: Mixers"):
-    peers.main(types.SimpleNamespace(models=["mixer_s16", "resmlp_s12"]))
+def test_a_flag_of_another_command_is_refused():
+  command = [sys.executable, "-m", "benchmarks", "dispatch", "--batch_size=2"]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 2 and "dispatch takes no --batch_size" in done.stderr
+
+
+@pytest.mark.parametrize(
+  "module, row, expected",
+  [
+    (
+      train,
+      train.Row("mixer_s16", "sgd", 64, 3 << 20, 5.0, 0.5, 0.875, 0.99),
+      ["`mixer_s16`", "sgd", "2", "128.0", "88%", "3", "5.0", "0.990"],
+    ),
+    (
+      inference,
+      inference.Row("mixer_b16", 224, 59_880_472, 12_610_000_000, 3 << 20, 20.0, 0.05, 0.0625),
+      ["`mixer_b16`", "20.0", "50.0", "62.5", "3"],
+    ),
+    (configs, configs.Row("mlm", 32, 3 << 20, 0.125), ["`mlm`", "32", "3", "0.125", "256"]),
+    (configs, configs.Row("mlm", 32, 3 << 20), ["`mlm`", "32", "3", "-", "-"]),
+    (
+      compile_benchmark,
+      compile_benchmark.Row("mixer_b16", "sgd", "scanned", 1.0, 2.25, 0.5, 3.75, 3 << 20),
+      ["`mixer_b16`", "sgd", "scanned", "1.0", "2.2", "0.5", "3.8", "3"],
+    ),
+  ],
+)
+def test_cells_of_a_row(module, row, expected):
+  assert module.cells(row) == expected and len(module.TITLES) == len(expected)
 
 
 def test_a_table_in_markdown(capsys):

@@ -66,10 +66,3 @@ def test_a_model_that_does_not_fit_is_not_run(monkeypatch):
   (row,) = inference.measure(["mixer_small"], 2, "float32", rounds=1, single_rounds=1)
   assert row.images_per_second is None
   assert inference.cells(row)[1:4] == ["-", "-", "-"]
-
-
-def test_columns_of_the_tables():
-  row = inference.Row("mixer_b16", 224, 59_880_472, 12_610_000_000, 3 << 20, 20.0, 0.05, 0.0625)
-  assert inference.cells(row) == ["`mixer_b16`", "20.0", "50.0", "62.5", "3"]
-  assert inference.zoo_cells(row) == ["`mixer_b16`", "224", "59.9", "12.61", "3", "20.0"]
-  assert len(inference.TITLES) == 5 and len(inference.ZOO_TITLES) == 6

@@ -5,8 +5,7 @@ import types
 
 import pytest
 
-from benchmarks import operator_peers, peers
-from mixer_jax import errors
+from benchmarks import operator_peers
 
 
 def options(**fields):
@@ -24,21 +23,14 @@ def test_ours_are_steps_of_the_library():
   assert calls["memory"]()["bytes"] > 3 * 4 * told["parameters"]
 
 
-def test_the_table_is_that_of_the_seconds(monkeypatch, capsys, tmp_path):
+def test_the_table_is_that_of_the_seconds(answer, monkeypatch, capsys, tmp_path):
   """Of batches of 4 of 1,024 functions."""
-
-  class Worker:
-    def __init__(self, name, python, shared, module):
-      self._seconds = shared["points"] / 1024 * {"ours": 0.5, "published": 1.0}[name]
-
-    def __call__(self, call):
-      return {"bytes": 3 * 2**20} if call == "memory" else self._seconds
-
-    def close(self):
-      pass
-
-  monkeypatch.setattr(peers, "Worker", Worker)
-  monkeypatch.setattr(peers, "has", lambda *_: True)
+  seconds = {"ours": 0.5, "published": 1.0}
+  answer(
+    lambda name, shared, call: (
+      {"bytes": 3 * 2**20} if call == "memory" else shared["points"] / 1024 * seconds[name]
+    )
+  )
   shared = lambda kind, points, options: dict(points=points, batch_size=4)
   monkeypatch.setattr(operator_peers, "_shared", shared)
   (tmp_path / "libs").mkdir()
@@ -47,10 +39,3 @@ def test_the_table_is_that_of_the_seconds(monkeypatch, capsys, tmp_path):
   lines = capsys.readouterr().out.splitlines()
   assert "| galerkin | ours | 512 | 0.2500 | 64.0 | 1.00 | 3 |" in lines
   assert lines[-1] == "| fourier | published | 1,024 | 1.0000 | 256.0 | 2.00 | - |"
-
-
-def test_mistakes_are_one_line(tmp_path):
-  with pytest.raises(errors.UserError, match="--published is '.*'; allowed: a clone with libs"):
-    operator_peers.main(options(published=str(tmp_path)))
-  with pytest.raises(errors.UserError, match="--points is 500; allowed: divisors of 8192"):
-    operator_peers.main(options(points=[500]))

@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import peers, train
 from mixer_jax import models
-from mixer_jax.errors import UserError
 
 
 def to_plain(path):
@@ -56,13 +55,11 @@ def test_a_candidate_answers_with_its_seconds_or_with_those_of_its_parts(monkeyp
   assert 0.0 < seconds < 60.0 and answered == parts
 
 
-def test_a_candidate_that_has_ended_and_an_absent_python_are_a_line():
+def test_a_candidate_that_has_ended_is_a_line():
   worker = peers.Worker("ours", "false", {}, "benchmarks.peers")
   worker._process.wait()
-  with pytest.raises(SystemExit, match="error: the process of ours ended; its messages are above"):
+  with pytest.raises(SystemExit, match="process of ours"):
     worker("step")
-  with pytest.raises(UserError, match="--torch_python is '/nope/python'; allowed: a program"):
-    peers.has("/nope/python", "torch")
   assert peers.has(sys.executable, "json") and not peers.has(sys.executable, "no_such_module")
 
 

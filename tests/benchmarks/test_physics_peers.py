@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from benchmarks import peers, physics_peers, physics_problems
-from mixer_jax import errors
 
 
 def options(**fields):
@@ -59,10 +58,3 @@ def test_peers_that_are_not_installed_are_left_out(capfd, monkeypatch):
   physics_peers.main(options(candidates=["jinns_ssbroyden", "deepxde_adam"]))
   found = capfd.readouterr()
   assert not found.out and found.err.count("is left out") == 2
-
-
-def test_mistakes_are_one_line():
-  with pytest.raises(errors.UserError, match="--candidates has 'pina'; allowed: jinns_"):
-    physics_peers.main(options(candidates=["pina"]))
-  with pytest.raises(errors.UserError, match="--problems has 'heat'; allowed: poisson, burgers"):
-    physics_peers.main(options(problems=["heat"]))

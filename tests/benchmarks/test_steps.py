@@ -6,17 +6,8 @@ import optax
 import pytest
 
 from benchmarks import optimizers, steps
-from mixer_jax import config as config_lib
 from mixer_jax import experiment
-from mixer_jax.errors import UserError
 from mixer_jax.training import state, trainer
-
-
-@pytest.fixture
-def tiny_run(tiny_config):
-  tiny_config.steps_per_dispatch = 2
-  tiny_config.model.num_blocks = 1
-  return experiment.build(tiny_config)
 
 
 @pytest.mark.thorough
@@ -30,8 +21,8 @@ def test_real_data_train_as_the_trainer_does(tiny_run):
   jax.tree.map(np.testing.assert_array_equal, real.state.params, expected.state.params)
 
 
-@pytest.mark.thorough
 def test_counts_decide_what_kfac_renews(tiny_config):
+  """Also those inside of the state that has the rates: otherwise no step with factors is timed."""
   tiny_config.model.num_blocks = 1
   tiny_config.optimizer = optimizers.optimizer_config("kfac")
   run = experiment.build(tiny_config)
@@ -48,10 +39,3 @@ def test_counts_decide_what_kfac_renews(tiny_config):
   counts = optax.tree.get_all_with_path(fixed.state.opt_state, "count")
   assert {int(count) for _, count in counts} == {3}
   assert int(fixed.state.step) == 6
-
-
-def test_batches_of_several_shapes_are_refused():
-  config = config_lib.default("tests.training.bucketed_task:NextNumber")
-  config.batch_size = 8
-  with pytest.raises(UserError, match="batches have several shapes; allowed: one, as with data.b"):
-    steps.Real(experiment.build(config))

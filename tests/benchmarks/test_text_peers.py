@@ -1,15 +1,14 @@
 """The peer of `text_peers` beside our gMLP, and the command's table."""
 
 import json
-import sys
 import types
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import peers, steps, text_peers
-from mixer_jax import errors, experiment, models
+from benchmarks import steps, text_peers
+from mixer_jax import experiment, models
 
 SIZES = dict(hidden_dim=8, ffn_dim=12, num_blocks=2, max_length=6, vocab_size=11)
 
@@ -82,21 +81,10 @@ def test_what_the_workers_are_told(small):
   assert told["operations"] == 6 * 4 * (block + 2 * 8 * size)
 
 
-def test_the_table_is_that_of_the_seconds(monkeypatch, capsys):
+def test_the_table_is_that_of_the_seconds(answer, monkeypatch, capsys):
   """Of 4 sequences of 16 tokens; products run at 100 operations a second, a step has 5."""
-
-  class Worker:
-    def __init__(self, name, python, shared, module):
-      self._answers = {"step": {"ours": 1.0, "pytorch": 2.0}[name], "product": {"rate": 100.0}}
-
-    def __call__(self, call):
-      return self._answers[call]
-
-    def close(self):
-      pass
-
-  monkeypatch.setattr(peers, "Worker", Worker)
-  monkeypatch.setattr(peers, "has", lambda python, *modules: True)
+  seconds = {"ours": 1.0, "pytorch": 2.0}
+  answer(lambda name, _, call: {"rate": 100.0} if call == "product" else seconds[name])
   told = dict(model="gmlp", parameters=1, batch_size=4, max_length=16, masked=2, dtype="float32")
   monkeypatch.setattr(text_peers, "_shared", lambda *args: told | dict(operations=5))
   text_peers.main(options())
@@ -120,8 +108,3 @@ def test_ours_are_steps_of_the_library_that_mask_anew(small, monkeypatch):
   assert calls["product"]()["rate"] > 0.0
   calls["step"]()
   assert taken == [2]
-
-
-def test_a_model_without_a_peer_is_refused():
-  with pytest.raises(errors.UserError, match="--models has 'bert_tiny'"):
-    text_peers.main(options(models=["bert_tiny"], torch_python=sys.executable))

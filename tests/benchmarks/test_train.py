@@ -5,14 +5,6 @@ import dataclasses
 import pytest
 
 from benchmarks import optimizers, train
-from mixer_jax import experiment
-
-
-@pytest.fixture
-def tiny_run(tiny_config):
-  tiny_config.steps_per_dispatch = 2
-  tiny_config.model.num_blocks = 1
-  return experiment.build(tiny_config)
 
 
 def with_optimizer(run, name):
@@ -45,9 +37,3 @@ def test_a_model_that_does_not_fit_is_not_run(tiny_run, monkeypatch):
   row = train.measure(with_optimizer(tiny_run, "sgd"), rounds=1)
   assert row.step is None and row.peak_bytes > 0
   assert train.cells(row)[2:5] == ["-", "-", "-"]
-
-
-def test_columns_of_the_table():
-  row = train.Row("mixer_s16", "sgd", 64, 3 << 20, 5.0, 0.5, 0.875, 0.99)
-  assert train.cells(row) == ["`mixer_s16`", "sgd", "2", "128.0", "88%", "3", "5.0", "0.990"]
-  assert len(train.TITLES) == 8

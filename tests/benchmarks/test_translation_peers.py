@@ -1,15 +1,13 @@
 """The peer of `translation_peers` beside our Transformer, and the command's table."""
 
 import json
-import sys
 import types
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import peers, translation_peers
-from mixer_jax import errors
+from benchmarks import translation_peers
 from mixer_jax.models.translation import Translator
 
 SIZES = dict(
@@ -96,29 +94,13 @@ def test_ours_are_steps_and_translations_of_the_library(candidate, monkeypatch):
     call()
 
 
-def test_the_table_is_that_of_the_seconds(monkeypatch, capsys):
+def test_the_table_is_that_of_the_seconds(answer, monkeypatch, capsys):
   """Of 4 sentences of 8 tokens."""
-
-  class Worker:
-    def __init__(self, name, python, shared, module):
-      self._seconds = {"transformer": 0.5, "resmlp": 0.25, "pytorch": 1.0}[name]
-
-    def __call__(self, call):
-      return self._seconds * {"step": 1, "decode": 2}[call]
-
-    def close(self):
-      pass
-
-  monkeypatch.setattr(peers, "Worker", Worker)
-  monkeypatch.setattr(peers, "has", lambda python, *modules: True)
+  seconds, times = {"transformer": 0.5, "resmlp": 0.25, "pytorch": 1.0}, {"step": 1, "decode": 2}
+  answer(lambda name, _, call: seconds[name] * times[call])
   told = dict(parameters=1, batch_size=4, max_length=8, dtype="float32")
   monkeypatch.setattr(translation_peers, "_shared", lambda *args: told)
   translation_peers.main(options())
   lines = capsys.readouterr().out.splitlines()
   assert "| step | resmlp | 0.2500 | 16.0 | 128 | 0.50 |" in lines
   assert lines[-1] == "| decode | pytorch | 2.0000 | 2.0 | 16 | 2.00 |"
-
-
-def test_a_model_without_a_peer_is_refused():
-  with pytest.raises(errors.UserError, match="--models has 'resmlp_translate_6'"):
-    translation_peers.main(options(models=["resmlp_translate_6"], torch_python=sys.executable))

@@ -39,16 +39,3 @@ def test_what_a_killed_program_left_is_removed(tmp_path):
   os.utime(left[0], (0, 0))
   np.testing.assert_array_equal(cache.read(tmp_path, "set", "key", build)["x"], [1, 1, 1])
   assert _unfinished(tmp_path) == [left[1]]
-
-
-def test_an_entry_that_another_program_builds_stays(tmp_path):
-  def slow(allocate):
-    arrays = build(allocate)
-    (own,) = _unfinished(tmp_path)
-    os.utime(own, (0, 0))
-    cache.read(tmp_path, "other", "key", build)
-    assert own.exists()
-    return arrays
-
-  np.testing.assert_array_equal(cache.read(tmp_path, "set", "key", slow)["x"], [1, 1, 1])
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["other-key", "set-key"]

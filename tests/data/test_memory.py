@@ -16,7 +16,7 @@ from mixer_jax import experiment
 
 config = config_lib.default()
 config.batch_size = 64
-config.data = config_lib.data("npz")
+config.data = config_lib.data("npz", like="cifar10")
 config.data.dir, config.mesh.data = sys.argv[1], 1
 run = experiment.build(config)
 made = [batch["image"].shape for batch in itertools.islice(steps.batches(run), 100)]

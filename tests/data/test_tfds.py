@@ -50,24 +50,9 @@ def source(tmp_path):
 @pytest.mark.thorough
 def test_sample_is_balanced_and_its_splits_share_no_image(tmp_path, connections):
   sample = load(_config(tmp_path))
-  assert sample.class_names == (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-  )
-  assert sample.train.images.shape == (5000, 32, 32, 3) and sample.test.images.shape == (
-    1000,
-    32,
-    32,
-    3,
-  )
+  names = "airplane automobile bird cat deer dog frog horse ship truck"
+  assert sample.class_names == tuple(names.split())
+  assert sample.train.images.shape[1:] == sample.test.images.shape[1:] == (32, 32, 3)
   assert np.bincount(sample.train.labels).tolist() == [500] * 10
   assert np.bincount(sample.test.labels).tolist() == [100] * 10
   assert len(set(sample.train.labels[:100].tolist())) == 10, "the order should be shuffled"
@@ -123,7 +108,6 @@ def test_unprepared_set_fails_within_15_seconds(tmp_path, connections):
     str(tmp_path / "none" / "cifar10"),
     "tfds.builder('cifar10'",
     "download_and_prepare",
-    "--config.data.name=sample",
     "www.cs.toronto.edu cannot be reached",
   ):
     assert part in line
@@ -145,17 +129,9 @@ def test_sets_of_text_are_known_by_name(name, group, tmp_path, monkeypatch):
   assert {"sst2": "sentence", "realnewslike": "text", "de-en": "de"}[name.split("/")[1]] in seen[0]
 
 
-def test_a_silent_host_is_given_up(monkeypatch):
-  monkeypatch.setattr(tfds_source, "_PROBE_SECONDS", 0.2)
-  monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(5))
-  start = time.monotonic()
-  assert "host.test did not answer" in tfds_source._unreachable(["https://host.test/a.zip"])
-  assert time.monotonic() - start < 3
-
-
 def test_unknown_name_lists_what_is_close(tmp_path):
   line = error(_config(tmp_path, name="cifar11", dir=str(tmp_path)))
-  assert "sample, folder, npz" in line and "cifar10" in line
+  assert "no such dataset in TFDS" in line and "cifar10" in line
 
 
 def test_set_without_image_and_label_is_refused(tmp_path, source):
@@ -164,8 +140,7 @@ def test_set_without_image_and_label_is_refused(tmp_path, source):
   features.write_text(features.read_text().replace('"label"', '"species"'))
   line = error(_config(tmp_path, name=make_sample.NAME, dir=str(tmp_path / "out")))
   assert (
-    "needs the features image: Image and label: ClassLabel" in line
-    and "species: ClassLabel" in line
+    "needs the features image: Image, label: ClassLabel" in line and "species: ClassLabel" in line
   )
 
 

@@ -35,17 +35,11 @@ _INLINE = re.compile(r"`((?:python -m|python \w|pytest) ?[^`]+)`")
 
 
 class Block(NamedTuple):
-  """Commands that belong together.
+  """Commands that belong together."""
 
-  Attributes:
-    page: the document, as "docs/study.md".
-    text: the commands.
-    needs: of `NEEDS`, beside a CPU.
-  """
-
-  page: str
-  text: str
-  needs: tuple[str, ...]
+  page: str  # the document, as "docs/study.md"
+  text: str  # the commands
+  needs: tuple[str, ...]  # of `NEEDS`, beside a CPU
 
 
 def blocks(page: str) -> list[Block]:

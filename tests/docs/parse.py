@@ -13,13 +13,9 @@ import tempfile
 from unittest import mock
 
 from absl import flags
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
 
 from mixer_jax import config as config_lib
-from mixer_jax import models, optimizers
-from mixer_jax import options as options_lib
+from mixer_jax import models
 from mixer_jax.runtime import cli
 from mixer_jax.study import plan, record
 
@@ -38,40 +34,15 @@ def _parse(module: str, arguments: list[str]) -> None:
     assert len(words) == 1 and words[0] in known, f"{words} is none of {list(known)}"
     others = {*" ".join(options.values()).split()} - {*options.get(words[0], "").split()}
     assert not [x for x in others if flags.FLAGS[x].present], f"{words[0]} takes none of {others}"
-  if "config" in flags.FLAGS and flags.FLAGS.config is not None:
-    _check_config(cli.checked_config(flags.FLAGS.config))
-  if "study" in flags.FLAGS and flags.FLAGS.study:
+  given = lambda name: flags.FLAGS[name].value if name in flags.FLAGS else None
+  if given("config") is not None:
+    config_lib.check(cli.checked_config(flags.FLAGS.config))
+  if given("study"):
     study = _study(flags.FLAGS.study, tuple(flags.FLAGS.set))
     assert not flags.FLAGS.run or study.select(flags.FLAGS.run)
   if words[:1] != ["operator_peers"]:  # its models are kinds of attention
-    for name in (flags.FLAGS.models if "models" in flags.FLAGS else None) or ():
+    for name in given("models") or ():
       models.fields(name)
-
-
-def _check_config(config) -> None:
-  """Checks all that does not need the data; the optimizer is built for a net of one layer."""
-  config_lib.check(config)
-  if config.task == "image_classification":
-    models.build(config.model.name, 10, **options_lib.given(config.model))
-  schedule = options_lib.given(config.schedule) | {"name": config.schedule.name}
-  multiplier = optimizers.schedules.Multiplier(**schedule).build(1000, 100)
-  optimizers.build(config.optimizer, multiplier, _one_layer())
-
-
-class _Stem(nn.Module):
-  """A layer by the name that options of commands match."""
-
-  @nn.compact
-  def __call__(self, x):
-    return nn.Dense(2, name="stem")(x)
-
-
-@functools.cache  # many commands have the same
-def _one_layer() -> optimizers.Problem:
-  layer, x = _Stem(), jnp.zeros((2, 3))
-  params = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
-  predict = lambda params, x: layer.apply({"params": params}, x)
-  return optimizers.Problem(predict, params, x, "categorical")
 
 
 @functools.cache

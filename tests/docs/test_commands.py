@@ -1,17 +1,14 @@
 """Every command in the documents is one that its program takes; files and fields exist."""
 
 import configparser
-import importlib.util
 import json
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
-from results import tables
-from tests.docs.commands import NEEDS, PAGES, ROOT, arguments, blocks, inline
+from tests.docs.commands import PAGES, ROOT, arguments, blocks, inline
 
 # Values for placeholders that cannot be parsed as they are.
 EXAMPLES = {
@@ -19,11 +16,35 @@ EXAMPLES = {
   "STUDY.py:RUN": "configs/studies/small.py:mini8-sgd-seed0",
   "--num_processes=N --process_id=I": "--num_processes=2 --process_id=0",
 }
+# Commands of other programs, whose files and extras exist.
+OTHERS = (
+  r"python -m tests\.colabs NAME",
+  r"python -m results( --check| \w+)?",
+  r"python -m tests\.fuzz( --(cases|seed)=\d+)*",
+  r"python -m venv \S+",
+  r"ruff (format|check) \.",
+  r"pip install -e \.(?P<extra>\[\w+\])?( ruff)?",
+  r"(python -m )?pytest( -m (slow|thorough))?( -n 0 -s)?( tests/\S+)*",
+  r"python (?P<script>\S+\.py).*",
+  r"python -m (mixer_jax|benchmarks)\S*",
+)
+WRONG = {
+  "mixer_jax.main --config=configs/none.py": "none.py",
+  "mixer_jax.main --config=configs/quickstart.py --config.optimiser.damping=1": "optimiser",
+  "mixer_jax.main --config=configs/quickstart.py:kfac --config.optimizer.b1=0.5": "b1 is no option",
+  "mixer_jax.main --config=configs/quickstart.py --config.model.name=mixer": "'mixer'",
+  "mixer_jax.main --config=configs/quickstart.py --work=DIR": "work",
+  "mixer_jax.evaluate --workdir=DIR cat.jpg": "cat.jpg",
+  "mixer_jax.report curve --workdir=DIR": "curve",
+  "mixer_jax.report rows --workdir=DIR --metric=loss": "rows takes none",
+  "benchmarks train --models=mixer_b17": "mixer_b17",
+  "mixer_jax.study --study=configs/studies/small.py --workdir=D --run=none": "none",
+  "mixer_jax.study --study=configs/studies/small.py --workdir=D --set=data.dirs=F": "dirs",
+}
 
 
 def commands(tmp_path):
   """(page, words) of every command of every page."""
-  found = []
   for page in PAGES:
     for i, block in enumerate(blocks(page) + inline(page)):
       for placeholder, example in EXAMPLES.items():
@@ -32,78 +53,35 @@ def commands(tmp_path):
       directory.mkdir()
       words = arguments(block, directory)
       assert words, f"{page}: nothing runs in {block.text!r}"
-      found += [(page, command) for command in words]
-  return found
+      yield from ((page, command) for command in words)
 
 
-def extras():
+def wrong(words):
+  """The fault of a command of another program, or None."""
+  found = next(filter(None, (re.fullmatch(form, " ".join(words)) for form in OTHERS)), None)
+  if not found:
+    return "no test knows this command"
+  named = found.groupdict()
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
-  return {f".[{name}]" for name in setup["options.extras_require"]} | {"."}
+  if named.get("extra") and named["extra"].strip("[]") not in setup["options.extras_require"]:
+    return "no such extra"
+  files = [named.get("script") or "", *(word for word in words if word.startswith("tests/"))]
+  return next((f"no {file}" for file in files if not (ROOT / file).exists()), None)
 
 
-def wrong(command):
-  """The fault of a command that is no module of the package or the benchmarks, or None."""
-  match command:
-    case ["python", "-m", "tests.colabs", "NAME"]:
-      return None if (ROOT / "tests" / "colabs" / "__main__.py").exists() else "no such program"
-    case ["python", "-m", "results", *options]:
-      return None if set(options) <= {"--check", *tables.TABLES} else "no such table"
-    case ["python", "-m", "tests.fuzz", *options]:
-      known = all(re.fullmatch("--(cases|seed)=[0-9]+", option) for option in options)
-      return None if known else "no such option"
-    case ["python", "-m", "venv", _] | ["ruff", "format" | "check", "."]:
-      return None
-    case ["pip", "install", "-e", target, *others]:
-      return None if target in extras() and set(others) <= {"ruff"} else "no such extra"
-    case ["python", "-m", "pytest", *rest] | ["pytest", *rest]:
-      return wrong_tests(rest)
-    case ["python", "-m", module]:  # the name of a program in a sentence
-      return None if importlib.util.find_spec(module) else "no such module"
-    case ["python", script, *_] if not script.startswith("-"):
-      return None if (ROOT / script).is_file() else "no such script"
-  return "no test knows this command"
-
-
-def wrong_tests(words):
-  settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-  markers = {line.partition(":")[0] for line in settings.get("markers", ())}
-  match words:
-    case ["-m", marker, "-n", "0", "-s", *paths] | ["-m", marker, *paths] if marker in markers:
-      pass
-    case paths:
-      pass
-  return next((f"no {path}" for path in paths if not (ROOT / path).exists()), None)
-
-
-WRONG = {
-  "mixer_jax.main --config=configs/none.py": "none.py",
-  "mixer_jax.main --config=configs/quickstart.py --config.optimiser.damping=1": "optimiser",
-  "mixer_jax.main --config=configs/quickstart.py:kfac --config.optimizer.b1=0.5": "b1 is no option",
-  "mixer_jax.main --config=configs/quickstart.py:kfac --config.optimizer.damping=-1": "damping is -1",
-  "mixer_jax.main --config=configs/quickstart.py --config.model.name=mixer": "'mixer'",
-  "mixer_jax.main --config=configs/quickstart.py --config.model.pooling=average": "pooling",
-  "mixer_jax.main --config=configs/quickstart.py --work=DIR": "work",
-  "mixer_jax.main --config=configs/kfac_cifar10.py:b16_pt": "pretrained",
-  "mixer_jax.evaluate --workdir=DIR cat.jpg": "cat.jpg",
-  "mixer_jax.report curve --workdir=DIR": "curve",
-  "benchmarks trains": "trains",
-  "benchmarks train --models=mixer_b17": "mixer_b17",
-  "mixer_jax.study --study=configs/studies/small.py --workdir=D --run=none": "none",
-  "mixer_jax.study --study=configs/studies/small.py --workdir=D --set=data.dirs=F": "dirs",
-}
-
-
-def is_parsed(words):
+def is_ours(words):
   module = words[2] if words[:2] == ["python", "-m"] and len(words) > 3 else ""
   return module.startswith("mixer_jax.") or module == "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def parsed(tmp_path_factory):
-  """Verdicts of the parser: on the commands found, by (page, words), and on `WRONG`."""
-  found = commands(tmp_path_factory.mktemp("pages"))
-  ours = [c for c in found if is_parsed(c[1])]
+@pytest.mark.thorough
+def test_every_command_is_understood_and_wrong_ones_are_found(tmp_path):
+  found = list(commands(tmp_path))
+  ours = [c for c in found if is_ours(c[1])]
+  assert len(ours) > 40 and {"README.md", "docs/study.md", "docs/scaling.md"} <= {
+    p for p, _ in ours
+  }
   result = subprocess.run(
     [sys.executable, "-m", "tests.docs.parse"],
     input=json.dumps([words[2:] for _, words in ours] + [c.split() for c in WRONG]),
@@ -113,26 +91,9 @@ def parsed(tmp_path_factory):
     timeout=600,
   )
   assert result.returncode == 0, result.stderr[-2000:]
-  verdicts = json.loads(result.stdout)
-  others = [(c, wrong(c[1])) for c in found if c not in ours]
-  mine, theirs = verdicts[: len(ours)], verdicts[len(ours) :]
-  return [*zip(ours, mine), *others], dict(zip(WRONG, theirs, strict=True))
-
-
-@pytest.mark.thorough
-def test_every_command_is_understood(parsed):
-  verdicts, _ = parsed
-  ours = [page for (page, words), _ in verdicts if is_parsed(words)]
-  assert len(ours) > 40 and {"README.md", "docs/study.md", "docs/scaling.md"} <= set(ours)
+  said = json.loads(result.stdout)
+  verdicts = [*zip(ours, said), *((c, wrong(c[1])) for c in found if c not in ours)]
   problems = [f"{page}: {' '.join(words)}: {why}" for (page, words), why in verdicts if why]
   assert not problems, "\n".join(problems)
-
-
-@pytest.mark.thorough
-def test_wrong_commands_are_found(parsed):
-  _, verdicts = parsed
-  assert not {c: said for c, said in verdicts.items() if WRONG[c] not in (said or "")}
-
-
-def test_marks_are_known():
-  assert {need for page in PAGES for b in blocks(page) for need in b.needs} <= set(NEEDS)
+  missed = {c: why for c, why in zip(WRONG, said[len(ours) :]) if WRONG[c] not in (why or "")}
+  assert not missed

@@ -4,6 +4,8 @@ import dataclasses
 import types
 from typing import Callable
 
+import numpy as np
+from PIL import Image
 import pytest
 
 from mixer_jax.errors import UserError
@@ -49,3 +51,12 @@ def error(data: ImageData) -> str:
   line = str(info.value)
   assert line.isprintable() and len(line) < 700
   return line
+
+
+def write(folder, colours):
+  """Images of 8x8 pixels, each of one grey, by path."""
+  for name, colour in colours.items():
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), colour, np.uint8)).save(path)
+  return folder

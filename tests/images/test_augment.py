@@ -24,7 +24,7 @@ def _images(*shape, seed=0):
 @pytest.mark.first(2)
 def test_resize_is_that_of_pillow_and_jax(height, width, size):
   images = _images(2, height, width, 3)
-  ours = augment.plain_input(images, augmentation(size, resize=size))
+  ours = augment.eval_input(images, augmentation(size, resize=size))
   by_jax = jax.image.resize(
     images.astype(np.float32) / 255, (2, size, size, 3), "bilinear", antialias=True
   )
@@ -47,15 +47,15 @@ def test_images_that_a_resize_distorts_are_told(caplog):
 
 def test_centre_crop_is_the_middle_of_the_resized_image():
   images = _images(2, 32, 32, 3)
-  whole = augment.plain_input(images, augmentation(256, resize=256))
-  cropped = augment.plain_input(images, augmentation(224, resize=256))
+  whole = augment.eval_input(images, augmentation(256, resize=256))
+  cropped = augment.eval_input(images, augmentation(224, resize=256))
   np.testing.assert_allclose(cropped, whole[:, 16:240, 16:240], atol=1e-6)
 
 
 def test_normalises_by_hand_values():
   images = np.full((1, 1, 1, 3), [0, 51, 255], np.uint8)
   spec = augmentation(1, mean=(0.5, 0.1, 0.0), std=(0.25, 0.1, 2.0))
-  out = augment.plain_input(images, spec)
+  out = augment.eval_input(images, spec)
   np.testing.assert_allclose(out[0, 0, 0], [-2.0, 1.0, 0.5], atol=1e-6)
   assert out.dtype == jnp.float32
 
@@ -81,12 +81,12 @@ def test_flips_half_of_the_images_and_none_without_flip():
   same = np.isclose(out, images, atol=1e-3).all((1, 2, 3))
   assert (flipped ^ same).all() and 150 < flipped.sum() < 250
   out = augment.train_input(jax.random.key(1), images, augmentation(8, flip=False))
-  np.testing.assert_array_equal(out, augment.plain_input(images, augmentation(8)))
+  np.testing.assert_array_equal(out, augment.eval_input(images, augmentation(8)))
 
 
 def test_random_crop_of_a_resized_image_is_one_of_its_windows():
   images = np.repeat(_images(1, 6, 9, 3), 40, 0)
-  whole = np.asarray(augment.plain_input(images[:1], augmentation(16, resize=16)))[0]
+  whole = np.asarray(augment.eval_input(images[:1], augmentation(16, resize=16)))[0]
   windows = np.stack([whole[y : y + 13, x : x + 13] for y in range(4) for x in range(4)])
   out = augment.train_input(
     jax.random.key(2), images, augmentation(13, resize=16, flip=False, random_crop=True)
@@ -99,7 +99,7 @@ def test_random_crop_of_a_resized_image_is_one_of_its_windows():
 def test_resized_training_images_are_test_images_up_to_a_flip():
   images = _images(8, 32, 32, 3)
   spec = augmentation(28, resize=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
-  test = np.asarray(augment.plain_input(images, spec))
+  test = np.asarray(augment.eval_input(images, spec))
   for one, plain in zip(np.asarray(augment.train_input(jax.random.key(3), images, spec)), test):
     assert np.allclose(one, plain, atol=1e-5) or np.allclose(one, plain[:, ::-1], atol=1e-5)
 
@@ -113,7 +113,5 @@ def test_depends_on_the_key_only_and_jit_changes_nothing():
 
 
 def test_another_size_is_refused():
-  with pytest.raises(
-    UserError, match="the images have 32x30 pixels; set data.stored_size to 224, which cuts"
-  ):
-    augment.plain_input(np.zeros((1, 30, 32, 3), np.uint8), augmentation(224))
+  with pytest.raises(UserError, match="the images have 32x30 pixels; set data.stored_size to 224"):
+    augment.eval_input(np.zeros((1, 30, 32, 3), np.uint8), augmentation(224))

@@ -10,7 +10,6 @@ from PIL import Image
 import pytest
 import scipy.stats
 
-from mixer_jax.errors import UserError
 from mixer_jax.images import augment, mixing, warp
 from mixer_jax.images.policy import Augment
 from tests.images.test_augment import augmentation
@@ -172,20 +171,3 @@ def test_a_batch_is_a_function_of_the_key_on_one_device_and_on_eight():
   np.testing.assert_allclose(eight, one, atol=2e-2)  # a level of a byte: 1/255 times a factor
   np.testing.assert_allclose(of_eight, shares, atol=1e-6)
   assert (np.abs(np.asarray(eight) - one) > 1e-5).mean() < 1e-2
-
-
-@pytest.mark.parametrize(
-  "other, named",
-  [
-    (dict(pad=4), "data.pad=4"),
-    (dict(pad=4, resize=36, random_crop=True), "data.random_crop=True"),
-    (dict(resize=36, crop="inception"), "data.crop=inception"),
-  ],
-)
-def test_two_random_crops_are_refused(other, named):
-  fields = dict(pad=0, resize=0, random_crop=False, crop="")
-  with pytest.raises(UserError, match=f"augment.smallest_area is 0.08: .*{named}"):
-    Augment(smallest_area=0.08).check(**fields | other)
-  Augment().check(**fields | other)
-  # With a resize nothing is padded.
-  Augment(smallest_area=0.08).check(**fields | dict(pad=4, resize=36))

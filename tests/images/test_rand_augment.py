@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 import pytest
 import scipy.ndimage
 
-from mixer_jax.images import colour, decode, rand_augment, sources, warp
+from mixer_jax.images import colour, decode, rand_augment, sources, tfds_images, warp
 from mixer_jax.images.policy import Augment
 from mixer_jax.images.rand_augment import OPERATIONS
 
@@ -62,7 +62,7 @@ PILLOW = {
 @pytest.fixture(scope="module")
 def images():
   """Photographs, noise, an even colour, two values and a ramp: uint8 [n, *SIZE, 3]."""
-  records = sources._Tfds(sources.SAMPLE_NAME, str(sources.SAMPLE_DIR)).read("test")
+  records = tfds_images.Source(sources.SAMPLE_NAME, str(sources.SAMPLE_DIR)).read("test")
   natural = [decode.decode_image(records.read(i)[0], records.where(i))[4:28] for i in range(4)]
   noise = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
   even, two = np.full((*SIZE, 3), (7, 128, 255), np.uint8), np.zeros((*SIZE, 3), np.uint8)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from mixer_jax.models import absorb, blocks, resmlp
+from tests.models.common import count, images_of, run, tree_of
 
 SIZE = (8, 12)  # 2 x 3 patches
+IMAGES = images_of(3, *SIZE)
 # By counting the equations: additions and multiplications that a block loses.
 FEWER = dict(linear=5, none=3, mlp=3, conv3x3=6, depthwise=6, separable=7)
 CASES = [(kind, "average") for kind in FEWER] + [("linear", "class_mlp"), ("mlp", "class_mlp")]
@@ -28,10 +30,6 @@ def small(kind="linear", pooling="average", **overrides):
   return resmlp.ResMlp(num_classes=5, **fields | overrides)
 
 
-def shapes(model, size=SIZE):
-  return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *size, 3)))["params"]
-
-
 def randomised(model):
   """Parameters that keep the tokens' size; each affine layer has a zero scale."""
   rng = np.random.default_rng(1)
@@ -44,17 +42,7 @@ def randomised(model):
       value[3] = 0.0
     return value
 
-  return jax.tree_util.tree_map_with_path(leaf, shapes(model))
-
-
-def images(batch=3):
-  return np.random.default_rng(0).normal(size=(batch, *SIZE, 3)).astype(np.float32)
-
-
-def outputs(model, params):
-  apply = jax.jit(model.apply, static_argnames="mutable")
-  logits, state = apply({"params": params}, images(), mutable="intermediates")
-  return logits, state["intermediates"]["tokens"][0]
+  return jax.tree_util.tree_map_with_path(leaf, tree_of(model, IMAGES))
 
 
 @pytest.mark.parametrize("kind, pooling", CASES)
@@ -62,9 +50,9 @@ def outputs(model, params):
 def test_outputs_are_equal(kind, pooling):
   model = small(kind, pooling)
   params = randomised(model)
-  logits, tokens = outputs(model, params)
+  logits, tokens = run(model, params, IMAGES)
   assert np.std(logits) > 0.1 and np.std(tokens) > 0.1
-  own_logits, own_tokens = outputs(*absorb.absorb_affine(model, params, SIZE))
+  own_logits, own_tokens = run(*absorb.absorb_affine(model, params, SIZE), IMAGES)
   np.testing.assert_allclose(own_logits, logits, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(own_tokens, tokens, rtol=1e-5, atol=1e-5)
 
@@ -73,7 +61,7 @@ def test_scanned_blocks_are_absorbed_one_by_one():
   params = randomised(small())
   _, expected = absorb.absorb_affine(small(), params)
   model, found = absorb.absorb_affine(small(scan_blocks=True), blocks.stacked(params))
-  assert jax.tree.structure(found) == jax.tree.structure(shapes(model))
+  assert jax.tree.structure(found) == jax.tree.structure(tree_of(model, IMAGES))
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
@@ -88,7 +76,7 @@ def elementwise(model, params):
         if jaxpr := getattr(inner, "jaxpr", inner if hasattr(inner, "eqns") else None):
           visit(jaxpr)
 
-  visit(jax.make_jaxpr(model.apply)({"params": params}, images()).jaxpr)
+  visit(jax.make_jaxpr(model.apply)({"params": params}, IMAGES).jaxpr)
   return counts["add"] + counts["mul"]
 
 
@@ -108,7 +96,7 @@ def test_parameters_fit_the_model(kind, pooling):
   model = small(kind, pooling)
   params = jax.tree.map(jnp.asarray, randomised(model))
   absorbed, own = absorb.absorb_affine(model, params, SIZE)
-  expected = jax.tree.map(lambda x: (x.shape, np.dtype("float32")), shapes(absorbed))
+  expected = jax.tree.map(lambda x: (x.shape, np.dtype("float32")), tree_of(absorbed, IMAGES))
   assert jax.tree.map(lambda x: (x.shape, x.dtype), own) == expected
 
 
@@ -117,39 +105,8 @@ def test_s12_gains_a_term_a_block():
   absorbed = absorb.AbsorbedResMlp(
     num_classes=1000, patch_size=16, hidden_dim=384, num_blocks=12, channels_mlp_dim=1536
   )
-  before, after = (
-    sum(x.size for x in jax.tree.leaves(shapes(m, (224, 224)))) for m in (model, absorbed)
-  )
+  before, after = (count(tree_of(m, jnp.zeros((1, 224, 224, 3)))) for m in (model, absorbed))
   # Gone: two Affs, LayerScale twice, the bias over tokens, and the last Aff.
   gained = 12 * (384 + 196 * 384 - 2 * 2 * 384 - 2 * 384 - 196) - 2 * 384
   assert after - before == gained
   assert round(gained / before, 2) == 0.06
-
-
-@pytest.mark.thorough
-def test_bfloat16():
-  model = small(pooling="class_mlp", dtype="bfloat16")
-  params = randomised(model)
-  absorbed, own = absorb.absorb_affine(model, params)
-  logits, tokens = outputs(absorbed, own)
-  assert tokens.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
-  exact, _ = outputs(small(pooling="class_mlp"), params)
-  np.testing.assert_allclose(logits, exact, rtol=0.1, atol=0.1)
-
-
-def test_mistakes_are_named():
-  norm = small(normalization="layer_norm")
-  with pytest.raises(ValueError, match="^normalization is 'layer_norm'; only 'affine' can be"):
-    absorb.absorb_affine(norm, randomised(norm))
-  conv = small("conv3x3")
-  with pytest.raises(ValueError, match="^image_size is None; .*'conv3x3' needs .height, width"):
-    absorb.absorb_affine(conv, randomised(conv))
-  absorbed, own = absorb.absorb_affine(conv, randomised(conv), SIZE)
-  with pytest.raises(
-    ValueError, match=r"images have shape \(3, 12, 8, 3\); known: \[batch, 8, 12, 3"
-  ):
-    absorbed.apply({"params": own}, images().swapaxes(1, 2))
-  with pytest.raises(ValueError, match="^num_classes is 0; the last Aff needs a head"):
-    absorb.absorb_affine(small().clone(num_classes=0), {})
-  with pytest.raises(ValueError, match="^train is True; .* inference only"):
-    absorbed.apply({"params": own}, images(), train=True)

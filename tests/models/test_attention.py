@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.models import attention
+from tests.models.common import layer_norm, randomised
 
 CASES = [(kind, p) for kind in attention.KINDS for p in (0, 2)]
 
@@ -17,13 +18,6 @@ def build(kind, **overrides):
 def inputs(tokens=7, p=2, seed=0):
   rng = np.random.default_rng(seed)
   return rng.normal(size=(2, tokens, 12)), rng.uniform(size=(2, tokens, p)) if p else None
-
-
-def randomised(model, *inputs):
-  """Parameters of the model's tree, all non-trivial."""
-  tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
-  rng = np.random.default_rng(1)
-  return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
 
 
 def softmax(x, axis):
@@ -41,9 +35,7 @@ def numpy_attention(params, kind, x, positions, heads=3, epsilon=1e-5):
   def head(name, i):
     y = (x @ p[name]["kernel"] + p[name]["bias"])[:, i * width : (i + 1) * width]
     if name in {"galerkin": "kv", "fourier": "qk", "softmax": "qk", "linear": "kv"}[kind]:
-      norm = p[f"{name}_norm"]
-      y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + epsilon)
-      y = y * norm["scale"][i] + norm["bias"][i]
+      y = layer_norm(y, {k: v[i] for k, v in p[f"{name}_norm"].items()}, epsilon)
     return y if positions is None else np.concatenate([positions, y], axis=1)
 
   whole = width + (0 if positions is None else positions.shape[1])
@@ -158,13 +150,6 @@ def test_bfloat16_computes_low_and_stores_high(kind):
   assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype("float32")}
   expected = build(kind).apply({"params": params}, x, positions)
   np.testing.assert_allclose(np.float32(out), expected, rtol=0.05, atol=0.3)
-
-
-def test_mistakes_are_named():
-  with pytest.raises(ValueError, match="kind of attention is 'cosine'; known: galerkin, fourier"):
-    build("cosine").init(jax.random.key(0), jnp.zeros((1, 4, 12)))
-  with pytest.raises(ValueError, match="num_heads 5 does not divide the 12 channels"):
-    build("fourier", num_heads=5).init(jax.random.key(0), jnp.zeros((1, 4, 12)))
 
 
 def test_the_last_layer_starts_as_pytorchs_where_asked():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from mixer_jax.errors import UserError
 from mixer_jax.models import gmlp
+from tests.models.common import count, images_of, layer_norm, patches, randomised, run, tree_of
 
 # Millions of parameters at 224x224 with 1,000 classes: Table 1 of the paper.
 PAPER_MILLIONS = {"gmlp_ti16": 5.9, "gmlp_s16": 19.5, "gmlp_b16": 73.4}
@@ -35,34 +35,12 @@ def block(**overrides):
   return gmlp.GmlpBlock(**dict(ffn_dim=8, max_tokens=9) | overrides)
 
 
-def shapes(model, size=224):
-  return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, size, size, 3)))["params"]
-
-
-def count(tree):
-  return sum(x.size for x in jax.tree.leaves(tree))
-
-
-def randomised(model, *inputs):
-  """Parameters of the model's tree, all non-trivial."""
-  tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
-  rng = np.random.default_rng(1)
-  return jax.tree.map(lambda x: rng.normal(0.2, 0.3, x.shape).astype(np.float32), tree)
-
-
-def run(model, params, images, **kw):
-  """Logits and tokens, from one compiled program."""
-  apply = jax.jit(lambda *args: model.apply(*args, mutable=["intermediates"], **kw))
-  logits, state = apply({"params": params}, images)
-  return logits, np.asarray(state["intermediates"]["tokens"][0])
+def tree(model):
+  return tree_of(model, jnp.zeros((1, 224, 224, 3)))
 
 
 def numpy_block(p, x, gating, layer_norm_epsilon, gate_epsilon):
   """The paper's pseudo-code for one sequence x [tokens, channels], in float64."""
-
-  def norm(x, q, epsilon):
-    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(var + epsilon) * q["scale"] + q["bias"]
 
   def proj(x, q):
     return x @ q["kernel"] + q["bias"]
@@ -81,11 +59,11 @@ def numpy_block(p, x, gating, layer_norm_epsilon, gate_epsilon):
       w = scipy.linalg.toeplitz(t[len(b) - 1 :], t[len(b) - 1 :: -1])
     return w[:n, :n] @ v + b[:n, None]
 
-  y = norm(x, p["norm"], layer_norm_epsilon)
+  y = layer_norm(x, p["norm"], layer_norm_epsilon)
   z = proj(y, p["Dense_0"])
   z = z * (1 + np.vectorize(math.erf)(z / np.sqrt(2))) / 2
   u, v = np.split(z, 2, axis=-1) if gating == "split" else (z, z)
-  f = spatial(norm(v, p["spatial_gating"]["norm"], gate_epsilon), p["spatial_gating"])
+  f = spatial(layer_norm(v, p["spatial_gating"]["norm"], gate_epsilon), p["spatial_gating"])
   if "tiny_attention" in p:
     f = f + tiny_attention(y, p["tiny_attention"])
   s = {"linear": f, "additive": u + f, "multiplicative": u * f, "split": u * f}[gating]
@@ -95,21 +73,16 @@ def numpy_block(p, x, gating, layer_norm_epsilon, gate_epsilon):
 def numpy_gmlp(p, images, patch, num_blocks, gating):
   """Logits and last tokens of images [batch, height, width, 3], in float64."""
   p = jax.tree.map(np.float64, p)
-  b, h, w, _ = images.shape
-  x = images.reshape(b, h // patch, patch, w // patch, patch, 3).swapaxes(2, 3)
-  x = x.reshape(b, -1, patch * patch * 3) @ p["stem"]["kernel"].reshape(patch * patch * 3, -1)
-  x = x + p["stem"]["bias"]
+  x = patches(images, patch, p["stem"])
   for i in range(num_blocks):
     x = np.stack([numpy_block(p[f"GmlpBlock_{i}"], y, gating, *EPSILONS.values()) for y in x])
-  mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-  y = (x - mean) / np.sqrt(var + EPSILONS["layer_norm_epsilon"])
-  y = (y * p["norm"]["scale"] + p["norm"]["bias"]).mean(1)
+  y = layer_norm(x, p["norm"], EPSILONS["layer_norm_epsilon"]).mean(1)
   return y @ p["head"]["kernel"] + p["head"]["bias"], x
 
 
 @pytest.mark.parametrize("name", TIMM_COUNTS)
 def test_sizes_are_those_of_timm_and_near_the_paper(name):
-  number = count(shapes(build(name, 1000, scan_blocks=True)))
+  number = count(tree(build(name, 1000, scan_blocks=True)))
   assert number == TIMM_COUNTS[name]
   # 5.87, 19.42 and 73.08 million: the paper prints up to 0.5% more.
   assert number / 1e6 == pytest.approx(PAPER_MILLIONS[name], rel=0.006)
@@ -119,63 +92,21 @@ def test_sizes_of_the_other_families_by_formula():
   # S/16: 196 tokens, d 256, d_ffn 1536 and thus a gate of 768 channels, 30 blocks.
   attention = 256 * 3 * 64 + 3 * 64 + 64 * 768 + 768
   s16 = TIMM_COUNTS["gmlp_s16"]
-  assert count(shapes(build("amlp_s16", 1000, scan_blocks=True))) == s16 + 30 * attention
+  assert count(tree(build("amlp_s16", 1000, scan_blocks=True))) == s16 + 30 * attention
   toeplitz = 2 * 196 - 1 - 196 * 196
-  assert count(shapes(build("tmlp_s16", 1000, scan_blocks=True))) == s16 + 30 * toeplitz
-
-
-def test_parameter_tree():
-  paths = lambda tree: {
-    "/".join(k.key for k in path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
-  expected = {
-    "norm/scale": (128,),
-    "norm/bias": (128,),
-    "Dense_0/kernel": (128, 768),
-    "Dense_0/bias": (768,),
-    "spatial_gating/norm/scale": (384,),
-    "spatial_gating/norm/bias": (384,),
-    "spatial_gating/Dense_0/kernel": (196, 196),
-    "spatial_gating/Dense_0/bias": (196,),
-    "tiny_attention/qkv/kernel": (128, 192),
-    "tiny_attention/qkv/bias": (192,),
-    "tiny_attention/out/kernel": (64, 384),
-    "tiny_attention/out/bias": (384,),
-    "Dense_1/kernel": (384, 128),
-    "Dense_1/bias": (128,),
-  }
-  params = shapes(build("amlp_ti16", 10))
-  assert paths(params.pop("GmlpBlock_29")) == expected
-  rest = {k: v for k, v in params.items() if not k.startswith("GmlpBlock_")}
-  assert paths(rest) == {
-    "stem/kernel": (16, 16, 3, 128),
-    "stem/bias": (128,),
-    "norm/scale": (128,),
-    "norm/bias": (128,),
-    "head/kernel": (128, 10),
-    "head/bias": (10,),
-  }
-  toeplitz = shapes(build("tmlp_ti16", num_blocks=1))["GmlpBlock_0"]["spatial_gating"][
-    "ToeplitzDense_0"
-  ]
-  assert paths(toeplitz) == {"diagonals": (391,), "bias": (196,)}
+  assert count(tree(build("tmlp_s16", 1000, scan_blocks=True))) == s16 + 30 * toeplitz
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.first(2)
 def test_forward_equals_numpy(shape):
-  images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
+  images = images_of(3, 8, 12)
   model = small(**shape, **EPSILONS)
   params = randomised(model, images)
   expected, tokens = numpy_gmlp(params, images, 4, 2, shape.get("gating", "split"))
   logits, found = run(model, params, images)
   np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
   np.testing.assert_allclose(found, tokens, rtol=2e-5, atol=2e-5)
-
-
-def test_epsilons_are_those_of_timm():
-  model = build("gmlp_s16")
-  assert (model.layer_norm_epsilon, model.gate_epsilon) == (1e-6, 1e-5)
 
 
 @pytest.mark.parametrize("gating", gmlp.GATINGS)
@@ -237,55 +168,3 @@ def test_masks_may_have_holes_and_differ_by_sequence():
   first, second = apply(params, x, mask), apply(params, other, mask)
   np.testing.assert_allclose(np.asarray(first)[mask], np.asarray(second)[mask], rtol=1e-6)
   assert np.isfinite(apply(params, x, np.zeros_like(mask))).all()
-
-
-@pytest.mark.thorough
-def test_head_starts_at_zero():
-  images = jnp.ones((2, 8, 8, 3))
-  logits, _ = jax.jit(small().init_with_output)(jax.random.key(0), images)
-  np.testing.assert_array_equal(logits, 0.0)
-
-
-@pytest.mark.parametrize("shape", [dict(attention_dim=4), dict(spatial="toeplitz")], ids=str)
-@pytest.mark.thorough
-def test_bfloat16_computes_low_and_stores_high(shape):
-  images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
-  params = randomised(small(**shape), images)
-  low = small(dtype="bfloat16", **shape)
-  logits, tokens = run(low, params, images)
-  assert tokens.dtype == jnp.bfloat16
-  assert logits.dtype == jnp.float32
-  own = shapes(low, 8)
-  assert {x.dtype for x in jax.tree.leaves(own)} == {jnp.dtype("float32")}
-  expected, _ = run(small(**shape), params, images)
-  np.testing.assert_allclose(logits, expected, rtol=0.1, atol=0.3)
-
-
-@pytest.mark.thorough
-def test_stochastic_depth_drops_whole_branches_of_every_block_and_rescales():
-  images = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(np.float32)
-  model = small(stochastic_depth=0.5, num_blocks=1)
-  params = randomised(model, images)
-  _, kept = run(model, params, images)
-  _, dropped = run(model, params, images, train=True, rngs={"dropout": jax.random.key(0)})
-  _, stem = run(small(num_blocks=0), params, images)
-  is_stem = np.isclose(dropped, stem, rtol=1e-4, atol=1e-4).all(axis=(1, 2))
-  twice = stem + 2 * (kept - stem)
-  is_twice = np.isclose(dropped, twice, rtol=1e-4, atol=1e-4).all(axis=(1, 2))
-  assert (is_stem ^ is_twice).all()
-  assert 18 <= is_stem.sum() <= 46  # binomial(64, 1/2)
-
-
-@pytest.mark.thorough
-def test_mistakes_are_named():
-  init = lambda model, tokens=9: jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, tokens, 4)))
-  for make in (block, small):
-    with pytest.raises(UserError, match="model.spatial is 'conv'; allowed: dense, toeplitz"):
-      init(make(spatial="conv"))
-  with pytest.raises(ValueError, match="ffn_dim is 7; gating 'split' needs an even one"):
-    init(block(ffn_dim=7))
-  init(block(ffn_dim=7, gating="additive"))
-  with pytest.raises(ValueError, match="10 tokens are more than max_tokens 9"):
-    init(block(), tokens=10)
-  with pytest.raises(ValueError, match="patch_size 4 does not divide the image size 9x8"):
-    small().init(jax.random.key(0), jnp.zeros((1, 9, 8, 3)))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from mixer_jax import models, options
-from mixer_jax.errors import UserError
 from mixer_jax.models import galerkin, interpolate
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "published_operators.npz"
@@ -248,86 +247,6 @@ def test_every_field_is_an_option(name):
   assert set(options.of(cls)) == fields
 
 
-ROLES = {
-  "galerkin_2d": {
-    "stem/conv2/conv": "stem",
-    "GalerkinBlock_0/attention/q": "token_mixing",
-    "GalerkinBlock_1/attention/k_norm": "norms",
-    "GalerkinBlock_1/Dense_0": "channel_mixing",
-    "refinement/conv0/conv": "token_mixing",
-    "decoder_in": "channel_mixing",
-    "SpectralBlock_1/conv/modes": "token_mixing",
-    "SpectralBlock_1/skip": "channel_mixing",
-    "head": "head",
-  },
-  "mixer_operator": {"stem": "stem", "MixerBlock_0/token_mixing/Dense_0": "token_mixing"},
-}
-
-
-@pytest.mark.parametrize("name", ROLES)
-def test_roles_of_parameters(name):
-  model = build(name)
-  tree = jax.eval_shape(lambda: drawn(model, CASES[name][0])[0])["params"]
-  paths = set(traverse_util.flatten_dict(tree, sep="/"))
-  for layer, kind in ROLES[name].items():
-    found = [path for path in paths if path.startswith(f"{layer}/")]
-    assert found
-    for path in found:
-      assert models.layer_kind(path) == kind
-      assert models.is_decayed(path) == path.endswith("kernel")
-
-
-@pytest.mark.parametrize(
-  "name, fields, message",
-  [
-    ("galerkin_3d", {}, "model.name is 'galerkin_3d'; allowed: galerkin_1d, galerkin_2d"),
-    ("fno_1d", dict(depth=3), "model.depth is no field of fno_1d"),
-    ("mixer_operator", dict(grid=(8, 8, 8)), "axes of a grid is 3; allowed: 1 or 2"),
-    ("fno_1d", dict(grid=(8, 8)), "axes of a grid is 2; allowed: 1$"),
-    ("galerkin_inverse", dict(grid=(8,)), "number of axes of a grid is 1; allowed: 2$"),
-    ("mixer_operator", dict(patch_size=13), "patch_size is 13; allowed: 1 to the 10 points of"),
-    ("fno_1d", dict(modes=0), "model.modes is 0; allowed: 1 to"),
-    ("fno_1d", dict(modes=9), "modes is 9, which needs a grid of 16 points; it has 12"),
-    ("fno_2d", dict(modes=9), "modes is 9, which needs a grid of 16x14 points; it has 13x13"),
-    ("galerkin_1d", dict(modes=9), "modes is 9, which needs a grid of 16 points; it has 13"),
-    ("galerkin_1d", dict(num_heads=4), "num_heads is 4; allowed: divisors of hidden_dim 6"),
-    ("galerkin_1d", dict(attention="cosine"), "model.attention is 'cosine'; allowed: galerkin"),
-    ("galerkin_2d", dict(hidden_dim=2, num_heads=1), "hidden_dim is 2; allowed with a cnn: 3 or"),
-    ("galerkin_2d", dict(coarse=13), "model.coarse is 13; allowed: 2 to the 12x12 points"),
-    ("galerkin_2d", dict(refine=False), 'refine is False; allowed: True, or decoder "pointwise"'),
-    (
-      "galerkin_1d",
-      dict(coarse=5),
-      "coarse is 5, which galerkin_1d with model.extractor='linear' do",
-    ),
-    (
-      "galerkin_inverse",
-      dict(modes=5),
-      "modes is 5, .* model.decoder='pointwise' does not read; al",
-    ),
-  ],
-)
-def test_mistakes_are_named(name, fields, message):
-  grid, own = CASES.get(name, ((8,), {}))
-  with pytest.raises(UserError, match=message):
-    models.operator(name, **dict(grid=grid) | own | fields)
-
-
-@pytest.mark.parametrize(
-  "name, values, positions, message",
-  [
-    ("mixer_operator", (1, 8, 1), (8, 1), "trained on 10 points, called with 8; allowed: 10"),
-    ("fno_1d", (1, 5, 1), (5, 1), "5 points are too few for 4 modes; allowed: 6 or more"),
-    ("fno_2d", (1, 4, 4, 1), (4, 4, 2), "4x4 points, 5x5 with padding, are too few for 3 modes"),
-    ("galerkin_1d", (1, 13), (13, 1), r"values are \(1, 13\); allowed: a batch, 1 axes, 1"),
-    ("galerkin_1d", (1, 13, 1), (12, 1), r"positions are \(12, 1\); allowed: \(13, 1\)"),
-  ],
-)
-def test_arrays_that_do_not_fit_are_named(name, values, positions, message):
-  with pytest.raises(ValueError, match=message):
-    jax.eval_shape(build(name).init, jax.random.key(0), jnp.zeros(values), jnp.zeros(positions))
-
-
 def all_mlp(grid):
   fields = dict(
     hidden_dim=6, num_blocks=0, ffn_dim=6, patch_size=4, decoder="pointwise", decoder_dim=4
@@ -358,9 +277,3 @@ def test_the_last_points_are_repeated_to_fill_the_last_patch():
   longer = lambda a, axis: np.concatenate([a, np.repeat(np.take(a, [-1], axis), 2, axis)], axis)
   wanted = whole.apply(params, longer(x, 1), longer(positions, 0))[:, :10]
   np.testing.assert_allclose(short.apply(params, x, positions), wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("grid", [64, (64.0,), "64"])
-def test_a_grid_is_a_tuple_of_numbers_of_points(grid):
-  with pytest.raises(UserError, match="allowed: the points of each axis, as \\(64,\\)"):
-    models.operator("fno_1d", grid=grid)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixer_jax.errors import UserError
 from mixer_jax.models import PointMlp
 
 DOMAIN = dict(functions=1, low=(-1.0, 0.0), high=(1.0, 1.0))
@@ -87,8 +86,3 @@ def test_omega_multiplies_the_first_layer():
   last = variables["params"]["Dense_1"]
   expected = np.sin(30 * inner) @ last["kernel"] + last["bias"]
   np.testing.assert_allclose(net(x), expected, atol=1e-5)
-
-
-def test_widths_are_integers():
-  with pytest.raises(UserError, match="model.hidden_dims is"):
-    PointMlp(**DOMAIN, hidden_dims=(2.5,))

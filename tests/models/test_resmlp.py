@@ -1,7 +1,5 @@
 """ResMLP against the paper's sizes and costs, the released initial values and NumPy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 from scipy.special import erf
 
 from mixer_jax.models import resmlp
+from tests.models.common import count, flat, images_of, layer_norm, patches, run, tree_of
 
 # Millions of parameters, billions of multiply-adds at 224x224 with 1,000 classes:
 # Tables 3 and D.3 of the ResMLP paper.
@@ -37,19 +36,13 @@ def build(name, classes=1000, **overrides):
 
 
 def shapes(model, height=224, width=224):
-  return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, height, width, 3)))["params"]
-
-
-def named(params):
-  return {
-    "/".join(k.key for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(params)
-  }
+  return tree_of(model, jnp.zeros((1, height, width, 3)))
 
 
 def multiply_adds(model, params):
   """A kernel acts once a token, or once a channel where it mixes tokens."""
   tokens, total = (224 // model.patch_size) ** 2, 0
-  for name, x in named(params).items():
+  for name, x in flat(params).items():
     if not name.endswith("kernel"):
       continue
     # Kernels of scanned blocks have an axis over the blocks in front.
@@ -66,7 +59,7 @@ def multiply_adds(model, params):
 def test_sizes_and_costs_are_those_of_the_paper(name, overrides, millions, billions):
   model = build(name, scan_blocks=True, **overrides)
   params = shapes(model)
-  assert round(sum(x.size for x in jax.tree.leaves(params)) / 1e6, 1) == millions
+  assert round(count(params) / 1e6, 1) == millions
   cost = multiply_adds(model, params)
   if overrides == dict(patch_communication="mlp"):
     # 0.001 less than would round to the printed 4.3; no other figure leaves room
@@ -76,53 +69,11 @@ def test_sizes_and_costs_are_those_of_the_paper(name, overrides, millions, billi
     assert round(cost / 1e9, 1) == billions
 
 
-def test_parameter_tree():
-  block = {
-    "norm1/scale": (384,),
-    "norm1/bias": (384,),
-    "cross_patch/kernel": (196, 196),
-    "cross_patch/bias": (196,),
-    "layer_scale_1/scale": (384,),
-    "norm2/scale": (384,),
-    "norm2/bias": (384,),
-    "cross_channel/Dense_0/kernel": (384, 1536),
-    "cross_channel/Dense_0/bias": (1536,),
-    "cross_channel/Dense_1/kernel": (1536, 384),
-    "cross_channel/Dense_1/bias": (384,),
-    "layer_scale_2/scale": (384,),
-  }
-  expected = {f"ResMlpBlock_{i}/{k}": s for i in range(12) for k, s in block.items()} | {
-    "stem/kernel": (16, 16, 3, 384),
-    "stem/bias": (384,),
-    "norm/scale": (384,),
-    "norm/bias": (384,),
-    "head/kernel": (384, 7),
-    "head/bias": (7,),
-  }
-  assert {k: x.shape for k, x in named(shapes(build("resmlp_s12", 7))).items()} == expected
-
-
-# The released models' init_scale; CaiT's rule for the one that was not released.
-LAYER_SCALES = {
-  "resmlp_s12": 0.1,
-  "resmlp_s24": 1e-5,
-  "resmlp_s36": 1e-6,
-  "resmlp_b24": 1e-5,
-  "resmlp_b24_8": 1e-6,
-}
-
-
 def small(**overrides):
   fields = dict(
     patch_size=4, hidden_dim=12, num_blocks=2, channels_mlp_dim=48, layer_scale_init=0.1
   )
   return resmlp.ResMlp(num_classes=5, **fields | overrides)
-
-
-def test_layer_scale_starts_by_depth():
-  assert {
-    n: resmlp.FAMILY.variants[n].keywords["layer_scale_init"] for n in LAYER_SCALES
-  } == LAYER_SCALES
 
 
 @pytest.mark.thorough
@@ -156,8 +107,7 @@ def numpy_resmlp(model, params, images):
 
   def norm(x, q):
     if model.normalization == "layer_norm":
-      x = x - x.mean(-1, keepdims=True)
-      x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+      return layer_norm(x, q, 1e-6)
     return x * q["scale"] + q["bias"]
 
   def dense(x, q):
@@ -192,9 +142,7 @@ def numpy_resmlp(model, params, images):
   p = jax.tree.map(np.float64, params)
   batch, patch = len(images), model.patch_size
   rows, columns = images.shape[1] // patch, images.shape[2] // patch
-  x = images.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
-  x = x.reshape(batch, rows * columns, -1) @ p["stem"]["kernel"].reshape(patch * patch * 3, -1)
-  x = x + p["stem"]["bias"]
+  x = patches(images, patch, p["stem"])
   for i in range(model.num_blocks):
     q = p[f"ResMlpBlock_{i}"]
     if model.patch_communication != "none":
@@ -223,23 +171,12 @@ ABLATIONS = [
 @pytest.mark.parametrize("overrides", ABLATIONS, ids=str)
 @pytest.mark.first(2)
 def test_forward_equals_numpy(overrides):
-  images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
-  model = small(**overrides)
+  images, model = images_of(3, 8, 12), small(**overrides)
   params = randomised(model, images)
-  logits, state = jax.jit(model.apply, static_argnames="mutable")(
-    {"params": params}, images, mutable="intermediates"
-  )
+  logits, found = run(model, params, images)
   expected, tokens = numpy_resmlp(model, params, images)
   np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
-  np.testing.assert_allclose(state["intermediates"]["tokens"][0], tokens, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.thorough
-def test_tanh_gelu_is_another():
-  images = np.random.default_rng(0).normal(size=(3, 8, 12, 3))
-  params = {"params": randomised(small(), images)}
-  exact, tanh = (jax.jit(small(gelu=g).apply)(params, images) for g in ("exact", "tanh"))
-  assert 1e-5 < np.abs(exact - tanh).max() < 1e-2
+  np.testing.assert_allclose(found, tokens, rtol=2e-5, atol=2e-5)
 
 
 # The layers of these are in the last one.
@@ -255,66 +192,30 @@ LEARNT = [pytest.param(x, marks=pytest.mark.slow if x in COVERED else ()) for x 
 @pytest.mark.parametrize("overrides", LEARNT, ids=str)
 @pytest.mark.first(2)
 def test_every_parameter_learns(overrides):
-  images = np.random.default_rng(0).normal(size=(3, 8, 12, 3)).astype(np.float32)
-  model = small(num_blocks=1, **overrides)
+  images, model = images_of(3, 8, 12), small(num_blocks=1, **overrides)
 
   def loss(params):
     return (model.apply({"params": params}, images, train=True) ** 2).mean()
 
-  grads = named(jax.jit(jax.grad(loss))(randomised(model, images)))
+  grads = flat(jax.jit(jax.grad(loss))(randomised(model, images)))
   assert all(np.isfinite(g).all() and np.any(g) for g in grads.values())
 
 
-@pytest.mark.parametrize("overrides", [{}, dict(pooling="class_mlp", normalization="layer_norm")])
-@pytest.mark.first(1)
-def test_bfloat16_computes_low_and_stores_high(overrides):
-  images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
-  params = randomised(small(**overrides), images)
-  low = small(dtype="bfloat16", **overrides)
-  logits, state = jax.jit(low.apply, static_argnames="mutable")(
-    {"params": params}, images, mutable="intermediates"
-  )
-  assert state["intermediates"]["tokens"][0].dtype == jnp.bfloat16
-  assert logits.dtype == jnp.float32
-  assert {x.dtype for x in jax.tree.leaves(shapes(low, 8, 8))} == {jnp.dtype("float32")}
-  exact = jax.jit(small(**overrides).apply)({"params": params}, images)
-  np.testing.assert_allclose(logits, exact, rtol=0.1, atol=0.1)
-
-
 def test_stochastic_depth_has_one_rate_and_keeps_the_mean():
-  images = np.random.default_rng(0).normal(size=(200, 8, 8, 3)).astype(np.float32)
-  model = small(stochastic_depth=0.5)
+  images, model = images_of(200, 8, 8), small(stochastic_depth=0.5)
   params = randomised(model, images)
-  branches = [
-    (f"ResMlpBlock_{i}", layer) for i in range(2) for layer in ("layer_scale_1", "layer_scale_2")
-  ]
+  branches = [(f"ResMlpBlock_{i}", f"layer_scale_{j}") for i in (0, 1) for j in (1, 2)]
 
-  @functools.partial(jax.jit, static_argnames="train")
-  def tokens(only, train):
+  def tokens(only, key=None):
     """The tokens of a net in which only one branch, if any, adds something."""
     own = jax.tree.map(lambda x: x, params)
-    for branch in branches:
-      own[branch[0]][branch[1]]["scale"] *= only == branches.index(branch)
-    rngs = {"dropout": jax.random.key(0)}
-    return model.apply({"params": own}, images, train=train, rngs=rngs, mutable="intermediates")[1][
-      "intermediates"
-    ]["tokens"][0]
+    for block, layer in branches:
+      own[block][layer]["scale"] = own[block][layer]["scale"] * ((block, layer) == only)
+    return run(model, own, images, key)[1]
 
-  without = tokens(-1, False)
-  for i in range(4):
-    branch, trained = tokens(i, False) - without, tokens(i, True) - without
-    dropped, doubled = (np.isclose(trained, a * branch, atol=1e-5).all((1, 2)) for a in (0, 2))
+  without = tokens(None)
+  for branch in branches:
+    alone, trained = tokens(branch) - without, tokens(branch, 0) - without
+    dropped, doubled = (np.isclose(trained, a * alone, atol=1e-5).all((1, 2)) for a in (0, 2))
     assert (dropped ^ doubled).all()
     assert 70 <= dropped.sum() <= 130  # binomial(200, 1/2), four standard deviations
-
-
-@pytest.mark.thorough
-def test_dropout_acts_in_training_only():
-  images = np.ones((2, 8, 8, 3), np.float32)
-  model = small(num_blocks=1, dropout_rate=0.5, patch_communication="mlp")
-  params = {"params": randomised(model, images)}
-  train = functools.partial(model.apply, params, images, train=True)
-  run = jax.jit(lambda key: train(rngs={"dropout": jax.random.key(key)}))
-  assert not np.allclose(run(0), run(1))
-  plain = small(num_blocks=1, patch_communication="mlp").apply(params, images)
-  np.testing.assert_array_equal(model.apply(params, images), plain)

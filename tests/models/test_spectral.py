@@ -67,13 +67,6 @@ def test_a_wave_is_turned_by_its_mode_on_every_grid(n):
   np.testing.assert_allclose(y[5:], 0, atol=1e-5)
 
 
-def test_too_few_points_are_named():
-  with pytest.raises(ValueError, match="7 points are too few for 5 modes; allowed: 8 or more"):
-    conv(5).init(jax.random.key(0), jnp.zeros((1, 7, 1)))
-  with pytest.raises(ValueError, match="9x3 points are too few for 3 modes; allowed: 6x4 or more"):
-    conv(3).init(jax.random.key(0), jnp.zeros((1, 9, 3, 1)))
-
-
 @pytest.mark.thorough
 def test_a_block_adds_a_dense_layer_and_drops_on_the_spectral_path_alone():
   x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)

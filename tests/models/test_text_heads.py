@@ -8,7 +8,8 @@ import pytest
 
 from mixer_jax import models
 from mixer_jax.optim import Curvature
-from tests.models.test_text import FEW, VOCAB, flat, randomised, run, sequences, small
+from tests.models.common import flat, randomised
+from tests.models.test_text import FEW, VOCAB, run, sequences, small
 
 
 def test_masked_lm_has_the_logits_of_its_positions():

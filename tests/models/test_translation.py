@@ -2,7 +2,6 @@
 
 import math
 
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +9,8 @@ import optax
 import pytest
 
 from mixer_jax import models, optim
-from mixer_jax.errors import UserError
-from mixer_jax.models import translation
+from tests.models import common
+from tests.models.common import flat, tree_of
 
 VOCAB, LENGTH = 11, 6
 NAMES = {"linear": "resmlp_translate_small", "attention": "transformer_translate_small"}
@@ -33,21 +32,16 @@ def pairs(source=(5, 3, 4), target=(4, 5, 2), n=LENGTH, m=LENGTH, seed=0):
 
 
 def shapes(model):
-  return jax.eval_shape(model.init, jax.random.key(0), *pairs())["params"]
+  return tree_of(model, *pairs())
 
 
-def randomised(model, seed=1):
-  """Parameters of the model's tree, all non-trivial."""
-  rng = np.random.default_rng(seed)
-  draw = lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32)
-  return {"params": jax.tree.map(draw, shapes(model))}
+def randomised(model):
+  return {"params": common.randomised(model, *pairs(), mean=0.1)}
 
 
 def count(name, **sizes):
-  model = models.translator(name, **sizes)
   ids = jnp.zeros((1, 2), jnp.int32)
-  tree = jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, ids)
-  return sum(x.size for x in jax.tree.leaves(tree))
+  return common.count(tree_of(models.translator(name, **sizes), ids, ids, ids, ids))
 
 
 def by_hand(name, vocab, length):
@@ -150,9 +144,7 @@ def numpy_translator(p, mixing, source, target):
   erf = np.vectorize(math.erf)
 
   def norm(q, x):
-    if mixing == "attention":
-      x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    return x * q["scale"] + q["bias"]
+    return common.layer_norm(x, q, 1e-6) if mixing == "attention" else x * q["scale"] + q["bias"]
 
   def attention(q, x, y, causal):
     q_, k, v = dense(q["query"], x), dense(q["key"], y), dense(q["value"], y)
@@ -264,57 +256,6 @@ def test_bfloat16_computes_low_and_stores_high():
   assert 0 < np.abs(found - expected).mean() < 0.1 * np.abs(expected).mean()
 
 
-def test_roles_of_parameters():
-  trees = [shapes(small(mixing, tied=tied)) for mixing in MIXINGS for tied in (True, False)]
-  found = {path for tree in trees for path in traverse_util.flatten_dict(tree, sep="/")}
-  block = {
-    "cross_patch/kernel": ("token_mixing", ("in", "out"), True),
-    "cross_patch/bias": ("token_mixing", ("out",), False),
-    "cross_channel/Dense_0/kernel": ("channel_mixing", (), True),
-    "attention/query/kernel": ("token_mixing", (), True),
-    "mix_branch/layer_scale/scale": ("norms", (), False),
-    "mlp_branch/norm/bias": ("norms", (), False),
-  }
-  decoder = {
-    "cross_attention/out/bias": ("token_mixing", (), False),
-    "cross_branch/norm/scale": ("norms", (), False),
-  }
-  roles = {
-    "words/embedding": ("stem", (), True),
-    "source_words/embedding": ("stem", (), True),
-    "target_words/embedding": ("stem", (), True),
-    "head/kernel": ("head", (), True),
-    "encoder_norm/scale": ("norms", (), False),
-    "decoder_norm/bias": ("norms", (), False),
-    **{f"EncoderBlock_0/{path}": role for path, role in block.items()},
-    **{f"DecoderBlock_0/{path}": role for path, role in (block | decoder).items()},
-  }
-  assert set(roles) <= found
-  role = lambda path: (models.layer_kind(path), models.token_axes(path), models.is_decayed(path))
-  assert {path: role(path) for path in roles} == roles
-
-
-def test_positions_are_those_of_the_paper():
-  table = translation.positions(3, 4)
-  expected = [[0, 1, 0, 1]] + [
-    [np.sin(t), np.cos(t), np.sin(t / 100), np.cos(t / 100)] for t in (1, 2)
-  ]
-  np.testing.assert_allclose(table, expected, rtol=1e-6)
-
-
-def test_mistakes_are_named():
-  with pytest.raises(UserError, match="model.name is 'resmlp_translate'; allowed: resmlp_tran"):
-    models.translator("resmlp_translate", **SIZES)
-  with pytest.raises(UserError, match="model.mixing is 'conv'; allowed: linear, attention"):
-    models.translator("resmlp_translate_6", **SIZES, mixing="conv")
-  with pytest.raises(ValueError, match="num_heads 3 does not divide the 8 channels"):
-    shapes(small("linear", num_heads=3))
-  long = np.ones((1, LENGTH + 1), int)
-  for batch in ((long, long, long[:, :2], long[:, :2]), (long[:, :2], long[:, :2], long, long)):
-    with pytest.raises(ValueError, match="7 tokens are more than max_length 6"):
-      jax.eval_shape(small("linear").init, jax.random.key(0), *batch)
-
-
 def problem(mixing):
   """A function for K-FAC of all but the padding, and parameters."""
   model = small(mixing)
@@ -328,7 +269,7 @@ def test_every_parameter_has_a_block(mixing):
   predict, params = problem(mixing)
   curvature = optim.Curvature(predict, params, pairs(), norms="diagonal")
   kinds = {path: b.kind for b in curvature.blocks for path in b.paths}
-  names = traverse_util.flatten_dict(params, sep="/")
+  names = flat(params)
   assert set(kinds) == set(names)
   kernels = {name for name in names if name.endswith(("kernel", "embedding"))}
   assert {name for name, kind in kinds.items() if kind == "kronecker"} >= kernels

@@ -102,24 +102,3 @@ def test_interpolation_is_that_of_pillow_where_it_enlarges():
   rows, columns = bilinear_matrix(12, 3), bilinear_matrix(8, 4)
   expected = np.einsum("ih,bhwc,jw->bijc", rows, x, columns)
   np.testing.assert_allclose(upernet.resized(x, (12, 8)), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-  "blocks", [(0, 1, 2), (0, 2, 1, 3), (0, 1, 2, 2), (0, 1, 2, 4), (0.5, 1, 2, 3)]
-)
-def test_blocks_that_do_not_fit_are_refused(blocks):
-  backbone = functools.partial(models.VARIANTS["mixer_small"], num_blocks=4)
-  with pytest.raises(ValueError, match="four whole numbers, none below the one before, the last 3"):
-    upernet.upernet(backbone, 2, blocks=blocks)
-
-
-def test_whole_floats_are_blocks_and_the_second_head_has_a_channel_at_least():
-  backbone = functools.partial(models.VARIANTS["mixer_small"], num_blocks=4)
-  model = upernet.upernet(backbone, 2, blocks=(0.0, 1.0, 2.0, 3.0), width=1, auxiliary=0.4)
-  assert shapes_of(model, 32)["auxiliary"]["conv"]["kernel"].shape[-1] == 1
-
-
-def test_a_class_token_has_no_grid():
-  backbone = functools.partial(models.VARIANTS["resmlp_s12"], pooling="class_mlp")
-  with pytest.raises(ValueError, match="pools its tokens before the last norm"):
-    shapes_of(upernet.upernet(backbone, 2), 64)

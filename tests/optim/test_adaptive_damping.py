@@ -63,7 +63,9 @@ def test_a_step_without_expected_reduction_raises_the_damping():
   assert float(state.damping) == pytest.approx(1 / 0.95)
 
 
-@pytest.mark.parametrize("after, made", [(3.9, True), (4.1, False), (np.inf, False), (np.nan, False)])
+@pytest.mark.parametrize(
+  "after, made", [(3.9, True), (4.1, False), (np.inf, False), (np.nan, False)]
+)
 def test_a_step_that_raises_the_loss_too_far_is_not_made(after, made):
   """Also between the updates that compare the model; the damping grows at once."""
   rule = dict(damping_period=5, damping_decay=0.5, max_increase=4.0)

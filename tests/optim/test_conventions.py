@@ -93,12 +93,9 @@ MAKES = {
 # All parameters have one matrix: the step of a part is not the part of a step.
 JOINT = ("gauss_newton", "hessian_free")
 WITH_CURVATURE = ("kfac", "ekfac", "kfac_adam", "kfac_muon", "by_model", *JOINT)
-# One of each family always runs.
+# K-FAC, whose state has the most parts, always runs.
 _THOROUGH = [
-  name
-  if name in ("adam", "soap", "kfac", "by_model")
-  else pytest.param(name, marks=pytest.mark.thorough)
-  for name in MAKES
+  name if name == "kfac" else pytest.param(name, marks=pytest.mark.thorough) for name in MAKES
 ]
 _APART = [name for name in _THOROUGH if getattr(name, "values", name)[0] not in JOINT]
 every, some, apart = (
@@ -155,13 +152,6 @@ def test_jit_and_scan_make_the_steps_of_a_loop(name):
     updates, state = update(jax.tree.map(lambda g, t=t: g[t], GRADIENTS), state)
     assert_close(updates, jax.tree.map(lambda u, t=t: u[t], alone(name)))
   assert any(np.any(u) for u in jax.tree.leaves(updates))
-
-
-@some
-def test_chain(name):
-  found = run(optax.chain(optax.scale(2.0), made(name), optax.scale(0.5)))
-  doubled = run(made(name), gradients=jax.tree.map(lambda g: 2 * g, GRADIENTS))
-  assert_close(found, jax.tree.map(lambda u: 0.5 * u, doubled))
 
 
 @apart
@@ -251,7 +241,7 @@ def test_inject_hyperparams(name, dtype):
     assert_close(*(jax.tree.map(lambda u: k * u[t], x) for k, x in ((2, found), (1, twice))))
 
 
-@every
+@some
 def test_numbers_of_16_bits_are_refused(name):
   """Those that optax injects into bfloat16 parameters: a decay of 0.999 would be 1, a step NaN."""
   params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
@@ -260,12 +250,6 @@ def test_numbers_of_16_bits_are_refused(name):
   inject = functools.partial(optax.inject_hyperparams, static_args=static)
   with pytest.raises(ValueError, match="hyperparam_dtype"):
     made(name, 0.1, given, inject).init(params)
-
-
-@pytest.mark.parametrize("make", [optim.soap, optim.shampoo])
-def test_a_number_that_decides_on_shapes_is_not_injected(make):
-  with pytest.raises(ValueError, match="static_args"):
-    optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(0.1).init(PARAMS)
 
 
 @some
@@ -308,16 +292,15 @@ def test_shard_map(name):
   assert_close(found, alone(name), rtol=1e-3)
 
 
-@every
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_parameters_of_16_bits_have_states_of_32(name, dtype):
+@some
+def test_parameters_of_16_bits_have_states_of_32(name, dtype="bfloat16"):
   params, gradients = jax.tree.map(lambda x: x.astype(dtype), (PARAMS, GRADIENTS))
   tx = made(name, 0.1, curvature(dtype) if name in WITH_CURVATURE else None)
   floats = [x for x in jax.tree.leaves(tx.init(params)) if jnp.issubdtype(x.dtype, jnp.floating)]
   assert {str(x.dtype) for x in floats} <= {"float32"}
   updates = jax.eval_shape(functools.partial(run, tx), params, gradients)  # a scan
   assert {str(u.dtype) for u in jax.tree.leaves(updates)} == {dtype}
-  if name == "by_model" and dtype == "bfloat16":
+  if name == "by_model":
     found = run(tx, params, gradients)
     assert all(np.isfinite(np.float32(u)).all() for u in jax.tree.leaves(found))
 
@@ -334,7 +317,8 @@ def rounded(name, dtype, steps=40):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
-@pytest.mark.parametrize("name", ["adam", "lamb", "adagrad"])
+@pytest.mark.parametrize("name", ["lamb", "adagrad", "adam"])
+@pytest.mark.first(2)
 def test_second_moments_of_16_bits_are_right(name, dtype):
   """The last step of 40, in float64, within the rounding of a step, where moments alone count."""
   g, found = rounded(name, dtype)

@@ -55,23 +55,27 @@ def test_factors_are_those_of_numpy():
 def by_model(curvature):
   first = optim.scale_by_kfac(curvature)
   tx = optim.by_quadratic_model(first, curvature, damping=1e-14)
-  return optim.levenberg_marquardt(tx, curvature, 1e-14, min_damping=1e-20, damping_period=1)
+  return optim.levenberg_marquardt(
+    tx, curvature, np.float64(1e-14), min_damping=1e-20, damping_period=1
+  )
 
 
 TXS = {
-  "kfac": lambda c: optim.kfac(0.1, c),
+  "kfac": lambda c: optim.kfac(0.1, c, momentum=np.float64(0.9)),
   "factored": lambda c: optim.kfac(0.1, c, damping_type="factored"),
-  "ekfac": lambda c: optim.ekfac(0.1, c),
+  "ekfac": lambda c: optim.ekfac(0.1, c, moment_decay=np.float64(0.9)),
   "kfac_adam": lambda c: optim.kfac_adam(0.1, c),
   "by_model": by_model,
   "soap": lambda c: optim.soap(0.1),
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+  "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("name", TXS)
 def test_states_keep_the_type_of_the_parameters(name, dtype):
-  """Also with JAX's flag and parameters in float32."""
+  """Also if numbers are NumPy's, and where float64 is on with parameters in float32."""
   with jax.enable_x64(True):
     params, batch = problem(dtype)
     curvature = optim.Curvature(predict, params, batch, likelihood="normal", estimation="exact")
@@ -87,6 +91,7 @@ def test_states_keep_the_type_of_the_parameters(name, dtype):
 
 
 @pytest.mark.parametrize("damping_type", ["exact", "factored"])
+@pytest.mark.first(1)
 def test_a_step_is_that_of_numpy(damping_type):
   with jax.enable_x64(True):
     params, batch = problem()

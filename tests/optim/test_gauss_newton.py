@@ -54,8 +54,12 @@ def tx_of(name, curvature, damping=LAMBDA, **options):
   return optim.hessian_free(curvature, damping=damping, **enough, **options)
 
 
-@pytest.mark.parametrize("case", ["physics", "classifier", "weighted", "poisson"])
-@pytest.mark.parametrize("name", ["gauss_newton", "hessian_free"])
+STEPS = [("gauss_newton", "physics"), ("hessian_free", "weighted"), ("gauss_newton", "poisson")]
+STEPS += [("gauss_newton", "classifier"), ("hessian_free", "physics"), ("hessian_free", "poisson")]
+
+
+@pytest.mark.parametrize("name, case", STEPS)
+@pytest.mark.first(3)
 def test_a_step_is_the_dense_one(name, case):
   curvature, params, batch = made(case, estimation="exact")
   loss = loss_of(case, batch)
@@ -67,9 +71,10 @@ def test_a_step_is_the_dense_one(name, case):
   assert state.damping == damping
 
 
-def test_momentum_is_that_of_the_minimum():
+@pytest.mark.parametrize("examples", [6, 100], ids=["wide", "tall"])
+def test_momentum_is_that_of_the_minimum(examples):
   """Two steps at one place: the second is nearest to mu times the first, up to what J sees."""
-  curvature, params, batch = made("weighted")
+  curvature, params, batch = made("weighted", examples)
   loss, mu = loss_of("weighted", batch), 0.8
   tx = optim.gauss_newton(curvature, damping=LAMBDA, momentum=mu, bias_correction=True)
   one, state = updated(tx, loss, batch, params, tx.init(params), told=False)
@@ -84,10 +89,13 @@ def test_momentum_is_that_of_the_minimum():
   np.testing.assert_allclose(flat(two), second / np.sqrt(1 - mu**4), atol=1e-7 * size)
 
 
-@pytest.mark.parametrize("name", ["gauss_newton", "hessian_free"])
-def test_acceleration_is_the_second_order_of_residuals(name):
+@pytest.mark.parametrize(
+  "name, examples", [("gauss_newton", None), ("gauss_newton", 100), ("hessian_free", None)]
+)
+@pytest.mark.first(2)
+def test_acceleration_is_the_second_order_of_residuals(name, examples):
   """Second derivatives of the residuals themselves, along the first step; no more of it than of that."""
-  curvature, params, batch = made("weighted", estimation="exact")
+  curvature, params, batch = made("weighted", examples, estimation="exact")
   loss, damping = loss_of("weighted", batch), 1.0
   tx = tx_of(name, curvature, damping, acceleration=True)
   found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
@@ -99,19 +107,23 @@ def test_acceleration_is_the_second_order_of_residuals(name):
   second = np.linalg.solve(j.T @ j + damping * np.eye(j.shape[1]), -j.T @ bend)
   assert 0.01 < np.linalg.norm(second) / np.linalg.norm(first) < 0.75
   np.testing.assert_allclose(flat(found), first + second / 2, rtol=1e-6, atol=1e-9)
+  if examples is not None:
+    return  # with more examples the second order is not too long
   tx = tx_of(name, curvature, 1e-3, acceleration=True)
   found, _ = updated(tx, loss, batch, params, tx.init(params), told=False)
   expected = dense(curvature, params, batch, jax.grad(loss)(params), 1e-3)
   np.testing.assert_allclose(flat(found), expected, atol=1e-6 * np.abs(expected).max())
 
 
-OPTIONS = {
-  "gauss_newton": ({}, dict(line_search=True), dict(acceleration=True, momentum=0.5)),
-  "hessian_free": ({}, dict(line_search=True, acceleration=True)),
-}
+TRAINED = [
+  ("gauss_newton", dict(acceleration=True, momentum=0.5)),
+  ("hessian_free", dict(line_search=True, acceleration=True)),
+  ("gauss_newton", dict(line_search=True)),
+]
 
 
-@pytest.mark.parametrize("name, options", [(n, o) for n in OPTIONS for o in OPTIONS[n]])
+@pytest.mark.parametrize("name, options", TRAINED)
+@pytest.mark.first(2)
 def test_losses_fall_and_damping_with_them(name, options):
   """A net that can have the values of another one: the residuals vanish."""
   rng = np.random.default_rng(0)
@@ -211,7 +223,7 @@ def test_only_the_parameters_of_the_gradient_move():
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", ["gauss_newton", "hessian_free"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_devices_share_a_batch(name, kind):
   curvature, params, batch = made("physics", estimation="exact")
   loss = loss_of("physics", batch)
@@ -254,24 +266,3 @@ def test_a_gradient_of_another_loss_is_said(caplog):
   jax.block_until_ready(jax.jit(update)(params))
   jax.effects_barrier()
   assert "cosine" in caplog.text
-
-
-def test_what_is_refused():
-  curvature, params, batch = made("classifier")
-  grads = params
-  tx = optim.gauss_newton(curvature, max_rows=10)
-  with pytest.raises(ValueError, match="18 residuals.*hessian_free"):
-    tx.update(grads, tx.init(params), params, batch=batch)
-  for name in ("gauss_newton", "hessian_free"):
-    tx = getattr(optim, name)(curvature, line_search=True)
-    with pytest.raises(ValueError, match="value_fn"):
-      tx.update(grads, tx.init(params), params, batch=batch)
-  no_labels = optim.Curvature(lambda p, b: mlp(p, b["x"]), params, batch)
-  tx = optim.gauss_newton(no_labels)
-  with pytest.raises(ValueError, match="targets"):
-    tx.update(grads, tx.init(params), params, batch=batch)
-  factorless = optim.Likelihood(lambda key, y: y, lambda y, t: y - t)
-  other = optim.Curvature(lambda p, b: mlp(p, b["x"]), params, batch, likelihood=factorless)
-  for make in (optim.gauss_newton, optim.hessian_free):
-    with pytest.raises(ValueError, match="factor"):
-      make(other)

@@ -109,11 +109,6 @@ def test_parameters_without_elements_stay(scope):
   assert step["none"].shape == (0, 5)
 
 
-def test_unknown_scope_is_refused():
-  with pytest.raises(ValueError, match="scope is 'layer'; allowed: tensor, global"):
-    optim.graft(optax.sgd(1), optax.sgd(1), scope="layer")
-
-
 def test_its_state_can_be_donated_inside_of_a_wrapper():
   params, _ = small_net.problem()
   tx = optax.MultiSteps(optim.graft(optax.adam(0.1), optax.sgd(0.1)), 2)

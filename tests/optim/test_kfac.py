@@ -1,7 +1,5 @@
 """The K-FAC transform against dense algebra, NumPy and kfac-jax itself."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,6 @@ from mixer_jax.optim.curvature.kfac_jax_blocks import kfac_jax
 from tests.optim.small_net import (
   close,
   curvature,
-  first,
   loss,
   needs_kfac_jax_s_tracer,
   predict,
@@ -23,28 +20,6 @@ from tests.optim.small_net import (
   registered,
 )
 from tests.optim.two_layers import matrix
-
-
-def test_a_layer_that_is_listed_has_no_factors_and_the_plain_gradient():
-  params, batch = problem()
-  grads = jax.grad(loss)(params, batch)
-  tx = optim.scale_by_kfac(curvature(params, batch, unpreconditioned=["^two/"]))
-  state = tx.init(params)
-  assert set(state.factors) == {"one"}
-  updates = first(tx, params, batch)
-  close(updates["two"], grads["two"], rtol=1e-6)
-  others = first(optim.scale_by_kfac(curvature(params, batch)), params, batch)
-  close(updates["one"], others["one"], rtol=1e-6)
-
-
-def test_a_bias_that_is_listed_takes_the_plain_gradient_beside_its_kernel():
-  params, batch = problem()
-  grads = jax.grad(loss)(params, batch)
-  tx = optim.scale_by_kfac(curvature(params, batch, unpreconditioned="two/bias"))
-  assert tx.init(params).factors["two"].inputs.shape == (6, 6)
-  updates = first(tx, params, batch)
-  close(updates["two"]["bias"], grads["two"]["bias"], rtol=1e-6)
-  assert not np.allclose(updates["two"]["kernel"], grads["two"]["kernel"], rtol=0.1)
 
 
 def first_update(damping_type, damping=1e-2):
@@ -56,26 +31,6 @@ def first_update(damping_type, damping=1e-2):
     grads, tx.init(params), params, batch=batch, rng=jax.random.key(0)
   )
   return grads, updates, jax.tree.map(np.float64, state.factors)
-
-
-def test_exact_damping_equals_the_dense_solve():
-  grads, updates, factors = first_update("exact")
-  for name in ("one", "two"):
-    dense = np.kron(factors[name].inputs, factors[name].outputs)
-    v = np.linalg.solve(dense + 1e-2 * np.eye(len(dense)), matrix(grads[name]).ravel())
-    error = np.linalg.norm(matrix(updates[name]).ravel() - v)
-    assert error < 1e-5 * np.linalg.norm(v)
-
-
-def test_factored_damping_equals_the_formula():
-  grads, updates, factors = first_update("factored")
-  for name in ("one", "two"):
-    a, g = factors[name]
-    pi = np.sqrt((np.trace(a) / len(a)) / (np.trace(g) / len(g)))
-    a = a + pi * np.sqrt(1e-2) * np.eye(len(a))
-    g = g + np.sqrt(1e-2) / pi * np.eye(len(g))
-    v = np.linalg.inv(a) @ matrix(grads[name]) @ np.linalg.inv(g)
-    np.testing.assert_allclose(matrix(updates[name]), v, rtol=1e-4, atol=1e-5)
 
 
 def numpy_kfac(params, batches, labels, steps, lr, damping, decay, t_cov, t_inv, clip, wd):
@@ -219,42 +174,6 @@ def test_factors_inverted_together_equal_those_inverted_apart(monkeypatch, dampi
       np.testing.assert_allclose(dense(together), dense(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_mistakes_are_refused():
-  params, batch = problem()
-  with pytest.raises(ValueError, match="damping_type.*tikhonov"):
-    optim.scale_by_kfac(curvature(params, batch), damping_type="tikhonov")
-  with pytest.raises(ValueError, match="refresh.*damping_type"):
-    how = optim.Decomposition("qr")
-    optim.scale_by_kfac(curvature(params, batch), damping_type="factored", decomposition=how)
-  with pytest.raises(ValueError, match="multiple of.*factor_period"):
-    optim.scale_by_ekfac(curvature(params, batch), moments="examples", inverse_period=15)
-  with pytest.raises(ValueError, match="estimation.*mc"):
-    curvature(params, batch, estimation="mc")
-  with pytest.raises(ValueError, match="mesh and axis_name"):
-    curvature(params, batch, axis_name="data", mesh=jax.make_mesh((1,), ("data",)))
-
-
-def test_warm_started_inverses_follow_the_decomposition():
-  """On other data than the first the basis turns to theirs, unless the tolerance is large."""
-  (params, first_batch), (_, batch) = problem(32), problem(32, seed=1)
-  grads, rng = jax.grad(loss)(params, batch), jax.random.key(0)
-  options = dict(damping=1e-3, factor_decay=0.0, factor_period=1, inverse_period=1)
-
-  def updates(*how):
-    of = curvature(params, first_batch, estimation="exact")
-    tx = optim.scale_by_kfac(of, decomposition=optim.Decomposition(*how), **options)
-    step = jax.jit(lambda state, batch: tx.update(grads, state, params, batch=batch, rng=rng))
-    one, state = step(tx.init(params), first_batch)
-    for _ in range(300):
-      two, state = step(state, batch)
-    return [jnp.concatenate([x.ravel() for x in jax.tree.leaves(u)]) for u in (one, two)]
-
-  anew, warm, kept = updates(), updates("qr"), updates("qr", 1.0)
-  far = lambda x, y: np.linalg.norm(x - y) / np.linalg.norm(y)
-  assert far(warm[0], anew[0]) < 1e-5 and far(kept[0], anew[0]) < 1e-5
-  assert far(warm[1], anew[1]) < 1e-2 < 0.1 < far(kept[1], anew[1])
-
-
 class Norm(nn.Module):
   @nn.compact
   def __call__(self, x):
@@ -324,27 +243,3 @@ def test_a_batch_of_padding_alone_leaves_the_factors_as_they_are(kind):
   empty = batch | {"weights": np.zeros(8, np.float32)}
   _, after = update(params, state, params, batch=empty, rng=jax.random.key(1))
   close(after.factors, state.factors, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-  "make",
-  [
-    functools.partial(optim.kfac, 1e-2, damping_type="factored", momentum=np.float64(0.9)),
-    functools.partial(optim.kfac, 1e-2, damping=lambda count: np.float64(1e-2) * count),
-    functools.partial(optim.ekfac, 1e-2, moment_decay=np.float64(0.9)),
-    lambda of: optim.levenberg_marquardt(
-      optim.kfac(1e-2, of), of, np.float64(0.1), min_damping=np.float64(1e-6)
-    ),
-    lambda of: optim.by_quadratic_model(optim.scale_by_kfac(of), of, damping=np.float64(0.1)),
-  ],
-)
-@pytest.mark.thorough
-def test_numbers_of_numpy_do_not_change_the_types_of_the_state(make):
-  with jax.enable_x64(True):
-    params, batch = problem()
-    tx = make(curvature(params, batch))
-    state = tx.init(params)
-    told = dict(batch=batch, rng=jax.random.key(0), value_fn=lambda p: loss(p, batch))
-    step = lambda state: tx.update(params, state, params, **told)
-    types = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
-    assert types(jax.eval_shape(step, state)[1]) == types(state)

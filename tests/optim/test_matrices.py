@@ -97,7 +97,11 @@ def step_of(tree, t):
   return jax.tree.map(lambda x: np.asarray(x[t]), tree)
 
 
-@pytest.mark.parametrize("name", MAKES)
+_FIRST = ("soap", "shampoo by eigenvalues", "muon", "lamb")
+
+
+@pytest.mark.parametrize("name", sorted(MAKES, key=lambda name: name not in _FIRST))
+@pytest.mark.first(len(_FIRST))
 def test_steps_are_those_of_plain_matrices(name):
   found = run(MAKES[name](MATRICES), PARAMS, GRADIENTS)
   stacks = [apart(step_of(GRADIENTS, t)) for t in range(STEPS)]
@@ -123,8 +127,8 @@ def axes(path, shape):
   return known.get(path)
 
 
-@pytest.mark.parametrize("name", MAKES)
-@pytest.mark.first(2)
+@pytest.mark.parametrize("name", ["muon", "soap"])
+@pytest.mark.first(1)
 def test_axes_may_be_given_by_a_function(name):
   found = run(MAKES[name](optim.Matrices(axes=axes)), PARAMS, GRADIENTS)
   wanted = run(MAKES[name](MATRICES), PARAMS, GRADIENTS)
@@ -179,7 +183,7 @@ def test_lamb_has_a_norm_for_each_layer_of_a_loop():
   jax.tree.map(same, whole(updates), whole(params))
 
 
-@pytest.mark.parametrize("how", ["split", "slices", "reshaped"])
+@pytest.mark.parametrize("how", ["split", "reshaped"])
 def test_outputs_that_are_sliced_are_matrices_of_their_own(how):
   """Fused heads, as in one product for queries, keys and values."""
 
@@ -187,8 +191,6 @@ def test_outputs_that_are_sliced_are_matrices_of_their_own(how):
     y = x @ params["qkv"]
     if how == "split":
       q, k, v = jnp.split(y, 3, axis=-1)
-    elif how == "slices":
-      q, k, v = y[..., :8], y[..., 8:16], y[..., 16:]
     else:
       q, k, v = y.reshape(*y.shape[:2], 3, 8).transpose(2, 0, 1, 3)
     return (jax.nn.softmax(jnp.einsum("bti,bsi->bts", q, k)) @ v).mean(axis=1)

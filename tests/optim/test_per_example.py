@@ -98,15 +98,3 @@ def test_it_holds_no_gradient_that_it_has_handed_out(regression):
     alive = [x for x in jax.live_arrays() if id(x) not in before and x.shape[1:] == (3,)]
     assert sum(len(x) for x in alive) <= 3
     del chunk, alive
-
-
-@pytest.mark.parametrize("chunk", [0, -3, 2.5, None])
-def test_chunks_that_are_none_are_refused(regression, chunk):
-  with pytest.raises(ValueError, match="chunk is .*; allowed: a whole number of 1 or more$"):
-    optim.per_example_grads(squared_error, *regression, chunk=chunk)
-
-
-def test_arrays_of_several_lengths_are_refused(regression):
-  params, (x, y) = regression
-  with pytest.raises(ValueError, match=r"shapes \(10, 3\), \(9,\); all need one length"):
-    optim.per_example_grads(squared_error, params, (x, y[:9]))

@@ -1,46 +1,14 @@
-"""Steps chosen by the quadratic model: saved, spread over devices, of a part; mistakes."""
+"""Training by the quadratic model: a part of the parameters, several devices, parts of a batch."""
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 
-from mixer_jax import optim
-from mixer_jax.errors import UserError
 from tests.conftest import waves
-from tests.optim.small_net import close, curvature, loss, predict, problem
+from tests.optim.small_net import close, curvature, loss, problem
 from tests.optim.small_net_fisher import EXACT, chosen, train
-from tests.optim.test_quadratic_model import POISSON
 from tests.training.test_step import advanced, assert_close
-
-
-@pytest.mark.thorough
-def test_a_saved_and_restored_state_goes_on(tmp_path):
-  params, batch = problem(16)
-  tx = chosen(curvature(params, batch, **EXACT), 1e-3, inverse_period=3)
-  first = train(tx, params, batch, 7)
-  assert float(first[1].damping) != pytest.approx(1e-3)
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(tmp_path / "mid", first)
-    checkpointer.wait_until_finished()
-    restored = checkpointer.restore(tmp_path / "mid", jax.eval_shape(lambda: first))
-  whole, again = (train(tx, *pair[:1], batch, 5, state=pair[1]) for pair in (first, restored))
-  jax.tree.map(np.testing.assert_array_equal, again, whole)
-
-
-def test_a_state_may_be_donated_and_its_damping_given_as_an_array():
-  params, batch = problem()
-  damping = jnp.float32(1e-2)
-  of = curvature(params, batch)
-  tx = chosen(of, damping)
-  taken = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
-  for _ in range(2):  # the second time the caller's array is still there
-    taken(tx.init(params))
-  make = lambda learning_rate, damping: chosen(of, damping, learning_rate)
-  taken(optax.inject_hyperparams(make)(1.0, 0.1).init(params))
 
 
 @pytest.mark.thorough
@@ -108,22 +76,3 @@ def test_training_on_any_mesh_and_in_parts_makes_the_same_steps(options):
     if options:
       own = [float(state.inner.factor_damping) for state in states]
       assert own[1] == pytest.approx(own[0]) and own[0] != pytest.approx(0.1)
-
-
-@pytest.mark.thorough
-def test_mistakes_are_one_line():
-  params, batch = problem()
-  grads, tx = jax.grad(loss)(params, batch), chosen(curvature(params, batch, **EXACT))
-  with pytest.raises(ValueError, match="the loss as a function"):
-    tx.update(grads, tx.init(params), params, batch=batch)
-  told = dict(batch=batch, value_fn=lambda p: loss(p, batch))
-  with pytest.raises(ValueError, match="needs params"):
-    tx.update(grads, tx.init(params), **told)
-  outputs = lambda params, batch: predict(params, batch)[0]
-  likelihood = POISSON._replace(factor=None)
-  drawn = chosen(optim.Curvature(outputs, params, batch, likelihood=likelihood))
-  told["rng"] = jax.random.key(0)
-  with pytest.raises(ValueError, match="likelihood with a factor"):
-    drawn.update(grads, drawn.init(params), params, **told)
-  with pytest.raises(UserError, match="clip_norm is 1; allowed: 0"):
-    advanced(run(**{"optimizer.clip_norm": 1.0}))

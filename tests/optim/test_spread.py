@@ -71,18 +71,3 @@ def test_shares_are_balanced():
   loads = [sum(sizes[i] ** 3 for i in share) for share in shares]
   assert max(loads) < 1.01 * sum(loads) / 8
   assert spread.share_out([3, 5], 4) == [[1], [0], []]
-
-
-def test_many_matrices_of_one_size_are_inverted_as_a_stack(monkeypatch):
-  """Equal inverses of each, and fewer calls in the program than matrices."""
-  rng = np.random.default_rng(0)
-  rows = rng.normal(size=(12, 8, 4)).astype(np.float32)
-  given = {"many": Kronecker(*[jnp.asarray(np.einsum("ina,inb->iab", rows, rows))] * 2)}
-  invert = lambda: jax.jit(lambda f: damped(f)).lower(given)
-  apart = invert()
-  monkeypatch.setattr(spread, "_STACKED", 12)
-  together = invert()
-  calls = [program.as_text().count("call @") for program in (apart, together)]
-  assert calls[0] > 24 > calls[1]
-  results = (program.compile()(given) for program in (apart, together))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results)

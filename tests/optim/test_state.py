@@ -29,6 +29,9 @@ MAKES = {
   "kfac_adam": functools.partial(optim.kfac_adam, 1e-2, CURVATURE, **IN_BASIS),
   "kfac_adam_one_side": functools.partial(optim.kfac_adam, 1e-2, CUT, **IN_BASIS),
   "kfac_adam_qr": functools.partial(optim.kfac_adam, 1e-2, CURVATURE, decomposition=QR, **IN_BASIS),
+  "by_model": lambda: optim.by_quadratic_model(
+    optim.scale_by_kfac(CURVATURE, **PERIODS), CURVATURE
+  ),
   "kfac_muon": functools.partial(optim.kfac_muon, 1e-2, CURVATURE, **IN_BASIS),
   "corrected_shampoo": functools.partial(
     optim.shampoo, 1e-2, basis_period=4, corrected=True, max_factor=4
@@ -40,7 +43,7 @@ MAKES = {
 
 
 @pytest.mark.parametrize("name", MAKES)
-@pytest.mark.first(4)
+@pytest.mark.first(3)
 def test_a_saved_state_goes_on_to_the_bit(name, tmp_path):
   tx = optax.with_extra_args_support(MAKES[name]())
   traced = []

@@ -1,8 +1,5 @@
 """Warm-started steps to the eigenvectors of a factor, and when a basis is good enough."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,13 +64,3 @@ def test_a_basis_of_one_large_eigenvalue_is_told_from_its_eigenvectors():
   for tolerance, stays in ((1e-3, True), (1e-5, False)):
     for _, found in warm(factor, vectors, tolerance):
       assert (np.asarray(found) == vectors).all() == stays
-
-
-def test_devices_share_warm_started_steps():
-  factor, _, vectors = a_factor(2)
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
-  alone, shared = (
-    warm(factor, vectors),
-    jax.jit(functools.partial(warm, mesh=mesh))(factor, vectors),
-  )
-  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), shared, alone)

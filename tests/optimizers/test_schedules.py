@@ -78,9 +78,9 @@ def test_a_schedule_built_while_tracing_is_good_afterwards():
 )
 def test_times_that_contradict_each_other_are_refused(fields, message):
   with pytest.raises(UserError, match=message):
-    Multiplier(**fields).check(STEPS, EPOCH)
-  Multiplier(warmup_epochs=9.9).check(STEPS, EPOCH)
-  Multiplier(warmup_steps=99, warmup_epochs=50.0).check(STEPS, EPOCH)
+    Multiplier(**fields).check_warmup(STEPS, EPOCH)
+  Multiplier(warmup_epochs=9.9).check_warmup(STEPS, EPOCH)
+  Multiplier(warmup_steps=99, warmup_epochs=50.0).check_warmup(STEPS, EPOCH)
 
 
 def test_onecycle_is_pytorchs():

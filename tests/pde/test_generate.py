@@ -100,7 +100,6 @@ def test_a_damaged_set_is_made_again(tmp_path):
 @pytest.mark.parametrize(
   "arguments, physics, message",
   [
-    (("heat", "train", 1, 0, 16), {}, "'heat'; allowed: burgers, darcy"),
     (("burgers", "train", 0, 0, 16), {}, "functions is 0; allowed: 1 to 1000000"),
     (("burgers", "train", 1, -1, 16), {}, "seed is -1; allowed: 0"),
     (("darcy", "train", 1, 0, 4), {}, "points is 4; allowed: 5 to 1025"),

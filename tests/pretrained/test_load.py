@@ -1,14 +1,11 @@
 """From a file to a model with its parameters, by one call."""
 
-import pathlib
-
 import jax
 import numpy as np
 import pytest
 
 from mixer_jax import pretrained
-from mixer_jax.errors import UserError
-from tests.pretrained.conftest import FAMILIES, error, file_arrays, rewrite, run, shapes
+from tests.pretrained.conftest import FAMILIES, error, run, shapes
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -44,29 +41,3 @@ def test_one_call_takes_other_fields_classes_and_resolutions(peer):
   assert (model.num_classes, model.tokens_mlp_dim, model.gelu) == (7, 4 * 8, "tanh")
   assert params["head"]["kernel"].shape == (16, 7) and not np.any(params["head"]["kernel"])
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes(model, 64))
-
-
-def test_a_path_may_be_a_text_or_an_object(peer):
-  google = peer("google_mixer")
-  read = [pretrained.read(kind(google.path)).arrays for kind in (str, pathlib.Path)]
-  jax.tree.map(np.testing.assert_array_equal, *read)
-
-
-def test_mistakes_in_the_one_call_are_named(peer):
-  google, resmlp = peer("google_mixer"), peer("timm_resmlp")
-  with pytest.raises(UserError, match="num_classes is -1; allowed: 0 for the 5 of .*, or more"):
-    load(google, num_classes=-1)
-  with pytest.raises(UserError, match="num_classes is '5'; allowed: a whole number"):
-    load(google, num_classes="5")
-  with pytest.raises(UserError, match="patch_size 8 does not divide the image size 36x36"):
-    load(google, image_size=36)
-  with pytest.raises(UserError, match="image_size is -8; allowed: 0 for that of mixer_small"):
-    load(google, image_size=-8)
-  with pytest.raises(UserError, match="model.depth is no field of mixer_small"):
-    load(google, depth=3)
-  with pytest.raises(UserError, match="missing are MixerBlock_.*left over are ResMlpBlock_"):
-    pretrained.load(resmlp.path, "mixer_small")
-  arrays = {k: v for k, v in file_arrays(resmlp).items() if not k.startswith("head.")}
-  rewrite(resmlp, arrays)
-  with pytest.raises(UserError, match="num_classes is 0; allowed: 1 or more, as .* has none"):
-    load(resmlp)

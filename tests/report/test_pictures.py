@@ -1,4 +1,4 @@
-"""The pictures of a task; the report knows nothing of it."""
+"""The commands that draw pictures of a task, of a config's training images and of weights."""
 
 import types
 
@@ -9,9 +9,8 @@ from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.report import __main__ as command
 from mixer_jax.report import figures
-from mixer_jax.tasks import panels
 from mixer_jax.training.restore import Restored
-from tests.study.grid import Errors
+from tests.study.grid import Errors, errors
 
 
 class Drawing(Errors):
@@ -22,60 +21,63 @@ class Drawing(Errors):
 
 
 @pytest.fixture
-def draw(tmp_path, monkeypatch):
-  """Calls the command for a run of a task; its pictures go to a new directory."""
+def flags(tmp_path, monkeypatch):
+  """The flags of the command; pictures go to a new directory."""
+  given = dict(workdir=None, config=None, pretrained=None, checkpoint="latest", data_dir=None)
+  given |= dict(split="test", out=tmp_path / "new")
+  monkeypatch.setattr(command, "_FLAGS", found := types.SimpleNamespace(**given))
+  monkeypatch.setattr(command, "_workdir", lambda: tmp_path)
+  return found
 
-  def call(task, split):
-    run = types.SimpleNamespace(task=task, datasets={"test": [1, 2]})
-    options = dict(checkpoint="latest", data_dir=None, out=tmp_path / "new", split=split)
-    monkeypatch.setattr(command, "_workdir", lambda: tmp_path)
-    monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
-    restored = Restored(run, {"params": "weights"}, 3)
-    monkeypatch.setattr(command.restore, "restore", lambda *_: restored)
+
+def test_each_picture_of_a_task_is_a_file_of_its_name(flags, tmp_path, monkeypatch, capsys):
+  run = types.SimpleNamespace(task=Drawing(), datasets={"test": [1, 2]})
+  monkeypatch.setattr(
+    command.restore, "restore", lambda *_: Restored(run, {"params": "weights"}, 3)
+  )
+  flags.split = "dev"
+  with pytest.raises(UserError, match="--split is 'dev'; allowed: test"):
     command._pictures([])
-
-  return call
-
-
-def test_each_is_a_file_of_its_name(draw, tmp_path, capsys):
-  draw(Drawing(), "test")
+  flags.split = "test"
+  command._pictures([])
   paths = [tmp_path / "new" / name for name in ("line.png", "weights.png")]
   assert capsys.readouterr().out == "".join(f"{path}\n" for path in paths)
   assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-
-
-def test_mistakes_are_named(draw, tmp_path):
-  with pytest.raises(UserError, match="--split is 'dev'; allowed: test"):
-    draw(Drawing(), "dev")
+  run.task = Errors()
   with pytest.raises(UserError, match="task Errors has no pictures"):
-    draw(Errors(), "test")
-  assert not (tmp_path / "new").exists()
+    command._pictures([])
 
 
 @pytest.mark.thorough
-def test_augmented_images_of_a_config_are_drawn_without_a_run(
-  tmp_path, monkeypatch, capsys, tiny_config
-):
+def test_augmented_images_of_a_config_are_drawn_without_a_run(flags, tmp_path, capsys, tiny_config):
+  flags.config = tiny_config
   tiny_config.augment.mixup = 0.8
-  options = dict(workdir=None, data_dir=None, config=tiny_config, out=tmp_path / "new")
-  monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
   command._augment([])
   path = tmp_path / "new" / "augmented.png"
   assert capsys.readouterr().out == f"{path}\n"
   assert path.read_bytes().startswith(b"\x89PNG")
-  options["config"] = config_lib.default("docs.own_task:Derivative")
-  monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
-  with pytest.raises(UserError, match="task Derivative has no pictures"):
-    command._augment([])
-  options["config"] = None
-  monkeypatch.setattr(command, "_FLAGS", types.SimpleNamespace(**options))
-  with pytest.raises(UserError, match="either --workdir=DIR of a run or --config=FILE"):
-    command._augment([])
+  for config, named in (
+    (config_lib.default("docs.own_task:Derivative"), "task Derivative"),
+    (None, "--config"),
+  ):
+    flags.config = config
+    with pytest.raises(UserError, match=named):
+      command._augment([])
 
 
-def test_names_that_are_no_utf_8_are_drawn(tmp_path):
-  """A folder of an old archive, as Python reads its name."""
-  name = b"caf\xe9 $x$".decode(errors="surrogateescape")
-  figure = panels.confusion(np.eye(2), [name, "b"])
-  figure.savefig(tmp_path / "a.png")
-  assert panels.plain(name) == r"caf? \$x\$"
+@pytest.mark.parametrize(
+  "params, config",
+  [
+    ({"embedding": np.ones(3)}, config_lib.default()),
+    ({"stem": {"kernel": np.ones((4, 4))}}, config_lib.default()),
+    ({"stem": {"kernel": np.ones((4, 4, 3, 2))}}, errors("sgd")),  # patches of no image
+  ],
+)
+def test_a_model_without_patches_of_images_is_refused(params, config, flags, tmp_path, monkeypatch):
+  flags.workdir = str(tmp_path)
+  (tmp_path / "config.json").write_text(config.to_json())
+  task = types.SimpleNamespace(backbone=lambda variables: variables["teacher"])
+  variables = {"params": {"head": np.ones(3)}, "teacher": params}
+  monkeypatch.setattr(command.restore, "load_run", lambda *_: (task, variables))
+  with pytest.raises(UserError, match="'stem'"):
+    command._weights([])

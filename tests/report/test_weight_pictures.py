@@ -29,28 +29,15 @@ def test_sparsity_by_hand():
   assert weight_pictures.sparsity(np.zeros((2, 2))) == 1.0
 
 
-def test_layers_are_in_the_order_of_depth():
-  names = [
-    n for n in weight_pictures.kernels(mixer_like()) if n.endswith("token_mixing/Dense_0/kernel")
-  ]
+def test_layers_are_in_the_order_of_depth_and_scanned_blocks_are_layers_of_their_own():
+  expected = weight_pictures.kernels(mixer_like())
+  names = [name for name in expected if name.endswith("token_mixing/Dense_0/kernel")]
   assert names == [f"MixerBlock_{i}/token_mixing/Dense_0/kernel" for i in range(11)]
-
-
-def test_scanned_blocks_are_layers_of_their_own():
-  found, expected = (
-    weight_pictures.kernels(models.stacked(mixer_like())),
-    weight_pictures.kernels(mixer_like()),
-  )
+  found = weight_pictures.kernels(models.stacked(mixer_like()))
   assert list(found) == list(expected)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_blocks_are_counted_in_whole_numbers():
-  figure = weight_pictures.sparsity_figure(mixer_like(blocks=2))
-  assert all(tick == round(tick) for tick in figure.axes[0].get_xticks())
-
-
-@pytest.mark.thorough
 def test_draws_one_image_per_unit_and_writes_the_numbers(tmp_path):
   params = mixer_like(blocks=2)
   files = weight_pictures.draw(params, (2, 3), tmp_path / "new")

@@ -1,13 +1,21 @@
-"""Runs of a small study, written by hand: their rows, their records; a line of the report."""
+"""Runs of small studies, written by hand: their rows, their records; tables of the report."""
 
 import json
 
 import numpy as np
 
 from mixer_jax import config as config_lib
+from mixer_jax.study import Study, record
+from tests.study.grid import errors
 
 EPOCHS = 4
 KINDS = ("stem", "token_mixing", "channel_mixing", "norms", "head")
+
+
+def begin(path, config, axes, seeds=(0,), **fields):
+  """The record of a study without runs."""
+  path.mkdir(exist_ok=True)
+  return record.open_study(path, Study("t", config, axes, seeds, **fields), "file.py", [])
 
 
 def config(model, optimizer):
@@ -19,6 +27,13 @@ def config(model, optimizer):
   return config
 
 
+def pair(optimizer):
+  """A config of `tests.study.grid.Errors` with a grafted pair, whatever the name."""
+  made = errors("sgd")
+  made.optimizer = config_lib.grafted(*(config_lib.optimizer(n, 0.1) for n in ("sgd", "adam")))
+  return made
+
+
 def rows(name, top1):
   """The rows of a run with these test accuracies, one an epoch of ten steps."""
   rng = np.random.default_rng(sum(map(ord, name)))
@@ -26,6 +41,7 @@ def rows(name, top1):
     row = {
       "epoch": float(epoch),
       "step": 10 * epoch,
+      "train/loss": 1 - accuracy,
       "test/top1": accuracy,
       "test/loss": 2 - accuracy,
       "test/best_top1": max(top1[:epoch]),
@@ -36,6 +52,12 @@ def rows(name, top1):
       sides = (f"train/norm.{side}.{kind}" for side in ("magnitude", "direction") for kind in KINDS)
       row |= {key: float(rng.uniform(1e-3, 1)) for key in sides}
     yield row
+
+
+def error_row(step=10, error=0.5, **more):
+  """A row of a run of `tests.study.grid.Errors`, the best so far."""
+  best = {"test/best_error": error, "test/best_step": step}
+  return {"step": step, "epoch": step / 20, "seconds": 1.0, "test/error": error} | best | more
 
 
 def session(**fields):
@@ -63,12 +85,13 @@ def write_run(opened, name, written, reason="", finished=True, **fields):
   return written
 
 
-ERROR_ROW = {
-  **{"step": 10, "epoch": 1.0, "seconds": 1.0, "test/error": 0.5},
-  **{"test/best_error": 0.5, "test/best_step": 10},
-}
-
-
 def line_of(text, *start):
   (line,) = [line for line in text.splitlines() if line.startswith("| " + " | ".join(start) + " |")]
-  return [cell.strip() for cell in line.strip("|").split("|")]
+  return [cell.strip() for cell in line.strip("|").split(" |")]
+
+
+def cells_of(text, *start):
+  """The line of the table of results that starts so, by the table's header."""
+  table = text.split("## Results")[1].split("\n\n")[1]
+  header = table.splitlines()[0].strip("|").split("|")
+  return dict(zip(map(str.strip, header), line_of(table, *start), strict=True))

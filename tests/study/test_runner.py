@@ -11,16 +11,15 @@ import types
 
 import pytest
 
-from mixer_jax.errors import UserError
 from mixer_jax.rundir import lock, metrics_file
-from mixer_jax.study import Study, Tuning, plan, record, runner
+from mixer_jax.study import Study, Tuning, record, runner
 from mixer_jax.study import __main__ as command
 from tests.study.grid import GRID, errors
 
 # Stands for `mixer_jax.main` below: it writes an epoch's row every `pause` seconds, resumes after
 # the rows that are there, stops by SIGTERM, and executes a line of its own.
 FAKE = """
-import json, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, time
 path, epochs, value, pause, name = pathlib.Path(sys.argv[1]), *map(float, sys.argv[2:5]), sys.argv[5]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 exec(sys.argv[6])
@@ -40,7 +39,7 @@ class Fakes(runner.Runner):
 
   def __init__(self, opened, *args, values=None, pause=0.0, code=None, **kwargs):
     super().__init__(opened, *args, **kwargs)
-    self.started = []
+    self.started, self.chosen = [], {}
     self._fake = lambda run: [
       *(sys.executable, "-S", "-c", FAKE, str(opened.path(run)), "3"),
       *(str((values or {}).get(run.name, 0.5)), str(pause)),
@@ -48,70 +47,64 @@ class Fakes(runner.Runner):
     ]
 
   def command(self, run, settings):
-    self.chosen = getattr(self, "chosen", {}) | {run.name: settings}
+    self.chosen[run.name] = settings
     self.started.append(run.name)
     return self._fake(run)
 
 
-def open_tiny(path, **fields):
+def fake(opened, runs=None, **fields):
+  """Runs some or all runs; the runner."""
+  fakes = Fakes(opened, **fields)
+  fakes.run(opened.runs if runs is None else runs)
+  return fakes
+
+
+def begin(path, **fields):
   return record.open_study(path, Study(**GRID | {"seeds": (0,)} | fields), "f.py", [])
+
+
+@pytest.fixture
+def opened(tmp_path):
+  """Four runs, m1-sgd-seed0, m1-adam-seed0 and the same of m2."""
+  return begin(tmp_path)
 
 
 def kinds(opened):
   return {run.name: opened.state(run).kind for run in opened.runs}
 
 
-def test_each_run_is_run_once(tmp_path, capsys):
-  opened = open_tiny(tmp_path)
+def test_each_run_is_run_once(opened, capsys):
   assert set(kinds(opened).values()) == {"waiting"}
-  first = Fakes(opened)
-  first.run(opened.runs[:1])
-  assert kinds(opened) == {
-    "m1-sgd-seed0": "done",
-    "m1-adam-seed0": "waiting",
-    "m2-sgd-seed0": "waiting",
-    "m2-adam-seed0": "waiting",
-  }
-  again = Fakes(opened)
-  again.run(opened.runs)
-  assert again.started == ["m1-adam-seed0", "m2-sgd-seed0", "m2-adam-seed0"]
+  fake(opened, opened.runs[:1])
+  assert list(kinds(opened).values()) == ["done", "waiting", "waiting", "waiting"]
+  assert fake(opened).started == ["m1-adam-seed0", "m2-sgd-seed0", "m2-adam-seed0"]
   assert set(kinds(opened).values()) == {"done"}
-  assert "m2-adam-seed0: epoch 3 of 3  test top1 50.00%  1.0 s\nm2-adam-seed0: done" in (
-    capsys.readouterr().out
-  )
+  said = "m2-adam-seed0: epoch 3 of 3  test top1 50.00%  1.0 s\nm2-adam-seed0: done"
+  assert said in capsys.readouterr().out
 
 
-def test_failures_are_recorded_with_their_reason_and_stop_nothing(tmp_path):
-  opened = open_tiny(tmp_path)
+def test_failures_are_recorded_with_the_reason_of_the_last_attempt_and_stop_nothing(opened):
   failures = {
     "m1-sgd-seed0": "print('error: the loss of step 1 is not finite'); sys.exit(3)",
-    "m1-adam-seed0": "import os; os.kill(os.getpid(), 9)",
+    "m1-adam-seed0": "os.kill(os.getpid(), 9)",
     "m2-sgd-seed0": "sys.exit('MemoryError: 16 GiB\\n---\\nFor simplicity, JAX ...')",
     "m2-adam-seed0": "print('nothing was written'); sys.exit(0)",
   }
-  Fakes(opened, code=failures).run(opened.runs)
+  fake(opened, code=failures)
+  log = f"{opened.directory}/m1-adam-seed0/log.txt"
   assert {run.name: opened.state(run) for run in opened.runs} == {
     "m1-sgd-seed0": ("failed", "", "the loss of step 1 is not finite"),
-    "m1-adam-seed0": ("failed", "", f"ended by SIGKILL; see {tmp_path}/m1-adam-seed0/log.txt"),
+    "m1-adam-seed0": ("failed", "", f"ended by SIGKILL; see {log}"),
     "m2-sgd-seed0": ("failed", "", "exit code 1: MemoryError: 16 GiB"),
     "m2-adam-seed0": ("failed", "", "exit code 0: nothing was written"),
   }
-  left_alone = Fakes(opened)
-  left_alone.run(opened.runs)
-  assert not left_alone.started
-  opened.forget(opened.runs[0])
-  retried = Fakes(opened)
-  retried.run(opened.runs)
-  assert retried.started == ["m1-sgd-seed0"]
-  assert opened.state(opened.runs[0]).kind == "done"
-
-
-def test_a_reason_is_of_the_last_attempt(tmp_path):
-  opened = open_tiny(tmp_path)
-  for code in ("print('error: first'); sys.exit(2)", "print('second'); sys.exit(3)"):
-    opened.forget(opened.runs[0])
-    Fakes(opened, code={"m1-sgd-seed0": code}).run(opened.runs[:1])
-  assert opened.state(opened.runs[0]).reason == "exit code 3: second"
+  assert not fake(opened).started
+  first = opened.runs[0]
+  opened.forget(first)
+  fake(opened, code={first.name: "print('second'); sys.exit(3)"})
+  assert opened.state(first).reason == "exit code 3: second"
+  opened.forget(first)
+  assert fake(opened).started == [first.name] and opened.state(first).kind == "done"
 
 
 MEET = """
@@ -121,11 +114,9 @@ while not all((path.parent / name).exists() for name in ("m1", "m2")):
 """
 
 
-def test_two_at_a_time_overlap(tmp_path):
-  opened = open_tiny(tmp_path)
+def test_two_at_a_time_overlap(opened):
   runs = [run for run in opened.runs if run.cell[1] == "sgd"]
-  code = {run.name: MEET for run in runs}  # each waits for the other
-  Fakes(opened, 2, code=code).run(runs)
+  fake(opened, runs, parallel=2, code={run.name: MEET for run in runs})  # each waits for the other
   assert [opened.state(run).kind for run in runs] == ["done", "done"]
 
 
@@ -133,100 +124,128 @@ def test_two_at_a_time_overlap(tmp_path):
   not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
   reason="needs two processors",
 )
-def test_processes_share_the_processors(tmp_path):
-  opened = open_tiny(tmp_path)
-  tell = "import os; (path / 'cpus').write_text(json.dumps(list(os.sched_getaffinity(0))))"
-  code = {run.name: f"time.sleep(0.2); {tell}" for run in opened.runs}
-  Fakes(opened, 2, code=code, pause=0.1).run(opened.runs[:2])
-  a, b = (set(json.loads((opened.path(r) / "cpus").read_text())) for r in opened.runs[:2])
+def test_processes_share_the_processors(opened):
+  tell = "time.sleep(0.2); (path / 'cpus').write_text(json.dumps(list(os.sched_getaffinity(0))))"
+  runs = opened.runs[:2]
+  fake(opened, runs, parallel=2, code={run.name: tell for run in runs}, pause=0.1)
+  a, b = (set(json.loads((opened.path(r) / "cpus").read_text())) for r in runs)
   assert a and b and not a & b and a | b <= os.sched_getaffinity(0)
 
 
-def test_the_deadline_stops_runs_and_the_next_call_resumes_them(tmp_path, capsys):
-  opened = open_tiny(tmp_path)
+def test_the_deadline_stops_runs_and_the_next_call_resumes_them(opened, capsys):
   once = "sleep = time.sleep; time.sleep = lambda _: sleep(60 if metrics.exists() else 0)"
-  late = Fakes(opened, deadline=time.monotonic() + 3, code={"m1-sgd-seed0": once})
-  late.run(opened.runs)
+  late = fake(opened, deadline=time.monotonic() + 3, code={"m1-sgd-seed0": once})
   assert late.started == ["m1-sgd-seed0"] and late.out_of_time
   assert opened.state(opened.runs[0]) == ("interrupted", "epoch 1 of 3", "")
   assert "m1-sgd-seed0: stopped after epoch 1 of 3\n" in capsys.readouterr().out
-  Fakes(opened).run(opened.runs)
-  assert [row["epoch"] for row in metrics_file.read(tmp_path / "m1-sgd-seed0")] == [1, 2, 3]
+  fake(opened)
+  assert [row["epoch"] for row in metrics_file.read(opened.path(opened.runs[0]))] == [1, 2, 3]
   assert set(kinds(opened).values()) == {"done"}
 
 
-def test_an_interruption_after_the_deadline_does_not_ask_a_run_twice(tmp_path):
-  opened = open_tiny(tmp_path)
+@pytest.fixture
+def interrupt():
+  """Sends this process signals after some seconds; both end it as Ctrl-C, as in study.__main__."""
+  numbers = signal.SIGINT, signal.SIGTERM  # a shell's background jobs ignore SIGINT
+  before = {n: signal.signal(n, signal.default_int_handler) for n in numbers}
+  yield lambda number, seconds: threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+  for n, handler in before.items():
+    signal.signal(n, handler)
+
+
+def test_an_interruption_after_the_deadline_does_not_ask_a_run_twice(opened, interrupt):
   tell = "(path / 'asked').open('a').write('x')"
   saves = f"signal.signal(signal.SIGTERM, lambda *_: ({tell}, time.sleep(2.0), sys.exit(143)))"
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-  late = Fakes(opened, deadline=time.monotonic() + 1.0, pause=60.0, code={"m1-sgd-seed0": saves})
+  interrupt(signal.SIGINT, 2.0)
+  late = dict(deadline=time.monotonic() + 1.0, pause=60.0, code={"m1-sgd-seed0": saves})
   with pytest.raises(KeyboardInterrupt):
-    late.run(opened.runs[:1])
-  signal.signal(signal.SIGINT, before)
-  assert (tmp_path / "m1-sgd-seed0" / "asked").read_text() == "x"
+    fake(opened, opened.runs[:1], **late)
+  assert (opened.directory / "m1-sgd-seed0" / "asked").read_text() == "x"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.thorough
-def test_a_second_interruption_ends_all_processes(tmp_path, number):
-  opened = open_tiny(tmp_path)
-  # As study.__main__ does; a shell's background jobs ignore SIGINT.
-  numbers = signal.SIGINT, signal.SIGTERM
-  before = {n: signal.signal(n, signal.default_int_handler) for n in numbers}
+def test_a_second_interruption_ends_all_processes(opened, interrupt, number):
   for seconds in (1.0, 2.5):
-    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+    interrupt(number, seconds)
   deaf = {"m1-adam-seed0": "signal.signal(signal.SIGTERM, signal.SIG_IGN)"}
   began = time.monotonic()
   with pytest.raises(KeyboardInterrupt):
-    Fakes(opened, 2, pause=60.0, code=deaf).run(opened.runs)
-  for n, handler in before.items():
-    signal.signal(n, handler)
+    fake(opened, parallel=2, pause=60.0, code=deaf)
   assert 2.5 <= time.monotonic() - began < 30
   assert sorted(kinds(opened).values()) == ["interrupted"] * 2 + ["waiting"] * 2  # no lock is held
 
 
-@pytest.mark.parametrize("end", ["sys.exit(130)", "sys.exit(143)", "os.kill(os.getpid(), 15)"])
-def test_a_run_that_somebody_stops_has_not_failed(tmp_path, end):
-  opened = open_tiny(tmp_path)
-  code = f"import os; signal.signal(signal.SIGTERM, signal.SIG_DFL); {end}"
-  Fakes(opened, code={"m1-sgd-seed0": code}).run(opened.runs[:1])
-  assert opened.state(opened.runs[0]).kind == "interrupted"
+def test_a_run_that_somebody_stops_has_not_failed(opened):
+  ends = ("sys.exit(130)", "sys.exit(143)", "os.kill(os.getpid(), 15)")
+  code = {
+    run.name: f"signal.signal(signal.SIGTERM, signal.SIG_DFL); {end}"
+    for run, end in zip(opened.runs, ends)
+  }
+  fake(opened, code=code)
+  assert list(kinds(opened).values()) == ["interrupted"] * 3 + ["done"]
 
 
-def test_the_exit_code_tells_whether_all_is_done(tmp_path):
-  opened = open_tiny(tmp_path)
-  runs = Fakes(opened, code={"m1-sgd-seed0": "sys.exit(143)"})
-  runs.run(opened.runs[:2])
-  assert command._told(opened, opened.runs[1:2], runs) == 0
-  assert command._told(opened, opened.runs[:2], runs) == 1
-  late = Fakes(opened, deadline=time.monotonic() - 1)
-  assert command._told(opened, opened.runs[:2], late) == 0
+class Flags(types.SimpleNamespace):
+  """Flags of the command, as absl has them."""
+
+  def __getitem__(self, name):
+    return types.SimpleNamespace(value=getattr(self, name))
 
 
-def test_listing_writes_nothing(tmp_path, monkeypatch, capsys):
-  open_tiny(tmp_path)
-  files = lambda: [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+@pytest.fixture
+def call(opened, monkeypatch, tmp_path_factory):
+  """Calls the command; its exit code, or None if it only lists."""
+  file = tmp_path_factory.mktemp("file") / "study.py"
+  file.write_text(
+    "from mixer_jax.study import Study\nfrom tests.study.grid import GRID\n"
+    "def get_study():\n  return Study(**GRID, seeds=(0,))\n"
+  )
+  monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+
+  def call(code=None, **flags):
+    given = dict(study=str(file), workdir=str(opened.directory), set=[], run="*", parallel=1)
+    given |= dict(max_minutes=None, retry_failed=False, list=False)
+    monkeypatch.setattr(command.flags, "FLAGS", Flags(**given | flags))
+    fakes = lambda record, *args: Fakes(record, *args, code=code)
+    monkeypatch.setattr(command.runner, "Runner", fakes)
+    try:
+      command.main([])
+    except SystemExit as ended:
+      return ended.code
+
+  return call
+
+
+def test_the_exit_code_tells_whether_all_is_done(opened, call, capsys):
+  failing = {"m1-sgd-seed0": "print('error: no memory'); sys.exit(1)"}
+  assert call(max_minutes=0.0) == 0 and set(kinds(opened).values()) == {"waiting"}
+  assert "time is up, the same command goes on: 4 waiting" in capsys.readouterr().out
+  assert call({"m1-adam-seed0": "sys.exit(143)"}, run="m1-adam-*") == 1  # interrupted
+  assert call(failing, parallel=2) == 1
+  assert list(kinds(opened).values()) == ["failed", "done", "done", "done"]
+  assert call(run="m2-*,m1-adam-*") == 0
+  assert call() == 1 and "m1-sgd-seed0  failed: no memory" in capsys.readouterr().out
+  assert call(retry_failed=True) == 0 and set(kinds(opened).values()) == {"done"}
+
+
+def test_listing_writes_nothing(opened, call, capsys):
+  files = lambda: [(p, p.stat().st_mtime_ns) for p in sorted(opened.directory.rglob("*"))]
   before = files()
-  monkeypatch.setattr(command.flags, "FLAGS", types.SimpleNamespace(run="m1-*"))
-  command._list(Study(**GRID | {"seeds": (0,)}), tmp_path)
+  call(list=True, run="m1-*")
   assert capsys.readouterr().out == "m1-sgd-seed0  waiting\nm1-adam-seed0  waiting\n"
   assert files() == before
 
 
-def test_a_run_is_trained_by_one_process_only(tmp_path, capsys):
-  opened = open_tiny(tmp_path)
-  path = opened.path(opened.runs[0])
-  path.mkdir()
-  held = lock.hold(path)
-  assert opened.state(opened.runs[0]).kind == "running"
-  other = Fakes(opened)
-  other.run(opened.runs[:2])
-  assert other.started == ["m1-adam-seed0"]
+def test_a_run_is_trained_by_one_process_only(opened, capsys):
+  first = opened.runs[0]
+  opened.path(first).mkdir()
+  held = lock.hold(opened.path(first))
+  assert opened.state(first).kind == "running"
+  assert fake(opened, opened.runs[:2]).started == ["m1-adam-seed0"]
   assert "m1-sgd-seed0: another process runs it" in capsys.readouterr().out
   os.close(held)
-  assert opened.state(opened.runs[0]).kind == "interrupted"
+  assert opened.state(first).kind == "interrupted"
 
 
 def test_the_lock_outlives_the_one_who_took_it(tmp_path):
@@ -239,46 +258,46 @@ def test_the_lock_outlives_the_one_who_took_it(tmp_path):
   assert lock.hold(tmp_path) is not None
 
 
-def tuned(tmp_path, **fields):
+def rates(*values, **fields):
+  return Tuning({"sgd": [{"optimizer.learning_rate": rate} for rate in values]}, **fields)
+
+
+def tuned(path, **fields):
+  """The record of a study of one tuned optimizer, its tries and its other runs."""
+  axes = {"model": ("m1",), "optimizer": ("sgd",)}
+  opened = begin(path, **dict(axes=axes, tuning=rates(0.1, 0.2), seeds=(0, 1)) | fields)
+  both = ([run for run in opened.runs if run.tunes == tunes] for tunes in (True, False))
+  return opened, *both
+
+
+def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   candidates = {
     "sgd": [{"optimizer.learning_rate": r} for r in (0.1, 0.2, 0.3)],
     "adam": [{"optimizer.learning_rate": r, "optimizer.b1": 0.8} for r in (0.01, 0.02, 0.03)],
   }
   axes = {"model": ("m1",), "optimizer": ("sgd", "adam")}
-  study = Study(**GRID | dict(axes=axes, tuning=Tuning(candidates), seeds=(0, 1)) | fields)
-  return record.open_study(tmp_path, study, "f.py", [])
-
-
-@pytest.mark.thorough
-def test_tuning_chooses_by_the_last_evaluation(tmp_path):
-  opened = tuned(tmp_path)
-  tries = [run for run in opened.runs if run.tunes]
-  finals = [run for run in opened.runs if not run.tunes]
+  opened, tries, finals = tuned(tmp_path, axes=axes, tuning=Tuning(candidates))
   for run in tries:
     data = opened.config(run).data
     assert (data.train_split, data.test_split) == ("train[:90%]", "train[90%:]")
-  early = Fakes(opened)
-  early.run(finals)
-  assert not early.started  # nothing is chosen yet
+  assert not fake(opened, finals).started  # nothing is chosen yet
   values = {"tune-m1-sgd-1": 0.7, "tune-m1-adam-2": 0.9, "tune-m1-adam-0": 0.95}
   broken = {"tune-m1-adam-0": "print('error: the loss is nan'); sys.exit(3)"}
-  Fakes(opened, values=values, code=broken).run(tries)
-  last = Fakes(opened)
-  last.run(finals)
-  assert last.chosen["m1-adam-seed1"] == {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
+  fake(opened, tries, values=values, code=broken)
+  best = {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
+  assert fake(opened, finals).chosen["m1-adam-seed1"] == best
   sgd, adam = (opened.trials(("m1", optimizer)) for optimizer in ("sgd", "adam"))
   assert sgd[0]["run"] == "tune-m1-sgd-1"
-  assert adam[0]["run"] == "tune-m1-adam-2"
-  assert adam[0]["settings"] == {"optimizer.learning_rate": 0.03, "optimizer.b1": 0.8}
+  assert (adam[0]["run"], adam[0]["settings"]) == ("tune-m1-adam-2", best)
   shown = {t["run"]: t.get("last", t.get("failed")) for t in adam}
   assert shown == {
     "tune-m1-adam-0": "the loss is nan",
     "tune-m1-adam-1": 0.5,
     "tune-m1-adam-2": 0.9,
   }
-  command = runner.Runner(opened).command(opened.runs[-1], adam[0]["settings"])
-  assert command[1:4] == ["-m", "mixer_jax.main", "--config=f.py:m1-adam-seed1"]
-  assert set(command[5:]) == {"--config.optimizer.learning_rate=0.03", "--config.optimizer.b1=0.8"}
+  words = runner.Runner(opened).command(opened.runs[-1], best)
+  assert words[1:4] == ["-m", "mixer_jax.main", "--config=f.py:m1-adam-seed1"]
+  assert set(words[5:]) == {"--config.optimizer.learning_rate=0.03", "--config.optimizer.b1=0.8"}
   assert {opened.state(run).kind for run in finals} == {"done"}
   # A choice that runs were begun with stays: its failed candidates are not tried again.
   (opened.path(finals[-1]) / "config.json").write_text(json.dumps(finals[-1].config))
@@ -288,88 +307,52 @@ def test_tuning_chooses_by_the_last_evaluation(tmp_path):
   assert (kinds_of("sgd"), kinds_of("adam")) == (["interrupted"] * 3, ["failed", "done", "done"])
 
 
-@pytest.mark.thorough
 def test_a_cell_whose_tuning_failed_is_told_and_can_be_retried(tmp_path):
-  opened = tuned(
-    tmp_path,
-    axes={"model": ("m1",), "optimizer": ("sgd",)},
-    tuning=Tuning({"sgd": [{"optimizer.learning_rate": r} for r in (0.1, 0.2)]}),
-  )
-  tries, finals = opened.runs[:2], opened.runs[2:]
-  failing = {run.name: "sys.exit(3)" for run in tries}
-  Fakes(opened, code=failing).run(opened.runs)
+  opened, tries, finals = tuned(tmp_path)
+  fake(opened, code={run.name: "sys.exit(3)" for run in tries})
   assert {opened.state(r).reason for r in finals} == {"no candidate of its tuning was finished"}
   for run in opened.runs:
     opened.forget(run)
-  Fakes(opened).run(tries)
-  Fakes(opened).run(finals)
+  fake(opened, tries)
+  fake(opened, finals)
   assert set(kinds(opened).values()) == {"done"}
 
 
 def test_a_try_that_failed_for_another_reason_is_no_lost_one(tmp_path):
   """Its cell is decided when it has been run again."""
-  opened = tuned(tmp_path, axes={"model": ("m1",), "optimizer": ("sgd",)},
-                 tuning=Tuning({"sgd": [{"optimizer.learning_rate": r} for r in (0.1, 0.2)]}))  # fmt: skip
-  tries, finals = opened.runs[:2], opened.runs[2:]
-  Fakes(opened, code={tries[1].name: "import os; os.kill(os.getpid(), 9)"}).run(tries)
-  assert opened.trials(("m1", "sgd")) is None and opened.undecided(("m1", "sgd")) == [tries[1]]
-  none = Fakes(opened)
-  none.run(finals)
-  assert not none.started
+  opened, tries, finals = tuned(tmp_path)
+  fake(opened, tries, code={tries[1].name: "os.kill(os.getpid(), 9)"})
+  assert opened.trials(("m1", "sgd")) is None
+  assert not fake(opened, finals).started
   assert opened.forget(tries[1])
-  Fakes(opened, values={tries[1].name: 0.9}).run(opened.runs[:2])
+  fake(opened, tries, values={tries[1].name: 0.9})
   assert opened.trials(("m1", "sgd"))[0]["run"] == tries[1].name
 
 
-def test_a_mistake_that_all_runs_share_ends_the_call(tmp_path):
-  opened = open_tiny(tmp_path)
+def test_a_mistake_that_all_runs_share_ends_the_call(opened):
   wrong = {run.name: "print('error: data.dir is missing'); sys.exit(2)" for run in opened.runs}
-  fakes = Fakes(opened, code=wrong)
-  fakes.run(opened.runs)
+  fakes = fake(opened, code=wrong)
   assert len(fakes.started) == 3 and fakes.gave_up and kinds(opened)["m2-adam-seed0"] == "waiting"
   for run in opened.runs[:3]:
     opened.forget(run)
-  fakes = Fakes(opened, code={name: code for name, code in list(wrong.items())[::2]})
-  fakes.run(opened.runs)
-  assert len(fakes.started) == 4 and not fakes.gave_up
+  fakes = fake(opened, code={name: code for name, code in list(wrong.items())[::2]})
+  assert len(fakes.started) == 4 and not fakes.gave_up  # a good run lies between the mistakes
 
 
-def test_a_full_disk_leaves_runs_interrupted(tmp_path, capsys):
-  opened = open_tiny(tmp_path)
+def test_a_full_disk_leaves_runs_interrupted(opened, capsys):
   full = "print('error: DIR cannot be written: No space left on device'); sys.exit(75)"
-  fakes = Fakes(opened, code={run.name: full for run in opened.runs})
-  fakes.run(opened.runs)
+  fakes = fake(opened, code={run.name: full for run in opened.runs})
   assert fakes.gave_up and [kinds(opened)[name] for name in fakes.started] == 3 * ["interrupted"]
   assert f"{fakes.started[0]}: stopped: DIR cannot be written: No space" in capsys.readouterr().out
-  Fakes(opened).run(opened.runs)
+  fake(opened)
   assert set(kinds(opened).values()) == {"done"}
 
 
-def test_a_good_run_between_mistakes_goes_on(tmp_path):
-  opened = record.open_study(tmp_path, Study(**GRID), "f.py", [])
-  mistake = "print('error: data.dir is missing'); sys.exit(2)"
-  wrong = {run.name: mistake for i, run in enumerate(opened.runs) if i % 3 != 2}
-  fakes = Fakes(opened, code=wrong)
-  fakes.run(opened.runs)
-  assert len(wrong) > 3 and len(fakes.started) == len(opened.runs) and not fakes.gave_up
-
-
-def test_overrides_keep_out_of_tuning(tmp_path):
-  study = Study(
-    **GRID | dict(tuning=Tuning({o: [{"optimizer.learning_rate": 0.1}] for o in ("sgd", "adam")}))
-  )
-  for field in ("optimizer.learning_rate=1.0", "data.train_split=train", "data.test_split=test"):
-    with pytest.raises(UserError, match="which the study's tuning decides on"):
-      record.open_study(tmp_path, study, "f.py", [field])
-
-
 def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
-  rates = [{"optimizer.learning_rate": rate} for rate in (0.1, 0.2, 0.3)]
-  tuning = Tuning({"sgd": rates}, hold_out={"points.fold": "last"}, seed=7)
-  study = Study(title="t", config=errors, axes={"optimizer": ("sgd",)}, seeds=(0,), tuning=tuning)
-  opened = record.open_study(tmp_path, study, "f.py", [])
-  values = {"tune-sgd-0": 0.3, "tune-sgd-1": 0.02, "tune-sgd-2": 0.1}
-  Fakes(opened, values=values).run(opened.runs[:3])
+  tuning = rates(0.1, 0.2, 0.3, hold_out={"points.fold": "last"}, seed=7)
+  fields = dict(config=errors, axes={"optimizer": ("sgd",)}, seeds=(0,))
+  opened, tries, _ = tuned(tmp_path, tuning=tuning, **fields)
+  fake(opened, tries, values={"tune-sgd-0": 0.3, "tune-sgd-1": 0.02, "tune-sgd-2": 0.1})
   assert opened.trials(("sgd",))[0]["run"] == "tune-sgd-1"
   configs = [opened.config(run) for run in opened.runs]
   assert [config.points.fold for config in configs] == ["last"] * 3 + ["test"]
@@ -377,89 +360,17 @@ def test_any_task_is_tuned_by_its_own_metric(tmp_path, capsys):
   assert "tune-sgd-1: step 30 of 30  held-out error 0.02  1.0 s\n" in capsys.readouterr().out
 
 
-def test_settings_are_chosen_by_another_number_of_the_last_row(tmp_path):
+def test_settings_are_chosen_by_another_number_or_split_of_the_last_row(tmp_path, capsys):
   """The error of the second is the least, the training loss of the first."""
-  rates = [{"optimizer.learning_rate": rate} for rate in (0.1, 0.2)]
-  tuning = Tuning({"sgd": rates}, hold_out={}, metric="train/loss")
-  study = Study(title="t", config=errors, axes={"optimizer": ("sgd",)}, seeds=(0,), tuning=tuning)
-  opened = record.open_study(tmp_path, study, "f.py", [])
+  tuning = rates(0.1, 0.2, hold_out={}, metric="train/loss")
+  fields = dict(config=errors, axes={"optimizer": ("sgd",)}, seeds=(0,))
+  opened, tries, _ = tuned(tmp_path, tuning=tuning, **fields)
   code = {}
-  for run, loss, error in zip(opened.runs, (1e-3, 1e-2), (0.3, 0.1)):
-    row = {"step": 30, "epoch": 1, "seconds": 1.0, "test/error": error, "train/loss": loss}
-    row = json.dumps(row | {"test/best_error": error}) + "\n"
+  for run, loss, error in zip(tries, (1e-3, 1e-2), (0.3, 0.1)):
+    row = {"step": 30, "epoch": 1, "seconds": 1.0, "test/error": 9.0, "train/loss": loss}
+    row = json.dumps(row | {"validation/error": error, "validation/best_step": 30}) + "\n"
     code[run.name] = f"(path / 'metrics.jsonl').write_text({row!r}); sys.exit(0)"
-  Fakes(opened, code=code).run(opened.runs[:2])
+  fake(opened, tries, code=code)
   first, second = opened.trials(("sgd",))
   assert (first["run"], first["last"], second["last"]) == ("tune-sgd-0", 1e-3, 1e-2)
-
-
-def test_tries_compared_on_a_validation_split_show_that_one(tmp_path, capsys):
-  rates = {name: [{"optimizer.learning_rate": 0.1}] for name in ("sgd", "adam")}
-  opened = record.open_study(tmp_path, Study(**GRID | dict(tuning=Tuning(rates))), "f.py", [])
-  name = opened.primary.name
-  row = {"step": 10, "epoch": 1, "seconds": 1.0, "test/loss": 1.0, f"test/{name}": 0.9}
-  row |= {f"validation/{name}": 0.25, f"validation/best_{name}": 0.25, "validation/loss": 1.0}
-  row = json.dumps(row) + "\n"
-  write = f"(path / 'metrics.jsonl').write_text({row!r}); sys.exit(0)"
-  Fakes(opened, code={opened.runs[0].name: write}).run(opened.runs[:1])
-  assert f"held-out {name} 25.00%" in capsys.readouterr().out
-
-
-def test_a_file_without_its_function_is_told(tmp_path):
-  file = tmp_path / "file.py"
-  file.write_text("study = None\n")
-  with pytest.raises(UserError, match="file.py has no function get_study$"):
-    plan.load(str(file))
-
-
-def test_a_study_in_a_folder_with_a_colon_is_refused(tmp_path):
-  """Its runs are started by --config=FILE:RUN."""
-  file = tmp_path / "a:b" / "study.py"
-  file.parent.mkdir()
-  lines = ("from mixer_jax import study", "from tests.study.grid import GRID")
-  file.write_text("\n".join((*lines, "get_study = lambda: study.Study(**GRID)")))
-  with pytest.raises(UserError, match="study.py has a ':'; allowed: a path without one"):
-    plan.load(str(file))
-  assert plan.load(str(file.rename(tmp_path / "study.py"))).title == "t"
-
-
-class Flags(types.SimpleNamespace):
-  """Flags of the command, as absl has them."""
-
-  def __getitem__(self, name):
-    return types.SimpleNamespace(value=getattr(self, name))
-
-
-@pytest.mark.parametrize("retry", [False, True])
-def test_the_command_hands_its_minutes_and_retries_on(retry, tmp_path, monkeypatch, capsys):
-  file = tmp_path / "file.py"
-  file.write_text(
-    "from mixer_jax.study import Study\nfrom tests.study.grid import GRID\n"
-    "def get_study():\n  return Study(**GRID, seeds=(0,))\n"
-  )
-  (tmp_path / "study").mkdir()
-  opened = open_tiny(tmp_path / "study")
-  opened.path(opened.runs[0]).mkdir()
-  opened.finish(opened.runs[0], "no memory")
-  seen = []
-
-  class Recorded(runner.Runner):
-    def __init__(self, record, parallel, deadline):
-      super().__init__(record, parallel, deadline)
-      seen.append((parallel, deadline - time.monotonic()))
-
-    def run(self, runs):
-      pass
-
-  given = dict(study=str(file), workdir=str(tmp_path / "study"), set=[], run="*", parallel=2)
-  given |= dict(max_minutes=2.0, retry_failed=retry, list=False)
-  monkeypatch.setattr(command.flags, "FLAGS", Flags(**given))
-  monkeypatch.setattr(command.runner, "Runner", Recorded)
-  monkeypatch.setattr(command.signal, "signal", lambda *_: None)
-  with pytest.raises(SystemExit) as ended:
-    command.main([])
-  ((parallel, seconds),) = seen
-  assert parallel == 2 and 110 < seconds <= 120
-  assert kinds(opened)["m1-sgd-seed0"] == ("interrupted" if retry else "failed")
-  assert ended.value.code == 1
-  assert ("m1-sgd-seed0  failed: no memory" in capsys.readouterr().out) == (not retry)
+  assert "held-out error 0.3" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -12,30 +13,12 @@ from mixer_jax.study import Published, plan, record
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 STUDIES = ROOT / "configs" / "studies"
+# The numbers of runs in the table of the studies' page.
 SIZES = {
-  "cifar10_optimizers": 5 * 3 * 3,
-  "cifar100_optimizers": 3 * 3 * 3,
-  "cifar10_grafting": 3 * 4 * 3,
-  "cifar10_rates": 2 * 3 * 2 * 2,
-  "mixer_report": 4 * 3,
-  "from_scratch": 2 * 2 * 3,
-  "small": 2 * 7 * 3,
-  "tuned": 3 * 8 + 3 * 3,
-  "frontier": 2 * 2 * 12 * 12 + 3 * 2 * 2 * 12 * 3,
-  "autoencoder": 3 * 2 * (4 * 8 + 4 * 3),
-  "autoencoder_tenth": 2 * (4 * 8 + 4 * 3),
-  "quickstart": 6 * 8 + 6 * 10,
-  "costs": 2 * 12,
-  "gates": 4 * 3,
-  "sst2": 7 * 3,
-  "sick": 5 * 3,
-  "sst2_optimizers": 5 * 6 + 5 * 3,
-  "mlm_optimizers": 5 * 6 + 5 * 3,
-  "burgers": 2 * 5 * 6 + 2 * 5 * 3,
-  "operators": 6 * 2 * 3,
-  "darcy": 5 * 2 * 3,
-  "recipes": 5 * 3,
-  "physics": 6 * 10 * 3 + 3 * 6 * 10 * 3,
+  found[1]: int(found[2])
+  for found in re.finditer(
+    r"^\| `(\w+)\.py` \|[^|]*\| (\d+) \|", (ROOT / "docs" / "study.md").read_text(), re.MULTILINE
+  )
 }
 
 
@@ -47,12 +30,8 @@ def as_json(config):
   return json.loads(config.to_json())
 
 
-def test_every_study_is_tested_and_documented():
+def test_every_study_is_documented():
   assert {path.stem for path in STUDIES.glob("*.py")} == set(SIZES)
-  lines = (ROOT / "docs" / "study.md").read_text().splitlines()
-  for name, size in SIZES.items():
-    (line,) = [line for line in lines if line.startswith(f"| `{name}.py` |")]
-    assert f"| {size} |" in line
 
 
 _LARGE = ("frontier", "physics")

@@ -29,7 +29,7 @@ def config(tmp_path_factory):
   config = config_lib.default()
   fields = dict(hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=8, patch_size=4)
   config.model = config_lib.model("mixer_small", **fields)
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir=str(path), image_size=8, pad=1)
   return config
 
@@ -197,18 +197,12 @@ def test_exported_weights_start_another_run(config, task, variables, tmp_path):
   "fields, message",
   [
     (dict(image_size=9), "multiple of the patch size 4"),
-    (dict(resize=4), "data.resize is 4; allowed: 0, or at least data.image_size, 8"),
-    (dict(pad=8), "data.pad is 8; it must be less than"),
-    (dict(random_crop=True), "data.random_crop is True"),
-    (dict(validation_split="train["), "data.validation_split='train.': not a split"),
-    (dict(extra_test_splits="a,b["), "data.extra_test_splits='b.': not a split"),
-    (dict(extra_test_splits="test[:5],test"), "has 'test', the name of a split with its own"),
-    (dict(extra_test_splits="test[:5],test[:5]"), r"has 'test\[:5\]', twice; allowed: once"),
+    (dict(resize=4), "data.resize is 4"),
     (dict(mean=(0.5, 0.5)), "data.mean is"),
-    (dict(repeats=0), "data.repeats is 0; allowed: 1 or more|data.repeats is 0; allowed: 1 to"),
+    (dict(repeats=0), "data.repeats is 0"),
   ],
 )
-def test_contradictions_are_named_before_data_are_read(config, fields, message):
+def test_mistakes_are_named_before_data_are_read(config, fields, message):
   other = config.copy_and_resolve_references()
   other.data.update(dir="/nowhere.npz", **fields)
   with pytest.raises(UserError, match=message):
@@ -248,17 +242,6 @@ def test_splits_that_share_examples(config, caplog):
   assert not caplog.text
   load(dataclasses.replace(options, validation_split="test[:4]"))
   assert "(test) shares examples of 'test' with data.validation_split='test[:4]'" in caplog.text
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    (dict(name="sample", dir="photos"), "data.dir is 'photos', but data.name is 'sample'"),
-    (dict(random_crop=True, crop="inception"), "random_crop is True: not used with data.crop"),
-  ],
-)
-def test_options_that_would_do_nothing(changes, message):
-  assert message in error(loading.config(**{"resize": 32, "image_size": 32} | changes))
 
 
 @pytest.mark.thorough

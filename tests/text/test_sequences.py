@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.errors import UserError
-from mixer_jax.text import rows, sample, sequences
+from mixer_jax.text import records, sample, sequences
 from mixer_jax.text.documents import documents
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 
@@ -16,7 +16,7 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def texts():
-  return rows.rows(str(sample.SPLITS["dev"]), sample.TEXT).texts[:300]
+  return records.rows(str(sample.SPLITS["dev"]), sample.TEXT).texts[:300]
 
 
 @pytest.fixture
@@ -147,10 +147,3 @@ def test_single_texts_are_cut_at_the_end(vocabulary, texts):
   assert list(_rows(found.arrays)) == _cut(tokens, vocabulary, 20)
   assert found.cut == sum(len(x) > 18 for x in tokens) > 0
   assert set(found.arrays["segment_start"].tolist()) == {20}
-
-
-def test_lengths_and_modes_are_checked(corpus, vocabulary, tmp_path):
-  with pytest.raises(ValueError, match="max_length is 3; allowed: at least 4"):
-    sequences.pairs(["a"], None, vocabulary, 3)
-  with pytest.raises(ValueError, match="mode is 'whole'; allowed: cut, packed"):
-    _pack(corpus, vocabulary, tmp_path, mode="whole")

@@ -10,8 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from mixer_jax.errors import UserError
-from mixer_jax.text import sample, subwords
+from mixer_jax.text import sample
 from mixer_jax.text.documents import documents
 from mixer_jax.text.subwords import Subwords
 from tests.text.test_vocabulary import ODD
@@ -112,41 +111,3 @@ def test_the_command_reads_aligned_files_and_columns(tmp_path):
     assert "entries from 8 words in" in done.stdout
     made[name] = Subwords.read(tmp_path / name).fingerprint()
   assert made["files"] == made["table"]
-
-
-def test_bad_vocabularies_are_a_line(vocabulary, tmp_path):
-  for texts in ([], ["", " "], ["ab", "cd"]):
-    with pytest.raises(UserError, match="no two letters of the text come 2 times together"):
-      Subwords.train(texts, 300)
-
-  def error(call, *args):
-    with pytest.raises(UserError) as caught:
-      call(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-  path = tmp_path / "v.json"
-  assert error(Subwords.read, path).endswith("cannot be read: No such file or directory")
-  for content in (b"[PAD]\n[UNK]\n", b"\xff", b"{}"):
-    path.write_bytes(content)
-    assert "v.json: is no tokenizer.json; make one of your text: python -m" in error(
-      Subwords.read, path
-    )
-  stored = json.loads(vocabulary._content)
-  for changed in ({"decoder": None}, {"normalizer": {"type": "Lowercase"}}):
-    path.write_text(json.dumps(stored | changed))
-    assert "is no byte-level BPE" in error(Subwords.read, path)
-  vocab = stored["model"]["vocab"]
-  far = stored | {"model": stored["model"] | {"vocab": vocab | {"x": 9999}}}
-  path.write_text(json.dumps(far))
-  assert "v.json: its ids are not 0 to" in error(Subwords.read, path)
-  fewer = {("new" if word == "a" else word): i for word, i in vocab.items()}
-  own = stored["model"] | {"vocab": fewer, "merges": []}
-  path.write_text(json.dumps(stored | {"model": own}))
-  assert "v.json: lacks 1 of the 256 bytes, such as 'a'" in error(Subwords.read, path)
-  stored["model"]["vocab"]["<eos>"] = stored["model"]["vocab"].pop(subwords.EOS)
-  path.write_text(json.dumps(stored))
-  assert "has no entry </s>; needed are <pad> <s> </s>" in error(Subwords.read, path)
-  assert "size 258: too small; special entries and bytes take 259" in error(
-    Subwords.train, ["a"], 258
-  )

@@ -8,9 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from mixer_jax.errors import UserError
-from mixer_jax.text import __main__ as command
-from mixer_jax.text import rows, sample
+from mixer_jax.text import records, sample
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 from tests.text import wordpiece
 
@@ -39,14 +37,7 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def sentences():
-  return rows.rows(str(sample.SPLITS["dev"]), sample.TEXT).texts[:400]
-
-
-def _error(call, *args):
-  with pytest.raises(UserError) as caught:
-    call(*args)
-  assert "\n" not in str(caught.value)
-  return str(caught.value)
+  return records.rows(str(sample.SPLITS["dev"]), sample.TEXT).texts[:400]
 
 
 def test_ids_equal_an_independent_wordpiece(vocabulary, sentences):
@@ -115,7 +106,6 @@ def test_a_vocabulary_is_saved_and_read(vocabulary, tmp_path):
   assert (again.pad, again.unk, again.cls, again.sep, again.mask) == (0, 1, 2, 3, 4)
   (tmp_path / "dos.txt").write_bytes("\r\n".join(vocabulary.words).encode())
   assert Vocabulary.read(tmp_path / "dos.txt").words == vocabulary.words
-  assert "cannot be written" in _error(vocabulary.save, tmp_path / "none" / "vocab.txt")
 
 
 @pytest.mark.thorough
@@ -144,20 +134,6 @@ def test_the_command_names_what_is_missing(tmp_path):
   assert done.stderr == f"error: '{tmp_path}/no.txt': no such file or folder of text\n"
 
 
-def test_the_command_refuses_what_it_would_read_or_cannot_write(tmp_path):
-  (tmp_path / "texts").mkdir()
-  (tmp_path / "texts" / "a.txt").write_text("some words\n")
-  text = str(tmp_path / "texts")
-  check = lambda out: _error(command._check_out, str(tmp_path / out), [text, f"{text}/a.txt"])
-  assert check("none/vocab.txt").endswith("none/vocab.txt: its folder does not exist")
-  assert check("texts").endswith("texts: is a folder; allowed: a file")
-  assert f"would be a text of {text}; allowed" in check("texts/vocab.txt")
-  assert "names several columns; allowed: files of tables" in _error(
-    command._sources, text, "en,de", False
-  )
-  command._check_out(str(tmp_path / "vocab.txt"), [text])
-
-
 def test_a_text_of_many_characters_has_entries_for_nearly_all_of_it(caplog):
   """Each of 3,000 Chinese characters is a word of its own, drawn by Zipf's law."""
   rng, characters = np.random.default_rng(0), [chr(0x4E00 + i) for i in range(3000)]
@@ -178,28 +154,6 @@ def test_a_text_of_few_characters_has_an_entry_for_each():
   assert {"a", "##a", "z", "##z"} <= set(vocabulary.words)
 
 
-def test_too_small_a_size_is_refused(sentences):
-  assert "too small; the text's letters take" in _error(Vocabulary.train, sentences, 20)
-  assert "has no letters" in _error(Vocabulary.train, ["", " "], 20)
-
-
-@pytest.mark.parametrize(
-  "content, expected",
-  [
-    (b"", "is empty; a vocabulary has one entry a line"),
-    (b"[PAD]\n[UNK]\n\xff\n", "line 3 is not UTF-8"),
-    (b"[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", "line 3 is empty"),
-    (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 8: entry 'a' stands in line 6 too"),
-    (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", "has no entry [MASK]; needed are [PAD]"),
-  ],
-)
-def test_bad_vocabularies_are_a_line(content, expected, tmp_path):
-  path = tmp_path / "vocab.txt"
-  path.write_bytes(content)
-  line = _error(Vocabulary.read, path)
-  assert line.startswith(f"{path}: ") and expected in line
-
-
 def test_spaces_of_other_kinds_may_be_entries(tmp_path):
   """As in the vocabulary of bert-base-chinese."""
   words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2028", "\u3000", "a"]
@@ -207,14 +161,9 @@ def test_spaces_of_other_kinds_may_be_entries(tmp_path):
   assert Vocabulary.read(tmp_path / "vocab.txt").words == words
 
 
-def test_a_missing_vocabulary_is_a_line(tmp_path):
-  line = _error(Vocabulary.read, tmp_path / "none.txt")
-  assert line == f"{tmp_path}/none.txt: vocabulary cannot be read: No such file or directory"
-
-
 def test_the_room_needs_no_jax_and_loads_the_library_late():
   program = (
-    "import sys, mixer_jax.text.sequences, mixer_jax.text.rows, mixer_jax.text.sample;"
+    "import sys, mixer_jax.text.sequences, mixer_jax.text.records, mixer_jax.text.sample;"
     "assert not {'jax', 'tokenizers', 'tensorflow_datasets'} & set(sys.modules)"
   )
   subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -13,10 +13,9 @@ import pytest
 
 from mixer_jax import evaluate, experiment, export, predict
 from mixer_jax.errors import UserError
-from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file
 from mixer_jax.runtime import mesh as mesh_lib
-from mixer_jax.training import checkpoint, loop, restore
+from mixer_jax.training import checkpoint, loop, restore, resume
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.state import init_state
 from tests.children import assert_same_run, called, trained
@@ -290,8 +289,8 @@ def test_names_of_checkpoints(tmp_path, caplog):
   saved.wait()
   with pytest.raises(UserError, match="checkpoint 'best' is not in .*; allowed: latest, 2, 4"):
     saved.find("best")
-  for step, score, in_turn in ((6, 3.0, True), (8, None, True), (9, 1.0, False), (12, 3.0, True)):
-    saved.save(step, state, 1.0, score, in_turn)
+  for step, score, regular in ((6, 3.0, True), (8, None, True), (9, 1.0, False), (12, 3.0, True)):
+    saved.save(step, state, 1.0, score, regular)
   saved.close()
   caplog.clear()
   found = Checkpoints(tmp_path, read_only=True)
@@ -304,20 +303,19 @@ def test_names_of_checkpoints(tmp_path, caplog):
   assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["12", "6", "8"]
 
 
-def test_a_resumed_run_takes_over_the_fields_of_its_own_model_and_of_no_optimizer(tmp_path):
-  """Those that files have fixed; an option of the optimizer that is left open is its default."""
-  stored = waves("adam")
+def test_a_resumed_run_takes_over_what_the_task_filled_in_and_nothing_else(tmp_path):
+  """An option of the optimizer that is left open is its default."""
+  stored, opened = waves("adam"), waves("adam")
   stored.optimizer.b1, stored.model.width = 0.5, 7
-  given = waves("adam")
-  given.optimizer.b1 = given.model.width = None
-  resumed = directory_lib.resumed(tmp_path, given, stored)
+  opened.optimizer.b1, opened.model.width = 0.5, None
+  given = opened.copy_and_resolve_references()
+  given.optimizer.b1 = None
+  resume.store(tmp_path, stored)
+  resume.store_first(tmp_path, opened, stored)
+  resumed = resume.taken_over(tmp_path, given)
   assert (resumed.optimizer.b1, resumed.model.width) == (None, 7)
-  directory_lib.store_completed(tmp_path, {"model.depth"})  # the width was the user's
-  assert directory_lib.resumed(tmp_path, given, stored).model.width is None
-  directory_lib.store_completed(tmp_path, {"model.width"})
-  assert directory_lib.resumed(tmp_path, given, stored).model.width == 7
-  stored.model.name = "another"
-  assert directory_lib.resumed(tmp_path, given, stored).model.width is None
+  resume.store_first(tmp_path, stored, stored)  # the width was the user's
+  assert resume.taken_over(tmp_path, given).model.width is None
 
 
 def test_a_field_that_is_left_open_later_is_told(tiny_config, tmp_path):

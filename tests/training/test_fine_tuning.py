@@ -9,7 +9,6 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import evaluate, experiment, export, pretrained, tasks
 from mixer_jax.errors import UserError
-from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import metrics_file
 from mixer_jax.training import loop, restore
 
@@ -58,7 +57,7 @@ def test_starts_from_the_weights_with_a_fresh_head_and_does_not_need_them_again(
   assert head["kernel"].shape == (16, 4) and not np.any(head["kernel"])
   params.pop("head")
   jax.tree.map(np.testing.assert_array_equal, ended, params)
-  model = directory_lib.load_config(directory).model
+  model = config_lib.of_run(directory).model
   assert (model.gelu, model.layer_norm_epsilon) == ("exact", 1e-5)
 
   (tmp_path / "w.npz").unlink()
@@ -102,7 +101,7 @@ def test_a_larger_grid_takes_an_explicit_choice(config, weights, tmp_path):
   config.resize_tokens = "block_diagonal"
   config.model.tokens_mlp_dim = None
   directory = loop.train(config, str(tmp_path / "blocks"))
-  assert directory_lib.load_config(directory).model.tokens_mlp_dim == 4 * 8
+  assert config_lib.of_run(directory).model.tokens_mlp_dim == 4 * 8
   loop.train(config, str(tmp_path / "blocks"))  # resumed with the fields that were filled in
 
 

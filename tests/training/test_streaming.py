@@ -94,7 +94,7 @@ def test_an_epoch_of_random_crops_goes_on_after_a_stop(tiny_config, tmp_path):
     Image.fromarray(rng.integers(0, 256, (30, 25, 3), np.uint8)).save(folder / f"{i}.png")
   config = tiny_config
   config.batch_size, config.num_epochs, config.model.num_blocks = 8, 1, 1
-  config.data = config_lib.data("folder")
+  config.data = config_lib.data("folder", like="cifar10")
   config.data.update(dir=str(tmp_path), crop="inception", resize=20, image_size=16, workers=0)
   run, whole, metrics = trained(config)
   assert run.datasets["test"].spec["image"].shape == (16, 16, 3)

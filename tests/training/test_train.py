@@ -10,7 +10,7 @@ import pytest
 
 import mixer_jax
 from mixer_jax import config as config_lib
-from mixer_jax import evaluate, experiment, main, predict
+from mixer_jax import evaluate, experiment, predict
 from mixer_jax.errors import Diverged, UserError
 from mixer_jax.rundir import directory, metrics_file
 from mixer_jax.tasks import Metric
@@ -118,7 +118,7 @@ def test_other_data_are_refused(tmp_path):
   record = tmp_path / "run.json"
   record.write_text(record.read_text().replace('"train": 256', '"train": 255'))
   kept, config.eval_batch_size = (tmp_path / "config.json").read_text(), 16
-  with pytest.raises(UserError, match="was trained on 255 examples, and the training set has 256"):
+  with pytest.raises(UserError, match="trained on other data: 255 examples, now 256"):
     loop.train(config, str(tmp_path))
   assert (tmp_path / "config.json").read_text() == kept
 
@@ -138,8 +138,6 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path):
   assert directory.create(str(begun)) == begun
   (foreign / "config.json").write_text("{}")
   assert directory.create(str(foreign)) == foreign
-  with pytest.raises(UserError, match="foreign holds 'config.json' and no study; take an empty"):
-    directory.create(str(foreign), directory.STUDY)
   (begun / "study.json").write_text("{}")
   with pytest.raises(UserError, match="begun holds 'study.json' and no run"):
     directory.create(str(begun))
@@ -214,12 +212,7 @@ def test_a_finished_run_needs_no_training_set_that_fits():
   config = waves(batch_size=4096)
   with pytest.raises(UserError, match="batch_size is 4096, more than the .* training examples"):
     experiment.build(config)
-  experiment.build(config, notes={})
-
-
-def test_a_run_ends_well_without_its_picture(capsys):
-  main._drawn(lambda directory: 1 / 0, "runs/first")
-  assert capsys.readouterr().err == "curves are not drawn: division by zero\n"
+  experiment.make(config, notes={})
 
 
 @pytest.mark.thorough
@@ -288,13 +281,6 @@ def test_a_run_that_shall_be_deterministic_refuses_a_gpu_without_the_flag(monkey
       "segments",
       "task is 'segments'; allowed: image_classification, distillation, .*, physics or module.path",
     ),
-    ("task", "docs.own_task:None", "task is 'docs.own_task:None', which cannot be imported"),
-    ("task", "nowhere.at:All", "; start it where 'nowhere.at' can be imported, or set PYTHONPATH"),
-    ("model.width", 0, "model.width is 0; allowed: 1 to 10000"),
-    ("data.points", 4.5, "data.points is 4.5; allowed: an integer"),
-    ("optimizer.damping", 0.1, "optimizer.damping is no option of sgd; there are "),
-    ("optimizer.name", "kfca", "optimizer.name is 'kfca'; did you mean kfac"),
-    ("on_nonfinite", "ignore", "on_nonfinite is 'ignore'; allowed: stop, skip, restore"),
     ("batch_size", 33, "batch_size is 33; it must be a positive multiple of 8 .*, or mesh.data=3 "),
     ("batch_size", 512, "batch_size is 512, more than the 256 training examples"),
     ("mesh.data", 9, "mesh.data is 9; allowed: -1 for all, or 1 to 8 devices"),

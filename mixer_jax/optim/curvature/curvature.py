@@ -254,6 +254,21 @@ class Curvature:
     names = self.names if only is None else only
     return gram_lib.gram(traced, by_path(params), batch, space, names)
 
+  def jacobian(
+    self, params: Params, batch: Batch, only: Collection[str] | None = None
+  ) -> jax.Array:
+    """J [N, P] of the residuals, of the P parameters in `only`; arguments as of `gram`."""
+    names = self.names if only is None else only
+    space = self._space(params, batch)
+    return gram_lib.jacobian(self._traced(batch), by_path(params), batch, space, names)
+
+  def of_columns(
+    self, vector: jax.Array, params: Params, batch: Batch, only: Collection[str] | None = None
+  ) -> dict[str, jax.Array]:
+    """The arrays by path of a vector [P] in the order of the columns of `jacobian`."""
+    names = self.names if only is None else only
+    return gram_lib.arrays(self._traced(batch), by_path(params), names, vector)
+
   def products(self, params: Params, batch: Batch) -> Callable[[Any], Any]:
     """A function from a tree like params to its product with the exact Gauss-Newton (Fisher) matrix."""
     if self.likelihood.factor is None:

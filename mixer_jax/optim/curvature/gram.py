@@ -10,8 +10,12 @@ as fast kernels of wide nets are computed (Novak et al., 2022, https://arxiv.org
 Section 3). Where a layer is narrow, or has many rows, its part of J [N, d_in d_out] is cheaper: it
 is made of the same rows. Parameters without a layer, and layers in loops whose rows cannot be told
 apart, have their part of J from a backward pass in which every example has parameters of its own.
+
+Where there are far more residuals than parameters J itself is the smaller one (`jacobian`).
 """
 
+import itertools
+import math
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 import jax
@@ -20,6 +24,7 @@ import jax.numpy as jnp
 from mixer_jax.optim.curvature import statistics, taps
 from mixer_jax.optim.curvature.residuals import Residuals
 from mixer_jax.optim.curvature.traced import Tap, Traced
+from mixer_jax.optim.trees import add_arrays
 
 _UNROLLED = 4  # pairs of rows up to which there is no loop
 
@@ -48,9 +53,7 @@ def gram(
     wanted: paths of the parameters that count; others are constants.
   """
   layers, rest = _divided(traced, wanted)
-  flat = list(map(jnp.asarray, jax.tree.leaves(batch)))
-  terms = [_of_term(traced, i, leaves, flat, space, layers, rest) for i in range(len(traced.terms))]
-  sizes = [n * (t.examples if t.mapped else 1) for n, t in zip(space.outputs, traced.terms)]
+  terms, sizes = _of_terms(traced, leaves, batch, space, layers, rest)
   total = jnp.zeros((sum(sizes),) * 2, space.vector.dtype)
   with jax.default_matmul_precision("highest"):
     for layer in layers:
@@ -62,6 +65,48 @@ def gram(
       rows = jnp.concatenate([own[path] for _, own in terms])
       total = total + rows @ rows.T
   return total
+
+
+def jacobian(
+  traced: Traced,
+  leaves: Mapping[str, jax.Array],
+  batch: Any,
+  space: Residuals,
+  wanted: Collection[str],
+) -> jax.Array:
+  """J [N, P] from the rows of layers; `arrays` has the order of its columns. Arguments as of `gram`."""
+  layers, rest = _divided(traced, wanted)
+  terms, sizes = _of_terms(traced, leaves, batch, space, layers, rest)
+  with jax.default_matmul_precision("highest"):
+    found = []
+    for layer in layers:
+      one, operands = _jacobian_of(layer, [own.get(layer.block.name) for own, _ in terms], sizes)
+      found.append(jnp.moveaxis(jax.vmap(one)(operands), 0, 1).reshape(sum(sizes), -1))
+  return jnp.concatenate(
+    [*found, *(jnp.concatenate([own[path] for _, own in terms]) for path in rest)], axis=1
+  )
+
+
+def arrays(
+  traced: Traced, shapes: Mapping[str, Any], wanted: Collection[str], vector: jax.Array
+) -> dict[str, jax.Array]:
+  """The parameters by path of a vector [P] in the order of the columns of `jacobian`."""
+  layers, rest = _divided(traced, wanted)
+  matrices = [(*x.block.stacked, *x.block.factor_sizes) for x in layers]
+  ends = itertools.accumulate(map(math.prod, [*matrices, *(shapes[path].shape for path in rest)]))
+  parts, found = jnp.split(vector, list(ends)[:-1]), {}
+  for layer, shape, part in zip(layers, matrices, parts):
+    add_arrays(found, layer.block, part.reshape(shape))
+  of_rest = {path: x.reshape(shapes[path].shape) for path, x in zip(rest, parts[len(layers) :])}
+  return found | of_rest
+
+
+def _of_terms(traced, leaves, batch, space, layers, rest) -> tuple[list[Any], list[int]]:
+  """`_of_term` of all terms, and how many residuals each has."""
+  flat = list(map(jnp.asarray, jax.tree.leaves(batch)))
+  numbers = range(len(traced.terms))
+  terms = [_of_term(traced, i, leaves, flat, space, layers, rest) for i in numbers]
+  return terms, [n * (t.examples if t.mapped else 1) for n, t in zip(space.outputs, traced.terms)]
 
 
 def _divided(traced: Traced, wanted: Collection[str]) -> tuple[list[statistics.Layer], list[str]]:
@@ -234,7 +279,21 @@ def _sum_of_pairs(one: Rows, other: Rows, pairs: Sequence[tuple[int, int]]) -> j
 def _by_jacobian(
   layer: statistics.Layer, parts: Sequence[Rows | None], sizes: Sequence[int]
 ) -> jax.Array:
-  """J J^T by the layer's part of J, of each matrix of a stack."""
+  """J J^T by the layer's part of J, of one matrix of a stack after the other."""
+  one, operands = _jacobian_of(layer, parts, sizes)
+
+  def add(total, own):
+    jacobian = one(own)
+    return total + jacobian @ jacobian.T, None
+
+  zeros = jnp.zeros((sum(sizes),) * 2, layer.block.dtype)
+  if len(operands[1]) == 1:
+    return add(zeros, jax.tree.map(lambda x: x[0], operands))[0]
+  return jax.lax.scan(add, zeros, operands)[0]
+
+
+def _jacobian_of(layer, parts, sizes) -> tuple[Any, Any]:
+  """A function to the part of J [N, d_in d_out] of a matrix of a layer's stack, and its operands."""
   d_in, d_out = layer.block.factor_sizes
   stack = next(len(part.inputs) for part in parts if part is not None)
   read = jnp.ones((stack, d_in, d_out), layer.block.dtype)
@@ -250,11 +309,6 @@ def _by_jacobian(
       else jnp.einsum("nra,nrd->nad", *part) * read
       for n, part in zip(sizes, rows)
     ]
-    whole = jnp.concatenate(found).reshape(sum(sizes), -1)
-    return whole @ whole.T
+    return jnp.concatenate(found).reshape(sum(sizes), -1)
 
-  if stack == 1:
-    return of_one(jax.tree.map(lambda x: x[0], (parts, read)))
-  return jax.lax.scan(
-    lambda t, own: (t + of_one(own), None), jnp.zeros((sum(sizes),) * 2, read.dtype), (parts, read)
-  )[0]
+  return of_one, (list(parts), read)

@@ -12,11 +12,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixer_jax.errors import UserError
 from mixer_jax.models import layers
 from mixer_jax.options import Option, one_of
 
-# Encoders by name, each for images of the set that it is named after; the last width is the code's.
+# Widths of the encoders' layers by the set of images that each is for. The last one is the code's.
 _WIDTHS = {
   "small": (128, 64, 32),
   "mnist": (1000, 500, 250, 30),
@@ -25,15 +24,14 @@ _WIDTHS = {
 }
 _ACTIVATIONS = {"tanh": nn.tanh, "sigmoid": nn.sigmoid}
 _CONNECTIONS = 15
-_WIDEST = 10**6
 
 Widths = Annotated[
-  tuple[int, ...], Option("units of the encoder's layers, the code's last", 1, _WIDEST)
+  tuple[int, ...], Option("units of the encoder's layers, the code's last", 1, 10**6)
 ]
 
 
 def sparse(connections: int, scale: float) -> nn.initializers.Initializer:
-  """Each unit has that many incoming weights, drawn from a normal distribution, and zeros.
+  """Gives each unit so many incoming weights from a normal distribution; the others are 0.
 
   Martens (2010), Section 5: 15 connections of scale 1. For tanh units Sutskever et al. (2013)
   take a quarter of it.
@@ -48,29 +46,20 @@ def sparse(connections: int, scale: float) -> nn.initializers.Initializer:
 
 
 class Autoencoder(nn.Module):
-  """Dense layers down to a linear code, and the same widths back to the inputs.
-
-  A UserError for widths that are none.
-  """
+  """Dense layers down to a linear code, and the same widths back to the inputs."""
 
   widths: Widths
   activation: one_of("activation of the hidden layers", tuple(_ACTIVATIONS)) = "tanh"
   initializer: one_of("initialiser of the weights; biases are 0", ("glorot", "sparse")) = "glorot"
 
-  def __post_init__(self):
-    if not self.widths or any(width % 1 for width in self.widths):
-      raise UserError(f"model.widths is {tuple(self.widths)}; allowed: one or more integers")
-    super().__post_init__()
-
   @nn.compact
   def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Maps [batch, inputs] to outputs of the same shape, linear, and codes [batch, widths[-1]]."""
-    activation = _ACTIVATIONS[self.activation]
-    inner = list(map(int, self.widths[:-1]))
-    outputs = x.shape[-1]
+    activation, outputs = _ACTIVATIONS[self.activation], x.shape[-1]
+    *inner, narrow = self.widths
     for i, width in enumerate(inner):
       x = activation(self._dense(width, f"encoder_{i}")(x))
-    code = x = self._dense(int(self.widths[-1]), "code")(x)
+    code = x = self._dense(narrow, "code")(x)
     for i, width in enumerate(reversed(inner)):
       x = activation(self._dense(width, f"decoder_{i}")(x))
     return self._dense(outputs, "output")(x), code

@@ -14,12 +14,12 @@ from mixer_jax.images.image_data import ImageData
 from mixer_jax.options import Option
 
 _SAME = options.of(ImageData)  # options that both tasks have
-_CHUNK = 1000  # images that are float32 at their stored size at once
+_CHUNK = 1000  # images held as float32 at their stored size at once
 
 
 @dataclasses.dataclass(frozen=True)
 class PixelData:
-  """The group `config.data`; the check of `source` tells contradictions."""
+  """The group `config.data`."""
 
   name: Annotated[str, _SAME["name"]] = "sample"
   dir: Annotated[str, _SAME["dir"]] = ""
@@ -29,6 +29,7 @@ class PixelData:
   validation_split: Annotated[str, _SAME["validation_split"]] = ""
   extra_test_splits: Annotated[str, _SAME["extra_test_splits"]] = ""
   stored_size: Annotated[int, _SAME["stored_size"]] = 0
+  fit: Annotated[str, _SAME["fit"]] = "pad"
   image_size: Annotated[int, Option("side to which images are resized, in pixels", 1, 2**10)] = 16
   grey: Annotated[bool, Option("the mean of the three channels in their place")] = True
 
@@ -39,7 +40,7 @@ class PixelData:
 
   @property
   def source(self) -> ImageData:
-    """The same set as labelled images, which are decoded once."""
+    """The options of the same set as labelled images."""
     shared = {f.name for f in dataclasses.fields(self)} & _SAME.keys() - {"image_size"}
     return ImageData(**{name: getattr(self, name) for name in shared}, stream="never")
 
@@ -52,32 +53,29 @@ class Loaded(NamedTuple):
 
 
 def load(data: PixelData) -> Loaded:
-  """The splits of a set; or a UserError."""
+  """Reads the splits; a UserError if there is no such set."""
   found = sources.load(data.source, labelled=False).splits
-  read = lambda split: Arrays(
-    {"image": rows(split.arrays()["image"], data)}, paths=getattr(split, "paths", None)
-  )
-  side = found["train"].spec["image"].shape[0]
-  return Loaded({name: read(split) for name, split in found.items()}, side)
+  pixels = lambda split: {"image": rows(split.arrays()["image"], data)}
+  own = {name: Arrays(pixels(x), paths=getattr(x, "paths", None)) for name, x in found.items()}
+  return Loaded(own, found["train"].spec["image"].shape[0])
 
 
 def rows(images: np.ndarray, data: PixelData) -> np.ndarray:
-  """Images [n, side, side, 3] uint8 as float32 [n, pixels] in [0, 1].
+  """Resizes images [n, side, side, 3] uint8 to float32 [n, pixels] in [0, 1], as Pillow's BILINEAR.
 
-  They are resized as Pillow's BILINEAR does, antialiased. A UserError if they are no squares.
+  A UserError if they are not square.
   """
   n, height, width, _ = images.shape
   if height != width:
     raise UserError(
       f"data.name={data.name}: images have {width}x{height} pixels; allowed: squares, as"
-      " data.stored_size cuts them out of encoded images"
+      " data.stored_size makes of encoded images"
     )
   matrix, found = bilinear_matrix(data.image_size, height), []
   for start in range(0, n, _CHUNK):
     part = images[start : start + _CHUNK].astype(np.float32) / 255
     part = part.mean(3, keepdims=True) if data.grey else part
-    resized = matrix @ (matrix @ part.reshape(len(part), height, -1)).reshape(
-      len(part), -1, width, part.shape[3]
-    )
+    tall = matrix @ part.reshape(len(part), height, -1)
+    resized = matrix @ tall.reshape(len(part), -1, width, part.shape[3])
     found.append(resized.reshape(len(part), -1))
   return np.concatenate(found)

@@ -1,4 +1,4 @@
-"""Images reproduced through a code: the loss is minus their log-likelihood given the outputs."""
+"""Images are reproduced through a code; the loss is their negative log-likelihood."""
 
 import dataclasses
 import functools
@@ -13,14 +13,14 @@ import optax
 
 from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import check_list, until_error
 from mixer_jax.images import crops, folder
 from mixer_jax.options import one_of
-from mixer_jax.tasks.autoencoding import pictures, pixels
+from mixer_jax.tasks import panels
+from mixer_jax.tasks.autoencoding import pixels
 from mixer_jax.tasks.autoencoding.autoencoder import VARIANTS
 from mixer_jax.tasks.autoencoding.pixels import PixelData
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables, answered
 
 _PICTURED = 12  # images that are drawn
 _LOSSES = '"normal": sum of squares of an image; "bernoulli": cross-entropy of its pixels'
@@ -36,9 +36,9 @@ class Reconstruction:
 class Autoencoding(BaseTask):
   """Reproduction of images; a batch is {"image": float32 [batch, pixels] in [0, 1]}.
 
-  The loss is a sum over the pixels of an image and a mean over images, without one half. `error` is
-  the sum of squares where the loss is another; `unexplained` its share of the sum of squares that
-  the mean of the training images leaves.
+  The loss is a sum over the pixels of an image and a mean over images, without one half. `error`
+  is the sum of squared errors, given if the loss is another. `unexplained` divides it by the sum of
+  squared distances from the mean of the training images.
   """
 
   options = {"": Reconstruction, "model": VARIANTS, "data": PixelData}
@@ -56,7 +56,6 @@ class Autoencoding(BaseTask):
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
     options.made(PixelData, config.data).source.check()
-    VARIANTS[config.model.name](**options.given(config.model))
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._loaded.splits
@@ -67,7 +66,7 @@ class Autoencoding(BaseTask):
 
   @functools.cached_property
   def _stored(self) -> int:
-    """The side of the set's images before they are resized."""
+    """The side in pixels of the set's images before they are resized."""
     return self._loaded.side
 
   def notes(self) -> Mapping[str, Any]:
@@ -89,8 +88,7 @@ class Autoencoding(BaseTask):
     return examples
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
-    outputs, images, *_ = self.predict(variables, batch)
-    loss = WeightedSum.of(self._losses(outputs, images))
+    loss = WeightedSum.of(self._losses(*self.predict(variables, batch)[:2]))
     return loss, Aux({"loss": loss})
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
@@ -108,7 +106,7 @@ class Autoencoding(BaseTask):
     return sums | {"unexplained": WeightedSum(error.total, WeightedSum.of(spread, mask).total)}
 
   def _losses(self, outputs: jax.Array, images: jax.Array) -> jax.Array:
-    """Minus the log-likelihood of each image, [batch], of "normal" pixels of variance 1/2."""
+    """The negative log-likelihood of each image, [batch]; "normal" pixels have variance 1/2."""
     normal = self.likelihood == "normal"
     of = optax.squared_error if normal else optax.sigmoid_binary_cross_entropy
     return jnp.sum(of(outputs, images), axis=1)
@@ -117,31 +115,31 @@ class Autoencoding(BaseTask):
     return outputs if self.likelihood == "normal" else jax.nn.sigmoid(outputs)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The code and the squared error of image files, cut to squares as the set's images are."""
-    check_list(inputs, "paths")
-    fit = functools.partial(crops.centre, shorter=self._stored, side=self._stored)
+    """The code and the squared error of image files, made squares as the set's images are."""
+    fit = functools.partial(crops.square, side=self._stored, fit=self._data.fit)
     read = functools.partial(folder.read_image, fit=fit)
-    for begin in range(0, len(inputs), self._eval_batch_size):
-      paths = inputs[begin : begin + self._eval_batch_size]
-      whole, refused = until_error(map(read, paths))
-      if whole:
-        images = pixels.rows(np.stack(whole), self._data)
-        found = jax.device_get(self.representations(variables, {"image": images}))
-        squares = np.square(found["reconstructions"].reshape(images.shape) - images).sum(1)
-        for path, code, error in zip(paths, found["codes"], squares):
-          yield {"path": path, "error": float(error), "code": code.tolist()}
-      if refused:
-        raise refused
+
+    def answers(whole):
+      images = pixels.rows(np.stack(whole), self._data)
+      found = jax.device_get(self.representations(variables, {"image": images}))
+      squares = np.square(found["reconstructions"].reshape(images.shape) - images).sum(1)
+      return zip(squares, found["codes"])
+
+    for path, (error, code) in answered(inputs, self._eval_batch_size, read, answers):
+      yield {"path": path, "error": float(error), "code": code.tolist()}
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     images = split.arrays()["image"][:_PICTURED]
-    found = self.representations(variables, {"image": images})["reconstructions"]
-    return {"reconstructions": pictures.draw(images.reshape(found.shape), np.asarray(found))}
+    found = np.asarray(self.representations(variables, {"image": images})["reconstructions"])
+    shown = [images.reshape(found.shape), np.clip(found, 0, 1)]
+    shown = [x[..., 0] if x.shape[3] == 1 else x for x in shown]
+    figure, axes = panels.of_images(shown, (0.9 * len(images), 2.3))
+    for axis, error in zip(axes[1], np.square(found.reshape(images.shape) - images).sum(1)):
+      axis.set_title(f"{error:.2f}", size=8)
+    figure.suptitle("images above their reconstructions, with the squared error", fontsize=9)
+    return {"reconstructions": figure}
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """Codes [batch, width] and reconstructions [batch, side, side, channels] of pixels."""
+    """Codes [batch, width] and reconstructions [batch, side, side, channels]."""
     outputs, codes = self.model.apply(variables, batch["image"])
-    return {
-      "codes": codes,
-      "reconstructions": self._means(outputs).reshape(-1, *self._data.shape),
-    }
+    return {"codes": codes, "reconstructions": self._means(outputs).reshape(-1, *self._data.shape)}

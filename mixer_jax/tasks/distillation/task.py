@@ -1,9 +1,9 @@
-"""Image classification with a teacher."""
+"""Image classification by labels and by the answers of a teacher."""
 
 import dataclasses
 import functools
 import json
-from typing import Annotated, Any, Callable, Mapping
+from typing import Annotated, Mapping
 
 import flax.linen as nn
 import jax
@@ -22,7 +22,7 @@ from mixer_jax.tasks.distillation import teacher as teacher_lib
 from mixer_jax.tasks.image_classification.task import ImageClassification
 from mixer_jax.tasks.images import batches
 from mixer_jax.tasks.metrics import Metric, WeightedSum
-from mixer_jax.tasks.task import Aux, Batch, ReadRun, Variables, first_variables
+from mixer_jax.tasks.task import Aux, Batch, ReadRun, Variables, compiled, first_variables
 
 KINDS = ("hard", "soft", "consistent")
 
@@ -45,28 +45,25 @@ class Distillation(ImageClassification):
   """Image classification by labels and by the answers of a frozen teacher.
 
   The loss is (1 - weight) times the cross-entropy of the labels, mixed and smoothed as elsewhere,
-  and weight times `from_teacher`. "hard" and "soft" are those of Touvron et al., "Training
+  plus weight times `from_teacher`. "hard" and "soft" are those of Touvron et al., "Training
   data-efficient image transformers & distillation through attention", 2021,
   https://arxiv.org/abs/2012.12877, Section 4. "consistent" is "function matching" of Beyer et al.,
   "Knowledge distillation: a good teacher is patient and consistent", 2022,
-  https://arxiv.org/abs/2106.05237: no labels, and the teacher sees the very image that the student
-  sees, after crops, Mixup and all else. Here it does so in all kinds. ResMLP has no token for
-  distillation, and neither has any model here: one head takes both parts of the loss.
+  https://arxiv.org/abs/2106.05237, without labels. In all kinds the teacher sees the very image that
+  the student sees, after crops and Mixup, in its own normalisation and resized (bilinear) to its own
+  size. No model has a token for distillation: one head takes both parts of the loss.
 
-  The teacher, batch statistics included, is the collection "teacher", which nothing changes; it
-  normalises by stored averages. It sees the images with its own mean and standard deviation, and
-  resized (bilinear) to its own size.
+  The teacher with its batch statistics is the collection "teacher", which nothing changes.
 
-  Metrics of training beside those of image classification: "agreement", how often student and
-  teacher have the same first class; the loss is the whole one. On test sets the loss is that of the
-  labels, and "teacher_top1" is the teacher's accuracy, computed once a process: the teacher answers
-  no test image again.
+  "agreement" is how often student and teacher have the same first class in training, where the loss
+  is the whole one. On test sets the loss is that of the labels, and "teacher_top1" is the teacher's
+  accuracy, which is computed once a process.
 
-  K-FAC's Fisher matrix is that of the student's own softmax, at temperature 1, with labels drawn
-  from it; neither labels nor teacher decide on it. All parts of the loss are cross-entropies of the
-  student's softmax up to a constant, whose Gauss-Newton matrix does not depend on the target: at
-  temperature 1 the matrix is exactly that of the loss. At another one the teacher's part has that
-  of the softmax at this temperature. With estimation="empirical" it takes the gradients of "label".
+  K-FAC's Fisher matrix is that of the student's softmax at temperature 1, with labels drawn from it.
+  All parts of the loss are cross-entropies of this softmax up to a constant, whose Gauss-Newton
+  matrix does not depend on the target: at temperature 1 the matrix is exactly that of the loss. At
+  another temperature the teacher's part has the matrix of the softmax at that temperature. With
+  estimation="empirical" K-FAC takes the gradients of "label".
   """
 
   options = ImageClassification.options | {"distillation": Options}
@@ -103,13 +100,11 @@ class Distillation(ImageClassification):
 
   @functools.cached_property
   def _teacher(self) -> teacher_lib.Teacher:
-    if not (described := self._config.distillation.described):
-      raise UserError("distillation.described is None; `Distillation.complete` fills it in")
-    return teacher_lib.Teacher(**json.loads(described))
+    return teacher_lib.Teacher(**json.loads(self._config.distillation.described))
 
   @functools.cached_property
   def teacher(self) -> nn.Module:
-    """From images [batch, height, width, 3] of its own size to logits [batch, classes]."""
+    """Maps images [batch, height, width, 3] of its own size to logits [batch, classes]."""
     return self._teacher.build(len(self.class_names))
 
   def init(self, key: jax.Array) -> Variables:
@@ -126,7 +121,7 @@ class Distillation(ImageClassification):
     return {**student, "teacher": read}
 
   def taught(self, variables: Variables, images: jax.Array) -> jax.Array:
-    """The teacher's logits [batch, classes] for the student's images, constants to any gradient."""
+    """The teacher's logits [batch, classes] for the student's images, without a gradient."""
     logits = self.teacher.apply(variables["teacher"], self._teacher.seen(images, self._data))
     return jax.lax.stop_gradient(logits)
 
@@ -143,7 +138,7 @@ class Distillation(ImageClassification):
     return loss, Aux({"loss": loss, **sums}, changed)
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
-    """The teacher's accuracy on a test set; it does not change, and is computed once."""
+    """The teacher's accuracy on a test set, computed once."""
     if id(split) not in self._teacher_top1:
       size, found = self._config.eval_batch_size, []
       for batch in batches.each_batch(split, batches.spaced(split), size):
@@ -156,26 +151,21 @@ class Distillation(ImageClassification):
       self._teacher_top1[id(split)] = float(hits.mean())
     return {"teacher_top1": self._teacher_top1[id(split)]}
 
-  @functools.cached_property
-  def _teacher_classes(self) -> Callable[[Any, np.ndarray], jax.Array]:
-    """From the teacher's variables and stored images to its classes."""
-
-    def classes(teacher, images):
-      images = augment.plain_input(images, self._augmentation)
-      return jnp.argmax(self.taught({"teacher": teacher}, images), axis=1)
-
-    return jax.jit(classes)
+  @compiled
+  def _teacher_classes(self, teacher: Variables, images: np.ndarray) -> jax.Array:
+    """The teacher's classes for stored images."""
+    images = augment.eval_input(images, self._augmentation)
+    return jnp.argmax(self.taught({"teacher": teacher}, images), axis=1)
 
 
 def from_teacher(kind: str, logits: jax.Array, taught: jax.Array, temperature: float) -> jax.Array:
-  """Losses by a teacher's logits, of each example: float32 [batch].
+  """The loss of each example by a teacher's logits, float32 [batch].
 
   "hard" is the cross-entropy of the teacher's first class. "soft" and "consistent" are
-  temperature^2 times the Kullback-Leibler divergence of the student's distribution from the
-  teacher's, sum t log(t / s), both of logits divided by the temperature (Hinton et al., 2015,
-  https://arxiv.org/abs/1503.02531, who give the factor: gradients keep their size). DeiT's code
-  computes this, divided by the number of classes, too, which its paper does not say; the paper
-  writes the arguments of the divergence in the other order.
+  temperature^2 times the Kullback-Leibler divergence of the student's distribution s from the
+  teacher's t, sum t log(t / s), both with logits divided by the temperature (Hinton et al., 2015,
+  https://arxiv.org/abs/1503.02531, with the factor that keeps the size of gradients). DeiT's code
+  also divides by the number of classes; its paper does not, and swaps s and t.
   """
   if kind == "hard":
     return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.argmax(taught, axis=1))

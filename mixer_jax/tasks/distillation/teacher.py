@@ -21,14 +21,14 @@ _weights = remembered(pretrained.read)
 
 
 class Teacher(NamedTuple):
-  """The description of a teacher: all that builds it and shows it images."""
+  """What is needed to build a teacher and to show it images."""
 
   name: str  # of `models.VARIANTS`
   fields: Mapping[str, Any]  # of the model
   image_size: int
   mean: Sequence[float]
   std: Sequence[float]
-  loss: str = "softmax"  # that it was trained by
+  loss: str = "softmax"  # the loss of its own training
 
   def build(self, num_classes: int) -> nn.Module:
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in self.fields.items()}

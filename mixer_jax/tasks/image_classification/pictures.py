@@ -10,14 +10,14 @@ _WORST = 12  # mistakes that are shown
 
 
 def confusion(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-  """How often each class (row) was taken for each (column): int [classes, classes]."""
+  """Counts how often each class (row) was taken for each other (column): int [classes, classes]."""
   counts = np.zeros((probabilities.shape[1],) * 2, int)
   np.add.at(counts, (labels, probabilities.argmax(1)), 1)
   return counts
 
 
 def worst(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-  """Which examples are wrong with the highest probability, the worst first."""
+  """The rows of the examples that are wrong with the highest probability, the worst first."""
   wrong = np.flatnonzero(probabilities.argmax(1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(1), kind="stable")][:_WORST]
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from mixer_jax import models, options, pretrained
+from mixer_jax.data import dataset
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import augment, mixing, sources
@@ -21,7 +22,7 @@ from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
 from mixer_jax.tasks import panels
 from mixer_jax.tasks.image_classification import pictures
-from mixer_jax.tasks.images import batches, start
+from mixer_jax.tasks.images import start
 from mixer_jax.tasks.images.image_task import ImageTask
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, in_batches, likeliest
@@ -86,11 +87,11 @@ class ImageClassification(ImageTask):
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    return start.complete(config)
+    return super().complete(start.complete(config))
 
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
-    # A mistake in the model is told before data are read or downloaded.
+    # A mistake in the model ends the start before data are read or downloaded.
     jax.eval_shape(functools.partial(self._fresh, self._build(1)), jax.random.key(0))
     loaded = sources.load(self._data)
     augment.check_stored(self._augmentation, loaded.splits["train"].spec["image"].shape)
@@ -98,7 +99,7 @@ class ImageClassification(ImageTask):
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From images [batch, height, width, 3] to logits [batch, classes]."""
+    """The model; it maps images [batch, height, width, 3] to logits [batch, classes]."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> nn.Module:
@@ -124,7 +125,7 @@ class ImageClassification(ImageTask):
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     images, labels, how = examples["image"], examples["label"], self._augmentation
     if not train:
-      return {"image": augment.plain_input(images, how), "label": labels}
+      return {"image": augment.eval_input(images, how), "label": labels}
     images, shares = augment.train_input(key, images, how, self._policy), None
     if self._policy.mixes:
       mix_key = jax.random.fold_in(key, augment.KEYS)  # by default fold_in(key, i) is split(key)[i]
@@ -151,7 +152,7 @@ class ImageClassification(ImageTask):
     return self.model.apply(own, images, train=True, rngs=rngs, mutable=changed)
 
   def _losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
-    """Of each example, float32 [batch]."""
+    """The loss of each example, float32 [batch]."""
     labels, target = batch["label"], batch.get("target")
     if self._binary:
       target = jax.nn.one_hot(labels, logits.shape[1]) if target is None else target
@@ -177,7 +178,7 @@ class ImageClassification(ImageTask):
     outputs, labels, *_ = self.predict(variables, batch)
     if labels.ndim == 2:
       return {"top1": WeightedSum.of(_in_set(outputs, labels), mask & labels.any(axis=1))}
-    # Of five classes or fewer every answer is among the first five.
+    # With five classes or fewer every answer is among the first five.
     names = ("loss", "top1", "top5")[: 3 if outputs.shape[1] > 5 else 2]
     scores = (self._losses(outputs, batch), *_hits(outputs, labels))
     return {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
@@ -195,7 +196,7 @@ class ImageClassification(ImageTask):
   decayed = staticmethod(models.is_decayed)
 
   def probabilities(self, variables: Variables, images: np.ndarray) -> np.ndarray:
-    """Those of `class_names`, float32 [n, classes], for images as the run's own.
+    """The probabilities of `class_names`, float32 [n, classes], for images as the run's own.
 
     Each row is a distribution, unless the loss is binary: then each class has its own.
     """
@@ -205,7 +206,7 @@ class ImageClassification(ImageTask):
   @functools.cached_property
   def _probabilities(self) -> Callable[[Variables, np.ndarray], jax.Array]:
     def probabilities(variables, images):
-      batch = {"image": augment.plain_input(images, self._augmentation)}
+      batch = {"image": augment.eval_input(images, self._augmentation)}
       logits = self.predict(variables, batch).outputs
       return jax.nn.sigmoid(logits) if self._binary else jax.nn.softmax(logits)
 
@@ -216,7 +217,7 @@ class ImageClassification(ImageTask):
     return (likeliest(row, self.class_names) for row in rows)
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    examples = batches.first(split, _PICTURED)
+    examples = dataset.examples(split, range(min(_PICTURED, len(split))))
     images, labels = examples["image"], examples["label"]
     if labels.ndim > 1:
       raise UserError("pictures need one label an image; this split has sets of labels")
@@ -228,7 +229,7 @@ class ImageClassification(ImageTask):
 
   def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
     split, names = self._loaded.splits["train"], self.class_names
-    examples = batches.first(split, _AUGMENTED)
+    examples = dataset.examples(split, range(min(_AUGMENTED, len(split))))
     prepare = jax.jit(lambda key: self.prepare(key, examples, train=True))
     drawn = [prepare(k) for k in jax.random.split(key, _DRAWS)]
     shown = [np.asarray(b["image"]) * self._data.std + self._data.mean for b in drawn]

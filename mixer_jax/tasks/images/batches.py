@@ -9,15 +9,6 @@ from mixer_jax.data import order, stream
 from mixer_jax.data.dataset import Dataset
 
 
-def first(split: Dataset, most: int) -> Any:
-  """The first examples of a split, at most so many, stacked."""
-  n = min(most, len(split))
-  if (arrays := split.arrays()) is None:
-    examples = [split.read(i, np.random.default_rng(i)) for i in range(n)]
-    arrays = jax.tree.map(lambda *x: np.stack(x), *examples)
-  return jax.tree.map(lambda x: np.asarray(x[:n]), arrays)
-
-
 def spaced(split: Dataset, most: int = 0) -> np.ndarray:
   """Rows of a split, evenly spaced, at most so many (0: all): int [n]."""
   n = min(most or len(split), len(split))

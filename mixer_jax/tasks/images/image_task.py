@@ -7,6 +7,7 @@ from typing import Any, Iterable, Mapping, Sequence
 import ml_collections
 import numpy as np
 
+from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, check_list, until_error
 from mixer_jax.images import crops, folder, sources
@@ -44,6 +45,14 @@ class ImageTask(BaseTask):
     """Height and width of the training images as they are stored."""
     return self._loaded.splits["train"].spec["image"].shape[:2]
 
+  @classmethod
+  def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The config with the statistics, and the mirroring, that `data.name` stands for."""
+    config = config.copy_and_resolve_references()
+    data = options.made(ImageData, config.data)
+    config.data.update(mean=data.mean, std=data.std, flip=data.flip)
+    return config
+
   def notes(self) -> Mapping[str, Any]:
     return {"stored": self._stored}
 
@@ -52,15 +61,16 @@ class ImageTask(BaseTask):
       self._stored = tuple(notes["stored"])
 
   def read_images(self, paths: Sequence[str | os.PathLike]) -> np.ndarray:
-    """Reads centres of image files as the run's own images are stored: uint8 [n, side, side, 3].
+    """Reads image files as the run's own images are stored: uint8 [n, side, side, 3].
 
     A UserError if a file is missing or broken, or the run's images are not square.
     """
     data, (height, width) = self._data, self._stored
     if height != width:
       raise UserError(f"images of {data.name} are {width}x{height} pixels; allowed: squares")
-    shorter = data.resize if data.crop else height
-    fit = functools.partial(crops.centre, shorter=shorter, side=height)
+    fit = functools.partial(crops.square, side=height, fit=data.fit)
+    if data.crop:
+      fit = functools.partial(crops.centre, shorter=data.resize, side=height)
     return np.stack([folder.read_image(path, fit) for path in paths])
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:

@@ -5,7 +5,6 @@ A run is one of any task with a `backbone` whose config has `model`, one of `mod
 """
 
 import dataclasses
-import json
 import logging
 import os
 from typing import Annotated, Any, Mapping, NamedTuple, Sequence
@@ -21,6 +20,7 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
 from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import RESIZES, Normalization, Weights, fit
+from mixer_jax.rundir import directory, provenance
 from mixer_jax.tasks import task as task_lib
 
 _START = 'run on images, or weights (file, address, name of the catalog), to start from; "": none'
@@ -67,9 +67,7 @@ class RunModel(NamedTuple):
 
 def run_model(path: str) -> RunModel:
   """The model of a run; a UserError if there is no such run, or it has no model of images."""
-  with as_user_error(f"{path!r} is no run", OSError, ValueError):
-    config = json.loads((user_path(path) / "config.json").read_text())
-  match config:
+  match config := directory.read_config(user_path(path)):
     case {
       "task": str(task),
       "model": {"name": str(name), **own},
@@ -78,8 +76,7 @@ def run_model(path: str) -> RunModel:
       given = options.given(ml_collections.ConfigDict(own))
       loss = str(config.get("loss", ""))
       return RunModel(task, loss, name, given, size, tuple(mean), tuple(std))
-  task = config.get("task") if isinstance(config, dict) else None
-  raise UserError(f"{path!r} is a run of task {task}, which has no model of images")
+  raise UserError(f"{path!r} is a run of task {config['task']}, which has no model of images")
 
 
 def describe(path: str) -> Weights:
@@ -103,11 +100,7 @@ def describe(path: str) -> Weights:
 
 def class_names(path: str) -> tuple[str, ...]:
   """The names of a run's classes, from its record; () if they are not in it."""
-  record = user_path(path) / "run.json"
-  wrong = OSError, ValueError, LookupError, TypeError, AttributeError
-  with as_user_error(f"{record} is not the record of a run's sessions", *wrong):
-    sessions = json.loads(record.read_text())["sessions"] if record.exists() else []
-    return tuple(next((s["class_names"] for s in reversed(sessions) if "class_names" in s), ()))
+  return provenance.class_names(user_path(path))
 
 
 def read(path: str, read_run: task_lib.ReadRun) -> Weights:
@@ -166,6 +159,9 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     fit.check_patches(weights.source, weights.patch_size, patch)
     tokens = (data.image_size // patch) ** 2
     fit.check_tokens(weights.source, weights.num_tokens, tokens, config.resize_tokens)
+  for name in ("mean", "std") if weights.normalization else ():
+    if data[name] is None:
+      data[name] = getattr(weights.normalization, name)
   if weights.normalization and not config.any_normalization:
     _check_pixels(data, weights)
   elif not weights.normalization:

@@ -7,10 +7,8 @@ from typing import Annotated, Mapping
 import numpy as np
 
 from mixer_jax.data.dataset import Arrays
-from mixer_jax.errors import UserError
 from mixer_jax.options import Option, one_of
-from mixer_jax.tasks.text import text_data
-from mixer_jax.text import sample, sequences
+from mixer_jax.text import sample, sequences, text_data
 from mixer_jax.text.documents import documents
 from mixer_jax.text.vocabulary import Vocabulary
 
@@ -26,27 +24,23 @@ class Corpus(text_data.TextData):
   paragraphs: Annotated[bool, Option("an empty line ends a document, not each line")] = False
   packing: one_of(_PACKINGS, sequences.MODES) = "packed"
 
-  def check(self) -> None:
-    super().check()
-    if self.name == "sample" and self.field != Corpus.field:
-      raise UserError(f"data.field is {self.field!r}; allowed with data.name='sample': 'text'")
-
 
 def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
-  """Splits of {"ids": integers [tokens], "length": int32, "row": int32, its number}; or a UserError.
+  """Splits of {"ids": integers [tokens], "length": int32, "row": int32, the example's number}.
 
-  A part of a split is contiguous: neighbours are often of one document.
+  A part of a split is contiguous, for neighbours often come from one document. A UserError if a
+  file is missing.
   """
   data.check_files()
   field = sample.TEXT if data.name == "sample" else data.field
 
   def read(base):
     path, split = data.source(base)
-    found = documents(path, field, data.paragraphs, split, data.dir, text_data.OTHERS)
+    found = documents(path, field, data.paragraphs, split, data.dir)
     packed = sequences.pack(found, vocabulary, data.max_length, data.packing, data.cache_dir)
     if line := packed.summary(data.max_length):
       _LOG.warning("%s: %s", path, line)
-    text_data.tell_unknown(packed.arrays, vocabulary, path)
+    text_data.warn_of_unknown(packed.arrays, vocabulary, path)
     return packed.arrays
 
   found = text_data.load(data, read, shuffled=False)

@@ -1,4 +1,4 @@
-"""Masking of tokens as BERT's, inside the compiled step.
+"""Tokens are masked as BERT does it, inside the compiled step.
 
 Devlin et al., "BERT", NAACL 2019, Section 3.1, https://arxiv.org/abs/1810.04805.
 """
@@ -9,18 +9,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Shares of the chosen tokens that become [MASK] and a random entry; the rest stay as they are.
+# The shares of chosen tokens that become [MASK] and a random entry; the others stay.
 _MASKED, _RANDOM = 0.8, 0.1
 
 
 class Masked(NamedTuple):
-  """A batch of sequences with k chosen tokens each, real ones in the first `count` places.
+  """A batch of sequences with up to k chosen tokens each.
 
   Attributes:
-    ids: int32 [batch, tokens], chosen tokens replaced.
-    positions: of the chosen tokens, int32 [batch, k].
-    targets: their ids before, int32 [batch, k].
-    weights: 1 for a real choice, else 0, float32 [batch, k].
+    ids: int32 [batch, tokens], with chosen tokens replaced.
+    positions: int32 [batch, k], the places of the chosen tokens.
+    targets: int32 [batch, k], their ids before.
+    weights: float32 [batch, k], 0 for places beyond the last chosen token, else 1.
   """
 
   ids: jax.Array
@@ -30,22 +30,22 @@ class Masked(NamedTuple):
 
 
 def most(rate: float, tokens: int) -> int:
-  """The largest number of tokens that are chosen of a sequence."""
+  """The largest number of tokens chosen in a sequence."""
   return max(1, math.floor(rate * tokens + 0.5))
 
 
 def mask(
   keys: jax.Array, ids: jax.Array, real: jax.Array, rate: float, mask_id: int, size: int
 ) -> Masked:
-  """Chooses and replaces tokens of each sequence; exactly the rounded share, at least one.
+  """Chooses and replaces the rounded share of each sequence's tokens, at least one.
 
   Args:
-    keys: random keys [batch], one of each sequence.
+    keys: a random key for each sequence, [batch].
     ids: [batch, tokens].
-    real: bool [batch, tokens], the tokens that may be chosen: neither padding nor [CLS] or [SEP].
-    rate: share that is chosen.
-    mask_id: of [MASK].
-    size: of the vocabulary, from which random entries are drawn.
+    real: bool [batch, tokens], False for padding, [CLS] and [SEP], which are not chosen.
+    rate: the share that is chosen.
+    mask_id: the id of [MASK].
+    size: the size of the vocabulary, from which random entries are drawn.
   """
   return Masked(*jax.vmap(lambda *x: _mask(*x, rate, mask_id, size))(keys, ids, real))
 

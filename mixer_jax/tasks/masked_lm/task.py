@@ -1,8 +1,8 @@
-"""Masked language models: the words that are hidden in a text."""
+"""Masked language models, which find hidden words of a text."""
 
 import dataclasses
 import functools
-from typing import Annotated, Any, Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Iterable, Mapping, Sequence
 
 import flax.linen as nn
 import jax
@@ -11,13 +11,21 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, check_list
+from mixer_jax.errors import UserError
 from mixer_jax.options import Option
 from mixer_jax.tasks.masked_lm import corpus, masking
 from mixer_jax.tasks.metrics import ExpMean, Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, first_variables
-from mixer_jax.tasks.text import encoders, pictures, text_data
-from mixer_jax.tasks.text.text_task import TextTask
+from mixer_jax.tasks.task import (
+  Aux,
+  Batch,
+  Prediction,
+  ReadRun,
+  Variables,
+  compiled,
+  first_variables,
+)
+from mixer_jax.tasks.text import encoders, pictures
+from mixer_jax.tasks.text.text_task import TextTask, scores
 
 _ANSWERS = 5  # words with the highest probabilities in an answer
 
@@ -32,12 +40,12 @@ class MaskedLmOptions:
 
 
 class MaskedLm(TextTask):
-  """Words from their context, as BERT learns them.
+  """Finds words by their context, as BERT does.
 
-  A batch has "ids" int32 [batch, tokens] with words replaced, "real" bool [batch, tokens], False
-  for padding, and "positions" and "targets" int32 and "weights" float32 [batch, k] of the words to
-  be found (`masking.mask`). Training draws words anew in every step. An evaluation draws them by
-  the number of the example, so that it is the same for any size of batch.
+  A batch has "ids" int32 [batch, tokens], some of them replaced, and "real" bool [batch, tokens],
+  False for padding. The words to be found have "positions" and "targets" int32 and "weights" float32
+  [batch, k], see `masking.mask`. Training draws words anew in every step; an evaluation draws them
+  by the number of the example, so that it does not depend on the size of a batch.
   """
 
   options = {"": MaskedLmOptions, "model": models.ENCODERS, "data": corpus.Corpus}
@@ -50,16 +58,12 @@ class MaskedLm(TextTask):
   complete = staticmethod(encoders.complete)
 
   def datasets(self) -> Mapping[str, Dataset]:
-    return self._splits
-
-  @functools.cached_property
-  def _splits(self) -> Mapping[str, Dataset]:
-    encoders.traced(self._config, self.init)  # a mistake is told before text is read
+    encoders.traced(self._config, self.init)  # finds mistakes in the model before text is read
     return corpus.load(self._data, self.vocabulary)
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From ids, real tokens and positions to logits [batch, k, entries of the vocabulary]."""
+    """Maps ids, real tokens and positions to logits [batch, k, entries of the vocabulary]."""
     encoder = encoders.build(self._config.model, self.vocabulary.size, self._data.max_length)
     return models.MaskedLm(encoder, self._config.tied)
 
@@ -93,21 +97,23 @@ class MaskedLm(TextTask):
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     inputs = (batch["ids"], batch["real"], None, batch["positions"])
     logits = self.model.apply(variables, *inputs, train=True, rngs={"dropout": key})
-    losses, hits = text_data.scores(logits, batch["targets"])
+    losses, hits = scores(logits, batch["targets"])
     loss = WeightedSum.of(losses, batch["weights"])
     return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits, batch["weights"])})
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    return _predict(self.model, variables, batch)
+    inputs = (batch["ids"], batch["real"], None, batch["positions"])
+    logits = self.model.apply(variables, *inputs)
+    return Prediction(logits, batch.get("targets"), batch.get("weights"))
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """The likeliest words, int32 [batch, k], in the place of logits of all words; their places."""
+    """The likeliest words, int32 [batch, k], in place of the logits, and their positions."""
     words = jnp.argmax(self.predict(variables, batch).outputs, axis=-1).astype(jnp.int32)
     return {"outputs": words, "positions": batch["positions"]}
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     logits, targets, weights, _ = self.predict(variables, batch)
-    losses, hits = text_data.scores(logits, targets)
+    losses, hits = scores(logits, targets)
     weights = weights * mask[:, None]
     return {
       "perplexity": ExpMean.of(losses, weights),
@@ -115,26 +121,20 @@ class MaskedLm(TextTask):
       "accuracy": WeightedSum.of(hits, weights),
     }
 
-  def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
-    return functools.partial(_predict, self.model)
-
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The likeliest words for each [MASK] of a sentence, and the sentence with the first ones."""
-    check_list(inputs, "sentences")
+    """The likeliest words for each [MASK] of a sentence, and the sentence filled with the first."""
     vocabulary, length = self.vocabulary, self._data.max_length
     for number, (sentence, ids) in enumerate(zip(inputs, vocabulary.encode(inputs)), 1):
-      ids = np.concatenate([[vocabulary.cls], ids, [vocabulary.sep]]).astype(np.int32)
+      ids = np.array([vocabulary.cls, *ids, vocabulary.sep], np.int32)
       hidden = np.flatnonzero(ids == vocabulary.mask)
       if not len(hidden) or len(ids) > length:
         has = f"has {len(ids)} tokens" if len(hidden) else "has no [MASK]"
-        raise UserError(
-          f"input {number}, {options.shown(sentence)}, {has}; allowed: a [MASK] or more, at most"
-          f" {length} tokens"
-        )
+        allowed = f"a [MASK] or more in at most {length} tokens"
+        raise UserError(f"input {number}, {options.shown(sentence)}, {has}; allowed: {allowed}")
       padded = np.full((1, length), vocabulary.pad, np.int32)
       padded[0, : len(ids)] = ids
       batch = {"ids": padded, "real": np.arange(length)[None] < len(ids)}
-      # As many positions for any sentence: the program is compiled once.
+      # All sentences have as many positions, so that the program is compiled once.
       batch["positions"] = np.resize(hidden, (1, length)).astype(np.int32)
       found = np.asarray(self._probabilities(variables, batch))[0, : len(hidden)]
       best = np.argsort(-found, axis=1, kind="stable")[:, :_ANSWERS]
@@ -142,9 +142,9 @@ class MaskedLm(TextTask):
       ids[hidden] = best[:, 0]
       yield {"text": sentence, "filled": vocabulary.decode(ids[1:-1]), "words": words}
 
-  @functools.cached_property
-  def _probabilities(self) -> Callable[[Variables, Batch], jax.Array]:
-    return jax.jit(lambda variables, batch: jax.nn.softmax(self.predict(variables, batch).outputs))
+  @compiled
+  def _probabilities(self, variables: Variables, batch: Batch) -> jax.Array:
+    return jax.nn.softmax(self.predict(variables, batch).outputs)
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     batch = jax.tree.map(lambda x: x[:1], split.arrays())
@@ -152,8 +152,3 @@ class MaskedLm(TextTask):
     inputs = (batch["ids"].astype(np.int32), real, None, np.zeros((1, 1), np.int32))
     tokens = [self.vocabulary.words[i] for i in batch["ids"][0][real[0]]]
     return pictures.of_encoder(self.model, variables, inputs, tokens)
-
-
-def _predict(model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
-  inputs = (batch["ids"], batch["real"], None, batch["positions"])
-  return Prediction(model.apply(variables, *inputs), batch.get("targets"), batch.get("weights"))

@@ -27,16 +27,14 @@ _NOISE = (
   "noise on the inputs, a share of their standard deviation at each point; a function has its own on"
   " each grid"
 )
-_AT_ONCE = 64  # functions, of which cells are averaged
-_MOST_LOST = 1e-2  # that rounding to float32 may change, as a share of the deviation
-# Fields that sets made from a seed read, and those of files.
-_SIZES = ("points", "train_functions", "test_functions")
-_OF_FILES = ("dir", "axes")
 _ARRAY = 'of the array in files, those that `predict` answers too; "": Li et al.\'s'
 _AXES = (
   'axes of files: "periodic", without the end point, "bounded", with it, or "auto": a single axis is'
   " periodic, two are bounded"
 )
+_AT_ONCE = 64  # functions averaged, or looked at, together
+_MOST_LOST = 1e-2  # a larger change by rounding, as a share of the deviation, is reported
+_ZERO = 1e-37  # the largest value of an output that counts as 0 everywhere
 _BURGERS, _DARCY = (options.of(generate.KINDS[name].make) for name in ("burgers", "darcy"))
 
 
@@ -80,30 +78,20 @@ class FunctionData:
 
   @property
   def extra_steps(self) -> list[int]:
-    """Steps of the further test grids, without the test set's own.
-
-    A UserError if they are no numbers, or twice there.
-    """
+    """The steps of the further test grids, without the test set's own; a UserError if not numbers."""
     given = [step.strip() for step in self.extra_test_steps.split(",") if step.strip()]
-    steps = [int(step) if step.isdecimal() else 0 for step in given]
-    if not all(steps) or len({*steps}) < len(steps):
-      raise UserError(
-        f"data.extra_test_steps is {self.extra_test_steps!r}; allowed: different steps of 1 or"
-        " more, separated by commas"
-      )
-    return [step for step in steps if step != self.step]
+    if not all(step.isdecimal() and int(step) for step in given):
+      allowed = "steps of 1 or more, separated by commas"
+      raise UserError(f"data.extra_test_steps is {self.extra_test_steps!r}; allowed: {allowed}")
+    return [step for step in dict.fromkeys(map(int, given)) if step != self.step]
 
   @property
-  def dimensions(self) -> int:
-    """Axes of the functions; 0: files tell."""
-    return 0 if self.name == "files" else generate.KINDS[self.name].dimensions
-
-  @property
-  def grid(self) -> tuple[int, ...]:
-    """The training grid of generated functions."""
-    kind, periodic = generate.KINDS[self.name], self.periodic(self.dimensions)
-    cells = (self.points or kind.points) - (not periodic)
-    return (cells // self.step + (not periodic),) * kind.dimensions
+  def generated_grid(self) -> tuple[int, ...]:
+    """The grid on which functions are generated; () for files."""
+    if self.name == "files":
+      return ()
+    kind = generate.KINDS[self.name]
+    return (self.points or kind.points,) * kind.dimensions
 
   def periodic(self, dimensions: int) -> bool:
     """Whether grids of so many axes leave out the end point, which equals the first."""
@@ -112,99 +100,61 @@ class FunctionData:
     return self.axes == "periodic" or (self.axes == "auto" and dimensions == 1)
 
   def check(self) -> None:
-    """Raises a UserError for fields that contradict each other."""
-    for name, spec in self.split_specs.items():
-      for base in splits.base_names(spec, splits.field(name)):
-        if self.name != "files" and base not in ("train", "test"):
-          known = f"no split {base!r}; allowed: train, test"
-          raise UserError(f"data.{name}_split: {self.name} has {known}")
-    self._check_unused()
-    if self.output_step % self.step:
-      raise UserError(
-        f"data.output_step is {self.output_step}; allowed: a multiple of data.step, {self.step}"
-      )
-    extra = self.extra_steps
-    if self.output_step and (extra or not self.inverse):
-      raise UserError("data.output_step needs data.inverse=True and no data.extra_test_steps")
-    if self.name != "files":
-      self._check_steps(extra)
-
-  def _check_steps(self, extra: list[int]) -> None:
-    """Raises a UserError if a step divides no generated grid, before functions are made."""
-    kind = generate.KINDS[self.name]
-    if self.points:
-      kind.allowed.check("data.points", self.points)
-    whole = (self.points or kind.points,) * kind.dimensions
-    for field, step in (("step", self.step), *(("extra_test_steps", step) for step in extra)):
-      check_step(whole, kind.periodic, step, f"data.{field}")
-    if self.output_step:
-      check_step(whole, kind.periodic, self.output_step, "data.output_step", self.step)
-
-  def _check_unused(self) -> None:
-    """Raises a UserError for a field that data of this name do not read."""
-    used = {"burgers": (*_BURGERS, *_SIZES), "darcy": (*_DARCY, *_SIZES), "files": _OF_FILES}
-    for field in dataclasses.fields(self):
-      readers = [name for name, fields in used.items() if field.name in fields]
-      value = getattr(self, field.name)
-      if readers and self.name not in readers and value != field.default:
-        mistake = f"data.{field.name} is {value!r}, which data.name={self.name!r} does not read"
-        raise UserError(f"{mistake}; {' and '.join(map(repr, readers))} would")
+    """Raises a UserError for fields that contradict each other, before functions are generated."""
+    grid, extra = self.generated_grid, self.extra_steps
+    if grid and self.dir:
+      raise UserError(f"data.dir is {self.dir!r}, which {self.name!r} does not read; 'files' would")
+    if self.output_step and (extra or not self.inverse or self.output_step % self.step):
+      needed = "data.inverse=True, no data.extra_test_steps, and a multiple of data.step"
+      raise UserError(f"data.output_step is {self.output_step}; it needs {needed}")
+    for step in (self.step, self.output_step or self.step, *extra):
+      check_step(grid, self.periodic(len(grid)), step)
 
 
 def load(data: FunctionData) -> dict[str, Arrays]:
   """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": uint32}.
 
   Beside "train", "test" and maybe "validation" there is a "test_POINTS" for each further grid. The
-  id of a function depends on its place in the generated split or file alone. A
-  UserError if files do not fit, a step does not divide a grid, validation functions are trained
-  on, or an output is 0 everywhere.
+  id of a function depends on its place in the generated split or file alone. A UserError if files
+  do not fit, a step does not divide a grid, validation functions are trained on, or an output is 0
+  everywhere.
   """
   read = functools.cache(functools.partial(_read, data))
   parts = {
-    name: splits.parts(spec, f"data.{name}_split", lambda base: len(read(base).inputs))
+    name: splits.parts(spec, splits.field(name), lambda base: len(read(base)))
     for name, spec in data.split_specs.items()
   }
   splits.check_apart(parts, data.split_specs)
   found = {name: _taken(data, read, part, data.step) for name, part in parts.items()}
-  grid = read(parts["train"][0][0]).grid
-  train = found["train"]["inputs"]
-  ends = "periodic" if data.periodic(len(grid)) else "with its ends"
-  sizes = f"{shown(train.shape[1:])} of {shown(grid)} points (data.step={data.step})"
+  whole, train = read(parts["train"][0][0]), found["train"]["inputs"]
+  ends = "periodic" if whole.periodic else "with its ends"
+  sizes = f"{shown(train.shape[1:])} of {shown(whole.grid)} points (data.step={data.step})"
   _LOG.info("%s functions on %s, %s", f"{len(train):,}", sizes, ends)
   for step in data.extra_steps:
     arrays = _taken(data, read, parts["test"], step)
-    points = arrays["inputs"].shape[1]
-    found[f"test_{points}"] = arrays
-  rank = found["train"]["inputs"].ndim
+    found[f"test_{arrays['inputs'].shape[1]}"] = arrays
   for name, arrays in found.items():
-    number = len(arrays["inputs"])
-    if arrays["inputs"].ndim != rank:
-      axes = f"axes: {arrays['inputs'].ndim - 1}, those of train {rank - 1}"
-      raise UserError(f"functions of {name} have another number of {axes}")
-    outputs = arrays["outputs"].reshape(number, -1)
-    zero = np.maximum(outputs.max(1), -outputs.min(1)) < 1e-37
+    outputs = arrays["outputs"].reshape(len(arrays["outputs"]), -1)
+    zero = np.maximum(outputs.max(1), -outputs.min(1)) < _ZERO
     if zero.any():
-      raise UserError(
-        f"outputs of {name}: function {zero.argmax()} is 0 at all points, where relative errors"
-        " do not exist"
-      )
+      why = "is 0 at all points, where it has no relative error"
+      raise UserError(f"outputs of {name}: function {zero.argmax()} {why}")
   return {name: Arrays(arrays) for name, arrays in found.items()}
 
 
 def _read(data: FunctionData, base: str) -> Functions:
   """All functions of a base split, on their own grid."""
   if data.name == "files":
-    if not pathlib.Path(base).suffix:
-      fields = "data.train_split and the others name .npz or .mat files below data.dir"
-      raise UserError(f"data.name is 'files', but a split is {base!r}; {fields}")
     path = str(pathlib.Path(data.dir) / base)
     found = function_files.read(path, data.inputs_name, data.outputs_name)
     return dataclasses.replace(found, periodic=data.periodic(len(found.grid)))
+  counts = {"train": data.train_functions, "test": data.test_functions}
+  if base not in counts:
+    raise UserError(f"{data.name} has no split {base!r}; allowed: train, test")
   kind = generate.KINDS[data.name]
   physics = {name: getattr(data, name) for name in options.of(kind.make)}
-  count = data.train_functions if base == "train" else data.test_functions
   points = data.points or kind.points
-  return generate.load(data.name, base, count, data.seed, points, data.cache_dir, **physics)
+  return generate.load(data.name, base, counts[base], data.seed, points, data.cache_dir, **physics)
 
 
 def _taken(
@@ -213,32 +163,28 @@ def _taken(
   """Inputs and outputs of some rows on a coarser grid, in the order of the problem."""
   taken = {"inputs": [], "outputs": [], "id": []}
   for base, rows in parts:
-    whole, other = read(base), read(parts[0][0])
-    if whole.grid != other.grid:
-      grids = f"{base} has functions on {shown(whole.grid)} points, {parts[0][0]} on"
-      raise UserError(f"{grids} {shown(other.grid)}; allowed: parts of a split on one grid")
-    some = slice(rows.start, rows.stop)
+    whole, some = read(base), slice(rows.start, rows.stop)
     fine = Functions(whole.inputs[some], whole.outputs[some], whole.periodic)
-    coarse = subsampled(fine, step, f"data.{'step' if step == data.step else 'extra_test_steps'}")
-    pair = coarse.inputs, coarse.outputs
+    coarse = subsampled(fine, step)
+    inputs, outputs = coarse.inputs, coarse.outputs
     if data.inverse:
-      pair = pair[1], pair[0]
+      inputs, outputs = outputs, inputs
       if wide := data.output_step:
-        check_step(fine.grid, fine.periodic, wide, "data.output_step", step)
-        pair = pair[0], averaged(fine.inputs, wide, fine.periodic)
-    for name, array in zip(("inputs", "outputs"), pair):
-      taken[name].append(_in_float32(array, f"{name} of {base}"))
+        check_step(fine.grid, fine.periodic, wide, "output_step", step)
+        outputs = averaged(fine.inputs, wide, fine.periodic)
+    taken["inputs"].append(_in_float32(inputs, f"inputs of {base}"))
+    taken["outputs"].append(_in_float32(outputs, f"outputs of {base}"))
     ids = zlib.crc32(base.encode()) + np.arange(rows.start, rows.stop)
     taken["id"].append(ids.astype(np.uint32))
   return {name: np.concatenate(arrays) for name, arrays in taken.items()}
 
 
 def _in_float32(functions: np.ndarray, where: str) -> np.ndarray:
-  """The functions; a warning if rounding changes them by over a hundredth of their deviation."""
+  """Rounds functions; warns if that changes them by over a hundredth of their deviation."""
   rounded = np.asarray(functions, np.float32)
   some = np.asarray(functions[:_AT_ONCE], np.float64)
   deviation, lost = some.std(), np.abs(some - rounded[:_AT_ONCE]).max()
-  if lost > _MOST_LOST * deviation > 1e-12 * np.abs(some).max():  # one and the same number has none
+  if lost > _MOST_LOST * deviation > 1e-12 * np.abs(some).max():  # constants have no deviation
     rounds = f"float32 rounds by up to {lost:.1g}, and they have a deviation of {deviation:.1g}"
     _LOG.warning("%s: %s; subtract their mean in the file", where, rounds)
   return rounded
@@ -247,8 +193,8 @@ def _in_float32(functions: np.ndarray, where: str) -> np.ndarray:
 def averaged(functions: np.ndarray, step: int, periodic: bool) -> np.ndarray:
   """Functions [n, *grid] at every step-th point, each the mean over its cell, `step` wide.
 
-  Points on the edge between two cells count half in both. Cells are cut where the domain ends, whose
-  boundary counts in full.
+  Points on the edge between two cells count half in both. Cells are cut at the ends of the domain,
+  and points there count in full.
   """
   means = []
   for points in functions.shape[1:]:

@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-_LEAST = 1e-36  # added to mean squares of functions in units of about their largest value
-# All slopes of a function may be 0: added to theirs, on the unit interval, is this share of its
-# mean square. Those of 100 sin(2 pi x) beside a mean of 1e5 are twenty times as large.
+_LEAST = 1e-36  # added to mean squares of functions, whose largest value is about 1
+# All slopes of a function may be 0, so this share of its mean square is added to theirs (on the unit
+# interval). The slopes of 1e5 + 100 sin(2 pi x) are twenty times as large.
 _LEAST_SLOPES = 1e-6
 
 
 def relative_l2(errors: jax.Array, targets: jax.Array) -> jax.Array:
-  """|e| / |u| of each function, [batch], by root mean squares; e and u are [batch, *grid]."""
+  """|e| / |u| of each function, [batch], from root mean squares of e and u [batch, *grid]."""
   errors, targets = (x * _unit(targets) for x in (errors, targets))
   return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets)))
 
@@ -26,8 +26,8 @@ def relative_h1(errors: jax.Array, targets: jax.Array, periodic: bool) -> jax.Ar
 def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
   """Central differences along each axis of [batch, *grid], on the unit interval or square.
 
-  They are derivatives times the length of the first axis's cells, whatever those of the other
-  are. Without a period each is [batch, *grid - 2], at inner points alone.
+  They are derivatives times the length of a cell of the first axis. Functions that are not periodic
+  have them at inner points alone, [batch, *grid - 2].
   """
   found, axes = [], range(1, functions.ndim)
   inner = (slice(None), *(slice(1, -1) for _ in axes))
@@ -39,15 +39,15 @@ def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
 
 
 def scales(targets: jax.Array) -> jax.Array:
-  """1 / |u| of each function, [batch], which makes its error relative."""
+  """1 / |u| of each function, [batch], the factor that makes its error relative."""
   unit = _unit(targets)
   return unit.reshape(len(unit)) * jax.lax.rsqrt(_mean_square(unit * targets) + _LEAST)
 
 
 def _unit(targets: jax.Array) -> jax.Array:
-  """A power of two for each function, [batch, 1, ...], that brings its largest value to 1/2 or more.
+  """A power of two for each function, [batch, 1, ...], that brings its largest value to about 1.
 
-  Squares of values of any unit are finite then, and no digit changes.
+  So squares are finite in any unit, and no digit changes.
   """
   peak = jnp.max(jnp.abs(targets), axis=tuple(range(1, targets.ndim)), keepdims=True)
   exponent = jnp.clip(jnp.frexp(jax.lax.stop_gradient(peak))[1], -126, 126)
@@ -59,5 +59,5 @@ def _mean_square(x: jax.Array) -> jax.Array:
 
 
 def _ratio(squares: jax.Array, of: jax.Array) -> jax.Array:
-  """A quotient whose root has a finite gradient at 0, too."""
+  """A quotient whose root has a finite gradient even at 0."""
   return squares / (of + _LEAST) + 1e-20

@@ -1,7 +1,7 @@
-"""Mean and standard deviation of functions, at each point or over all, on any grid.
+"""Mean and standard deviation of functions, at each point or over all of them, on any grid.
 
-The statistics belong to the grid of the training functions. Another grid takes them by linear
-interpolation, so that a model carries over.
+The statistics belong to the grid of the training functions. They are interpolated linearly to other
+grids, so that a model carries over.
 """
 
 import logging
@@ -18,24 +18,21 @@ Kind = one_of(
   'of inputs and outputs: "pointwise" statistics of the training functions, or "global" ones',
   ("none", "pointwise", "global"),
 )
-# The least deviation at a point, as a share of the overall one: about the published code's 1e-5 for
-# Darcy's pressures. It keeps their boundary finite, where all are 0.
+# The least deviation at a point, as a share of the overall one, keeps the boundary of Darcy's
+# pressures finite, where all are 0. It is about the published code's 1e-5 there.
 _LEAST = 1e-3
-_FAR = 1e4
+_FAR = 1e4  # outputs by this factor from 1 are reported
 _LOG = logging.getLogger(__name__)
 
-# {"mean": float32 [*grid], "std": likewise}; of a "global" one the axes have length 1.
+# {"mean": float32 [*grid], "std": the same}; the axes of "global" statistics have length 1.
 Statistics = Mapping[str, jax.Array]
 
 
 def fit(
   functions: np.ndarray, kind: str, grid: tuple[int, ...] | None = None, periodic: bool = False
 ) -> Statistics:
-  """The statistics of functions [n, *own grid], of all points if `kind` is "global".
-
-  They are taken in float64, and then brought to another grid, if it is given.
-  """
-  whole = np.std(functions, dtype=np.float64) or 1.0  # of one and the same number, 1
+  """The statistics of functions [n, *own grid], computed in float64 and brought to `grid`."""
+  whole = np.std(functions, dtype=np.float64) or 1.0  # 1 for constants
   if kind == "global":
     shape = (1,) * (functions.ndim - 1)
     mean, std = np.full(shape, np.mean(functions, dtype=np.float64)), np.full(shape, whole)
@@ -47,8 +44,8 @@ def fit(
     return {"mean": on_grid(mean), "std": on_grid(std)}
 
 
-def tell_units(outputs: np.ndarray, kind: str) -> None:
-  """Warns of outputs that the first answers of a model, of about 1, are far from."""
+def warn_of_units(outputs: np.ndarray, kind: str) -> None:
+  """Warns if outputs are far from 1, the size of an untrained model's answers."""
   largest = max(outputs.max(), -outputs.min())
   if kind == "none" and not 1 / _FAR < largest < _FAR:
     how = "normalise='global' or 'pointwise' brings them to a deviation of 1"
@@ -56,7 +53,7 @@ def tell_units(outputs: np.ndarray, kind: str) -> None:
 
 
 def normalised(functions: jax.Array, statistics: Statistics | None, periodic: bool) -> jax.Array:
-  """Functions [batch, *grid] less the mean, by the standard deviation; None: as they are."""
+  """Functions [batch, *grid] minus the mean, divided by the standard deviation."""
   if statistics is None:
     return functions
   mean, std = (at(statistics[name], functions.shape[1:], periodic) for name in ("mean", "std"))

@@ -1,4 +1,4 @@
-"""Pictures of learned operators: functions, errors of all functions, columns of attention."""
+"""Pictures of learned operators: functions, their errors, and columns of attention."""
 
 from typing import Any, Mapping
 
@@ -8,10 +8,10 @@ from mixer_jax import models
 from mixer_jax.tasks.panels import panels
 
 _SHOWN = 4  # functions
-_COLUMNS = {1: 5, 2: 2}  # of each matrix of an attention, by the number of a grid's axes
+_COLUMNS = {1: 5, 2: 2}  # columns drawn of each matrix, by the number of axes of the grid
 _NAMES = ("queries", "keys", "values")
 
-# Of each block by its name, those three [batch, *grid, heads, channels].
+# Queries, keys and values [batch, *grid, heads, channels] of each block, by its name.
 Attended = Mapping[str, Mapping[str, np.ndarray]]
 
 
@@ -24,9 +24,9 @@ def errors(outputs: np.ndarray, found: np.ndarray) -> np.ndarray:
 def draw(
   inputs: np.ndarray, outputs: np.ndarray, found: np.ndarray, periodic: bool
 ) -> Mapping[str, Any]:
-  """Figures by name of functions [n, *grid] and the operator's answers.
+  """Figures "functions" and "errors" of functions [n, *grid] and the operator's answers.
 
-  "functions" has the one with the least error, two in between and the one with the largest.
+  Functions from the one with the least error to the one with the largest are drawn.
   """
   by_error = errors(outputs, found)
   order = np.argsort(by_error, kind="stable")
@@ -38,61 +38,57 @@ def draw(
 
 def attended(sown: Any, grid: tuple[int, ...]) -> Attended:
   """The arrays that attention over the points of a grid has sown."""
-  found = {}
-  for block, parts in models.unrolled(sown).items():
-    for name in _NAMES if "attention" in parts else ():
-      (array,) = parts["attention"][name]
-      on_grid = array.reshape(len(array), *grid, *array.shape[2:])
-      found.setdefault(block, {})[name] = np.float32(on_grid)
-  return found
+  on_grid = lambda x: np.float32(x.reshape(len(x), *grid, *x.shape[2:]))
+  return {
+    block: {name: on_grid(parts["attention"][name][0]) for name in _NAMES}
+    for block, parts in models.unrolled(sown).items()
+    if "attention" in parts
+  }
 
 
 def draw_attention(blocks: Attended, periodic: bool) -> Mapping[str, Any]:
-  """The figure "attention", of the first function of a batch; none if there is no attention.
+  """The figure "attention" of the first function of a batch; none if there is no attention.
 
-  A row has a block's queries, keys and values: a few columns of each, evenly spread over all
-  heads, as functions on the grid.
+  A row has a few columns of a block's queries, keys and values, evenly spread over all heads, as
+  functions on the grid.
   """
   if not blocks:
     return {}
-  arrays = [[_some_columns(array[0]) for array in parts.values()] for parts in blocks.values()]
-  curves = arrays[0][0].ndim == 2
-  figure = _columns_as_curves(arrays, periodic) if curves else _columns_as_maps(arrays)
-  axes = np.array(figure.axes).reshape(len(arrays), -1)
-  for axis, name in zip(axes[0, :: axes.shape[1] // len(_NAMES)], _NAMES):
+  matrices = [[_some_columns(array[0]) for array in parts.values()] for parts in blocks.values()]
+  curves, width = matrices[0][0].ndim == 2, len(matrices[0][0])
+  each = 1 if curves else width  # curves share a panel, a map has its own
+  figure, axes = panels(len(blocks), 3 * each, (9 if curves else 4.5 * each, 1.5 * len(blocks)))
+  for line, block, row in zip(axes, blocks, matrices):
+    for axis, columns in zip(line, row if curves else np.concatenate(row)):
+      if curves:
+        axis.plot(
+          np.linspace(0, 1, columns.shape[1], endpoint=not periodic), columns.T, linewidth=0.8
+        )
+        axis.tick_params(labelsize=6)
+      else:
+        _map(axis, columns, **_around_0(columns))
+    line[0].set_ylabel(f"block {block.rpartition('_')[2]}")
+  for axis, name in zip(axes[0, ::each], _NAMES):
     axis.set_title(name, size=9, loc="left")
-  for axis, block in zip(axes[:, 0], blocks):
-    axis.set_ylabel(f"block {block.rpartition('_')[2]}")
   return {"attention": figure}
 
 
 def _some_columns(array: np.ndarray) -> np.ndarray:
-  """[columns, *grid] of [*grid, heads, channels]."""
+  """Some columns [columns, *grid] of a matrix [*grid, heads, channels]."""
   rank = array.ndim - 2
   columns = np.moveaxis(array.reshape(*array.shape[:rank], -1), -1, 0)
   return columns[np.linspace(0, len(columns) - 1, _COLUMNS[rank]).round().astype(int)]
 
 
-def _columns_as_curves(arrays: list[list[np.ndarray]], periodic: bool) -> Any:
-  rows, matrices = len(arrays), len(arrays[0])
-  figure, axes = panels(rows, matrices, (3 * matrices, 1.5 * rows), sharex=True)
-  for axis, columns in zip(axes.ravel(), (columns for row in arrays for columns in row)):
-    axis.plot(np.linspace(0, 1, columns.shape[1], endpoint=not periodic), columns.T, linewidth=0.8)
-    axis.tick_params(labelsize=6)
-  for axis in axes[-1]:
-    axis.set_xlabel("x")
-  return figure
+def _map(axis: Any, values: np.ndarray, **look: Any) -> Any:
+  """Draws values [n, m] over the unit square."""
+  axis.set(xticks=[], yticks=[])
+  return axis.imshow(values.T, origin="lower", extent=(0, 1, 0, 1), **look)
 
 
-def _columns_as_maps(arrays: list[list[np.ndarray]]) -> Any:
-  rows = [np.concatenate(row) for row in arrays]
-  figure, axes = panels(len(rows), len(rows[0]), (1.5 * len(rows[0]), 1.5 * len(rows)))
-  for axis, column in zip(axes.ravel(), np.concatenate(rows)):
-    limit = np.abs(column).max() or 1.0
-    look = dict(cmap="RdBu_r", vmin=-limit, vmax=limit)
-    axis.imshow(column.T, origin="lower", extent=(0, 1, 0, 1), **look)
-    axis.set(xticks=[], yticks=[])
-  return figure
+def _around_0(values: np.ndarray) -> dict[str, Any]:
+  limit = max(np.abs(values).max(), 1e-30)
+  return dict(cmap="RdBu_r", vmin=-limit, vmax=limit)
 
 
 def _curves(inputs, outputs, found, by_error, periodic):
@@ -115,14 +111,10 @@ def _maps(inputs, outputs, found, by_error):
   """A row of maps for each function: input, output, answer, error."""
   figure, axes = panels(len(inputs), 4, (10, 2.3 * len(inputs)))
   for row, a, u, answer, error in zip(axes, inputs, outputs, found, by_error):
-    low, high = u.min(), u.max()
-    limit = max(np.abs(answer - u).max(), 1e-30)
-    shades = (dict(cmap="viridis", vmin=low, vmax=high),) * 2
-    looks = ({"cmap": "viridis"}, *shades, dict(cmap="RdBu_r", vmin=-limit, vmax=limit))
-    for axis, array, look in zip(row, (a, u, answer, answer - u), looks):
-      image = axis.imshow(array.T, origin="lower", extent=(0, 1, 0, 1), **look)
-      figure.colorbar(image, shrink=0.8)
-      axis.set(xticks=[], yticks=[])
+    shades, wrong = dict(vmin=u.min(), vmax=u.max()), answer - u
+    maps = ((a, {}), (u, shades), (answer, shades), (wrong, _around_0(wrong)))
+    for axis, (values, look) in zip(row, maps):
+      figure.colorbar(_map(axis, values, **look), shrink=0.8)
     row[2].set_xlabel(f"relative L2 error {error:.1e}", size=9)
   for axis, title in zip(axes[0], ("input", "output", "learned", "error")):
     axis.set_title(title)
@@ -130,7 +122,7 @@ def _maps(inputs, outputs, found, by_error):
 
 
 def _sorted(by_error: np.ndarray) -> Any:
-  """The errors of all functions, the least first."""
+  """The errors of all functions, in rising order."""
   figure, [[axis]] = panels(1, 1, (5, 3.4))
   axis.semilogy(np.sort(by_error), ".", markersize=4)
   axis.axhline(by_error.mean(), color="0.6", linewidth=1, label=f"mean {by_error.mean():.1e}")

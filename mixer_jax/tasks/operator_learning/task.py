@@ -18,11 +18,10 @@ import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, as_user_error, check_list
-from mixer_jax.models.spectral import shown
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
-from mixer_jax.pde.functions import leaves_grid
+from mixer_jax.pde.functions import check_step
 from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
 from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pictures
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables, in_batches
@@ -32,9 +31,8 @@ _H1 = (
   "gamma of the H1 term: sqrt(gamma / points of a side, the geometric mean of two) times the relative"
   " error of the slopes"
 )
-# Errors below it count as this large in K-FAC's weights.
-_LEAST = 1e-6
-_BOUNDARY = 1e-5  # a share of the largest output, by which boundary values may differ
+_LEAST = 1e-6  # smaller relative errors count as this large in K-FAC's weights
+_BOUNDARY = 1e-5  # boundary values may differ by this share of the largest output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +45,12 @@ class OperatorOptions:
 
 
 class OperatorLearning(BaseTask):
-  """Functions [batch, *grid] from functions [batch, *grid], on one or two axes.
+  """Maps functions [batch, *grid] to functions [batch, *grid], on one or two axes.
 
-  A batch is {"inputs", "outputs"}, float32. Inputs get their noise, the same in every epoch, and
-  are normalised; the model's answer is brought back to the scale of the outputs, in which all
-  errors are. The statistics are a collection "normaliser" of the variables. `relative_l2` is the
-  mean over functions of |e| / |u|, `worst` the largest.
+  A batch is {"inputs", "outputs"}, float32. Inputs get noise, the same in every epoch, and are
+  normalised. The model's answer is brought back to the scale of the outputs, in which errors are
+  measured. The statistics are the collection "normaliser" of the variables. `relative_l2` is the
+  mean of |e| / |u| over functions, `worst` the largest.
   """
 
   options = {"": OperatorOptions, "model": models.OPERATORS, "data": functions.FunctionData}
@@ -68,10 +66,11 @@ class OperatorLearning(BaseTask):
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    data = options.made(functions.FunctionData, config.data)
-    data.check()
-    if data.dimensions:
-      _build(config, data.grid, data.periodic(data.dimensions))
+    (data := options.made(functions.FunctionData, config.data)).check()
+    if grid := data.generated_grid:
+      periodic = data.periodic(len(grid))
+      cells = [n - (not periodic) for n in grid]
+      _build(config, tuple(n // data.step + (not periodic) for n in cells), periodic)
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._splits
@@ -79,7 +78,7 @@ class OperatorLearning(BaseTask):
   @functools.cached_property
   def _splits(self) -> Mapping[str, Dataset]:
     found = functions.load(self._data)
-    normaliser.tell_units(found["train"].arrays()["outputs"], self._config.normalise)
+    normaliser.warn_of_units(found["train"].arrays()["outputs"], self._config.normalise)
     return found
 
   @functools.cached_property
@@ -101,42 +100,29 @@ class OperatorLearning(BaseTask):
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
+    """Maps values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
     return _build(self._config, self._grids[0], self._periodic)
 
   def init(self, key: jax.Array) -> Variables:
-    inputs = self._grids[0]
-    with as_user_error(f"model {self._config.model.name}", ValueError):
-      variables = self.model.init(key, jnp.zeros((1, *inputs, 1)), self._positions(inputs))
-    collections = {} if self._config.normalise == "none" else {"normaliser": self._statistics}
-    self._check_grids(variables)
-    self._check_boundary(collections)
-    return {**variables, **collections}
+    grid = self._grids[0]
+    variables = self.model.init(key, jnp.zeros((1, *grid, 1)), self._positions(grid))
+    if self._config.normalise != "none":
+      variables = {**variables, "normaliser": self._statistics}
+    if self.model.dirichlet:
+      self._check_boundary(variables)
+    return variables
 
-  def _check_grids(self, variables: Variables) -> None:
-    """Raises a UserError now, and not after training, if the model cannot take a split's grid."""
-    for name, split in self._splits.items():
-      if (grid := split.spec["inputs"].shape) != self._grids[0]:
-        of = f"{name} (data.extra_test_steps)" if name.startswith("test_") else name
-        what = f"model {self._config.model.name} cannot take the grid of {of}"
-        with as_user_error(what, ValueError):
-          jax.eval_shape(self._applied, variables, jnp.zeros((1, *grid)))
-
-  def _check_boundary(self, collections: Variables) -> None:
-    """Raises a UserError if the model holds outputs at a boundary where those of train vary."""
+  def _check_boundary(self, variables: Variables) -> None:
+    """Raises a UserError if the model fixes outputs on the boundary, but those of train vary."""
     wanted = self._splits["train"].arrays()["outputs"]
-    recalled = wanted.shape[1:] != self._grids[1]  # a finished run, on data of another grid
-    if recalled or not self.model.dirichlet:
+    if wanted.shape[1:] != self._grids[1]:  # a finished run, on data of another grid
       return
-    statistics = collections.get("normaliser", {}).get("outputs")
-    off = np.abs(wanted - (0 if statistics is None else statistics["mean"]))
+    held = variables.get("normaliser", {}).get("outputs", {"mean": 0})["mean"]
+    off = np.abs(wanted - held)
     off[(slice(None), *[slice(1, -1)] * (wanted.ndim - 1))] = 0
     if off.max() > _BOUNDARY * np.abs(wanted).max():
-      held_at = "0" if statistics is None else "their mean"
-      raise UserError(
-        f"model.dirichlet=True keeps outputs at {held_at} on the boundary, where those of train"
-        f" differ from it by up to {off.max():.3g}; allowed: False"
-      )
+      differ = f"those of train differ from it by up to {off.max():.3g}; allowed: False"
+      raise UserError(f"model.dirichlet is True, which fixes outputs on the boundary, but {differ}")
 
   @functools.cached_property
   def _statistics(self) -> Mapping[str, normaliser.Statistics]:
@@ -157,20 +143,18 @@ class OperatorLearning(BaseTask):
       first = jax.random.key(self._data.seed)
       keys = jax.vmap(functools.partial(jax.random.fold_in, first))(examples["id"])
       drawn = jax.vmap(lambda key: jax.random.normal(key, inputs.shape[1:]))(keys)
-      inputs = inputs + self._data.noise * self._spread(inputs.shape[1:]) * drawn
+      deviation = normaliser.at(self._deviation, inputs.shape[1:], self._periodic)
+      inputs = inputs + self._data.noise * deviation * drawn
     return {"inputs": inputs, "outputs": outputs}
-
-  def _spread(self, grid: tuple[int, ...]) -> jax.Array:
-    """The standard deviation of the training inputs at the points of a grid."""
-    return normaliser.at(self._deviation, grid, self._periodic)
 
   @functools.cached_property
   def _deviation(self) -> np.ndarray:
+    """The standard deviation of the training inputs at each point."""
     inputs = self._splits["train"].arrays()["inputs"]
     return np.float32(np.std(inputs, axis=0, dtype=np.float64))
 
   def _answer(self, variables: Variables, inputs: jax.Array, **options: Any) -> jax.Array:
-    """The operator's values [batch, *grid] for inputs, at the points of the outputs."""
+    """The operator's answer [batch, *grid], at the points of the outputs."""
     found = self._applied(variables, inputs, **options)[..., 0]
     if every := self._data.output_step // self._data.step:
       found = found[(slice(None), *[slice(None, None, every)] * (found.ndim - 1))]
@@ -178,11 +162,15 @@ class OperatorLearning(BaseTask):
     return normaliser.denormalised(found, statistics, self._periodic)
 
   def _applied(self, variables: Variables, inputs: jax.Array, **options: Any) -> Any:
-    """The model's own answer [batch, *grid, 1], at the points of the inputs; as `apply` gives it."""
-    statistics = variables.get("normaliser", {}).get("inputs")
-    values = normaliser.normalised(inputs, statistics, self._periodic)[..., None]
-    params, positions = {"params": variables["params"]}, self._positions(inputs.shape[1:])
-    return self.model.apply(params, values, positions, **options)
+    """What the model's `apply` gives for inputs [batch, *grid], such as values [batch, *grid, 1].
+
+    A UserError if the model cannot take their grid.
+    """
+    statistics, grid = variables.get("normaliser", {}).get("inputs"), inputs.shape[1:]
+    with as_user_error(f"model {self._config.model.name} on the grid {grid}", ValueError):
+      values = normaliser.normalised(inputs, statistics, self._periodic)[..., None]
+      params = {"params": variables["params"]}
+      return self.model.apply(params, values, self._positions(grid), **options)
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     found = self._answer(variables, batch["inputs"], train=True, rngs={"dropout": key})
@@ -197,7 +185,7 @@ class OperatorLearning(BaseTask):
     return self._sums(self._answer(variables, batch["inputs"]), batch["outputs"], mask)
 
   def _sums(self, found: jax.Array, wanted: jax.Array, mask: Any = None) -> dict[str, Sums]:
-    """Metrics of functions [batch, *grid], where a mask [batch] holds."""
+    """Metrics of functions [batch, *grid] for which the mask [batch] is true."""
     errors = found - wanted
     relative = losses.relative_l2(errors, wanted)
     power = 2 if self._config.loss == "square" else 1
@@ -211,10 +199,10 @@ class OperatorLearning(BaseTask):
     return {"relative_l2": of(relative), "worst": worst, "loss": of(loss)}
 
   def curvature_view(self) -> Any:
-    """Outputs [batch, points, 1] by the functions' norms: their squares are relative errors.
+    """Outputs [batch, points, 1], scaled so that their squared errors are relative ones.
 
-    The loss of a function is |e| / |u|. Its quadratic model at e0 = e is |e|^2 / (2 |u| |e0|), whose
-    weight is that of the rows. The H1 term, a small one, is left out.
+    The loss of a function is |e| / |u|. Its quadratic model at e0 = e is |e|^2 / (2 |u| |e0|), which
+    gives the scale. The H1 term, a small one, is left out.
     """
 
     def predict(variables, batch):
@@ -232,7 +220,7 @@ class OperatorLearning(BaseTask):
   layer_kind = staticmethod(models.layer_kind)
 
   def attended(self, variables: Variables, examples: Any) -> pictures.Attended:
-    """The queries, keys and values of a model with attention over points; of another one, {}."""
+    """The queries, keys and values of attention over points; {} for a model without it."""
     inputs = self.prepare(None, examples, train=False)["inputs"]
     apply = jax.jit(lambda x: self._applied(variables, x, mutable=["intermediates"])[1])
     sown = jax.device_get(apply(inputs)).get("intermediates", {})
@@ -242,7 +230,7 @@ class OperatorLearning(BaseTask):
     arrays = split.arrays()
 
     @jax.jit
-    def answer(examples):  # to the inputs with their noise, which are drawn
+    def answer(examples):  # the inputs with their noise, and the answers to them
       batch = self.prepare(None, examples, train=False)
       return batch["inputs"], self.predict(variables, batch).outputs
 
@@ -261,57 +249,29 @@ class OperatorLearning(BaseTask):
 
     The inputs of an inverse problem are a file's outputs. A UserError names a file on a wrong grid.
     """
-    check_list(inputs, "paths")
-    answer = jax.jit(lambda x: self._answer(variables, x))
-    data, rank = self._data, len(self._grids[0])
+    answer, data = jax.jit(lambda x: self._answer(variables, x)), self._data
     name = data.outputs_name if data.inverse else data.inputs_name
     for path in inputs:
       read = function_files.read_side(path, name, outputs=data.inverse)
-      if read.ndim != rank + 1:
-        axes = f"functions of {_counted_axes(rank)}, an array of {rank + 1}"
-        raise UserError(f"{path}: has an array of {read.ndim} axes; allowed: {axes}")
-      self._check_outputs_grid(path, read.shape[1:])
+      if every := data.output_step // data.step:
+        check_step(read.shape[1:], self._periodic, every, f"{path}: data.output_step / data.step")
       for i, function in enumerate(read):
-        with as_user_error(path, ValueError):
+        try:
           found = answer(jnp.asarray(function)[None])[0]
+        except UserError as e:
+          raise UserError(f"{path}: {e}") from e
         yield {"path": path, "function": i, "output": np.asarray(found).tolist()}
-
-  def _check_outputs_grid(self, path: str, grid: tuple[int, ...]) -> None:
-    """Raises a UserError if the points that `data.output_step` picks are no grid on the domain."""
-    every = self._data.output_step // self._data.step
-    if every and not all(leaves_grid(points, every, self._periodic) for points in grid):
-      some = ", ".join(str(n * every + (not self._periodic)) for n in (2, 3, 4))
-      why = f"data.output_step, {self._data.output_step}, is {every} times data.step"
-      points = f"has functions on {shown(grid)} points; allowed on each axis: {some}, ..."
-      raise UserError(f"{path}: {points}, since {why}")
 
 
 def _build(config: ml_collections.ConfigDict, grid: tuple[int, ...], periodic: bool) -> nn.Module:
-  """The model for a training grid; a UserError if it is for others."""
-  _check_axes(config.model.name, len(grid))
-  try:
-    model = models.operator(config.model.name, grid=grid, **options.given(config.model))
-  except UserError as e:
-    step = options.made(functions.FunctionData, config.data).step
-    where = f"; the grid is that of data.step={step}" if "grid" in str(e) else ""
-    raise UserError(f"{e}{where}") from e
+  """The model for a training grid; a UserError if it is for other grids."""
+  name, given = config.model.name, options.given(config.model)
+  if len(grid) not in (own := models.operator_axes(name)):
+    allowed = " or ".join(map(str, own))
+    raise UserError(f"model.name is {name!r}; grids have {len(grid)} axes, allowed: {allowed}")
+  model = models.operator(name, grid=grid, **given)
   if periodic and model.needs_ends:
     field, allowed = model.needs_ends
     given = f"model.{field} is {getattr(model, field)!r}, for domains with ends"
     raise UserError(f"{given}, but the axes of the data are periodic; allowed: {allowed!r}")
   return model
-
-
-def _check_axes(model: str, axes: int) -> None:
-  """Raises a UserError if a model is for functions of another number of axes."""
-  if axes not in (own := models.operator_axes(model)):
-    fit = ", ".join(name for name in models.OPERATORS if axes in models.operator_axes(name))
-    raise UserError(
-      f"model.name is {model!r}, for functions of {' or '.join(map(str, own))}"
-      f" {'axis' if own == (1,) else 'axes'}, but those of the data have {_counted_axes(axes)};"
-      f" allowed: {fit}"
-    )
-
-
-def _counted_axes(number: int) -> str:
-  return f"{number} {'axis' if number == 1 else 'axes'}"

@@ -16,7 +16,7 @@ _TINY = 1e-30
 
 
 def start(names: Any, dtype: Any) -> dict[str, Any]:
-  """Equal weights, and a count of steps: a collection that is not trained."""
+  """The collection at the start: the number of steps and equal weights."""
   ones = {name: jnp.ones((), dtype) for name in names}
   return {"count": jnp.zeros((), jnp.int32), "weights": ones}
 
@@ -28,7 +28,7 @@ def renewed(
   period: int,
   decay: float,
 ) -> dict[str, Any]:
-  """The state after a step; `means` gives the terms of the loss, without these weights."""
+  """The state after a step; `means` maps parameters to the terms of the loss, not balanced."""
   params = jax.lax.stop_gradient(params)
 
   def weights():

@@ -1,4 +1,4 @@
-"""Derivatives of functions of a point, as residuals need them. Those of JAX may be used as well."""
+"""Derivatives that residuals need, of functions of a point. JAX's own may be used, too."""
 
 from typing import Callable
 
@@ -11,14 +11,10 @@ Function = Callable[[jax.Array], jax.Array]
 
 
 def partial(f: Function, *axes: int) -> Function:
-  """The partial derivative along each of some axes in turn: `partial(u, 0, 1)` is u_xy."""
+  """The partial derivative along these axes in turn: `partial(u, 0, 1)` is u_xy."""
   for axis in axes:
-    f = _along(f, axis)
+    f = lambda x, f=f, axis=axis: jax.jvp(f, (x,), (_unit(x, axis),))[1]
   return f
-
-
-def _along(f: Function, axis: int) -> Function:
-  return lambda x: jax.jvp(f, (x,), (_unit(x, axis),))[1]
 
 
 def _unit(x: jax.Array, axis: int) -> jax.Array:
@@ -28,8 +24,8 @@ def _unit(x: jax.Array, axis: int) -> jax.Array:
 def powers(f: Function, x: jax.Array, axis: int, order: int) -> list[jax.Array]:
   """f and its derivatives along an axis up to an order, [order + 1], in one pass.
 
-  Taylor's series is carried through the function (Bettencourt et al., 2019, Taylor-Mode Automatic
-  Differentiation for Higher-Order Derivatives in JAX), so that the work grows as the order's square.
+  A Taylor series is carried through the function (Bettencourt et al., 2019, Taylor-Mode Automatic
+  Differentiation for Higher-Order Derivatives in JAX), so the work grows as the order squared.
   """
   series = [_unit(x, axis), *(jnp.zeros_like(x) for _ in range(order - 1))]
   value, found = jet.jet(f, (x,), (series,))

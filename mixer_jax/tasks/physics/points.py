@@ -1,6 +1,6 @@
-"""Points of a problem as the splits of a run, drawn on the host by the seed alone.
+"""The splits of a run on an equation: points drawn on the host, which depend on the seed alone.
 
-NumPy's PCG64 in float64 draws them, whatever the width of the run and JAX's settings are.
+NumPy's PCG64 draws them in float64, whatever the width of the run and JAX's settings are.
 """
 
 from typing import Any, Mapping, Sequence
@@ -15,36 +15,33 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.paths import user_path
 from mixer_jax.tasks.physics.problem import Box, Grid, Problem
 
-_ROUNDING = 1e-9  # of the domain's sides, by which a point may lie outside
+_ROUNDING = 1e-9  # a point may lie outside the domain by this share of its sides
 
 
 def drawn(problem: Problem, name: str, count: int, seed: Sequence[Any]) -> np.ndarray:
-  """Rows of a term, float64 [count, columns]; a UserError for wrong shapes and points outside."""
+  """Rows of a term, float64 [count, columns]; a UserError for a wrong shape or points outside."""
   texts = (zlib.crc32(x.encode()) if isinstance(x, str) else x for x in (*seed, name))
   rows = np.asarray(problem.terms[name].points(np.random.default_rng([*texts]), count), np.float64)
-  dim = problem.domain.dim
+  what, dim = f"points of the term {name!r}", problem.domain.dim
   if rows.ndim != 2 or len(rows) != count or rows.shape[1] < dim:
-    allowed = f"[{count}, {dim}], or more columns"
-    raise UserError(f"points of the term {name!r} have shape {rows.shape}; allowed: {allowed}")
-  _check_inside(f"points of the term {name!r}", problem.domain, rows[:, :dim])
+    raise UserError(f"{what} have shape {rows.shape}; allowed: [{count}, {dim} or more]")
+  _check_inside(what, problem.domain, rows[:, :dim])
   return rows
 
 
 def _check_inside(what: str, domain: Box, x: np.ndarray) -> None:
-  """Raises a UserError for a point of [n, dim] outside of the domain."""
+  """Raises a UserError if a point of x [n, dim] lies outside the domain."""
   low, high = (np.asarray(side, np.float64) for side in (domain.low, domain.high))
   slack = _ROUNDING * (high - low)
-  outside = ~((x >= low - slack) & (x <= high + slack))  # NaN lies outside, too
+  outside = ~((x >= low - slack) & (x <= high + slack))  # true for NaN, too
   if outside.any():
     row, axis = np.argwhere(outside)[0]
-    raise UserError(
-      f"{what}: {domain.axes[axis]} is {x[row, axis]:.6g};"
-      f" allowed: {low[axis]:.6g} to {high[axis]:.6g}, the domain"
-    )
+    allowed = f"{low[axis]:.6g} to {high[axis]:.6g}, the domain"
+    raise UserError(f"{what}: {domain.axes[axis]} is {x[row, axis]:.6g}; allowed: {allowed}")
 
 
 def read(path: str, domain: Box) -> np.ndarray:
-  """The array "points" of an .npz file, [n, dim]; a UserError if it has none, or points outside."""
+  """The array "points" [n, dim] of an .npz file; a UserError if it has none, or points outside."""
   with as_user_error(path, ValueError, OSError, KeyError), npz.Npz(user_path(path)) as file:
     found = np.asarray(file.read("points"), np.float64)
   if found.ndim != 2 or found.shape[1] != domain.dim:
@@ -53,7 +50,7 @@ def read(path: str, domain: Box) -> np.ndarray:
   return found
 
 
-def train_split(
+def training_split(
   problem: Problem, counts: Mapping[str, int], sets: int, seed: int, dtype: Any
 ) -> Arrays:
   """Sets of points as examples: {term: [sets, count, columns]}."""
@@ -62,11 +59,11 @@ def train_split(
   return Arrays({name: x.astype(dtype) for name, x in stacked.items()})
 
 
-def test_split(problem: Problem, grid: Grid | None, number: int, dtype: Any) -> Arrays:
+def evaluation_split(problem: Problem, grid: Grid | None, number: int, dtype: Any) -> Arrays:
   """Points of evaluation as examples: {"point": [n, dim], "terms": {term: [n, columns]}}.
 
-  With a solution also "value", [n, functions]. The points are those of the reference's grid, if
-  there is one, else `number` drawn inside of the domain, the same for all seeds of a run.
+  The points are those of the reference's grid, or `number` points drawn inside the domain, the same
+  for every seed. "value" [n, functions] is there if the solution is known.
   """
   arrays: dict[str, Any] = {}
   if grid is not None:
@@ -74,19 +71,10 @@ def test_split(problem: Problem, grid: Grid | None, number: int, dtype: Any) -> 
   else:
     points = problem.domain.inside(np.random.default_rng(zlib.crc32(b"test")), number)
     if problem.exact is not None:
-      arrays["value"] = exact_values(problem, points)
+      arrays["value"] = problem.exact_values(points)
+  if "value" in arrays and arrays["value"].shape[1] > len(problem.functions):
+    found, names = arrays["value"].shape[1], ", ".join(problem.functions)
+    raise UserError(f"the solution has {found} functions; allowed: those of the problem, {names}")
   terms = {name: drawn(problem, name, len(points), ("test",)) for name in problem.terms}
   arrays |= {"point": points, "terms": terms}
-  cast = lambda x: (
-    x.astype(dtype) if isinstance(x, np.ndarray) else {k: cast(v) for k, v in x.items()}
-  )
-  return Arrays(cast(arrays))
-
-
-test_split.__test__ = False  # pytest must not take it for a test
-
-
-def exact_values(problem: Problem, points: np.ndarray) -> np.ndarray:
-  """The exact solution at points [n, dim], [n, functions], as wide as JAX's floats are."""
-  values = np.asarray(jax.jit(jax.vmap(problem.exact))(points))
-  return values.reshape(len(points), -1)
+  return Arrays(jax.tree.map(lambda x: x.astype(dtype), arrays))

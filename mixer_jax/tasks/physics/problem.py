@@ -1,4 +1,4 @@
-"""An equation, as a user writes it: residuals, points, and maybe the solution."""
+"""An equation as a user writes it: residuals, points, and the solution if it is known."""
 
 import dataclasses
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# From a point [dim] to the value [] of the function, or to those [k] of several.
+from mixer_jax.errors import UserError
+
+# Maps a point [dim] to the value [] of the function, or to the values [k] of several functions.
 Function = Callable[[jax.Array], jax.Array]
-# Draws n rows, float64 [n, columns]; the first columns are a point of the domain.
+# Draws n rows, float64 [n, columns], whose first columns are a point of the domain.
 Sampler = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -19,7 +21,7 @@ class Box:
 
   Attributes:
     low, high: ends of each axis, [dim].
-    names: of the axes; one called "t" is the time.
+    names: names of the axes; an axis "t" is the time.
   """
 
   low: Sequence[float]
@@ -32,16 +34,19 @@ class Box:
 
   @property
   def axes(self) -> Sequence[str]:
-    """The names, or x0, x1, ... if there are none."""
+    """The names of the axes; x0, x1, ... if none are given."""
     return self.names or [f"x{i}" for i in range(self.dim)]
 
   def inside(self, rng: np.random.Generator, n: int) -> np.ndarray:
     """Points drawn uniformly, [n, dim]; a `Sampler`."""
     return rng.uniform(self.low, self.high, (n, self.dim))
 
-  def faces(self, *axes: int) -> Sampler:
-    """Points drawn uniformly on the two faces of some axes; none given: of all axes."""
-    chosen = np.array(axes or range(self.dim))
+  def _number(self, axis: int | str) -> int:
+    return list(self.axes).index(axis) if isinstance(axis, str) else axis
+
+  def faces(self, *axes: int | str) -> Sampler:
+    """Draws points uniformly on the two faces of these axes, by default of all axes."""
+    chosen = np.array([self._number(axis) for axis in axes] or range(self.dim))
     ends = np.array([self.low, self.high], np.float64)
 
     def sample(rng, n):
@@ -51,27 +56,28 @@ class Box:
 
     return sample
 
-  def at(self, axis: int, value: float) -> Sampler:
-    """Points drawn uniformly where a coordinate has a value, such as the time 0."""
+  def at(self, axis: int | str, value: float) -> Sampler:
+    """Draws points uniformly where a coordinate has this value, such as the time 0."""
+    number = self._number(axis)
 
     def sample(rng, n):
       x = self.inside(rng, n)
-      x[:, axis] = value
+      x[:, number] = value
       return x
 
     return sample
 
 
 class Term(NamedTuple):
-  """A term of the loss: the mean of squares of a residual.
+  """A term of the loss: the mean over points of the squared residual.
 
   Attributes:
     residual: maps the solution u, a `Function`, and a row that was drawn, a point [dim], to [] or
-      [k], whose squares are added up. Of a problem with learned parameters it gets their values by
-      name as a third argument.
+      [k], whose squares are added up. If the problem has learned parameters, their values by name
+      are a third argument.
     points: draws the rows.
-    count: how many.
-    weight: of the mean in the loss.
+    count: the number of rows.
+    weight: the weight of the mean in the loss.
   """
 
   residual: Callable[..., jax.Array]
@@ -85,7 +91,7 @@ class Learned(NamedTuple):
 
   Attributes:
     start: its first value.
-    true: the value that it should get; None: nobody knows.
+    true: the value that it should get, if that is known.
     positive: whether its logarithm is trained.
   """
 
@@ -95,7 +101,7 @@ class Learned(NamedTuple):
 
 
 class Grid(NamedTuple):
-  """A solution on a grid: the points of each axis, and values [n0, n1, ..., functions]."""
+  """A solution on a grid: the points of each axis and the values [n0, n1, ..., functions]."""
 
   axes: Sequence[np.ndarray]
   values: np.ndarray
@@ -111,15 +117,15 @@ class Problem:
   """An equation to be solved.
 
   Attributes:
-    domain: of the solution.
-    terms: of the loss, by name.
-    functions: names of the functions that are looked for; with one, u(x) is a number.
-    exact: the solution, a `Function` of JAX, if it is known; of several functions maybe the first.
-    reference: makes the solution on a grid, of the directory of the cache ("": the user's own).
-    learned: parameters of the equation that are learned, by name.
-    output: maps a point and the net's value there to that of the solution, so that
-      conditions hold whatever the net is. None: the net is the solution.
-    periods: of the axes in which the solution is periodic, [dim]; 0 of others. (): none.
+    domain: the domain of the solution.
+    terms: the terms of the loss, by name.
+    functions: the names of the unknown functions; with one name, u(x) is a number.
+    exact: the solution in JAX, a `Function`, if it is known, or its first functions.
+    reference: makes the solution on a grid; takes the directory of a cache ("": the user's own).
+    learned: the parameters of the equation that are learned, by name; a number is a first value.
+    output: maps a point and the net's value there to the value of the solution, so that conditions
+      hold for any net. By default the net is the solution.
+    periods: the period of each axis, [dim], 0 for an axis without one; or by names of axes.
   """
 
   domain: Box
@@ -127,13 +133,21 @@ class Problem:
   functions: Sequence[str] = ("u",)
   exact: Function | None = None
   reference: Callable[[str], Grid] | None = None
-  learned: Mapping[str, Learned] = dataclasses.field(default_factory=dict)
+  learned: Mapping[str, Learned | float] = dataclasses.field(default_factory=dict)
   output: Callable[[jax.Array, jax.Array], jax.Array] | None = None
-  periods: Sequence[float] = ()
+  periods: Sequence[float] | Mapping[str, float] = ()
+
+  def __post_init__(self):
+    whole = lambda x: x if isinstance(x, Learned) else Learned(float(x))
+    learned, periods = {name: whole(x) for name, x in self.learned.items()}, self.periods
+    if isinstance(periods, Mapping):
+      periods = [periods.get(axis, 0.0) for axis in self.domain.axes]
+    object.__setattr__(self, "learned", learned)
+    object.__setattr__(self, "periods", periods)
 
   @property
   def solved(self) -> bool:
-    """Whether errors can be told."""
+    """Whether the solution is known."""
     return self.exact is not None or self.reference is not None
 
   def solution(self, net: Callable[[jax.Array], jax.Array]) -> Function:
@@ -147,17 +161,26 @@ class Problem:
     return u
 
   def values(self, raw: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The learned parameters, of what is trained."""
+    """The learned parameters, computed from the trained numbers."""
     return {k: jnp.exp(x) if self.learned[k].positive else x for k, x in raw.items()}
 
+  def exact_values(self, points: np.ndarray) -> np.ndarray:
+    """The exact solution at points [n, dim], [n, functions], as wide as JAX's floats are."""
+    return np.asarray(jax.jit(jax.vmap(self.exact))(points)).reshape(len(points), -1)
+
   def residual(self, name: str, u: Function, row: jax.Array, raw: Mapping[str, Any]) -> jax.Array:
-    """The residual of a term at a row, [k]."""
+    """The residual of a term at a row, [k]; a UserError if the user's function has another shape."""
     more = (self.values(raw),) if self.learned else ()
-    return jnp.atleast_1d(self.terms[name].residual(u, row, *more))
+    found = jnp.atleast_1d(self.terms[name].residual(u, row, *more))
+    if found.ndim > 1:
+      raise UserError(
+        f"the residual {name!r} of a point has shape {found.shape}; allowed: (), (k,)"
+      )
+    return found
 
 
 def observed(points: np.ndarray, values: np.ndarray, weight: float = 1.0) -> Term:
-  """A term of data: the first functions shall have values [n] or [n, k] at points [n, dim]."""
+  """A term of data: values [n] or [n, k] of the first functions, known at points [n, dim]."""
   values = np.reshape(values, (len(points), -1))
   rows, (dim, number) = np.hstack([points, values]), (points.shape[1], values.shape[1])
   residual = lambda u, row, *_: jnp.atleast_1d(u(row[:dim]))[:number] - row[dim:]

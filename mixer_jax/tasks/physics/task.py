@@ -1,4 +1,4 @@
-"""Differential equations solved by a net: the loss is made of the residuals at points.
+"""A net solves a differential equation: the loss is made of the residuals at points.
 
 Raissi, Perdikaris and Karniadakis, "Physics-informed neural networks" (Journal of Computational
 Physics, 2019).
@@ -14,8 +14,8 @@ import ml_collections
 import numpy as np
 
 from mixer_jax import models, options
-from mixer_jax.data.dataset import Arrays, Dataset
-from mixer_jax.errors import UserError, as_user_error, check_list
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
 from mixer_jax.runtime import precision
 from mixer_jax.tasks.metrics import Largest, Metric, RootMeanSquare, Sums, WeightedSum
@@ -55,11 +55,12 @@ class PhysicsOptions:
 class Physics(BaseTask):
   """A net [dim] -> [functions] that solves an equation, a `Problem`.
 
-  A training batch is a mapping from each term to its rows [n, columns]; its loss is the sum over
-  terms of weight times the mean over rows of the squares of residuals, without one half.
-  `relative_l2` is |e| / |u| over all points of evaluation and functions that are known, `rmse` the root
-  of the mean square of e, `max_error` the largest |e|. The means of squares of the residuals there
-  are `residual_NAME`, the loss of them `loss`; learned parameters are told by their names.
+  A training batch maps each term to its rows [n, columns]. The loss is the sum over terms of weight
+  times the mean over rows of the squared residuals, without one half.
+
+  `relative_l2` is |e| / |u| over all points of evaluation and known functions, `rmse` the root mean
+  square of e, `max_error` the largest |e|. `residual_NAME` is the mean of a term's squared residuals
+  there, `loss` their weighted sum. A learned parameter is a metric of its own name.
   """
 
   options = {"": PhysicsOptions, "model": models.POINT_NETS, "problem": PROBLEMS}
@@ -74,38 +75,38 @@ class Physics(BaseTask):
     precision.take(config)
     self._config, self.problem = config, _problem(type(self).options["problem"], config)
     self._dtype = np.float64 if config.float64 else np.float32
-    self._seed, self.repeats = config.seed, config.steps_a_set
-    terms = self.problem.terms
+    self.repeats, terms = config.steps_a_set, self.problem.terms
     weights = config.weights or [term.weight for term in terms.values()]
     self._weights = dict(zip(terms, map(float, weights), strict=True))
-    self._counts = dict(zip(terms, config.points or [term.count for term in terms.values()]))
     self.likelihood = {name: (weight, "normal") for name, weight in self._weights.items()}
-    self.model = _net(config, self.problem, self._dtype)
+    domain, given = self.problem.domain, options.given(config.model)
+    with as_user_error(f"model {config.model.name}", ValueError):
+      self.model = models.POINT_NETS[config.model.name](
+        low=tuple(domain.low),
+        high=tuple(domain.high),
+        periods=tuple(self.problem.periods),
+        functions=len(self.problem.functions),
+        param_dtype=self._dtype,
+        **given,
+      )
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    problem = _problem(cls.options["problem"], config)
-    names = ", ".join(problem.terms)
+    terms = _problem(cls.options["problem"], config).terms
     for field in ("points", "weights"):
-      if (given := config[field]) and len(given) != len(problem.terms):
-        allowed = f"{len(problem.terms)} numbers, of {names}"
-        raise UserError(f"{field} is {tuple(given)}; allowed: () or {allowed}")
+      if (given := config[field]) and len(given) != len(terms):
+        allowed = f"() or {len(terms)} numbers, for {', '.join(terms)}"
+        raise UserError(f"{field} is {tuple(given)}; allowed: {allowed}")
     if config.sets % config.steps_a_set:
       allowed = f"divisors of sets, {config.sets}"
       raise UserError(f"steps_a_set is {config.steps_a_set}; allowed: {allowed}")
-    if any(count % 1 for count in config.points):
-      raise UserError(f"points is {tuple(config.points)}; allowed: integers")
-    _net(config, problem, np.float32)
 
   def datasets(self) -> Mapping[str, Dataset]:
-    return self._splits
-
-  @functools.cached_property
-  def _splits(self) -> Mapping[str, Arrays]:
-    config, problem = self._config, self.problem
-    train = points.train_split(problem, self._counts, config.sets, self._seed, self._dtype)
-    given = self._reference, config.test_points, self._dtype
-    return {"train": train, "test": points.test_split(problem, *given)}
+    config, terms = self._config, self.problem.terms
+    counts = dict(zip(terms, config.points or [term.count for term in terms.values()]))
+    train = self.problem, counts, config.sets, config.seed, self._dtype
+    test = self.problem, self._reference, config.test_points, self._dtype
+    return {"train": points.training_split(*train), "test": points.evaluation_split(*test)}
 
   @functools.cached_property
   def _reference(self) -> Grid | None:
@@ -123,34 +124,10 @@ class Physics(BaseTask):
       variables["params"] = {**variables["params"], _EQUATION: learned}
     if self._config.balance != "none":
       variables[balance.COLLECTION] = balance.start(self.problem.terms, self._dtype)
-    self._check_shapes(variables)
     return variables
 
-  def _check_shapes(self, variables: Variables) -> None:
-    """Raises a UserError for a residual or a solution of another shape than is allowed."""
-    u, raw = self._solved(variables)
-    rows = {name: x[0, 0] for name, x in self._splits["train"].arrays().items()}
-    for name, row in rows.items():
-      found = jax.eval_shape(lambda row, name=name: self.problem.residual(name, u, row, raw), row)
-      if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.floating):
-        raise UserError(
-          f"the residual {name!r} of a point is {found.dtype.name}{list(found.shape)};"
-          " allowed: a number [], or several [k]"
-        )
-    value = jax.eval_shape(u, rows[name][: self.problem.domain.dim])
-    known = self._splits["test"].spec.get("value")
-    wanted = () if len(self.problem.functions) == 1 else (len(self.problem.functions),)
-    if value.shape != wanted:
-      allowed = f"{list(wanted)}, of {', '.join(self.problem.functions)}"
-      raise UserError(f"the solution at a point has shape {list(value.shape)}; allowed: {allowed}")
-    if known is not None and not 0 < known.shape[0] <= len(self.problem.functions):
-      raise UserError(
-        f"the exact solution has {known.shape[0]} functions; allowed: up to"
-        f" {len(self.problem.functions)}, {', '.join(self.problem.functions)}"
-      )
-
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
-    """All sets of points of a batch together, {term: [n, columns]}; points of evaluation as is."""
+    """Joins the sets of points of a training batch, {term: [n, columns]}."""
     if not train:
       return examples
     return {name: x.reshape(-1, x.shape[-1]) for name, x in examples.items()}
@@ -159,10 +136,15 @@ class Physics(BaseTask):
     """The solution, and the trained numbers behind the learned parameters."""
     params = dict(variables["params"])
     raw = params.pop(_EQUATION, {})
-    net = {"params": params}
-    if "constants" in variables:
-      net["constants"] = variables["constants"]
+    net = {name: tree for name, tree in variables.items() if name == "constants"} | {
+      "params": params
+    }
     return self.problem.solution(lambda x: self.model.apply(net, x)), raw
+
+  def _values(self, variables: Variables) -> Callable[[np.ndarray], np.ndarray]:
+    """The solution as a function of points [n, dim], [n, functions]."""
+    u = jax.jit(jax.vmap(lambda x: jnp.atleast_1d(self._solved(variables)[0](x))))
+    return lambda x: in_batches(u, x, self._config.eval_batch_size)
 
   def residuals(self, variables: Variables, rows: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The residuals [n, k] of each term at its rows [n, columns] (traceable)."""
@@ -171,7 +153,7 @@ class Physics(BaseTask):
     return {name: of(name)(x) for name, x in rows.items()}
 
   def _total(self, means: Mapping[str, jax.Array], variables: Variables) -> jax.Array:
-    """The loss of the terms' means of squares."""
+    """The loss, from the mean of squares of each term."""
     state = variables.get(balance.COLLECTION)
     more = lambda name: 1.0 if state is None else state["weights"][name]
     return sum(self._weights[name] * more(name) * mean for name, mean in means.items())
@@ -204,7 +186,7 @@ class Physics(BaseTask):
     return predict
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    """The functions [n, functions] at points of evaluation, and the known ones."""
+    """The functions [n, functions] at points of evaluation, and the known values."""
     u, _ = self._solved(variables)
     found = jax.vmap(lambda x: jnp.atleast_1d(u(x)))(batch["point"])
     return Prediction(found, batch.get("value"))
@@ -229,7 +211,7 @@ class Physics(BaseTask):
     return sums
 
   def _errors(self, errors: jax.Array, wanted: jax.Array, mask: jax.Array) -> dict[str, Sums]:
-    """Metrics of errors [n, functions] where a mask [n] holds."""
+    """Metrics of errors [n, functions] at the points where the mask [n] is true."""
     own = mask[:, None]
     of = lambda x: RootMeanSquare.of(jnp.square(x), own)
     relative = lambda e, u: RootMeanSquare(of(e).total, of(u).total)
@@ -247,22 +229,19 @@ class Physics(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The functions [n, functions] at the array "points" [n, dim] of each .npz file."""
-    check_list(inputs, "paths")
-    u = jax.jit(jax.vmap(lambda x: jnp.atleast_1d(self._solved(variables)[0](x))))
+    u = self._values(variables)
     for path in inputs:
       x = points.read(path, self.problem.domain).astype(self._dtype)
-      found = in_batches(u, x, self._config.eval_batch_size)
-      yield {"path": path, "solution": found.tolist()}
+      yield {"path": path, "solution": u(x).tolist()}
 
   def layer_kind(self, path: str) -> str:
     return _EQUATION if path.startswith(f"{_EQUATION}/") else "net"
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    arrays = split.arrays()
-    u = jax.jit(jax.vmap(lambda x: jnp.atleast_1d(self._solved(variables)[0](x))))
-    residuals = jax.jit(functools.partial(self.residuals, variables))
-    size = self._config.eval_batch_size
-    return pictures.draw(self.problem, self._reference, u, residuals, arrays, size)
+    arrays, residuals = split.arrays(), jax.jit(functools.partial(self.residuals, variables))
+    found = in_batches(residuals, arrays["terms"], self._config.eval_batch_size)
+    u = self._values(variables)
+    return pictures.draw(self.problem, self._reference, u, found, arrays)
 
 
 def _problem(made_of: options.Group, config: ml_collections.ConfigDict) -> Problem:
@@ -271,19 +250,11 @@ def _problem(made_of: options.Group, config: ml_collections.ConfigDict) -> Probl
   return options.made(made_of, config.problem)
 
 
-def _net(config: ml_collections.ConfigDict, problem: Problem, dtype: Any) -> Any:
-  domain = problem.domain
-  given = dict(low=tuple(domain.low), high=tuple(domain.high), periods=tuple(problem.periods))
-  given |= dict(functions=len(problem.functions), param_dtype=dtype)
-  with as_user_error(f"model {config.model.name}", ValueError):
-    return models.POINT_NETS[config.model.name](**given, **options.given(config.model))
-
-
 def task(problem: Callable[..., Problem]) -> type[Physics]:
-  """The task of an equation of one's own, for `config.task`.
+  """The task, for `config.task`, of a user's own equation.
 
-  `problem` makes it; its keywords that are annotated by an `Option` are fields of `config.problem`.
-  Without a solution the loss is the primary metric.
+  `problem` makes the equation. Its keywords annotated with an `Option` are fields of
+  `config.problem`. If the solution is not known, the loss is the primary metric.
   """
   found = Physics.metrics if problem().solved else Physics.metrics[-1:]
   own = {"options": {**Physics.options, "problem": problem}, "metrics": found}

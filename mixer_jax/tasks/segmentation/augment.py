@@ -1,4 +1,4 @@
-"""Random scale, crop, mirror image and jitter of images and masks, inside the compiled step."""
+"""Images and masks are scaled, cropped, mirrored and jittered at random, inside the step."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,11 @@ from mixer_jax.tasks.segmentation.data import SegmentationData
 def train_input(
   key: jax.Array, images: jax.Array, masks: jax.Array, how: SegmentationData
 ) -> tuple[jax.Array, jax.Array]:
-  """Crops of [batch, height, width, 3] and [batch, height, width] uint8, at random scales.
+  """Crops images [batch, height, width, 3] and masks [batch, height, width], uint8, at random scales.
 
-  The results have sides of `how.image_size`: images are float32, normalised, 0 outside of the old
-  ones, by bilinear and antialiased interpolation; masks are uint8, `how.void` outside, the nearest
-  pixels. Each image has its own random numbers.
+  The results have sides of `how.image_size`. Images are float32, normalised, interpolated
+  (bilinear, antialiased), and 0 outside the old ones. Masks are uint8, take the nearest pixel, and
+  are `how.void` outside. Each image has its own random numbers.
   """
   place_key, jitter_key = jax.random.split(key)
   uniform = jax.random.uniform(place_key, (len(images), 4))
@@ -32,7 +32,7 @@ def _placed(
   length = side / (how.smallest_scale + spread * uniform[0])  # of the crop, in old pixels
   axes = [_axis(u * (n - length), length, side, n) for u, n in zip(uniform[1:3], mask.shape)]
   (rows, row_ids, row_in), (columns, column_ids, column_in) = axes
-  # The highest precision, because GPUs would otherwise round pixels to 10 bits or fewer.
+  # At a lower precision GPUs would round pixels to 10 bits or fewer.
   pixels = image.astype(jnp.float32)
   pixels = jnp.einsum("ih,hwc,jw->ijc", rows, pixels, columns, precision="highest")
   inside = row_in[:, None] & column_in
@@ -46,7 +46,7 @@ def _placed(
 def _axis(
   start: jax.Array, length: jax.Array, side: int, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Of one axis: weights [side, size], the nearest pixels [side], and whether they exist [side]."""
+  """The weights [side, size] of an axis, the nearest pixels [side], and whether these exist."""
   places = start + (jnp.arange(side) + 0.5) * (length / side)
   inside = (places >= 0) & (places < size)
   weights = warp.axis_matrix(start, length, side, size)

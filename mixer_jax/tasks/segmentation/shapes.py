@@ -1,19 +1,19 @@
-"""Coloured shapes on a background, generated from a seed: a set for first steps and tests."""
+"""Coloured shapes on a background, generated from a seed, for first steps and tests."""
 
 import numpy as np
 
 NAMES = ("background", "disc", "square", "triangle")
-VOID = 255  # of the outlines
-SIDE = 64  # of an image, in pixels
-_MOST = 4  # shapes of an image
+VOID = 255  # id of the outlines
+SIDE = 64  # pixels on a side of an image
+_MOST = 4  # shapes in an image
 _COLOURS = np.array([[200, 90, 80], [90, 180, 90], [90, 100, 200]])  # means of the shapes
 
 
 def make(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-  """Images uint8 [n, SIDE, SIDE, 3] and masks uint8 [n, SIDE, SIDE], indices of `NAMES` or `VOID`.
+  """Makes images uint8 [n, SIDE, SIDE, 3] and masks uint8 [n, SIDE, SIDE] of class ids or `VOID`.
 
-  A larger set of a seed begins with the smaller ones. Colours say something of a shape's class, but
-  not all; later shapes lie over earlier ones.
+  A larger set of a seed begins with the smaller ones. A shape's colour hints at its class; later
+  shapes cover earlier ones.
   """
   images, masks = np.empty((n, SIDE, SIDE, 3), np.uint8), np.zeros((n, SIDE, SIDE), np.uint8)
   y, x = np.mgrid[:SIDE, :SIDE]

@@ -1,7 +1,6 @@
 """Segmentation of images by an all-MLP backbone and UperNet, with a softmax for each pixel."""
 
 import functools
-import os
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -12,7 +11,7 @@ import optax
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import as_user_error, check_list
+from mixer_jax.errors import as_user_error
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import folder
 from mixer_jax.models import upernet
@@ -27,30 +26,31 @@ from mixer_jax.tasks.task import (
   Prediction,
   ReadRun,
   Variables,
+  compiled,
   first_variables,
   in_batches,
 )
 
-_PICTURED = 256  # images of a split that the confusion is counted of
-_AUGMENTED, _DRAWS = 6, 7  # examples of a picture of augmentation, and draws of each
-_LEAST = 1e-6  # weight of a batch that is all void: its loss is 0, not NaN
+_PICTURED = 256  # images of a split whose confusion is drawn
+_AUGMENTED, _DRAWS = 6, 7  # examples in the picture of augmentation, and draws of each
+_LEAST = 1e-6  # weight of a batch of void pixels alone, so that its loss is 0, not NaN
 
 
 class Segmentation(BaseTask):
   """A class for each pixel; a batch is {"image": float32, "label": int32, "weight": float32}.
 
-  Images are [batch, height, width, 3], normalised; labels [batch, height, width] are classes, with
-  the weight 1, or 0 where a pixel is void. The loss is the mean cross-entropy of the pixels that
-  count, in a batch and in a split; that of the decoder's second head is added with its weight.
-  Test images larger than `data.image_size` are seen by windows of that size.
+  Images are [batch, height, width, 3], normalised; labels are classes [batch, height, width], with
+  the weight 0 where a pixel is void, else 1. The loss is the mean cross-entropy of the pixels with
+  weight, in a batch and in a split, plus that of the decoder's second head times its weight. The
+  model sees test images larger than `data.image_size` in windows of that size.
 
-  `miou` is the mean over classes of intersection over union, from the counts of all pixels of the
-  split that are not void; `accuracy` the share of these pixels that are right.
+  `miou` is the mean over classes of intersection over union and `accuracy` the share of right
+  answers, both from the counts of all pixels of a split that are not void.
 
-  K-FAC's rows are the logits on the decoder's own grid, before they are interpolated to pixels, with
-  the labels of the pixels at the grid's centres. The Fisher matrix of the pixels' own likelihood
-  takes the interpolated logits, of many times as many rows, which are nearly copies of each other;
-  both are means over rows, and agree where neighbouring logits have equal gradients.
+  K-FAC takes the logits on the decoder's own grid, before they are interpolated to pixels, with the
+  labels of the pixels at the grid's centres. The Fisher matrix of the pixels' own likelihood takes
+  the interpolated logits, which are many more rows and nearly copies of each other. Both matrices
+  are means over rows, and agree where neighbouring logits have equal gradients.
   """
 
   options = {
@@ -81,8 +81,9 @@ class Segmentation(BaseTask):
 
   @functools.cached_property
   def _loaded(self) -> data.Loaded:
-    # A mistake in the model is told before data are read.
-    jax.eval_shape(functools.partial(self._fresh, self._build(2)), jax.random.key(0))
+    # A mistake in the model's fields is found before data are read.
+    with as_user_error(f"model {self._config.model.name}", ValueError):
+      jax.eval_shape(functools.partial(self._fresh, self._build(2)), jax.random.key(0))
     return data.load(self._data)
 
   @functools.cached_property
@@ -91,19 +92,17 @@ class Segmentation(BaseTask):
 
   @functools.cached_property
   def model(self) -> upernet.UperNet:
-    """From images [batch, image_size, image_size, 3] to logits on a grid."""
+    """Maps images [batch, image_size, image_size, 3] to logits on a grid."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> upernet.UperNet:
     group = self._config.model
     backbone = functools.partial(models.BACKBONES[group.name], **options.given(group))
-    with as_user_error(f"model {group.name}", ValueError):
-      return upernet.upernet(backbone, num_classes, **options.given(self._config.decoder))
+    return upernet.upernet(backbone, num_classes, **options.given(self._config.decoder))
 
   def _fresh(self, model: upernet.UperNet, key: jax.Array) -> Variables:
     size = self._data.image_size
-    with as_user_error(f"model {self._config.model.name}", ValueError):
-      return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
+    return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
 
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
@@ -144,26 +143,21 @@ class Segmentation(BaseTask):
   def _sums(self, logits: jax.Array, batch: Batch, weights: jax.Array) -> dict[str, Sums]:
     """Metrics of logits of pixels [batch, height, width, classes]."""
     labels, classes = jnp.asarray(batch["label"], jnp.int32), logits.shape[-1]
-    # A NaN among the logits is their maximum, and its place a class like any other.
-    none = ~jnp.isfinite(logits.max(-1))
-    answers = jnp.where(none, classes, jnp.argmax(logits, -1))
+    # argmax takes a NaN for the largest logit: such a pixel has no answer.
+    answers = jnp.where(jnp.isfinite(logits.max(-1)), jnp.argmax(logits, -1), classes)
     counts = Confusion.of(labels, answers, classes, weights)
     loss = WeightedSum.of(_cross_entropy(logits, batch), weights)
     parts = counts.high, counts.low
     return {"miou": MeanIou(*parts), "accuracy": Hits(*parts), "loss": loss}
 
   def logits(self, variables: Variables, images: jax.Array) -> jax.Array:
-    """Of all pixels of normalised images: float32 [batch, height, width, classes]."""
-    size = self._data.image_size
-
-    def of_windows(images: jax.Array) -> jax.Array:
-      return upernet.resized(self.model.apply(variables, images)[0], (size, size))
-
-    classes = self.model.num_classes
-    return windows.sliding(of_windows, images, classes, size, self._data.window_stride)
+    """Logits of all pixels of normalised images, float32 [batch, height, width, classes]."""
+    size, classes = self._data.image_size, self.model.num_classes
+    seen = lambda x: upernet.resized(self.model.apply(variables, x)[0], (size, size))
+    return windows.sliding(seen, images, classes, size, self._data.window_stride)
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    """Logits [batch, pixels, classes], row by row, with their labels and weights."""
+    """Logits [batch, pixels, classes], in the order of rows, with labels and weights."""
     logits = self.logits(variables, batch["image"])
     return Prediction(_rows(logits), _rows(batch["label"]), _rows(batch["weight"]))
 
@@ -187,7 +181,7 @@ class Segmentation(BaseTask):
     return models.layer_kind(path) if path.startswith("backbone/") else "decoder"
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """Of images [batch, height, width], in the place of logits and rows: classes and weights."""
+    """Found and true classes and weights, uint8 [batch, height, width], in place of the rows."""
     found = jnp.argmax(self.logits(variables, batch["image"]), -1)
     classes = {"outputs": found, "targets": batch["label"], "weights": batch["weight"]}
     return {name: x.astype(jnp.uint8) for name, x in classes.items()}
@@ -197,38 +191,22 @@ class Segmentation(BaseTask):
     found = functools.partial(self._classes, variables)
     return in_batches(found, images, self._config.eval_batch_size)
 
-  @functools.cached_property
-  def _classes(self) -> Callable[[Variables, np.ndarray], jax.Array]:
-    def classes(variables, images):
-      logits = self.logits(variables, images_lib.normalise(images, self._data))
-      return jnp.argmax(logits, -1).astype(jnp.uint8)
-
-    return jax.jit(classes)
+  @compiled
+  def _classes(self, variables: Variables, images: np.ndarray) -> jax.Array:
+    logits = self.logits(variables, images_lib.normalise(images, self._data))
+    return jnp.argmax(logits, -1).astype(jnp.uint8)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The shares of the classes in image files, the largest first; of a size each one program."""
-    check_list(inputs, "paths")
+    """The share of each class in image files, the largest first. Each size is compiled once."""
+    canvas = self._data.canvas
     for path in inputs:
-      image = self.read_image(path)
-      height, width = image.shape[:2]
-      sides = tuple(map(int, self._data.canvas)) or (height, width)
-      whole = np.zeros((1, *sides, 3), np.uint8)  # as the examples of a split
-      whole[0, :height, :width] = image
-      found = self.classes(variables, whole)[0, :height, :width]
+      image = folder.read_image(path)
+      height, width = pairs.fitting(image.shape, canvas) if canvas else image.shape[:2]
+      whole = pairs.on_canvas(image, canvas, 0) if canvas else image
+      found = self.classes(variables, whole[None])[0, :height, :width]
       shares = np.bincount(found.reshape(-1), minlength=len(self.class_names)) / found.size
       best = [i for i in np.argsort(-shares, kind="stable") if shares[i]]
       yield {"path": path, "shares": {self.class_names[i]: float(shares[i]) for i in best}}
-
-  def read_image(self, path: str | os.PathLike) -> np.ndarray:
-    """An image file, uint8 [height, width, 3], resized to fit into `data.canvas`, if there is one.
-
-    A UserError if the file is missing or broken.
-    """
-    image = folder.read_image(path)
-    if not (canvas := tuple(map(int, self._data.canvas))):
-      return image
-    height, width = pairs.fitting(image.shape, canvas)
-    return pairs.on_canvas(image, canvas, 0)[:height, :width]
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     arrays = {name: x[:_PICTURED] for name, x in split.arrays().items()}
@@ -253,7 +231,7 @@ class Segmentation(BaseTask):
 
 
 def _cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
-  """Of each pixel, float32 [batch, height, width]."""
+  """The cross-entropy of each pixel, float32 [batch, height, width]."""
   return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
 
 

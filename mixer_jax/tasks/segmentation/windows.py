@@ -1,4 +1,4 @@
-"""Images of any size by a model of windows of one size: overlapping answers are averaged."""
+"""A model of images of one size sees others in windows; answers are averaged where these overlap."""
 
 import itertools
 from typing import Callable
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def starts(length: int, window: int, stride: int) -> list[int]:
-  """Where windows begin on an axis of at least one window; the last one ends with the axis."""
+  """Where windows begin on an axis that is at least a window long; the last ends with the axis."""
   count = -(-(length - window) // stride) + 1
   return [min(i * stride, length - window) for i in range(count)]
 
@@ -21,20 +21,19 @@ def sliding(
   window: int,
   stride: int,
 ) -> jax.Array:
-  """Applies a function of [batch, window, window, any] to windows of larger images.
+  """Applies a function to windows of images [batch, height, width, any].
 
-  It returns float32 [batch, window, window, channels]. Each pixel gets the mean over the windows
-  that see it: [batch, height, width, channels]. Images with a side below `window` are filled
-  up with zeros.
+  The function maps [batch, window, window, any] to float32 [batch, window, window, channels]. Each
+  pixel of the result [batch, height, width, channels] is the mean over the windows that see it.
+  Images with a side below `window` are padded with zeros.
   """
   _, height, width, _ = images.shape
   if (height, width) == (window, window):
     return function(images)
   rows, columns = max(height, window), max(width, window)
   images = jnp.pad(images, ((0, 0), (0, rows - height), (0, columns - width), (0, 0)))
-  places = np.array(
-    list(itertools.product(*(starts(n, window, stride) for n in (rows, columns)))), np.int32
-  )
+  each_axis = (starts(n, window, stride) for n in (rows, columns))
+  places = np.array([*itertools.product(*each_axis)], np.int32)
   counts = np.zeros((rows, columns, 1), np.float32)
   for i, j in places:
     counts[i : i + window, j : j + window] += 1

@@ -24,7 +24,7 @@ _COLLAPSE = "steps in a row with a teacher entropy within 1% of log out_dim, or 
 
 @dataclasses.dataclass(frozen=True)
 class Dino:
-  """The group `config.dino`; the defaults are those of the paper for 300 epochs of ImageNet."""
+  """The group `config.dino`, with the paper's defaults for 300 epochs of ImageNet."""
 
   out_dim: _Width("outputs of the head, K") = 65536
   hidden_dim: _Width("hidden width of the head") = 2048
@@ -44,9 +44,9 @@ class Dino:
 
 
 class UnitDense(nn.Module):
-  """y = x W / |W|: each column of W counts by its direction (weight normalisation, lengths of 1).
+  """y = x W / |W|: the columns of W have length 1 (weight normalisation).
 
-  K-FAC takes its plain gradient: the kernel is no free matrix.
+  The kernel has no Kronecker factors; K-FAC takes its plain gradient.
   """
 
   features: int
@@ -61,11 +61,11 @@ class UnitDense(nn.Module):
 
 
 class Head(nn.Module):
-  """Three dense layers with GELU between, the length taken off, and a `UnitDense`; float32.
+  """Three dense layers with GELU between them, a division by the length, and a `UnitDense`; float32.
 
   Kernels start with the deviation 1 / sqrt(inputs), which is the 0.02 of the released code for its
-  2,048 inputs. With 0.02 in a narrow head the outputs would begin so small that the biases decide
-  on their direction, which made them the same for all images.
+  2,048 inputs. With 0.02 in a narrow head, outputs would start so small that biases decide their
+  direction, the same for all images.
   """
 
   hidden_dim: int
@@ -82,7 +82,7 @@ class Head(nn.Module):
 
 
 class Network(nn.Module):
-  """A model of images without a head, and DINO's head: student and teacher are one each."""
+  """A model of images with DINO's head, the network of the student and of the teacher."""
 
   backbone: nn.Module
   head: Head
@@ -93,31 +93,31 @@ class Network(nn.Module):
 
 
 def unit(x: jax.Array, axis: int) -> jax.Array:
-  """Vectors along an axis, divided by their lengths."""
+  """Divides the vectors along an axis by their lengths."""
   return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=axis, keepdims=True) + 1e-24)
 
 
 def moved(teacher: Any, params: Any, rate: jax.Array) -> Any:
-  """The teacher's parameters after an update: (1 - rate) times the old ones and rate times these."""
+  """The teacher's parameters after an update: (1 - rate) teacher + rate params."""
   move = lambda old, new: old + rate * (jax.lax.stop_gradient(new) - old)
   return jax.tree.map(move, teacher, params)
 
 
 def teacher_rate(step: jax.Array, num_steps: int, momentum: float) -> jax.Array:
-  """One minus the momentum of the update after a step (from 0), which rises to 1 as a cosine."""
+  """One minus the momentum after a step (from 0); the momentum rises to 1 as a cosine."""
   return (1 - momentum) * 0.5 * (1 + jnp.cos(math.pi * step / num_steps))
 
 
 def teacher_temperature(step: jax.Array, warmup_steps: float, how: Dino) -> jax.Array:
-  """The temperature at a step (from 0), on a line up to its last value."""
+  """The teacher's temperature at a step (from 0), which rises linearly to its last value."""
   done = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else 1.0
   return how.first_temperature + (how.teacher_temperature - how.first_temperature) * done
 
 
 def pairs(views: int) -> jax.Array:
-  """Which views of the teacher a view of the student learns from: bool [2, views].
+  """Whether a view of the student learns from a view of the teacher, bool [2, views].
 
-  The first two views are the teacher's; each is compared with all views but itself.
+  The first two views are the teacher's. A view learns from all of them but itself.
   """
   return jnp.arange(GLOBAL)[:, None] != jnp.arange(views)
 
@@ -126,12 +126,12 @@ def losses(logits: jax.Array, probabilities: jax.Array) -> tuple[jax.Array, jax.
   """Cross-entropies of the views of images, and the weights that make DINO's loss their mean.
 
   Args:
-    logits: of the student, divided by its temperature, [batch, views, K].
-    probabilities: of the teacher, [batch, 2, K].
+    logits: the student's, divided by its temperature, [batch, views, K].
+    probabilities: the teacher's, [batch, 2, K].
 
   Returns:
-    Of each view the mean over the teacher's views that it learns from, [batch, views]; and how many
-    these are, [views].
+    The mean of each view over the teacher's views that it learns from, [batch, views], and the
+    number of these views, [views].
   """
   learns = pairs(logits.shape[1]).astype(jnp.float32)
   normaliser = jax.nn.logsumexp(logits, axis=-1)[:, None]
@@ -147,30 +147,25 @@ def entropy(logits: jax.Array) -> jax.Array:
 
 
 def spread(features: jax.Array) -> jax.Array:
-  """How far features [n, any] point in different directions: 0 if all are parallel, at most 1.
-
-  It is one minus the squared length of the mean of the unit vectors.
-  """
+  """One minus the squared length of the mean direction of features [n, any]: 0 if all are parallel."""
   return 1 - jnp.sum(jnp.square(jnp.mean(unit(features, axis=-1), axis=0)))
 
 
 def counted(collapsed: jax.Array, entropy: jax.Array, out_dim: int, limit: int) -> jax.Array:
-  """Steps in a row up to this one whose entropy is that of a collapse; once `limit`, it stays."""
+  """The steps in a row with the entropy of a collapse, up to this one; it stays at `limit`."""
   share = entropy / math.log(out_dim)
   new = jnp.where((share > 0.99) | (share < 0.01), collapsed + 1, 0)
   return jnp.where((collapsed >= limit) & (limit > 0), collapsed, new)
 
 
 def collapse(progress: Mapping[str, jax.Array], how: Dino) -> str:
-  """The line that ends a run whose teacher has collapsed; "" if it has not."""
+  """Says that the teacher has collapsed, which ends a run; "" if it has not."""
   count = int(progress["collapsed"])
   if not how.collapse_steps or count < how.collapse_steps:
     return ""
-  entropy, most = float(progress["entropy"]), math.log(how.out_dim)
-  norm = float(jnp.linalg.norm(progress["centre"]))
   return (
-    f"the teacher has collapsed: its entropy is {entropy:.4g} nats, within 1% of 0 or of"
-    f" log out_dim = {most:.4g} for {count} steps, and the centre has the norm {norm:.3g}. Try"
-    " another dino.teacher_temperature, a lower learning_rate, a larger batch or dino.out_dim;"
+    f"the teacher has collapsed: its entropy is {float(progress['entropy']):.4g} nats, within 1% of 0"
+    f" or log out_dim, {math.log(how.out_dim):.4g}, for {count} steps. Try another"
+    " dino.teacher_temperature, a lower learning_rate, a larger batch or dino.out_dim;"
     " dino.collapse_steps=0 goes on"
   )

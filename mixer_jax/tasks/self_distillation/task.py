@@ -1,11 +1,10 @@
-"""Features of images without labels: a student learns from an average of itself (DINO)."""
+"""Features of images without labels, by DINO: a student learns from an average of itself."""
 
 import functools
 import logging
 import pathlib
 from typing import Any, Callable, Iterable, Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -24,33 +23,33 @@ from mixer_jax.tasks.images.probes import Knn
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 from mixer_jax.tasks.self_distillation import dino, pictures
 from mixer_jax.tasks.self_distillation.dino import Dino
-from mixer_jax.tasks.task import Aux, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, Batch, Prediction, Variables, compiled
 
-_PICTURED, _QUERIES = 10_000, 8  # training images that neighbours are sought in, and test images
+_PICTURED, _QUERIES = 10_000, 8  # training images among which test images have neighbours
 _VIEWED = 6  # images whose views are drawn
 
 _LOG = logging.getLogger(__name__)
 
 
 class SelfDistillation(ImageTask):
-  """DINO (`dino.py`); labels are for the metric alone, k-NN by the features of the teacher.
+  """DINO (`dino.py`). Labels serve the metric alone, k-NN by the teacher's features.
 
   A training batch has the views of each image, {"global": [batch, 2, side, side, 3], "local": [batch,
-  any, side, side, 3]}; a test batch {"image": float32, "label": int32 [batch]}. All-MLP models have
-  a fixed number of tokens, so small views are resized to the size of the large ones, unless
-  `views.local_size` says otherwise for a model that fits.
+  any, side, side, 3]}; a test batch is {"image": float32, "label": int32 [batch]}. All-MLP models
+  have a fixed number of tokens, so small views are resized to the size of the large ones, unless
+  `views.local_size` sets another size and the model takes it.
 
   The collection "teacher" has the teacher's parameters. DINO moves them towards the student's after
-  each step: that happens at the start of the next `loss`, at the rate that "progress" keeps, and
-  wherever the teacher is asked for in between (`teacher`). "progress" also has the centre, the
-  number of steps, the last entropy, and how many of a row were those of a collapse.
+  each step. Here they move at the start of the next `loss`, at the rate that "progress" keeps, and
+  wherever `teacher` is called in between. "progress" also has the centre, the number of steps, the
+  last entropy, and the number of steps in a row with the entropy of a collapse.
 
-  K-FAC sees each view as an example of its own with the student's logits, divided by its
-  temperature, as outputs of a "categorical" likelihood. Its weight is the number of the teacher's
-  views that it learns from. Since the curvature of a cross-entropy does not depend on its target,
-  this Fisher matrix (estimation="sampled" or "exact") is the generalised Gauss-Newton matrix of
-  DINO's loss. With "empirical" the target is the most probable output of the teacher before
-  its last move: K-FAC's parameters have another structure than the teacher's.
+  K-FAC takes each view as an example, with the student's logits, divided by its temperature, as
+  outputs of a "categorical" likelihood, and the number of teacher's views that it learns from as
+  weight. Since the curvature of a cross-entropy does not depend on its target, this Fisher matrix
+  (estimation="sampled" or "exact") is the generalised Gauss-Newton matrix of DINO's loss. With
+  "empirical" the target is the most probable output of the teacher before its last move, because
+  K-FAC's parameters have another structure than the teacher's.
   """
 
   options = {
@@ -83,19 +82,16 @@ class SelfDistillation(ImageTask):
   def check(cls, config: ml_collections.ConfigDict) -> None:
     (data := options.made(ImageData, config.data)).check()
     options.made(Views, config.views).check()
-    for name, other in (("pad", 0), ("random_crop", False), ("crop", "")):
-      if (value := getattr(data, name)) != other:
-        why = f"views are cut out of the stored images; set it to {other!r}"
-        raise UserError(f"data.{name} is {value!r}: {why}")
-    if data.test_labels:
-      why = "neighbours vote for one class an image; set it to ''"
-      raise UserError(f"data.test_labels is {data.test_labels!r}: {why}")
-    if config.accum_steps > 1:
-      why = "allowed: 1, since the centre is the mean of a whole batch"
-      raise UserError(f"accum_steps is {config.accum_steps}; {why}")
-    if config.ema_decay:
-      why = "allowed: 0, since the teacher, which is evaluated, is an average already"
-      raise UserError(f"ema_decay is {config.ema_decay}; {why}")
+    views_are_cut = "since views are cut out of the stored images"
+    for field, value, allowed, why in (
+      ("data.pad", data.pad, 0, views_are_cut),
+      ("data.random_crop", data.random_crop, False, views_are_cut),
+      ("data.crop", data.crop, "", views_are_cut),
+      ("accum_steps", config.accum_steps, 1, "since the centre is the mean of a whole batch"),
+      ("ema_decay", config.ema_decay, 0, "since the teacher is an average already"),
+    ):
+      if value != allowed:
+        raise UserError(f"{field} is {value!r}; allowed: {allowed!r}, {why}")
     patch = options.value(models.BACKBONES, config.model, "patch_size")
     sizes = {"data.image_size": data.image_size, "views.local_size": config.views.local_size}
     for name, size in sizes.items():
@@ -103,33 +99,29 @@ class SelfDistillation(ImageTask):
 
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
-    self._check_model()  # a mistake in the model is told before data are read or downloaded
+    self._check_sizes()  # before data are read or downloaded
     loaded = sources.load(self._data, labelled=False)
     for name, split in loaded.splits.items():
       if split.spec["label"].ndim:
-        raise UserError(
-          f"the split {name} has sets of labels, but neighbours vote for one class an image;"
-          " allowed: test sets of one label an image"
-        )
+        why = "since neighbours vote for one class an image"
+        raise UserError(f"the split {name} has sets of labels; allowed: one label an image, {why}")
     if len(loaded.class_names) < 2:
       _LOG.warning("The images have one class: knn is 100%, and the best checkpoint the first")
     augment.check_stored(self._data, loaded.splits["train"].spec["image"].shape)
     return loaded
 
-  def _check_model(self) -> None:
-    name, sizes = self._config.model.name, (self._data.image_size, self._views.local_size)
-    shapes = []
-    for side in filter(None, sizes):
-      with as_user_error(f"model {name}", ValueError):
-        init = functools.partial(self.model.init, images=jnp.zeros((1, side, side, 3)))
-        shapes.append(jax.tree.map(jnp.shape, jax.eval_shape(init, jax.random.key(0))))
-    if shapes[0] != shapes[-1]:
-      why = f"the parameters of {name} fit {sizes[0]} pixels alone; allowed: 0"
-      raise UserError(f"views.local_size is {sizes[1]}: {why}")
+  def _check_sizes(self) -> None:
+    """Raises a UserError if the model does not take views of both sizes with the same parameters."""
+    side, local = self._data.image_size, self._views.local_size
+    images = lambda side: jnp.zeros((1, side, side, 3))
+    with as_user_error(f"model {self._config.model.name}", ValueError):
+      variables = jax.eval_shape(self.model.init, jax.random.key(0), images(side))
+    with as_user_error(f"views.local_size is {local}"):  # Flax has exceptions of its own
+      jax.eval_shape(self.model.apply, variables, images(local or side))
 
   @functools.cached_property
   def _steps(self) -> tuple[int, int]:
-    """Steps of an epoch, and of the run."""
+    """The steps of an epoch, and of the run."""
     config, epoch = self._config, len(self._loaded.splits["train"]) // self._config.batch_size
     return epoch, config.num_steps or max(1, round(config.num_epochs * epoch))
 
@@ -137,17 +129,15 @@ class SelfDistillation(ImageTask):
     side = self._data.image_size
     params = self.model.init(key, jnp.zeros((1, side, side, 3)))["params"]
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    progress = dict(centre=jnp.zeros(self._dino.out_dim), rate=zero, entropy=zero)
-    progress |= dict(step=count, collapsed=count)
+    centre = jnp.zeros(self._dino.out_dim)
+    progress = dict(centre=centre, rate=zero, entropy=zero, step=count, collapsed=count)
     return {"params": params, "teacher": params, "progress": progress}
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     if train:
       return views(key, examples["image"], self._views, self._data)
-    return {
-      "image": augment.plain_input(examples["image"], self._data),
-      "label": examples["label"],
-    }
+    images = augment.eval_input(examples["image"], self._data)
+    return {"image": images, "label": examples["label"]}
 
   def teacher(self, variables: Variables) -> Any:
     """The teacher's parameters after the last step, {"backbone": ..., "head": ...} (traceable)."""
@@ -164,7 +154,7 @@ class SelfDistillation(ImageTask):
     temperature = dino.teacher_temperature(step, how.temperature_epochs * epoch, how)
     targets = jax.lax.stop_gradient(outputs - progress["centre"]) / temperature
     params = self._held(variables["params"], step < how.freeze_epochs * epoch)
-    logits = self._student(self.model, params, batch, train=True, rngs={"dropout": key})
+    logits = self._student(params, batch, train=True, rngs={"dropout": key})
     losses, count = dino.losses(logits, jax.nn.softmax(targets))
     loss, entropy = WeightedSum.of(losses, count), dino.entropy(targets)
     mean = jnp.mean(outputs, axis=(0, 1))
@@ -172,13 +162,13 @@ class SelfDistillation(ImageTask):
     collapsed = dino.counted(progress["collapsed"], entropy, how.out_dim, how.collapse_steps)
     rate = dino.teacher_rate(step, num_steps, how.momentum)
     after = dict(centre=centre, rate=rate, entropy=entropy, step=step + 1, collapsed=collapsed)
-    seen = dict(teacher_entropy=entropy, centre_norm=jnp.linalg.norm(centre))
-    seen |= dict(spread=dino.spread(features))
+    norm, spread = jnp.linalg.norm(centre), dino.spread(features)
+    seen = dict(teacher_entropy=entropy, centre_norm=norm, spread=spread)
     metrics = {"loss": loss} | {name: WeightedSum.of(x) for name, x in seen.items()}
     return loss, Aux(metrics, {"teacher": teacher, "progress": after})
 
   def _taught(self, teacher: Any, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Features of the teacher [batch * 2, d] and outputs [batch, 2, K] for its views."""
+    """The teacher's features [batch * 2, d] and outputs [batch, 2, K] for its views."""
     features = self._features(teacher["backbone"], images.reshape(-1, *images.shape[2:]))
     outputs = self.model.head.apply({"params": teacher["head"]}, features)
     return features, outputs.reshape(*images.shape[:2], -1)
@@ -187,25 +177,25 @@ class SelfDistillation(ImageTask):
     return self.model.backbone.apply({"params": params}, images)
 
   def _held(self, params: Any, frozen: jax.Array) -> Any:
-    """The parameters; the head's last layer gets no gradient where it is frozen."""
+    """The parameters, with the head's last layer constant while it is frozen."""
     kernel = params["head"]["last"]["kernel"]
     kernel = jnp.where(frozen, jax.lax.stop_gradient(kernel), kernel)
     return {**params, "head": {**params["head"], "last": {"kernel": kernel}}}
 
-  def _student(self, model: nn.Module, params: Any, batch: Batch, **given: Any) -> jax.Array:
-    """Logits of all views, divided by the temperature: [batch, views, K]."""
+  def _student(self, params: Any, batch: Batch, **given: Any) -> jax.Array:
+    """The student's logits of all views, divided by its temperature, [batch, views, K]."""
     parts = [batch["global"], batch["local"]]
     if parts[0].shape[2:] == parts[1].shape[2:]:
       parts = [jnp.concatenate(parts, axis=1)]
     flat = [x.reshape(-1, *x.shape[2:]) for x in parts if x.shape[1]]
-    found = [model.apply({"params": params}, x, **given) for x in flat]
+    found = [self.model.apply({"params": params}, x, **given) for x in flat]
     found = [y.reshape(len(x), x.shape[1], -1) for x, y in zip(parts, found)]
     return jnp.concatenate(found, axis=1) / self._dino.student_temperature
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
     """The student's logits of test images [batch, K], or of all views [batch * views, K].
 
-    Targets are the most probable outputs of the teacher, see the class.
+    Targets are the most probable outputs of the teacher.
     """
     return self._predict({**variables, "teacher": self.teacher(variables)}, batch)
 
@@ -216,9 +206,9 @@ class SelfDistillation(ImageTask):
     if is_test:
       outputs = self.model.apply({"params": variables["params"]}, batch["image"])
       return Prediction(outputs / self._dino.student_temperature, jnp.argmax(taught[:, 0], axis=-1))
-    logits = self._student(self.model, variables["params"], batch)
+    logits = self._student(variables["params"], batch)
     learns = dino.pairs(logits.shape[1])
-    # At the last temperature: that of the warm-up hardly changes which output has the most.
+    # The last temperature serves all steps: the warm-up's hardly changes the largest output.
     shares = jax.nn.softmax(taught / self._dino.teacher_temperature)
     targets = jnp.argmax(jnp.einsum("btk,tv->bvk", shares, learns.astype(shares.dtype)), axis=-1)
     weights = jnp.broadcast_to(learns.sum(axis=0).astype(jnp.float32), targets.shape)
@@ -231,11 +221,10 @@ class SelfDistillation(ImageTask):
   decayed = staticmethod(models.is_decayed)
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    """No sums: k-NN is computed by `host_metrics`."""
-    return {}
+    return {}  # `host_metrics` has all metrics
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """ "features": those of the teacher, float32 [batch, hidden_dim]; "labels": the images' own."""
+    """The teacher's "features", float32 [batch, hidden_dim], and the images' "labels"."""
     features = self._features(self.backbone(variables), batch["image"])
     return {"features": features, "labels": batch["label"]}
 
@@ -244,12 +233,10 @@ class SelfDistillation(ImageTask):
     return ({"features": row.tolist()} for row in rows)
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
-    """The accuracy of k-NN, and maybe a linear classifier, by the images that `config.knn` says."""
+    """The accuracy of k-NN, and maybe of a linear classifier, on the images of `config.knn`."""
     train = self._loaded.splits["train"]
     if split is train:
-      raise UserError(
-        "the split train is the one that neighbours are sought in; allowed: another split"
-      )
+      raise UserError("the split train has the neighbours; allowed: another split")
     variables, _ = mesh_lib.of_process(dict(variables))  # each process computes all of it
     features, labels = self._labelled(variables, train, batches.spaced(train, self._knn.images))
     queries, wanted = self._labelled(variables, split, batches.spaced(split))
@@ -262,7 +249,7 @@ class SelfDistillation(ImageTask):
   def _labelled(
     self, variables: Variables, split: Dataset, rows: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Features [n, d] and labels [n] of some rows of a split."""
+    """The features [n, d] and labels [n] of some rows of a split."""
     found = [
       (np.asarray(self._plain_features(variables, batch["image"])), batch["label"])
       for batch in batches.each_batch(split, rows, self._config.eval_batch_size)
@@ -270,12 +257,9 @@ class SelfDistillation(ImageTask):
     features, labels = (np.concatenate(x)[: len(rows)] for x in zip(*found))
     return features, labels
 
-  @functools.cached_property
-  def _plain_features(self) -> Callable[[Variables, np.ndarray], jax.Array]:
-    def features(variables, images):
-      return self._features(self.backbone(variables), augment.plain_input(images, self._data))
-
-    return jax.jit(features)
+  @compiled
+  def _plain_features(self, variables: Variables, images: np.ndarray) -> jax.Array:
+    return self._features(self.backbone(variables), augment.eval_input(images, self._data))
 
   def complaint(self, variables: Variables) -> str:
     return dino.collapse(variables["progress"], self._dino)
@@ -303,6 +287,6 @@ class SelfDistillation(ImageTask):
     return {"views": pictures.draw_views(examples["image"], shown)}
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
-    """Writes the teacher's model of images, without a head, see `pretrained.save`."""
+    """Writes the teacher's model of images without a head, see `pretrained.save`."""
     statistics = pretrained.Normalization(self._data.mean, self._data.std)
     pretrained.save(path, self.backbone(variables), self.model.backbone, statistics)

@@ -1,6 +1,5 @@
 """Encoders of text: built from a config, and started from a run or from BERT's weights."""
 
-import json
 from typing import Annotated, Any, Callable, Mapping, NamedTuple
 
 from flax import traverse_util
@@ -13,6 +12,7 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option
 from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import bert, fit
+from mixer_jax.rundir import directory
 from mixer_jax.tasks.task import ReadRun
 
 _START = 'run on text, or BERT\'s weights (.safetensors), to start from; "": none'
@@ -52,15 +52,13 @@ def describe(path: str) -> Described:
   where = user_path(path)
   if (weights := where / "model.safetensors").exists():
     raise UserError(f"{path!r} is a folder of weights; take {str(weights)!r}")
-  wrong = OSError, ValueError, LookupError, TypeError, AttributeError
-  with as_user_error(f"{path!r} is no run on text and no .safetensors file", *wrong):
-    config = json.loads((where / "config.json").read_text())
-    model, data = dict(config["model"]), config["data"]
-    own = {k: v for k, v in model.items() if v is not None and k != "name"}
-    fields = {k: x.default for k, x in options.of(models.ENCODERS[model["name"]]).items()} | own
-    copies = [str(p.absolute()) for p in (where / "files" / "data.vocabulary").glob("*")]
-    segments = int(bool(data.get("pair"))) * 2
-    return Described(model["name"], fields, data["max_length"], segments, *copies[:1])
+  config = directory.read_config(where)
+  with as_user_error(f"{path!r} is no run on text", LookupError, TypeError):
+    name, data = config["model"]["name"], config["data"]
+    own = {k: v for k, v in config["model"].items() if v is not None and k != "name"}
+    fields = {k: x.default for k, x in options.of(models.ENCODERS[name]).items()} | own
+    segments = 2 * bool(data.get("pair"))
+    return Described(name, fields, data["max_length"], segments, data.get("vocabulary") or "")
 
 
 def read(path: str, read_run: ReadRun) -> Mapping[str, Any]:
@@ -137,6 +135,6 @@ def started(
 
 
 def traced(config: ml_collections.ConfigDict, init: Callable[[jax.Array], Any]) -> None:
-  """Tells a mistake in the fields of the model, by tracing its start."""
+  """Traces the start of the model, so that a mistake in its fields is a UserError."""
   with as_user_error(f"model {config.model.name}", ValueError):
     jax.eval_shape(init, jax.random.key(0))

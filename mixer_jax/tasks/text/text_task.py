@@ -3,11 +3,20 @@
 import functools
 from typing import Any, Mapping
 
+import jax
+import jax.numpy as jnp
 import ml_collections
+import optax
 
 from mixer_jax import models, options
 from mixer_jax.tasks.task import BaseTask
-from mixer_jax.tasks.text import text_data
+from mixer_jax.text import text_data
+
+
+def scores(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Losses [...] in nats of logits [..., n], and whether the likeliest one is the right one."""
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+  return losses, (jnp.argmax(logits, axis=-1) == targets) & jnp.isfinite(losses)
 
 
 class TextTask(BaseTask):

@@ -10,6 +10,14 @@ from mixer_jax.tasks.metrics import Sums, WeightedSum
 
 
 @flax.struct.dataclass
+class F1(WeightedSum):
+  """F1 = 2 tp / (2 tp + fp + fn) of the second class; 0 where it neither comes nor is found."""
+
+  def value(self) -> jax.Array:
+    return self.total / jnp.maximum(self.weight, 1e-30)
+
+
+@flax.struct.dataclass
 class Matthews:
   """Matthews' correlation of found and true classes; 0 where one of them is constant.
 
@@ -32,9 +40,9 @@ class Matthews:
 
 
 def of_two(found: jax.Array, true: jax.Array, mask: Any) -> dict[str, Sums]:
-  """F1 = 2 tp / (2 tp + fp + fn) of the second class and Matthews' correlation; bool [batch]."""
+  """`F1` and Matthews' correlation of found and true second classes, bool [batch]."""
   mask = jnp.broadcast_to(mask, true.shape).astype(jnp.float32)
   count = lambda a, b: jnp.sum(mask * (true == a) * (found == b))
   counts = jnp.stack([jnp.stack([count(a, b) for b in (False, True)]) for a in (False, True)])
   right, wrong = 2 * counts[1, 1], counts[0, 1] + counts[1, 0]
-  return {"f1": WeightedSum(right, jnp.maximum(right + wrong, 1e-30)), "matthews": Matthews(counts)}
+  return {"f1": F1(right, right + wrong), "matthews": Matthews(counts)}

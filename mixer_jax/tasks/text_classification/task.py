@@ -28,10 +28,11 @@ from mixer_jax.tasks.task import (
   in_batches,
   likeliest,
 )
-from mixer_jax.tasks.text import encoders, pictures, text_data
+from mixer_jax.tasks.text import encoders, pictures
 from mixer_jax.tasks.text.text_task import TextTask
-from mixer_jax.tasks.text_classification import labelled, scores
-from mixer_jax.text import sample, sequences
+from mixer_jax.tasks.text.text_task import scores as token_scores
+from mixer_jax.tasks.text_classification import scores
+from mixer_jax.text import labelled, sample, sequences
 
 _FROZEN = 'run or BERT\'s weights whose outputs are the input of the model, not trained; "": none'
 _SAMPLE_COLUMNS = (sample.TEXT, "", sample.LABEL)
@@ -110,7 +111,7 @@ class TextClassification(TextTask):
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From ids, real tokens, segments and maybe features to logits [batch, classes]."""
+    """The model; it maps ids, real tokens, segments and maybe features to logits [batch, classes]."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> nn.Module:
@@ -174,7 +175,7 @@ class TextClassification(TextTask):
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     inputs, params = self._inputs(variables, batch), {"params": variables["params"]}
     logits = self.model.apply(params, *inputs, train=True, rngs={"dropout": key})
-    losses, hits = text_data.scores(logits, batch["label"])
+    losses, hits = token_scores(logits, batch["label"])
     loss = WeightedSum.of(losses)
     return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits)})
 
@@ -188,7 +189,7 @@ class TextClassification(TextTask):
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     logits, labels, *_ = self.predict(variables, batch)
-    losses, hits = text_data.scores(logits, labels)
+    losses, hits = token_scores(logits, labels)
     sums = {"accuracy": WeightedSum.of(hits, mask), "loss": WeightedSum.of(losses, mask)}
     if logits.shape[1] > 2:
       return sums
@@ -208,7 +209,7 @@ class TextClassification(TextTask):
       texts, seconds = [part[0] for part in pairs], [part[-1] for part in pairs]
       seconds = seconds if self._segments else None
       tokens, cut = sequences.pairs(texts, seconds, self.vocabulary, self._data.max_length)
-      labelled.tell_cut(cut, len(pairs), "inputs", self._data.max_length)
+      labelled.warn_of_cut(cut, len(pairs), "inputs", self._data.max_length)
       for sentence, row in zip(inputs, self._probabilities(variables, tokens)):
         yield {"text": sentence} | likeliest(row, self.class_names)
     if refused:

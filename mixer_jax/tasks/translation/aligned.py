@@ -1,4 +1,4 @@
-"""The options of aligned sentences, and their splits as tokens."""
+"""The options of pairs of sentences, and their splits as tokens."""
 
 import dataclasses
 import logging
@@ -10,8 +10,7 @@ import numpy as np
 from mixer_jax.data.dataset import Arrays, Bucketed
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
-from mixer_jax.tasks.text import text_data
-from mixer_jax.text import pairs, sample
+from mixer_jax.text import pairs, sample, text_data
 from mixer_jax.text.subwords import Subwords
 
 _LOG = logging.getLogger(__name__)
@@ -52,9 +51,6 @@ class AlignedText(text_data.TextData):
     if not all(own) or own[0] == own[1]:
       named = f"data.source_language and data.target_language are {own[0]!r} and {own[1]!r}"
       raise UserError(f"{named}; allowed: two different ones")
-    if self.cache_dir:
-      why = "sentences are encoded in memory; allowed: ''"
-      raise UserError(f"data.cache_dir is {self.cache_dir!r}, but {why}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +61,16 @@ class Translated(Arrays):
 
 
 def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
-  """Splits of the arrays of `pairs.Tokens`, but for "cut"; or a UserError.
+  """The splits with the arrays of `pairs.Tokens` but "cut"; a UserError if a file is missing.
 
-  Pairs that are longer than the limit are left out of training, and cut in test sets. A test set is
-  as wide as its longest sentences.
+  Pairs longer than the limit are left out of training, and cut in test sets. A test set is as wide
+  as its longest sentences.
   """
 
   def read(base):
     path, split = data.source(base)
     languages = (data.source_language, data.target_language)
-    found = pairs.pairs(path, *languages, split, data.dir, text_data.OTHERS)
+    found = pairs.pairs(path, *languages, split, data.dir)
     if line := found.summary():
       _LOG.warning("%s: %s", path, line)
     references = {"reference": np.array(found.targets, object)}
@@ -85,7 +81,7 @@ def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
 
 
 def _finished(name: str, tree: Mapping[str, np.ndarray], data: AlignedText) -> Arrays:
-  """A split as it is trained on, or tested."""
+  """A split in the form for training, or for tests."""
   if line := pairs.Tokens(tree).summary(data.max_length, left_out=name == "train"):
     _LOG.warning("%s: %s", data.split_specs[name], line)
   arrays = {k: v for k, v in tree.items() if k not in ("cut", "reference")}

@@ -1,4 +1,4 @@
-"""BLEU by sacrebleu, which has its words, its smoothing and its signature."""
+"""BLEU by sacrebleu, which splits words, smooths, and signs the score."""
 
 from typing import Any, NamedTuple, Sequence
 
@@ -8,7 +8,7 @@ TOKENIZERS = ("13a", "intl", "char", "zh", "none")
 
 
 class Bleu(NamedTuple):
-  """A score of 0 to 100 and the signature of its computation."""
+  """A score from 0 to 100, and sacrebleu's signature of its computation."""
 
   score: float
   signature: str

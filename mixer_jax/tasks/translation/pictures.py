@@ -16,7 +16,7 @@ _SIDES = {"encoder": "EncoderBlock", "decoder": "DecoderBlock"}
 def attention_maps(apply: Callable[..., Any], num_heads: int, *args: Any) -> dict[str, np.ndarray]:
   """Cross-attention [targets, sources], the mean of all heads, by the block's name.
 
-  `apply` is that of the model; with `args` to one sentence without padding, and Flax's keywords.
+  `apply` is called with `args`, one sentence without padding, and Flax's keywords.
   """
   crosses = lambda module: getattr(module.parent, "name", "") == "cross_attention"
   kept = lambda module, _: module.name in _PARTS and crosses(module)
@@ -37,7 +37,7 @@ def attention_maps(apply: Callable[..., Any], num_heads: int, *args: Any) -> dic
 def drawn(
   params: Any, maps: Mapping[str, np.ndarray], sources: Sequence[str], targets: Sequence[str]
 ) -> dict[str, Any]:
-  """Figures by name: matrices over tokens of either side, and `attention_maps` of a sentence."""
+  """Figures by name: the matrices over tokens of each side, and `attention_maps` of a sentence."""
   figures, found = {}, pictures.matrices(params)
   for side, block in _SIDES.items():
     own = {name: matrix for name, matrix in found.items() if name.startswith(block)}

@@ -7,22 +7,21 @@ from typing import Annotated, Any, Iterable, Mapping, NamedTuple, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, check_list
+from mixer_jax.errors import UserError
 from mixer_jax.models import decoding
 from mixer_jax.options import Option, one_of
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
-from mixer_jax.tasks.task import Aux, Batch, Prediction, Variables
+from mixer_jax.tasks.task import Aux, Batch, Prediction, Variables, answered
 from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text.text_task import TextTask
 from mixer_jax.tasks.translation import aligned, bleu, pictures
 
-_TOGETHER = 32  # batches of inputs that are sorted by length together
+_TOGETHER = 32  # batches of inputs sorted by length together
 _BEAMS = "hypotheses of the beam search of `predict`; 1: greedy"
 
 
@@ -38,18 +37,17 @@ class TranslationOptions:
 
 
 class Found(NamedTuple):
-  """Translations in the order of their sources, with log-probability over length penalty."""
+  """Translations in the order of their sources, and log-probabilities over length penalties."""
 
   texts: list[str]
   scores: np.ndarray
 
 
 class Translation(TextTask):
-  """Sentences of another language, token by token, by teacher forcing.
+  """Translates sentences token by token, learned by teacher forcing.
 
-  A batch has "source" int32 [batch, n] and "source_mask", "inputs" and "targets" int32 [batch, m]
-  and "weights" bool [batch, m]: input t is target t - 1, the first one `bos`; weights are False for
-  padding.
+  A batch has "source" int32 and "source_mask" bool [batch, n], "inputs" and "targets" int32 and
+  "weights" bool [batch, m]. Input t is target t - 1, input 0 is `bos`; weights are False for padding.
   """
 
   options = {
@@ -63,22 +61,18 @@ class Translation(TextTask):
     Metric("accuracy", higher_is_better=True, percent=True),
   )
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    super().__init__(config)
-    self._told = False
-
   @functools.cached_property
   def _special(self) -> decoding.Special:
     return decoding.Special(*(getattr(self.vocabulary, k) for k in decoding.Special._fields))
 
   def datasets(self) -> Mapping[str, Dataset]:
-    bleu.metric(self._config.bleu_tokenizer)  # missing, it is told before text is read
+    print(f"BLEU is {self.notes()['bleu']}", flush=True)  # needs sacrebleu before text is read
     encoders.traced(self._config, self.init)
     return aligned.load(self._data, self.vocabulary)
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """From sources and the targets before to logits [batch, m, entries of the vocabulary]."""
+    """Maps sources and the targets before to logits [batch, m, entries of the vocabulary]."""
     sizes = dict(vocab_size=self.vocabulary.size, max_length=self._data.max_length)
     config = self._config.model
     return models.translator(config.name, **sizes, **options.given(config))
@@ -110,7 +104,7 @@ class Translation(TextTask):
     return Prediction(self._logits(variables, batch), batch["targets"], batch["weights"])
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """ "outputs": the likeliest next words, int32 [batch, m], in the place of all words' logits."""
+    """The likeliest next words, "outputs" int32 [batch, m], in place of the logits of all words."""
     outputs = jnp.argmax(self._logits(variables, batch), axis=-1)
     return {"outputs": outputs.astype(jnp.int32)}
 
@@ -121,10 +115,10 @@ class Translation(TextTask):
   def translated(
     self, variables: Variables, source: np.ndarray, lengths: np.ndarray, beams: int
   ) -> Found:
-    """Translations of sources [n, tokens] that end with `eos` and have these lengths.
+    """Translates sources [n, tokens] that end with `eos` and have these lengths.
 
-    Sentences of about one length are translated together; a batch ends with its last sentence. It
-    is split over the devices of this process; each process translates all.
+    Sentences of about one length are translated together, until the last of them ends. A batch is
+    split over the devices of this process; each process translates all.
     """
     number, width = source.shape
     params, mesh = mesh_lib.of_process({"params": variables["params"]})
@@ -146,61 +140,55 @@ class Translation(TextTask):
         scores[row] = score
     return Found(texts, scores)
 
-  def _of_split(self, variables: Variables, split: Dataset, beams: int) -> Found:
+  def _scored(
+    self, variables: Variables, split: aligned.Translated, beams: int
+  ) -> tuple[list[str], bleu.Bleu]:
+    """The translations of a test set, and their BLEU."""
     arrays = split.arrays()
-    return self.translated(variables, arrays["source"], arrays["source_length"], beams)
+    found = self.translated(variables, arrays["source"], arrays["source_length"], beams).texts
+    return found, bleu.corpus(found, split.references, self._config.bleu_tokenizer)
 
   def notes(self) -> Mapping[str, str]:
     return {"bleu": bleu.corpus(["a"], ["a"], self._config.bleu_tokenizer).signature}
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
-    """BLEU of a test set; of the training set none, which keeps no references."""
+    """BLEU of a test set; the training set has no references."""
     if not isinstance(split, aligned.Translated):
       return {}
-    found = self._of_split(variables, split, self._config.eval_beams)
-    score, signature = bleu.corpus(found.texts, split.references, self._config.bleu_tokenizer)
-    if not self._told:
-      print(f"BLEU is {signature}", flush=True)
-      self._told = True
-    return {"bleu": score}
+    return {"bleu": self._scored(variables, split, self._config.eval_beams)[1].score}
 
   def texts(self, variables: Variables, split: Dataset) -> Mapping[str, Sequence[str]]:
     """Translations of a test set by beam search, and their references; prints their BLEU."""
     if not isinstance(split, aligned.Translated):
       raise UserError("the training set keeps no references; translate another split")
-    found = self._of_split(variables, split, self._config.beams).texts
-    score, signature = bleu.corpus(found, split.references, self._config.bleu_tokenizer)
+    found, (score, signature) = self._scored(variables, split, self._config.beams)
     print(f"BLEU {score:.2f} with {self._config.beams} beams ({signature})")
     return {"translations": found, "references": split.references}
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The translation of each sentence, with its log-probability over the length penalty.
+    """The translation of each sentence, with its log-probability over the length penalty."""
 
-    The answers before a refused sentence come first.
-    """
-    check_list(inputs, "sentences")
-    longest = self._data.max_length
-    encoded, refused = self.vocabulary.encode([text.strip() for text in inputs]), None
-    wrong = next((i for i, ids in enumerate(encoded) if not 0 < len(ids) < longest), None)
-    if wrong is not None:
-      has = f"{options.shown(inputs[wrong])} has {len(encoded[wrong])} tokens"
-      refused = UserError(f"input {wrong + 1}, {has}; allowed: 1 to {longest - 1}")
-      inputs, encoded = inputs[:wrong], encoded[:wrong]
-    source = np.full((len(inputs), longest), self.vocabulary.pad, np.int32)
-    for row, ids in zip(source, encoded):
-      row[: len(ids) + 1] = [*ids, self.vocabulary.eos]
-    lengths = np.array([len(ids) + 1 for ids in encoded])
+    def translations(encoded):
+      lengths = np.array([len(ids) for ids in encoded])
+      source = np.full((len(encoded), self._data.max_length), self.vocabulary.pad, np.int32)
+      for row, ids in zip(source, encoded):
+        row[: len(ids)] = ids
+      return zip(*self.translated(variables, source, lengths, self._config.beams))
+
     size = _TOGETHER * self._config.eval_batch_size
-    for begin in range(0, len(inputs), size):
-      part = slice(begin, begin + size)
-      found = self.translated(variables, source[part], lengths[part], self._config.beams)
-      for text, translation, score in zip(inputs[part], *found):
-        yield {"text": text, "translation": translation, "score": float(score)}
-    if refused:
-      raise refused
+    for text, (found, score) in answered(inputs, size, self._encoded, translations):
+      yield {"text": text, "translation": found, "score": float(score)}
+
+  def _encoded(self, text: str) -> list[int]:
+    """The tokens of a sentence with its end; a UserError if there are none or too many."""
+    [ids], longest = self.vocabulary.encode([text.strip()]), self._data.max_length - 1
+    if not 0 < len(ids) <= longest:
+      has = f"{options.shown(text)} has {len(ids)} tokens"
+      raise UserError(f"the input {has}; allowed: 1 to {longest}")
+    return [*ids, self.vocabulary.eos]
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    """Matrices over tokens, and where the words of a sentence look in its source."""
+    """Matrices over tokens, and the cross-attention of the first sentence."""
     batch = self.prepare(None, jax.tree.map(lambda x: x[:1], split.arrays()), train=False)
     words = lambda ids, mask: self.vocabulary.tokens(np.asarray(ids[0])[np.asarray(mask[0])])
     sources = words(batch["source"], batch["source_mask"])

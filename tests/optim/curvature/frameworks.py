@@ -1,4 +1,4 @@
-"""The same eight functions of the same weights in Linen, NNX, Equinox, Haiku and plain JAX.
+"""The same six functions of the same weights in Linen, NNX, Equinox, Haiku and plain JAX.
 
 Each framework has functions `name(weights) -> (predict, params)`, by the name of the model. Weights
 are float64 [d_in, d_out] and [d_out] by layer; a convolution has rows in the order (height, width,
@@ -16,14 +16,6 @@ import numpy as np
 HEADS = 2
 # Rows in, columns out, of the layers of each model; (a, b, c, d) is a convolution's kernel.
 SIZES = {
-  "mlp": {"one": (5, 6), "two": (6, 4)},
-  "mixer": {
-    "token1": (4, 6),
-    "token2": (6, 4),
-    "channel1": (5, 7),
-    "channel2": (7, 5),
-    "head": (5, 3),
-  },
   "attention": {"query": (4, 4), "key": (4, 4), "value": (4, 4), "out": (4, 4), "head": (4, 3)},
   "convnet": {"one": (3, 3, 2, 3), "two": (2, 2, 3, 4), "head": (16, 3)},
   "tied": {"table": (7, 5), "hidden": (5, 5)},
@@ -33,8 +25,6 @@ SIZES = {
 }
 UNBIASED = {"table", "state"}
 SHAPES = {
-  "mlp": (5,),
-  "mixer": (4, 5),
   "attention": (3, 4),
   "convnet": (8, 8, 2),
   "tied": (4,),
@@ -103,17 +93,6 @@ class Plain:
 
     one = lambda p, x: function(lambda name, a: layer(p, name, a), p, x)
     return (lambda p, x: jax.vmap(lambda x: one(p, x))(x)), narrow(weights)
-
-  def mlp(self, w):
-    return self._of(lambda layer, p, x: layer("two", jnp.tanh(layer("one", x))), w)
-
-  def mixer(self, w):
-    def of(layer, p, x):
-      x = x + layer("token2", jnp.tanh(layer("token1", x.T))).T
-      x = x + layer("channel2", jnp.tanh(layer("channel1", x)))
-      return layer("head", x.mean(0))
-
-    return self._of(of, w)
 
   def attention(self, w):
     def of(layer, p, x):
@@ -190,19 +169,6 @@ class Linen:
     net, x = Net(), batch(model)
     shapes = jax.eval_shape(net.init, jax.random.key(0), x)["params"]
     return (lambda p, x: net.apply({"params": p}, x)), filled(shapes, found)
-
-  def mlp(self, w):
-    of = lambda x: nn.Dense(4, name="two")(jnp.tanh(nn.Dense(6, name="one")(x)))
-    return self._of(of, _kernels(w, "kernel", "bias"), "mlp")
-
-  def mixer(self, w):
-    def of(x):
-      y = jnp.tanh(nn.Dense(6, name="token1")(x.swapaxes(1, 2)))
-      x = x + nn.Dense(4, name="token2")(y).swapaxes(1, 2)
-      x = x + nn.Dense(5, name="channel2")(jnp.tanh(nn.Dense(7, name="channel1")(x)))
-      return nn.Dense(3, name="head")(x.mean(1))
-
-    return self._of(of, _kernels(w, "kernel", "bias"), "mixer")
 
   def attention(self, w):
     found = _of_heads(w, "layer/")
@@ -293,18 +259,6 @@ class Nnx:
 
     return Net
 
-  def mlp(self, w):
-    of = lambda m, x: m.two(jnp.tanh(m.one(x)))
-    return self._of(self._layers("mlp"), of, _kernels(w, "kernel", "bias"))
-
-  def mixer(self, w):
-    def of(m, x):
-      x = x + m.token2(jnp.tanh(m.token1(x.swapaxes(1, 2)))).swapaxes(1, 2)
-      x = x + m.channel2(jnp.tanh(m.channel1(x)))
-      return m.head(x.mean(1))
-
-    return self._of(self._layers("mixer"), of, _kernels(w, "kernel", "bias"))
-
   def attention(self, w):
     class Net(nnx.Module):
       def __init__(self, rngs):
@@ -381,20 +335,6 @@ class Equinox:
   def _dict(self, model, w, function):
     layers = {n: self._linear(n, s) for n, s in SIZES[model].items()}
     return self._of(layers, _kernels(_turned(w), "weight", "bias"), function)
-
-  def mlp(self, w):
-    model = eqx.nn.MLP(5, 4, 6, 1, activation=jnp.tanh, key=jax.random.key(0))
-    own = {"layers/0": _turned(w)["one"], "layers/1": _turned(w)["two"]}
-    return self._of(model, _kernels(own, "weight", "bias"), lambda m, x: m(x))
-
-  def mixer(self, w):
-    def of(m, x):
-      over = lambda n: jax.vmap(m[n])
-      x = x + over("token2")(jnp.tanh(over("token1")(x.T))).T
-      x = x + over("channel2")(jnp.tanh(over("channel1")(x)))
-      return m["head"](x.mean(0))
-
-    return self._dict("mixer", w, of)
 
   def attention(self, w):
     options = dict.fromkeys("query key value output".split(), True)
@@ -484,20 +424,6 @@ class Haiku:
     net = hk.without_apply_rng(hk.transform(function))
     shapes = jax.eval_shape(net.init, jax.random.key(0), batch(model))
     return net.apply, filled(shapes, found)
-
-  def mlp(self, w):
-    of = lambda x: hk.nets.MLP([6, 4], activation=jnp.tanh)(x)
-    own = {"mlp/~/linear_0": w["one"], "mlp/~/linear_1": w["two"]}
-    return self._of(of, _kernels(own, "w", "b"), "mlp")
-
-  def mixer(self, w):
-    def of(x):
-      y = jnp.tanh(hk.Linear(6, name="token1")(x.swapaxes(1, 2)))
-      x = x + hk.Linear(4, name="token2")(y).swapaxes(1, 2)
-      x = x + hk.Linear(5, name="channel2")(jnp.tanh(hk.Linear(7, name="channel1")(x)))
-      return hk.Linear(3, name="head")(x.mean(1))
-
-    return self._of(of, _kernels(w, "w", "b"), "mixer")
 
   def attention(self, w):
     def of(x):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mixer_jax.optim import Curvature
-from tests.optim.curvature.brute_force import factors, with_ones
 
 
 class Net(nn.Module):
@@ -85,20 +84,6 @@ def test_factors_equal_brute_force(shape, estimation, token_averaging):
     np.testing.assert_allclose(factors[name].outputs, scale * outputs[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.thorough
-def test_sampled_factors_average_to_the_exact_ones():
-  predict, params, batch = problem((6, 7))
-  estimate = Curvature(predict, params, batch).estimate
-  keys = jax.random.split(jax.random.key(1), 4000)
-  sampled = jax.jit(jax.vmap(estimate, (None, None, 0)))(params, batch, keys)
-  exact = jax.jit(Curvature(predict, params, batch, estimation="exact").estimate)(
-    params, batch, keys[0]
-  )
-  for name, factor in exact.items():
-    mean = sampled[name].outputs.mean(axis=0)
-    assert np.linalg.norm(mean - factor.outputs) < 0.03 * np.linalg.norm(factor.outputs)
-
-
 def test_two_tokens_by_hand():
   """One example with tokens a1 = 1, a2 = 2, weight w, squared error (a1 w + a2 w)^2.
 
@@ -158,24 +143,3 @@ def test_patch_embedding_equals_a_dense_layer_over_patches():
   published = factors(Stem(), params, "published")
   np.testing.assert_allclose(published.inputs, conv.inputs / 6, rtol=1e-5)
   np.testing.assert_allclose(published.outputs, conv.outputs * 6, rtol=1e-4, atol=1e-7)
-
-
-def test_factors_of_a_linear_classifier_in_closed_form():
-  """A = E[a a^T] with a 1 appended, G = E[diag(p) - p p^T] for softmax cross-entropy."""
-
-  class Linear(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-      return nn.Dense(5, name="head")(x)
-
-  x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-  params = jax.jit(Linear().init)(jax.random.key(0), x)["params"]
-  predict = lambda p, b: Linear().apply({"params": p}, b)
-  found = factors(predict, params, x)
-  inputs = with_ones(x)
-  p = np.exp(predict(params, x))
-  p /= p.sum(axis=1, keepdims=True)
-  expected = np.mean([np.diag(row) - np.outer(row, row) for row in p], axis=0)
-  assert set(found) == {"head"}
-  np.testing.assert_allclose(found["head"].inputs, inputs.T @ inputs / 6, rtol=1e-5)
-  np.testing.assert_allclose(found["head"].outputs, expected, atol=1e-6)

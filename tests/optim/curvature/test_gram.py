@@ -10,6 +10,7 @@ import pytest
 
 from mixer_jax import optim
 from mixer_jax.optim.curvature import gram
+from mixer_jax.optim.curvature.curvature import tangent
 from mixer_jax.optim.curvature.likelihoods import likelihood_of
 from tests.optim.curvature.test_likelihoods import fisher_of_outputs
 
@@ -179,8 +180,13 @@ def float64():
 
 
 @functools.cache
-def made(name, **options):
+def made(name, examples=None, **options):
+  """The curvature of a case, its parameters and a batch; with `examples`, of "weighted", so many."""
   predict, params, batch, likelihood = CASES[name](np.random.default_rng(0))
+  if examples is not None:
+    rng = np.random.default_rng(1)
+    draw = lambda x: rng.uniform(0.1, 1.0, size=(examples, *x.shape[1:]))
+    batch = {name: draw(x) for name, x in batch.items()}
   params, batch = jax.tree.map(jnp.asarray, (params, batch))
   return optim.Curvature(predict, params, batch, likelihood=likelihood, **options), params, batch
 
@@ -197,14 +203,28 @@ def close(found, expected, rtol=1e-12):
   np.testing.assert_allclose(found, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("by", ["pairs", "jacobian"])
-@pytest.mark.parametrize("name", CASES)
+_BOTH = [(name, "pairs") for name in CASES] + [(name, "jacobian") for name in CASES]
+
+
+@pytest.mark.parametrize("name, by", _BOTH)
+@pytest.mark.first(len(CASES) + 3)
 def test_it_is_that_of_the_jacobian(name, by, monkeypatch):
   monkeypatch.setattr(gram, "_pairs_are_cheaper", lambda *sizes: by == "pairs")
   curvature, params, batch = made(name)
   found = jax.jit(curvature.gram)(params, batch)
   j = jacobian(curvature, params, batch)
   close(found, j @ j.T)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.first(5)
+def test_columns_are_those_of_a_product_with_the_jacobian(name):
+  curvature, params, batch = made(name)
+  columns = jax.jit(curvature.jacobian)(params, batch)
+  vector = jnp.asarray(np.random.default_rng(0).normal(size=columns.shape[1]))
+  arrays = curvature.of_columns(vector, params, batch)
+  push = curvature.residuals(params, batch).push
+  close(columns @ vector, push(tangent(params, arrays)), 1e-11)
 
 
 @pytest.mark.parametrize("name", ["physics", "classifier", "weighted", "tied"])

@@ -1,7 +1,5 @@
 """Distributions of outputs, weights of rows and several outputs, against NumPy in float64."""
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 
 from mixer_jax import optim
-from tests.optim.curvature.brute_force import close, factors, kinds
+from tests.optim.curvature.brute_force import close, factors
 
 
 class Linear(nn.Module):
@@ -85,43 +83,6 @@ def test_a_normal_of_its_own_variance():
   np.testing.assert_allclose(np.diag(found["variance"].outputs), expected, rtol=1e-4)
 
 
-class Two(nn.Module):
-  @nn.compact
-  def __call__(self, x):
-    return {"class": nn.Dense(3, name="one")(x), "box": nn.Dense(2, name="two")(x)}
-
-
-def test_several_outputs_with_weights():
-  x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-  params = jax.jit(Two().init)(jax.random.key(0), x)["params"]
-  predict = lambda p, x: Two().apply({"params": p}, x)
-  likelihood = {"class": "categorical", "box": (0.25, "normal")}
-  for estimation, rng in (("exact", None), ("sampled", jax.random.key(0))):
-    found = factors(predict, params, x, rng, likelihood=likelihood, estimation=estimation)
-    assert found["two"].outputs.shape == (2, 2)
-    if estimation == "exact":
-      np.testing.assert_allclose(found["two"].outputs, 0.25 * 2 * np.eye(2), atol=1e-6)
-      logits = np.asarray(predict(params, x)["class"])
-      expected = np.mean([fisher_of_outputs("categorical", y) for y in logits], axis=0)
-      np.testing.assert_allclose(found["one"].outputs, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_likelihood_of_ones_own():
-  """Poisson with log rates: the Fisher matrix is the rate."""
-  poisson = optim.Likelihood(
-    sample=lambda key, y: jax.random.poisson(key, jnp.exp(y)),
-    gradient=lambda y, n: jnp.exp(y) - n,
-    factor=lambda y, v: jnp.exp(0.5 * y) * v,
-  )
-  predict, params, x = setup()
-  exact = factors(predict, params, x, None, likelihood=poisson, estimation="exact")
-  rates = np.exp(np.float64(predict(params, x)))
-  np.testing.assert_allclose(np.diag(exact["head"].outputs), rates.mean(axis=0), rtol=1e-4)
-  one = lambda key: factors(predict, params, x, key, likelihood=poisson)["head"].outputs
-  mean = jax.jit(lambda k: jax.lax.map(one, k).mean(0))(jax.random.split(jax.random.key(0), 3000))
-  assert np.linalg.norm(mean - exact["head"].outputs) < 0.06 * np.linalg.norm(mean)
-
-
 def _columns(y):
   return {"a": y[:, :1], "b": y[:, :1]}
 
@@ -166,18 +127,6 @@ def test_predictions_that_do_not_fit_are_refused(case):
     optim.Curvature(lambda p, x: outputs(predict(p, x)), params, x, **options)
 
 
-def test_parts_of_a_mapping_are_allowed_what_they_are_allowed_alone():
-  """Weights of numbers beside logits, and a pair of arrays as one output."""
-  predict, params, x = setup()
-  y = predict(params, x)
-  tokens = lambda p, x: jnp.stack([predict(p, x)] * y.shape[1], axis=1)
-  both = lambda p, x: ({"class": tokens(p, x), "number": predict(p, x)}, None, jnp.ones(y.shape))
-  assert kinds(both, params, x, likelihood={"class": "categorical", "number": "normal"})
-  pair = optim.Likelihood(lambda key, y: y, lambda y, t: y, parts=2)
-  two = lambda p, x: {"a": (predict(p, x), predict(p, x))}
-  assert kinds(two, params, x, likelihood={"a": pair})
-
-
 def test_the_weight_of_a_likelihood_is_that_of_given_labels():
   model, rng = nn.Dense(2), np.random.default_rng(0)
   x, y = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)
@@ -189,18 +138,6 @@ def test_the_weight_of_a_likelihood_is_that_of_given_labels():
   d = 2 * (np.float64(predict(params, (x, y))[0]) - y)  # of the sum of squares
   [factor] = found.values()
   np.testing.assert_allclose(factor.outputs, 0.25 * d.T @ d / 6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [bool, np.uint8, np.float32])
-def test_labels_of_two_classes_may_have_any_type(kind):
-  model, rng = nn.Dense(2), np.random.default_rng(0)
-  x, y = rng.normal(size=(6, 3)).astype(np.float32), np.array([0, 1, 1, 0, 0, 1])
-  params = jax.jit(model.init)(jax.random.key(0), x)["params"]
-  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
-  found = factors(predict, params, (x, y.astype(kind)), None, estimation="empirical")
-  d = np.float64(jax.nn.softmax(predict(params, (x, y))[0])) - np.eye(2)[y]
-  [factor] = found.values()
-  np.testing.assert_allclose(factor.outputs, d.T @ d / 6, rtol=1e-5)
 
 
 def test_labels_of_several_outputs_are_independent():
@@ -232,30 +169,6 @@ def test_targets_of_several_outputs_are_a_mapping_like_them():
   close(found.outputs, errors.T @ errors / 6)
   with pytest.raises(ValueError, match="tuple"):
     factors(lambda p, b: (both(p, b)[0], {"a": 1}), params, batch, **options)
-
-
-class Pair(NamedTuple):
-  mean: jax.Array
-  variance: jax.Array
-
-
-@pytest.mark.parametrize("kind", [Pair, lambda *two: list(two)])
-def test_means_and_variances_may_have_names(kind):
-  predict, params, x = setup(width=4)
-
-  def of(make):
-    def call(params, x):
-      mean, raw = jnp.split(predict(params, x), 2, axis=1)
-      return make(mean, nn.softplus(raw))
-
-    return call
-
-  found, expected = (
-    factors(of(make), params, x, likelihood="normal_variance") for make in (kind, lambda *two: two)
-  )
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
-  inner = lambda params, x: {"y": of(kind)(params, x)}
-  close(factors(inner, params, x, likelihood={"y": "normal_variance"}), expected)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])

@@ -43,6 +43,7 @@ class Stack(nn.Module):
 
 
 @pytest.mark.parametrize("lift", ["scan", "remat scan", "remat", "scan over axis 1"])
+@pytest.mark.first(2)
 def test_lifted_layers_have_the_steps_of_a_loop(lift):
   x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
   plain = jax.jit(Stack("loop").init)(jax.random.key(0), x)["params"]
@@ -128,7 +129,7 @@ def test_scales_of_a_stack_have_the_diagonals_of_single_layers():
 
 @pytest.mark.parametrize("how", ["whole", "jit", "vmap", "map"])
 @pytest.mark.parametrize("net", [Deep(), Deep(None), Deep(wrap="remat"), Deep(None, wrap="jit")])
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_tokens_are_those_that_the_factors_count(net, how):
   """ "published" multiplies the outputs' factor by them; they scale EK-FAC's moments of batches."""
   params, x = deep(net)
@@ -171,6 +172,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.first(2)
 def test_a_recurrent_cell_has_the_factors_of_a_loop_over_time(cell):
   x = jax.random.normal(jax.random.key(0), (6, 5, 3))
   params = jax.jit(Recurrent(cell, True).init)(jax.random.key(1), x)["params"]
@@ -216,12 +218,11 @@ AROUND = {
   ),
   "cond": lambda f: lambda p, x: jax.lax.cond(x.sum() > -1e9, f, lambda p, x: 0 * f(p, x), p, x),
 }
-WRAPS = "plain subclass jit checkpoint vmap frozen jit-of-vmap shard_map cond"
-WRAPS += " vmap-of-jit vmap-of-checkpoint vmap-of-remat vmap-of-vmap-of-jit"
+WRAPS = "checkpoint frozen jit-of-vmap shard_map cond vmap-of-remat vmap-of-vmap-of-jit jit"
 
 
 @pytest.mark.parametrize("how", WRAPS.split())
-@pytest.mark.first(9)
+@pytest.mark.first(5)
 def test_transformations_around_layers(how):
   params, batch = problem()
   model = Wrapped(how.replace("-", " "))

@@ -3,9 +3,7 @@
 from flax import traverse_util
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from mixer_jax import config as config_lib
@@ -30,8 +28,6 @@ MODELS = [
   ("gmlp_small", dict(attention_dim=6)),
 ]
 MODEL_IDS = ["-".join([name, *map(str, fields.values())]) for name, fields in MODELS]
-# A step of the others is compiled in the slow tests.
-FAST = ("resmlp_s12",)
 
 
 IMAGES = jax.ShapeDtypeStruct((16, 16, 16, 3), "float32")
@@ -56,40 +52,6 @@ def test_a_block_per_dense_layer(name, fields):
   assert sorted(named) == sorted(paths)
 
 
-STEPS = [
-  pytest.param(*case, id=i, marks=() if i in FAST else pytest.mark.slow)
-  for case, i in zip(MODELS, MODEL_IDS)
-]
-
-
-@pytest.mark.parametrize("name, fields", STEPS)
-@pytest.mark.thorough
-def test_a_step_of_a_model_lowers_the_loss(name, fields):
-  model = models.build(name, 4, **SMALL[name] | fields)
-  labels = np.arange(16) % 4
-  images = np.random.default_rng(0).normal(size=IMAGES.shape) + labels[:, None, None, None]
-  batch = images.astype(np.float32), labels
-  params = jax.jit(model.init)(jax.random.key(0), batch[0])["params"]
-  params["head"]["kernel"] = jax.random.normal(jax.random.key(1), params["head"]["kernel"].shape)
-  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
-
-  def loss(params):
-    logits, labels = predict(params, batch)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-  tx = optim.kfac(1e-3, optim.Curvature(predict, params, batch, norms="diagonal"))
-
-  @jax.jit  # one program: the time goes into compilation
-  def step(params, state):
-    before, grads = jax.value_and_grad(loss)(params)
-    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
-    return before, updates, state, loss(optax.apply_updates(params, updates))
-
-  before, updates, state, after = step(params, tx.init(params))
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
-  assert after < before
-
-
 def kernels(model, params, images):
   """Paths of layers with a kernel."""
   found = []
@@ -103,45 +65,6 @@ def kernels(model, params, images):
   with nn.intercept_methods(note):
     jax.eval_shape(lambda p, x: model.apply({"params": p}, x), params, images)
   return found
-
-
-def mixer_blocks(**overrides):
-  fields = dict(hidden_dim=12, num_blocks=3, tokens_mlp_dim=7, channels_mlp_dim=20)
-  model = models.build("mixer_small", 10, **fields | overrides)
-  images = jax.ShapeDtypeStruct((8, 16, 16, 3), jnp.float32)
-  params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-  predict = lambda p, b: model.apply({"params": p}, b)
-  return params, optim.Curvature(predict, params, images).blocks
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.first(1)
-def test_every_dense_layer_of_a_mixer_has_its_own_kronecker_block(dtype):
-  params, blocks = mixer_blocks(dtype=dtype)
-  kernels = {
-    "/".join(k.key for k in path[:-1]): x.shape
-    for path, x in jax.tree_util.tree_leaves_with_path(params)
-    if path[-1].key == "kernel"
-  }
-  kronecker = [b for b in blocks if b.kind == "kronecker"]
-  assert {b.name for b in kronecker} == set(kernels)
-  assert len(kronecker) == len(kernels) == 3 * 4 + 2
-  for block in kronecker:
-    *d_in, d_out = kernels[block.name]
-    assert block.factor_sizes == (np.prod(d_in) + 1, d_out)
-    assert block.paths == (f"{block.name}/kernel", f"{block.name}/bias")
-  rest = [b.name.rpartition("/")[0] for b in blocks if b.kind == "gradient"]
-  assert rest and all(name.split("/")[-1].startswith(("LayerNorm", "pre_head")) for name in rest)
-
-
-@pytest.mark.thorough
-def test_factors_are_float32_under_bfloat16():
-  model = models.build("mixer_small", 10, hidden_dim=12, num_blocks=1, dtype="bfloat16")
-  images, key = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.float32), jax.random.key(0)
-  params = jax.eval_shape(model.init, key, images)["params"]
-  curvature = optim.Curvature(lambda p, b: model.apply({"params": p}, b), params, images)
-  factors = jax.eval_shape(curvature.estimate, params, images, key)
-  assert {x.dtype for x in jax.tree.leaves(factors)} == {jnp.dtype("float32")}
 
 
 BLOCKS = dict(hidden_dim=4, num_blocks=1, num_heads=2, ffn_dim=3, decoder_dim=3, decoder_layers=1)
@@ -215,34 +138,6 @@ def test_factors_of_a_mode_are_those_of_its_two_rows(grid):
       size[k] += np.square(np.fft.irfftn(spectrum, grid, axes=range(len(grid)))).sum()
   size *= 2 * np.prod(grid) ** 2  # transforms are not divided on the way back
   np.testing.assert_allclose(factors.outputs, size[:, None, None] * np.eye(2), rtol=1e-4, atol=1e-4)
-
-
-OPERATOR_STEPS = [n if n in ("galerkin_1d", "fno_2d") else pytest.param(n, marks=pytest.mark.slow)
-         for n in OPERATORS]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OPERATOR_STEPS)
-@pytest.mark.thorough
-def test_a_step_of_an_operator_lowers_the_loss(name):
-  predict, init, batch = problem(name)
-  params = jax.jit(init)()
-  options = dict(likelihood="normal", norms="diagonal")
-  tx = optim.kfac(1e-2, optim.Curvature(predict, params, batch, **options))
-
-  def loss(params):
-    y, targets = predict(params, batch)
-    return ((y - targets) ** 2).sum() / len(y)
-
-  @jax.jit
-  def step(params, state):
-    before, grads = jax.value_and_grad(loss)(params)
-    updates, state = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
-    after = loss(jax.tree.map(lambda p, u: p + u, params, updates))
-    return before, updates, state, after
-
-  before, updates, state, after = step(params, tx.init(params))
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
-  assert after < before
 
 
 @pytest.mark.parametrize("grid", ["fno_1d", "fno_2d"])

@@ -8,11 +8,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from mixer_jax import optim
-from tests.optim.curvature.brute_force import close, factors, kinds
+from tests.optim.curvature.brute_force import close, factors
 from tests.optim.small_net import curvature, predict, problem
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
@@ -63,18 +62,6 @@ def test_boxes_of_flax_and_lists_have_the_factors_of_bare_arrays(box):
   close(list(found.values()), list(expected.values()))
 
 
-def test_a_model_of_nnx_has_the_factors_of_linen_s():
-  params, batch = problem()
-  net = nnx.Sequential(
-    nnx.Linear(5, 6, rngs=nnx.Rngs(0)), nnx.tanh, nnx.Linear(6, 4, rngs=nnx.Rngs(0))
-  )
-  graph, state = nnx.split(net)
-  leaves = [params[n][k] for n in ("one", "two") for k in ("bias", "kernel")]
-  state = jax.tree.unflatten(jax.tree.structure(state), leaves)
-  found = factors(lambda p, b: nnx.merge(graph, p)(b["x"]), state, batch)
-  close(list(found.values()), list(factors(predict, params, batch).values()))
-
-
 @pytest.mark.parametrize("pattern", ["^one/", ["^one/"], ("^one/kernel", "^one/bias")])
 def test_parameters_that_are_left_out_take_the_plain_gradient(pattern):
   params, batch = problem()
@@ -84,20 +71,6 @@ def test_parameters_that_are_left_out_take_the_plain_gradient(pattern):
   tx = optim.scale_by_kfac(found)
   updates, _ = tx.update(params, tx.init(params), params, batch=batch, rng=jax.random.key(0))
   close(updates["one"], params["one"], rtol=0, atol=0)
-  with pytest.raises(ValueError, match="unpreconditioned.*layers_2"):
-    curvature(params, batch, unpreconditioned="layers_2")
-
-
-def test_the_bias_of_a_kernel_may_be_left_out():
-  params, batch = problem()
-  blocks = {b.name: b.kind for b in curvature(params, batch, unpreconditioned="^one/bias").blocks}
-  assert blocks == {"one/bias": "gradient", "one": "kronecker", "two": "kronecker"}
-
-
-def test_an_output_that_depends_on_no_parameter_has_no_layer():
-  params, batch = problem()
-  blocks = kinds(lambda p, b: b["x"], params, batch)
-  assert set(blocks.values()) == {"gradient"}
 
 
 REASONS = {
@@ -162,40 +135,3 @@ def test_a_bias_that_its_layer_does_not_use_has_no_influence(unused):
     updates.append(jax.jit(tx.update)(grads, tx.init(params), params, batch=X)[0])
   assert not updates[1]["layers_0"].pop("bias").any()
   jax.tree.map(np.testing.assert_array_equal, *updates)
-
-
-def test_a_mask_may_part_the_parameters_of_a_layer():
-  params, batch = problem()
-  tx = optim.scale_by_kfac(curvature(params, batch, norms="diagonal"))
-  tell = dict(batch=batch, rng=jax.random.key(0), model_params=params)
-  whole, _ = tx.update(params, tx.init(params), params, **tell)
-  mask = {"one": {"kernel": False, "bias": False}, "two": {"kernel": True, "bias": True}}
-  parted = optax.masked(tx, mask)
-  found, _ = parted.update(params, parted.init(params), params, **tell)
-  close(found["two"], whole["two"])
-  close(found["one"], params["one"])
-
-
-def test_a_state_of_parameters_of_other_shapes_is_refused():
-  params, batch = problem()
-  for make in (optim.kfac, optim.kfac_adam, optim.kfac_muon):
-    tx = make(0.1, curvature(params, batch))
-    with pytest.raises(ValueError, match="params/one"):
-      tx.init({"params": params})
-    with pytest.raises(ValueError, match="two"):
-      tx.update({"one": params["one"]}, tx.init(params), params, batch=batch, rng=jax.random.key(0))
-
-
-def test_calls_that_lack_an_argument_are_told():
-  params, batch = problem()
-  tx = optim.scale_by_kfac(curvature(params, batch))
-  state, key = tx.init(params), jax.random.key(0)
-  with pytest.raises(ValueError, match="params"):
-    tx.update(params, state, batch=batch, rng=key)
-  with pytest.raises(ValueError, match="batch"):
-    tx.update(params, state, params, rng=key)
-  with pytest.raises(ValueError, match="rng"):
-    tx.update(params, state, params, batch=batch)
-  mixed = optax.multi_transform({"a": tx, "b": optax.identity()}, {"one": "a", "two": "b"})
-  with pytest.raises(ValueError, match="model_params"):
-    mixed.update(params, mixed.init(params), params, batch=batch, rng=key)

@@ -19,7 +19,7 @@ from mixer_jax.tasks.distillation.task import from_teacher
 from mixer_jax.training import loop, nonfinite, restore
 from mixer_jax.training.state import init_state
 from mixer_jax.training.trainer import Trainer
-from tests import children
+from tests.tasks import runs
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -55,7 +55,7 @@ def teacher_run(shapes_npz, tmp_path_factory):
   config.update(num_epochs=3, batch_size=32, eval_batch_size=32)
   config.mesh.data = 1
   config.model = config_lib.model("resnet_20", stages=(1,), width=8)
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir=str(shapes_npz), image_size=8, pad=0, flip=False, mean=MEAN, std=STD)
   config.optimizer = config_lib.optimizer("sgd", learning_rate=0.1)
   path = tmp_path_factory.mktemp("teacher") / "run"
@@ -79,8 +79,7 @@ def started(config):
   config_lib.check(config)
   run = experiment.build(tasks.find("distillation").complete(config))
   variables = run.task.initial(run.variable_shapes, restore.stored)
-  shake = lambda x: x + 0.1 * np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
-  variables["params"] = jax.tree.map(shake, variables["params"])
+  variables["params"] = runs.shaken(variables["params"])
   examples = jax.tree.map(lambda x: x[:32], run.datasets["train"].arrays())
   prepare = jax.jit(lambda key, x: run.task.prepare(key, x, train=True))
   return run, variables, jax.device_get(prepare(jax.random.key(0), examples))
@@ -174,13 +173,10 @@ def test_a_run_keeps_its_teacher_and_resumes_without_its_folder(config, teacher_
   config.update(num_epochs=2, accum_steps=2, ema_decay=0.9)
   config.data.repeats = 3
   config.mesh.data = 2
-  children.trained(config, tmp_path / "whole")
-  stopped = children.Child(config, tmp_path / "parts", children.signal_at, (5,))
-  assert stopped.wait() == 143, stopped.err
-  shutil.rmtree(tmp_path / "teacher")
-  children.trained(config, tmp_path / "parts")
-  stored, variables = restore.stored(str(tmp_path / "whole"))
-  children.assert_same_run(stored, tmp_path / "whole", tmp_path / "parts")
+  forget = lambda: shutil.rmtree(tmp_path / "teacher")
+  completed = tasks.find("distillation").complete(config)
+  runs.assert_kill_changes_nothing(completed, tmp_path, 5, before_resume=forget)
+  _, variables = restore.stored(str(tmp_path / "whole"))
   jax.tree.map(np.testing.assert_array_equal, dict(variables["teacher"]), dict(given))
   row = metrics_file.read(tmp_path / "parts")[-1]
   assert evaluate.evaluate(str(tmp_path / "parts"))["test"]["top1"] == row["test/top1"]
@@ -238,45 +234,40 @@ def test_a_file_of_weights_is_a_teacher(config, tmp_path, monkeypatch):
   assert run.task._teacher.image_size == 16
   config.distillation.teacher = str(tmp_path / "w.npz")
   public(small, 7, tmp_path / "w.npz")
-  with pytest.raises(UserError, match="w.npz: the teacher has 7 classes, the data 4$"):
+  with pytest.raises(UserError, match="w.npz.*7 classes"):
     started(config)
   config.distillation.teacher_model = ""
-  with pytest.raises(UserError, match="teacher_model is ''; allowed: the model of .*w.npz"):
+  with pytest.raises(UserError, match="teacher_model"):
     started(config)
 
 
-def test_mistakes_are_one_line(config, teacher_run, tmp_path, shapes_npz):
-  def refused(match, start=started, **fields):
+def test_a_mistake_names_its_field_or_file(config, teacher_run, tmp_path, shapes_npz):
+  def refused(match, **fields):
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict(fields)
     with pytest.raises(UserError, match=match) as error:
-      start(other)
+      started(other)
     assert "\n" not in str(error.value)
 
-  refused("--config.distillation.teacher=RUN", **{"distillation.teacher": ""})
-  refused("loss is 'binary'; distillation takes softmax", loss="binary")
-  refused("is no run: .*No such file", **{"distillation.teacher": str(tmp_path)})
-  (tmp_path / "config.json").write_text('{"task": "image_classification", "model": 3}')
-  refused("has no model of images", **{"distillation.teacher": str(tmp_path)})
+  refused("distillation.teacher", **{"distillation.teacher": ""})
+  refused("loss is 'binary'", loss="binary")
   (tmp_path / "config.json").write_text('{"task": "masked_lm"}')
-  refused("run of task masked_lm", **{"distillation.teacher": str(tmp_path)})
+  refused("task masked_lm", **{"distillation.teacher": str(tmp_path)})
   stored = json.loads((teacher_run / "config.json").read_text()) | {"task": "segmentation"}
   (tmp_path / "config.json").write_text(json.dumps(stored))
-  refused("segmentation; allowed: one of image", **{"distillation.teacher": str(tmp_path)})
+  refused("task segmentation", **{"distillation.teacher": str(tmp_path)})
   refused("nowhere", **{"distillation.teacher": str(tmp_path / "nowhere")})
-  refused("distillation.described is None", experiment.build)
   arrays = dict(np.load(shapes_npz))
   arrays["train_labels"][0] = 4
   np.savez(tmp_path / "five.npz", **arrays)
-  refused("the teacher has 4 classes, the data 5", **{"data.dir": str(tmp_path / "five.npz")})
+  refused("4 classes, the data 5", **{"data.dir": str(tmp_path / "five.npz")})
   other = shutil.copytree(teacher_run, tmp_path / "other")
   record = (other / "run.json").read_text()
   (other / "run.json").write_text(record.replace('"2"', '"cat"'))
-  refused("the class 'cat' where the data have '2'", **{"distillation.teacher": str(other)})
+  refused("'cat' where the data have '2'", **{"distillation.teacher": str(other)})
   stored = (other / "config.json").read_text().replace('"loss": "softmax"', '"loss": "binary"')
   (other / "config.json").write_text(stored)
-  soft = {"distillation.teacher": str(other), "distillation.kind": "soft"}
-  refused("was trained by a binary loss.*allowed: hard", **soft)
+  refused("distillation.kind", **{"distillation.teacher": str(other), "distillation.kind": "soft"})
 
 
 def test_evaluation_does_without_the_teacher(config):

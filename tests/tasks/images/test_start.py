@@ -25,7 +25,7 @@ def tiny(path):
   config.model = config_lib.model(
     "mixer_small", hidden_dim=8, num_blocks=1, tokens_mlp_dim=8, channels_mlp_dim=16, gelu="exact"
   )
-  config.data = config_lib.data("npz")
+  config.data = config_lib.data("npz", like="cifar10")
   config.data.update(dir=str(path), image_size=8, pad=0, flip=False)
   config.optimizer = config_lib.optimizer("adam", learning_rate=3e-2)
   return config
@@ -124,6 +124,7 @@ def test_a_run_of_dino_gives_its_teacher_and_the_head_is_fresh(shapes_npz, tmp_p
   dino = config_lib.default("self_distillation", "mixer_small")
   dino.model, dino.data.image_size = tiny(shapes_npz).model, 8
   dino.dino.update(out_dim=8, hidden_dim=4, bottleneck_dim=4)
+  dino = tasks.find(dino.task).complete(dino)
   (tmp_path / directory_lib.CONFIG).write_text(dino.to_json())
   variables = jax.device_get(tasks.find("self_distillation")(dino).init(jax.random.key(1)))
   variables["params"] = jax.tree.map(np.zeros_like, variables["params"])  # the student's
@@ -155,12 +156,12 @@ def test_mistakes_are_one_line(config, changes, message):
 
 
 def test_directories_without_a_run_on_images_are_refused(config, tmp_path):
-  with pytest.raises(UserError, match="is no run: .*No such file"):
+  with pytest.raises(UserError, match="holds no run"):
     start.describe(str(tmp_path))
-  for text in ("{}", '{"task": "translation", "model": {"name": "x"}, "data": {}}', "[]"):
-    (tmp_path / directory_lib.CONFIG).write_text(text)
-    with pytest.raises(UserError, match="has no model of images"):
-      start.describe(str(tmp_path))
+  other = '{"task": "translation", "model": {"name": "x"}, "data": {}}'
+  (tmp_path / directory_lib.CONFIG).write_text(other)
+  with pytest.raises(UserError, match="has no model of images"):
+    start.describe(str(tmp_path))
 
 
 def test_a_run_without_names_of_classes_is_told_by_their_number(donor, config, tmp_path):

@@ -67,7 +67,7 @@ def test_the_inverse_answer_is_the_model_s_at_the_points_of_its_outputs(config):
 
 
 @pytest.mark.thorough
-def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
+def test_answers_take_the_inputs_of_the_problem(config, folder):
   """Of a file with inputs and outputs, an inverse problem reads the outputs."""
   arrays = np.load(folder / "test.npz")
   found = {}
@@ -81,13 +81,6 @@ def test_answers_take_the_inputs_of_the_problem(config, folder, tmp_path):
     np.testing.assert_allclose([answer["output"] for answer in answers], wanted, atol=1e-5)
     found[inverse] = wanted
   assert not np.allclose(*found.values(), atol=1e-2)
-  np.savez(tmp_path / "one.npz", u=arrays["u"][0])
-  with pytest.raises(
-    UserError, match="the inputs are the text .*one.npz'; allowed: a list of paths"
-  ):
-    list(run.task.answer(variables, str(tmp_path / "one.npz")))
-  with pytest.raises(UserError, match=r"one.npz: has 'u' \[64\]; inputs and outputs are \[fun"):
-    list(run.task.answer(variables, [str(tmp_path / "one.npz")]))
 
 
 def test_answers_of_the_inverse_problem_are_on_a_grid_of_the_domain(config, tmp_path):
@@ -99,15 +92,8 @@ def test_answers_of_the_inverse_problem_are_on_a_grid_of_the_domain(config, tmp_
   variables = jax.jit(run.task.init)(jax.random.key(0))
   answers = run.task.answer(variables, files)
   assert len(next(answers)["output"]) == 6
-  told = "13.npz: has functions on 13 points; allowed on each axis: 4, 6, 8, ..., since data.output"
-  with pytest.raises(UserError, match=f"{told}_step, 4, is 2 times data.step$"):
+  with pytest.raises(UserError, match="13.npz: data.output_step"):
     next(answers)
-  config.model = config_lib.default("operator_learning", "mixer_operator").model
-  config.model.update(hidden_dim=8, num_blocks=1, modes=4)
-  config.data.update(train_split="train_2d.npz", test_split="test_2d.npz", output_step=8)
-  np.savez(files[0], sol=np.ones((1, 9, 12), np.float32))
-  with pytest.raises(UserError, match="has functions on 9x12 points; allowed .*: 9, 13, 17, ..."):
-    next(experiment.build(config).task.answer({}, files))
 
 
 @pytest.mark.thorough
@@ -176,7 +162,7 @@ def test_a_finished_run_on_data_of_another_grid_keeps_its_operator(config, kind)
   run = experiment.build(config)
   variables = jax.jit(run.task.init)(jax.random.key(0))
   config.data.update(step=1, extra_test_steps="")
-  other = experiment.build(config, json.loads(json.dumps(run.task.notes())))
+  other = experiment.make(config, json.loads(json.dumps(run.task.notes())))
   shapes = lambda tree: jax.tree.map(jnp.shape, tree)
   assert shapes(other.variable_shapes) == shapes(variables)
   found, wanted = Evaluator(other, "test")(variables), Evaluator(run, "test_64")(variables)

@@ -15,6 +15,7 @@ from mixer_jax.tasks.operator_learning import pictures
 from mixer_jax.training import restore
 from mixer_jax.training.evaluator import Evaluator
 from tests import children
+from tests.tasks import runs
 from tests.tasks.operator_learning.functions_on_a_circle import waves
 
 
@@ -120,11 +121,7 @@ def test_noise_does_not_depend_on_the_other_splits(config):
 def test_a_killed_run_with_noise_and_averages_goes_on_bit_for_bit(config, tmp_path):
   config.update(num_steps=12, eval_steps=6, checkpoint_steps=6, ema_decay=0.9)
   config.normalise, config.data.noise = "pointwise", 0.1
-  children.trained(config, tmp_path / "whole")
-  stopped = children.Child(config, tmp_path / "parts", children.signal_at, (8,))
-  assert stopped.wait() == 143, stopped.err
-  children.trained(config, tmp_path / "parts")
-  children.assert_same_run(config, tmp_path / "whole", tmp_path / "parts")
+  runs.assert_kill_changes_nothing(config, tmp_path, 8)
 
 
 @pytest.mark.thorough

@@ -16,6 +16,7 @@ from mixer_jax.tasks.metrics import Hits, MeanIou, empty, merge, values
 from mixer_jax.training import loop, restore
 from mixer_jax.training.checkpoint import Checkpoints
 from mixer_jax.training.evaluator import Evaluator
+from tests.tasks import runs
 from tests.tasks.segmentation import files
 
 
@@ -44,11 +45,8 @@ def built(config):
   return tasks.find("segmentation")(config)
 
 
-def moved(task, seed=1):
-  """Variables whose heads are not zero."""
-  rng = np.random.default_rng(seed)
-  change = lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32)
-  return jax.tree.map(change, jax.jit(task.init)(jax.random.key(0)))
+def moved(task):
+  return runs.shaken(jax.jit(task.init)(jax.random.key(0)), 0.3)
 
 
 def by_numpy(logits, labels, weights):
@@ -222,8 +220,6 @@ def test_a_run_goes_on_bit_for_bit_predicts_and_draws(config, tmp_path):
   assert found["class_names"].tolist() == ["0", "1", "2"]
   image = np.zeros((13, 30, 3), np.uint8)
   Image.fromarray(image).save(tmp_path / "a.png")
-  with pytest.raises(UserError, match="the inputs are the text .*a.png'; allowed: a list of paths"):
-    next(run.task.answer(variables, str(tmp_path / "a.png")))
   [answer] = run.task.answer(variables, [str(tmp_path / "a.png")])
   assert sum(answer["shares"].values()) == pytest.approx(1) and answer["shares"].keys() <= {*"012"}
   assert list(answer["shares"].values()) == sorted(answer["shares"].values(), reverse=True)
@@ -248,29 +244,18 @@ def test_a_backbone_starts_from_weights_of_a_classifier_and_leaves_its_head(conf
 
 
 @pytest.mark.parametrize(
-  "change, message",
+  "field, value",
   [
-    ({"decoder.blocks": (0, 1, 2, 3)}, "decoder.blocks is .* the last 1"),
-    ({"data.image_size": 10}, "data.image_size is 10; it must be a multiple of the patch size 4"),
-    (
-      {"resize_tokens": "block_diagonal"},
-      "resize_tokens is 'block_diagonal', but there are no weights",
-    ),
-    ({"decoder.width": 0}, "decoder.width is 0; allowed: 1"),
+    ("decoder.blocks", (0, 1, 2, 3)),
+    ("data.image_size", 10),
+    ("resize_tokens", "block_diagonal"),
+    ("model.name", "resnet18"),  # it has no tokens
   ],
 )
-def test_mistakes_are_told_in_one_line(config, change, message):
-  config.update_from_flattened_dict(change)
-  with pytest.raises(UserError, match=message) as error:
+def test_a_mistake_names_its_field(config, field, value):
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(UserError, match=field):
     built(config).datasets()
-  assert "\n" not in str(error.value)
-
-
-def test_a_convnet_has_no_tokens(config):
-  config.model = config_lib.model("mixer_small", task="segmentation")
-  config.model.name = "resnet18"
-  with pytest.raises(UserError, match="model.name is 'resnet18'; allowed: "):
-    config_lib.check(config)
 
 
 def test_labels_of_eight_bits_do_not_wrap():

@@ -15,6 +15,7 @@ from mixer_jax.training import loop, restore, summary
 from mixer_jax.training.checkpoint import Checkpoints
 from tests import children
 from tests.conftest import waves
+from tests.tasks import runs
 from tests.tasks.self_distillation.test_dino import small
 
 
@@ -36,15 +37,9 @@ def finished(config, tmp_path_factory):
 
 @pytest.mark.thorough
 def test_a_killed_run_goes_on_bit_for_bit(config, finished):
-  parts = finished.parent / "parts"
-  stopped = children.Child(config, parts, children.signal_at, (4,))
-  assert stopped.wait() == 143, stopped.err
-  children.trained(config, parts)
-  children.assert_same_run(config, finished, parts)
-  rows = children.rows(finished)
-  assert {"train/loss", "train/teacher_entropy", "train/centre_norm", "train/spread"} <= rows[
-    0
-  ].keys()
+  runs.assert_kill_changes_nothing(config, finished.parent, 4, whole=finished)
+  told = {"train/loss", "train/teacher_entropy", "train/centre_norm", "train/spread"}
+  assert told <= children.rows(finished)[0].keys()
 
 
 @pytest.mark.thorough
@@ -67,13 +62,8 @@ def test_a_collapse_stops_the_run_with_a_checkpoint(config, tmp_path):
   config.checkpoint_steps = 1000
   with pytest.raises(Diverged) as told:
     loop.train(config, str(tmp_path / "run"))
-  pattern = (
-    r"^stopped at step 3, whose checkpoint is written: the teacher has collapsed: its entropy"
-  )
-  assert re.match(
-    rf"{pattern} is 1.79\d* nats.* log out_dim = 1.792 for 2 steps, .*norm", str(told.value)
-  )
-  assert told.value.exit_code == 3 and "\n" not in str(told.value)
+  assert re.search(r"step 3.*collapsed: its entropy is 1.79\d* nats.*2 steps", str(told.value))
+  assert told.value.exit_code == 3
   assert Checkpoints(tmp_path / "run", read_only=True).latest() == 3
 
 
@@ -103,9 +93,7 @@ def test_the_probe_finds_the_metric_of_the_run_and_takes_untrained_networks(conf
   run, variables, _ = restore.restore(str(finished))
   fresh = probe._fresh(run)
   jax.tree.map(np.testing.assert_array_equal, run.task.backbone(fresh), fresh["params"]["backbone"])
-  with pytest.raises(UserError, match="^--split is 'x'; allowed: test, for the"):
-    probe.probe(str(finished), split="x")
-  with pytest.raises(UserError, match="^the split train is the one that neighbours are sought in"):
+  with pytest.raises(UserError, match="split train"):
     run.task.host_metrics(variables, run.datasets["train"])
 
 

@@ -13,12 +13,13 @@ import pytest
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, study, tasks
 from mixer_jax.errors import UserError
-from mixer_jax.rundir import directory, metrics_file
+from mixer_jax.rundir import metrics_file
 from mixer_jax.study import record
 from mixer_jax.tasks.text import pictures
-from mixer_jax.training import restore
+from mixer_jax.training import restore, resume
 from mixer_jax.training.evaluator import Evaluator
 from tests import children
+from tests.tasks.runs import shaken
 
 MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny")
 
@@ -26,12 +27,6 @@ MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny
 @pytest.fixture
 def config(config_of):
   return config_of("masked_lm", field="sentence")
-
-
-def shaken(variables, seed=0):
-  """Variables of which nothing is zero."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), variables)
 
 
 @pytest.mark.thorough
@@ -155,16 +150,16 @@ def test_the_last_of_two_starts_decides_on_a_kept_file(tmp_path):
   """The first one ended before its first checkpoint."""
   for name, text in (("a.txt", "old"), ("b.txt", "new")):
     (tmp_path / name).write_text(text)
-    directory.keep_files(tmp_path, {"data.vocabulary": str(tmp_path / name)})
+    resume.keep_files(tmp_path, {"data.vocabulary": str(tmp_path / name)})
   config = config_lib.default("masked_lm", "gmlp_text_small")
-  kept = directory.with_files(tmp_path, config).data.vocabulary
+  kept = resume.with_copies(config, tmp_path).data.vocabulary
   assert pathlib.Path(kept).read_text() == "new"
   for name in ("b.txt", "gone.txt"):
     config.data.vocabulary = str(tmp_path / name)
-    directory.check_files(tmp_path, config)
+    resume.check_files(tmp_path, config)
   config.data.vocabulary = str(tmp_path / "a.txt")
   with pytest.raises(UserError, match="data.vocabulary is '.*a.txt'; allowed: a file like the run"):
-    directory.check_files(tmp_path, config)
+    resume.check_files(tmp_path, config)
 
 
 def test_a_begun_study_keeps_its_vocabulary(tmp_path):
@@ -205,19 +200,17 @@ def test_the_share_of_a_toeplitz_matrix():
   np.testing.assert_allclose(pictures.toeplitz_share(matrix), expected)
 
 
-def test_mistakes_are_one_line(config, folder, tmp_path):
-  def refused(match, **fields):
-    other = config.copy_and_resolve_references()
-    other.update_from_flattened_dict(fields)
-    with pytest.raises(UserError, match=match):
-      experiment.build(other)
-
-  refused("data.vocabulary is ''; name a WordPiece file", **{"data.vocabulary": ""})
-  words = (folder / "vocab.txt").read_text().replace("[MASK]\n", "")
-  (tmp_path / "no_mask.txt").write_text(words)
-  refused(r"no_mask.txt.*\[MASK\]", **{"data.vocabulary": str(tmp_path / "no_mask.txt")})
-  refused("sentenc", **{"data.field": "text"})
-  refused("no such file", **{"data.train_split": "absent.txt"})
-  refused("'test', the name of a split", **{"data.extra_test_splits": "more.tsv, test"})
-  refused("shares examples", **{"data.validation_split": "train.tsv[:10%]"})
-  refused("ffn_dim is 17; gating 'split' needs an even one", **{"model.ffn_dim": 17})
+@pytest.mark.parametrize(
+  "named, field, value",
+  [
+    ("data.vocabulary", "data.vocabulary", ""),
+    ("train.tsv", "data.field", "text"),
+    ("absent.txt", "data.train_split", "absent.txt"),
+    ("shares examples", "data.validation_split", "train.tsv[:10%]"),
+    ("ffn_dim", "model.ffn_dim", 17),
+  ],
+)
+def test_a_mistake_names_its_field_or_file(config, named, field, value):
+  config.update_from_flattened_dict({field: value})
+  with pytest.raises(UserError, match=named):
+    experiment.build(config)

@@ -14,7 +14,7 @@ from mixer_jax.optim import Curvature
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text_classification import scores
-from mixer_jax.training import restore
+from mixer_jax.training import contract, restore
 from tests import children
 
 
@@ -34,6 +34,11 @@ def test_scores_of_two_classes():
   np.testing.assert_allclose(total["matthews"], np.corrcoef(true, found)[0, 1], rtol=1e-5)
   nothing = scores.of_two(np.zeros(4, bool), np.zeros(4, bool), np.ones(4, bool))
   assert [float(x.value()) for x in nothing.values()] == [0.0, 0.0]
+
+
+def test_padding_has_no_weight_in_any_metric(config):
+  """Or no run would start."""
+  contract.check_task(experiment.build(config))
 
 
 @pytest.mark.thorough
@@ -225,16 +230,16 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
   scored = [f"{i / 4}\tthe film was good" for i in range(10)]
   (tmp_path / "scored.tsv").write_text("\n".join(["label\tsentence", *scored]) + "\n")
   refused(
-    "column 'label' has numbers such as 0.25; allowed", **here | {"data.train_split": "scored.tsv"}
+    "column 'label' has numbers such as 0.25; classes", **here | {"data.train_split": "scored.tsv"}
   )
   both = [f"{label}\tthe film was good" for label in ("0", "1", "1.0", "0.0") * 8]
   (tmp_path / "both.tsv").write_text("\n".join(["label\tsentence", *both]) + "\n")
-  refused("writes one number as 0 and as 0.0; allowed", **here | {"data.train_split": "both.tsv"})
+  refused("writes the number 0 in two ways; allowed", **here | {"data.train_split": "both.tsv"})
   numbered = [f"{i}\tthe film was good" for i in range(30)]
   (tmp_path / "numbered.tsv").write_text("\n".join(["label\tsentence", *numbered]) + "\n")
   refused("has 30 labels in 30 rows, all different", **here | {"data.train_split": "numbered.tsv"})
-  refused("is no run on text", pretrained=str(tmp_path))
-  refused("is no run on text", frozen_from=str(tmp_path))
+  refused("holds no run", pretrained=str(tmp_path))
+  refused("holds no run", frozen_from=str(tmp_path))
 
 
 def test_classes_are_those_of_all_training_files(config, folder, tmp_path):
@@ -288,7 +293,7 @@ def test_answers_take_a_list_of_sentences(config):
     list(task.answer({}, "good"))
 
 
-def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path, caplog):
+def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path):
   """GLUE's F1 is that of the second class: of 1 where the other is -1."""
   labels = ["10", "1.5", "-1", "2", "more", "nan"] * 2
   rows = [f"{label}\tthe film was good" for label in labels]
@@ -297,4 +302,3 @@ def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path, capl
   config.data.update(train_split="train.tsv[:6]", test_split="train.tsv[6:]", validation_split="")
   run = experiment.build(config)
   assert run.task.class_names == ("-1", "1.5", "2", "10", "more", "nan")
-  assert "numbers such as 1.5 beside the word 'more'; each is a class" in caplog.text

@@ -1,4 +1,4 @@
-"""Scanned and rematerialised blocks against the same blocks one after the other."""
+"""What all models of images do alike: heads, types, dropout, stochastic depth, scanned blocks."""
 
 import functools
 
@@ -10,14 +10,19 @@ import pytest
 
 from benchmarks import flops
 from mixer_jax import models
+from tests.models.common import images_of, randomised, run, shapes_of, tree_of
 
 SIZES = dict(patch_size=4, hidden_dim=16, num_blocks=2)
 CASES = {
   "mixer": ("mixer_small", dict(tokens_mlp_dim=6, channels_mlp_dim=20)),
   "attention": ("mixer_small", dict(token_mixer="galerkin", num_heads=2, channels_mlp_dim=20)),
+  "fourier": ("mixer_small", dict(token_mixer="fourier", num_heads=2, channels_mlp_dim=20)),
   "resmlp": ("resmlp_s12", dict(channels_mlp_dim=20, pooling="class_mlp")),
   "gmlp": ("gmlp_small", dict(ffn_dim=20, attention_dim=4)),
+  "tmlp": ("tmlp_small", dict(ffn_dim=20)),
 }
+SCANNED = ("mixer", "attention", "resmlp", "gmlp")
+IMAGES = images_of(3, 8, 8)
 
 
 def build(case, **fields):
@@ -25,15 +30,8 @@ def build(case, **fields):
   return models.build(name, 5, **SIZES | own | fields)
 
 
-def images(batch=3, size=8):
-  return np.random.default_rng(0).normal(size=(batch, size, size, 3)).astype(np.float32)
-
-
 def random_params(model):
-  """Unrolled parameters, all non-trivial."""
-  tree = jax.eval_shape(model.init, jax.random.key(0), images())["params"]
-  rng = np.random.default_rng(1)
-  return jax.tree.map(lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32), tree)
+  return randomised(model, IMAGES, mean=0.1)
 
 
 def close(found, expected, tolerance=2e-5):
@@ -45,20 +43,101 @@ def close(found, expected, tolerance=2e-5):
   jax.tree.map(check, found, expected)
 
 
+@pytest.mark.parametrize("case", ["mixer", "gmlp"])
+def test_heads_start_at_zero(case):
+  logits, _ = jax.jit(build(case).init_with_output)(jax.random.key(0), IMAGES)
+  np.testing.assert_array_equal(logits, 0.0)
+
+
+@pytest.mark.parametrize("case", ["mixer", "resmlp", "gmlp"])
+@pytest.mark.thorough
+def test_a_model_without_a_head_gives_what_the_head_sees(case):
+  whole = build(case)
+  without = whole.clone(num_classes=0)
+  params = random_params(whole)
+  assert shapes_of(whole, 8).keys() - shapes_of(without, 8).keys() == {"head/kernel", "head/bias"}
+  features = without.apply({"params": params}, IMAGES)
+  assert (features.shape, features.dtype) == ((3, 16), jnp.float32)
+  logits = np.asarray(features) @ params["head"]["kernel"] + params["head"]["bias"]
+  np.testing.assert_allclose(run(whole, params, IMAGES)[0], logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.first(1)
+def test_bfloat16_computes_low_and_stores_high(case):
+  low, params = build(case, dtype="bfloat16"), random_params(build(case))
+  logits, tokens = run(low, params, IMAGES)
+  assert (tokens.dtype, logits.dtype) == (jnp.bfloat16, jnp.float32)
+  assert {x.dtype for x in jax.tree.leaves(tree_of(low, IMAGES))} == {jnp.dtype("float32")}
+  expected, _ = run(build(case), params, IMAGES)
+  np.testing.assert_allclose(logits, expected, rtol=0.1, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", ["attention", "fourier"])
+@pytest.mark.thorough
+def test_attention_takes_any_size(case):
+  model = build(case)
+  params = random_params(model)
+  for size in ((8, 8), (12, 20)):
+    logits, tokens = run(model, params, images_of(2, *size))
+    assert logits.shape == (2, 5) and np.isfinite(logits).all()
+    assert tokens.shape == (2, size[0] * size[1] // 16, 16)
+
+
+@pytest.mark.parametrize("case", ["mixer", "resmlp"])
+@pytest.mark.thorough
+def test_dropout_acts_in_training_only(case):
+  model = build(case, dropout_rate=0.5)
+  params = random_params(model)
+  still = run(model, params, IMAGES)[0]
+  assert not np.allclose(*(run(model, params, IMAGES, key)[0] for key in (0, 1)))
+  np.testing.assert_array_equal(still, run(build(case), params, IMAGES)[0])
+
+
+@pytest.mark.parametrize("fields", [{}, dict(scan_blocks=True, remat=True)], ids=str)
+@pytest.mark.thorough
+def test_the_drop_rates_of_a_mixer_grow_with_depth_and_branches_stay_unscaled(fields):
+  """A Mixer of two blocks has the rates 0 and 0.5."""
+  model = build("mixer", stochastic_depth=0.5, **fields)
+  apart, images = random_params(build("mixer")), images_of(64, 8, 8)
+  params = models.stacked(apart) if fields else apart
+  _, dropped = run(model, params, images, 0)
+  first = {k: v for k, v in apart.items() if k != "MixerBlock_1"}
+  _, after_first = run(build("mixer", num_blocks=1), first, images)
+  same = np.isclose(dropped, after_first, rtol=1e-5, atol=1e-5).all(axis=(1, 2))
+  # The first block always acts. Both branches of the second one are dropped at 1/4.
+  assert 6 <= same.sum() <= 28  # binomial(64, 1/4)
+
+
+@pytest.mark.thorough
+def test_gmlp_drops_whole_branches_of_every_block_and_rescales():
+  images, model = images_of(64, 8, 8), build("gmlp", stochastic_depth=0.5, num_blocks=1)
+  params = random_params(model)
+  _, kept = run(model, params, images)
+  _, dropped = run(model, params, images, 0)
+  _, stem = run(build("gmlp", num_blocks=0), params, images)
+  is_stem, is_twice = (
+    np.isclose(dropped, stem + times * (kept - stem), rtol=1e-4, atol=1e-4).all(axis=(1, 2))
+    for times in (0, 2)
+  )
+  assert (is_stem ^ is_twice).all()
+  assert 18 <= is_stem.sum() <= 46  # binomial(64, 1/2)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def outputs_and_gradient(model, params, train_key=None):
   """Logits, tokens and the gradient of a function of the logits."""
   options = dict(train=True, rngs={"dropout": train_key}) if train_key is not None else {}
 
   def loss(params):
-    logits, state = model.apply({"params": params}, images(), mutable="intermediates", **options)
+    logits, state = model.apply({"params": params}, IMAGES, mutable="intermediates", **options)
     return jnp.mean(jnp.sin(logits)), (logits, state["intermediates"]["tokens"][0])
 
   gradient, outputs = jax.grad(loss, has_aux=True)(params)
   return outputs, gradient
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SCANNED)
 @pytest.mark.thorough
 def test_a_scan_computes_what_blocks_one_by_one_do(case):
   params = random_params(build(case))
@@ -81,25 +160,6 @@ def test_rematerialised_blocks_drop_the_same_units_twice():
   assert np.abs(plain[0][0] - still[0]).max() > 0.01  # something was dropped
 
 
-@pytest.mark.thorough
-def test_the_drop_rates_of_a_scan_grow_with_depth():
-  """A Mixer of three blocks has the rates 0, 0.5 and 1 (here: all but 1)."""
-  model = build("mixer", stochastic_depth=0.999, scan_blocks=True, remat=True, num_blocks=3)
-  params = random_params(build("mixer", num_blocks=3))
-  batch = images(batch=64)
-  tokens = lambda params, model, **options: np.asarray(
-    model.apply({"params": params}, batch, mutable="intermediates", **options)[1]["intermediates"][
-      "tokens"
-    ][0]
-  )
-  dropped = tokens(models.stacked(params), model, train=True, rngs={"dropout": jax.random.key(0)})
-  first = {k: v for k, v in params.items() if k not in ("MixerBlock_1", "MixerBlock_2")}
-  after_first = tokens(first, build("mixer", num_blocks=1))
-  same = np.isclose(dropped, after_first, rtol=1e-5, atol=1e-5).all(axis=(1, 2))
-  # The first block always acts. Both branches of the second one are dropped at 1/4.
-  assert 6 <= same.sum() <= 28  # binomial(64, 1/4)
-
-
 @pytest.mark.parametrize("case", ["mixer", "gmlp"])
 @pytest.mark.thorough
 def test_scanned_blocks_start_as_the_others_do(case):
@@ -107,7 +167,7 @@ def test_scanned_blocks_start_as_the_others_do(case):
   wide = dict(hidden_dim=64, scan_blocks=False)
   wide |= dict(ffn_dim=128) if case == "gmlp" else dict(channels_mlp_dim=128)
   apart, scanned = (
-    build(case, **wide | dict(scan_blocks=scan)).init(jax.random.key(3), images())
+    build(case, **wide | dict(scan_blocks=scan)).init(jax.random.key(3), IMAGES)
     for scan in (False, True)
   )
   apart, scanned = apart["params"], models.unrolled(scanned["params"])
@@ -184,8 +244,8 @@ def test_multiply_adds_are_counted_in_every_form(fields):
   # 4 tokens of 4x4x3 pixels, 16 channels, 2 blocks of 6 and 20 hidden units, 5 classes.
   block = 16 * 2 * 4 * 6 + 4 * 2 * 16 * 20
   model = build("mixer", **fields)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images())
-  found = flops.multiply_adds(model.apply, shapes, images(batch=1))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)
+  found = flops.multiply_adds(model.apply, shapes, images_of(1, 8, 8))
   assert found == 4 * 48 * 16 + 2 * block + 16 * 5
 
 

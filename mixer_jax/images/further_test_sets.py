@@ -9,39 +9,39 @@ import json
 import logging
 import os
 import re
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from mixer_jax.data import cache, tfds_source
-from mixer_jax.errors import UserError, as_user_error, once
-from mixer_jax.images import arrays_file, base_split, decode, folder
+from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.images import arrays_file, folder, tfds_images
+from mixer_jax.images.decode import Decoded, Records
 from mixer_jax.paths import user_path
 
 TFDS = "tfds:"
 _NUMBERED = re.compile(r"(^|/)ILSVRC2012_val_(\d{8})\.")  # places in lists of labels, from 1
 _SET_FEATURE = "real_label"  # of TFDS's imagenet2012_real
 _LOG = logging.getLogger(__name__)
-Source = base_split.Base | decode.Records
 
 
 def open_set(
   name: str, place: str, labels: str, known: Sequence[str], data_dir: str
-) -> tuple[Source, bool]:
+) -> tuple[Decoded | Records, bool]:
   """A test set with labels of the training classes `known`, and whether each is a set of them.
 
   Args:
     name: of the set, for messages.
     place: an `.npz`, for its test split; "tfds:NAME[@SPLIT]"; or a folder, of a folder for each
       class or, with `labels`, also of images alone.
-    labels: a JSON file of sets of classes in the place of other labels, see `_Sets`; "": none.
+    labels: a JSON file of sets of classes in the place of other labels, see `LabelSets`; "": none.
     data_dir: of TFDS.
 
   Raises:
     UserError: nothing that can be read is there, or a class is not among those of the training.
   """
   where = f"test set {name} ({place})"
-  sets = _Sets(labels, known) if labels else None
+  sets = LabelSets(labels, known) if labels else None
   if place.startswith(TFDS):
     return _of_tfds(where, place.removeprefix(TFDS), sets, known, data_dir)
   if place.endswith(".npz"):
@@ -50,21 +50,22 @@ def open_set(
     if sets:
       own = sets.of_all(where, len(base))
     else:
-      own = _taken(where, base.labels, numbers(where, file.class_names, known))
-    return base_split.Base(base.images, own), bool(sets)
+      own = _renumbered(where, base.labels, class_numbers(where, file.class_names, known))
+    return dataclasses.replace(base, labels=own), bool(sets)
   files = folder.test_files(place, flat=bool(sets))
   if sets:
-    own = sets.of(where, range(len(files)), lambda i: os.fsdecode(files.names[i]))
+    own = sets.of_paths(where, [os.fsdecode(name) for name in files.names])
   else:
-    own = numbers(where, files.identity[-1], known)[files.labels]
-  return Relabelled(files, own), bool(sets)
+    own = class_numbers(where, files.class_names, known)[files.labels]
+  identity = (*files.identity, str(own.dtype), own.shape, own.tobytes())
+  return dataclasses.replace(files, labels=own, identity=identity), bool(sets)
 
 
-def numbers(where: str, names: Sequence[str], known: Sequence[str]) -> np.ndarray:
+def class_numbers(where: str, names: Sequence[str], known: Sequence[str]) -> np.ndarray:
   """The number of the training class of each class of a test set, int32.
 
-  Classes have the same names in both; or, if one has not, those of the test set, and they alone, are
-  the numbers of the training classes, from 0, as the folders of ImageNet-V2. Then a line says so. A
+  Classes have the same names in both. Or else those of the test set, and they alone, are the
+  numbers of the training classes, from 0, as the folders of ImageNet-V2; then a line says so. A
   UserError names a class that is neither.
   """
   places = {name: i for i, name in enumerate(known)}
@@ -79,12 +80,13 @@ def numbers(where: str, names: Sequence[str], known: Sequence[str]) -> np.ndarra
   return np.array([places[name] for name in names], np.int32)
 
 
-def _taken(where: str, labels: np.ndarray, of: np.ndarray) -> np.ndarray:
-  decode.check_labels(where, labels.min(), labels.max(), len(of))
-  return of[labels]
+def _renumbered(where: str, labels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+  if len(outside := labels[(labels < 0) | (labels >= len(numbers))]):
+    raise UserError(f"{where}: has the label {outside[0]}; allowed: 0 to {len(numbers) - 1}")
+  return numbers[labels]
 
 
-class _Sets:
+class LabelSets:
   """The sets of right classes in a JSON file; a class is a name or a number, from 0.
 
   The file has a list with an entry for ILSVRC2012_val_00000001 and on, or for each example of a set
@@ -94,37 +96,37 @@ class _Sets:
 
   def __init__(self, path: str, known: Sequence[str]):
     self._path, self._known = path, {name: i for i, name in enumerate(known)}
-    with as_user_error(f"{path}: cannot be read", OSError, ValueError, RecursionError):
-      self._entries = json.loads(user_path(path).read_text(), object_pairs_hook=once)
+    with as_user_error(f"{path}: cannot be read", OSError, ValueError):
+      self._text = user_path(path).read_text()
+      self._entries = json.loads(self._text)
     if not isinstance(self._entries, list | dict):
       raise UserError(f"{path}: is no JSON list or object of lists of classes")
 
-  def of(self, where: str, examples: Sequence[int], key: Any) -> np.ndarray:
-    """The sets of some examples, bool [n, classes]; a UserError if all are empty."""
-    keys = [key(i) for i in examples]
-    self._check_names(keys)
-    found = np.array([self.one(key, i) for key, i in zip(keys, examples)])
-    if not found.any():
-      raise UserError(f"{where}: no example has a class in {self._path}")
-    return found
+  @property
+  def fingerprint(self) -> str:
+    return self._text
 
-  def of_all(self, where: str, number: int) -> np.ndarray:
-    """As `of`, of all examples of a set without files, by their numbers."""
-    if isinstance(self._entries, list) and len(self._entries) != number:
-      found = f"{self._path}: has {len(self._entries)} lists of classes"
-      raise UserError(f"{found} for the {number} examples of {where}")
-    return self.of(where, range(number), str)
-
-  def _check_names(self, paths: Sequence[str]) -> None:
-    """Raises a UserError if several images are found by one name of a file."""
+  def of_paths(self, where: str, paths: Sequence[str]) -> np.ndarray:
+    """The sets of files, bool [n, classes]; a UserError if all are empty, or one is in doubt."""
     by_name = {}
     for path in paths if isinstance(self._entries, dict) else ():
       name = path.rpartition("/")[2]
       if path not in self._entries and (other := by_name.setdefault(name, path)) != path:
         why = f"{name!r} is the name of {other} and of {path}; allowed: their paths"
         raise UserError(f"{self._path}: {why}")
+    found = np.array([self.of_one(path, i) for i, path in enumerate(paths)])
+    if not found.any():
+      raise UserError(f"{where}: no example has a class in {self._path}")
+    return found
 
-  def one(self, key: str, i: int) -> np.ndarray:
+  def of_all(self, where: str, number: int) -> np.ndarray:
+    """As `of_paths`, of all examples of a set without files, by their numbers."""
+    if isinstance(self._entries, list) and len(self._entries) != number:
+      found = f"{self._path}: has {len(self._entries)} lists of classes"
+      raise UserError(f"{found} for the {number} examples of {where}")
+    return self.of_paths(where, list(map(str, range(number))))
+
+  def of_one(self, key: str, i: int) -> np.ndarray:
     """The set of the example i of a key, which is its path if it has one; bool [classes]."""
     numbered = _NUMBERED.search(key)
     if isinstance(self._entries, dict):
@@ -139,49 +141,55 @@ class _Sets:
       raise UserError(f"{self._path}: has no list of classes for {key}")
     found = np.zeros(len(self._known), bool)
     for name in entry:
-      found[self._number(name, key)] = True
+      number = self._known.get(name, name) if isinstance(name, str) else name
+      if not isinstance(number, int) or not 0 <= number < len(found):
+        allowed = f"names of the training classes, or numbers to {len(found) - 1}"
+        raise UserError(f"{self._path}: {key} has the class {name!r}; allowed: {allowed}")
+      found[number] = True
     return found
-
-  def _number(self, name: Any, key: str) -> int:
-    if isinstance(name, str) and name in self._known:
-      return self._known[name]
-    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < len(self._known):
-      return name
-    allowed = f"names of the training classes, or numbers to {len(self._known) - 1}"
-    raise UserError(f"{self._path}: {key} has the class {name!r}; allowed: {allowed}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Relabelled:
-  """Encoded images with other labels: int32 [n], or bool [n, classes]."""
+class _TfdsLabel:
+  """Reads the label of an example of a TFDS set: a class, or a set of them.
 
-  records: decode.Records
-  labels: np.ndarray
+  Attributes:
+    feature: that has the class, or with `several` a sequence of them.
+    numbers: of the training classes, by those of the set.
+    sets: of a file, in the place of the feature.
+    classes: of the training.
+  """
 
-  def __len__(self) -> int:
-    return len(self.records)
+  feature: str
+  several: bool
+  numbers: np.ndarray
+  sets: LabelSets | None
+  classes: int
 
-  @property
-  def paths(self) -> np.ndarray | None:
-    return getattr(self.records, "paths", None)
+  def __call__(self, example: Mapping[str, Any], i: int, where: str) -> Any:
+    if self.sets:
+      return self.sets.of_one(os.fsdecode(example["file_name"]), i)
+    labels = _renumbered(where, np.array(example[self.feature], int).ravel(), self.numbers)
+    if not self.several:
+      return labels[0]
+    found = np.zeros(self.classes, bool)
+    found[labels] = True
+    return found
 
-  def read(self, i: int) -> tuple[bytes, Any]:
-    return self.records.read(i)[0], self.labels[i]
 
-  def where(self, i: int) -> str:
-    return self.records.where(i)
-
+class _TfdsRecords(tfds_images.TfdsRecords):
   def fingerprint(self) -> str:
-    own = (str(self.labels.dtype), self.labels.shape, self.labels.tobytes())
-    return cache.fingerprint((self.records.fingerprint(), own), [])
+    label = self.label
+    own = (label.numbers.tobytes(), label.sets.fingerprint if label.sets else "")
+    return cache.fingerprint((super().fingerprint(), *own), [])
 
 
 def _of_tfds(
-  where: str, place: str, sets: _Sets | None, known: Sequence[str], data_dir: str
-) -> tuple[decode.Records, bool]:
+  where: str, place: str, sets: LabelSets | None, known: Sequence[str], data_dir: str
+) -> tuple[Records, bool]:
   name, _, split = place.partition("@")
 
-  def check(features: Any) -> tuple[str, np.ndarray]:
+  def check(features: Any) -> _TfdsLabel:
     named = dict(features.items()) if hasattr(features, "items") else {}
     feature = _SET_FEATURE if _SET_FEATURE in named else "label"
     label = getattr(named.get(feature), "feature", named.get(feature))
@@ -190,37 +198,10 @@ def _of_tfds(
       raise UserError(f"{where}: {needed}, but has {', '.join(named) or 'none'}")
     if sets and "file_name" not in named:
       raise UserError(f"{where}: has no feature file_name, by which labels of a file are found")
-    tfds_source.check_image(where, named["image"])
+    tfds_images.check_image(where, named["image"])
     several = label is not named[feature]  # a sequence of labels
-    return feature, several, numbers(where, label.names, known)
+    numbers = class_numbers(where, label.names, known)
+    return _TfdsLabel(feature, several, numbers, sets, len(known))
 
-  directory, (feature, several, of) = tfds_source.find(name, data_dir, check)
-  own = (name, directory, split or "test", ("image",))
-  records = _TfdsRecords(*own).labelled(feature, several, of, sets, len(known))
-  return records, bool(sets) or several
-
-
-class _TfdsRecords(tfds_source.Examples):
-  """Encoded images whose labels are read with them."""
-
-  def labelled(
-    self, feature: str, several: bool, of: np.ndarray, sets: _Sets | None, classes: int
-  ) -> "_TfdsRecords":
-    self._feature, self._several, self._of = feature, several, of
-    self._sets, self._classes = sets, classes
-    return self
-
-  def read(self, i: int) -> tuple[bytes, Any]:
-    example = super().read(i)
-    if self._sets:
-      return example["image"], self._sets.one(os.fsdecode(example["file_name"]), i)
-    if self._several:
-      found = np.zeros(self._classes, bool)
-      found[self._of[np.asarray(example[self._feature], int)]] = True
-      return example["image"], found
-    label = int(example["label"])
-    return example["image"], _taken(self.where(i), np.array([label]), self._of)[0]
-
-  def fingerprint(self) -> str:
-    sets = json.dumps(self._sets._entries) if self._sets else ""
-    return cache.fingerprint((super().fingerprint(), self._of.tobytes(), sets), [])
+  directory, label = tfds_source.find(name, data_dir, check)
+  return _TfdsRecords(name, directory, split or "test", label), bool(sets) or label.several

@@ -12,9 +12,7 @@ from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
-from mixer_jax.tasks.text import text_data
-from mixer_jax.text import rows as rows_lib
-from mixer_jax.text import sample, sequences
+from mixer_jax.text import records, sample, sequences, text_data
 from mixer_jax.text.vocabulary import Vocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -51,86 +49,69 @@ def load(data: LabelledText, vocabulary: Vocabulary) -> Loaded:
   def read(base):
     found, length = rows(base), data.max_length
     tokens, cut = sequences.pairs(found.texts, found.pairs, vocabulary, length)
-    tell_cut(cut, len(found.texts), path_of(base), length)
-    text_data.tell_unknown(tokens, vocabulary, path_of(base))
+    warn_of_cut(cut, len(found.texts), path_of(base), length)
+    text_data.warn_of_unknown(tokens, vocabulary, path_of(base))
     return {**tokens, "label": _numbers(found, classes)}
 
   arrays = text_data.load(data, read, shuffled=True)
   return Loaded(arrays, sample.CLASS_NAMES if data.name == "sample" else classes)
 
 
-def _rows(data: LabelledText, base: str) -> rows_lib.Rows:
+def _rows(data: LabelledText, base: str) -> records.Rows:
   path, split = data.source(base)
   columns = (data.text, data.pair, data.label)
   if data.name == "sample":
     columns = (sample.TEXT, "", sample.LABEL)
-  return rows_lib.rows(path, *columns, split, data.dir, text_data.OTHERS)
+  return records.rows(path, *columns, split, data.dir)
 
 
-def _classes(found: Sequence[rows_lib.Rows], data: LabelledText) -> tuple[str, ...]:
+def _classes(found: Sequence[records.Rows], data: LabelledText) -> tuple[str, ...]:
   """The classes of the rows of all training files; a UserError if they are none."""
-  if found[0].names:
-    return tuple(found[0].names)
+  if found[0].class_names:
+    return found[0].class_names
   labels = [label for rows in found for label in rows.labels]
   classes = tuple(sorted(set(labels), key=_natural))
   where = f"data.train_split={data.train_split!r}: column {data.label!r}"
   if len(classes) < 2:
     raise UserError(f"{where} has only the label {classes[0]!r}; allowed: two or more")
-  if twice := _equal(classes):
-    raise UserError(f"{where} writes one number as {twice[0]} and as {twice[1]}; allowed: one way")
-  if scores := _fractions(classes):
-    numbers, why = f"{where} has numbers such as {scores[0]}", "values are not learned"
-    if not (words := [label for label in classes if _number(label) is None]):
-      raise UserError(f"{numbers}; allowed: whole numbers or words, for {why}")
-    _LOG.warning("%s beside the word %r; each is a class, for %s", numbers, words[0], why)
+  numbers = list(filter(math.isfinite, map(_number, classes)))
+  if same := [x for x, y in zip(numbers, numbers[1:]) if x == y]:
+    raise UserError(f"{where} writes the number {same[0]:g} in two ways; allowed: one")
+  if len(numbers) == len(classes) and (fractions := [x for x in numbers if x % 1]):
+    why = "classes are whole numbers or words, and values are not learned"
+    raise UserError(f"{where} has numbers such as {fractions[0]:g}; {why}")
   if len(classes) == len(labels) >= _SEVERAL:
     number = f"{len(labels):,} labels in {len(labels):,} rows"
     raise UserError(f"{where} has {number}, all different; allowed: classes of several rows")
   return classes
 
 
-def _equal(classes: Sequence[str]) -> list[str]:
-  """The first two labels that are one number, in their order."""
-  numbers = [label for label in classes if _number(label) is not None]
-  pairs = zip(numbers, numbers[1:])  # `_natural` sorts numbers by value
-  return next(([a, b] for a, b in pairs if float(a) == float(b)), [])
-
-
-def _fractions(classes: Sequence[str]) -> list[str]:
-  """The labels that are numbers, but no whole ones; "nan" is one unless there are words."""
-  words = any(_number(label) is None for label in classes)
-  counts = (lambda x: x is not None and math.isfinite(x)) if words else (lambda x: True)
-  return [label for label in classes if counts(_number(label)) and _number(label) % 1]
-
-
-def _number(label: str) -> float | None:
+def _number(label: str) -> float:
+  """The number that a label is; NaN of a word."""
   try:
     return float(label)
   except ValueError:
-    return None
+    return math.nan
 
 
-def tell_cut(cut: int, number: int, where: str, length: int) -> None:
+def _natural(label: str) -> tuple[bool, float, str]:
+  """The order of labels: numbers by value, before words."""
+  number = _number(label)
+  known = math.isfinite(number)
+  return not known, number if known else 0.0, label
+
+
+def warn_of_cut(cut: int, number: int, where: str, length: int) -> None:
   """Says how many of some examples were too long."""
   if cut:
     longer = f"{cut:,} of {number:,} examples are longer than data.max_length"
     _LOG.warning("%s: %s, %d tokens, and were cut", where, longer, length)
 
 
-def _natural(label: str) -> tuple[bool, float, str]:
-  """The order of labels: numbers by value, before words."""
-  try:
-    number = float(label)
-  except ValueError:
-    number = math.nan
-  known = math.isfinite(number)
-  return not known, number if known else 0.0, label
-
-
-def _numbers(found: rows_lib.Rows, classes: Sequence[str]) -> np.ndarray:
+def _numbers(found: records.Rows, classes: Sequence[str]) -> np.ndarray:
   numbers = {name: i for i, name in enumerate(classes)}
   for i, label in enumerate(found.labels):
     if label not in numbers:
       known = ", ".join(classes[:20])
-      raise UserError(f"{found.where(i)}: label {label!r} is not one of training: {known}")
+      raise UserError(f"{found.places[i]}: label {label!r} is not one of training: {known}")
   return np.array([numbers[label] for label in found.labels], np.int32)

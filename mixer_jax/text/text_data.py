@@ -6,10 +6,7 @@ import logging
 import pathlib
 from typing import Annotated, Any, Callable, ClassVar, Mapping
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
@@ -19,7 +16,7 @@ from mixer_jax.paths import remembered, user_path
 from mixer_jax.text import sample, sequences
 from mixer_jax.text.vocabulary import Vocabulary
 
-OTHERS = ("sample", "files")  # names of data beside those of TFDS
+_OWN_FILES = ("sample", "files")  # TFDS sets keep their own order
 _LOG = logging.getLogger(__name__)
 _LOOKED_AT = 10_000  # sequences
 _MANY_UNKNOWN = 0.1  # of their tokens
@@ -92,12 +89,6 @@ class TextData:
     return str(self.sample_splits[base]), ""
 
 
-def scores(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Losses [...] in nats of logits [..., n], and whether the likeliest one is the right one."""
-  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-  return losses, (jnp.argmax(logits, axis=-1) == targets) & jnp.isfinite(losses)
-
-
 @functools.partial(remembered, number=2)
 def vocabulary(kind: type, path: str) -> Any:
   """The vocabulary in a file, of the class `kind`; a UserError if it is none."""
@@ -117,19 +108,13 @@ def load(
   """
   read = functools.cache(read)
   number = lambda base: len(next(iter(read(base).values())))
-  parts = {
-    name: splits.parts(spec, splits.field(name), number) for name, spec in data.split_specs.items()
-  }
-  splits.check_apart(parts, data.split_specs)
-  found = {}
-  for name, chosen in parts.items():
-    drawn = shuffled and data.name in OTHERS  # TFDS sets keep their own order
-    taken = [_rows(read(base), rows, drawn) for base, rows in chosen]
-    found[name] = Arrays(dict(taken[0] if len(taken) == 1 else _joined(taken)))
-  return found
+  parts = splits.checked_parts(data.split_specs, number)
+  in_order = not shuffled or data.name not in _OWN_FILES
+  taken = {k: [(read(base), rows, in_order) for base, rows in v] for k, v in parts.items()}
+  return {name: Arrays(splits.joined(chosen)) for name, chosen in taken.items()}
 
 
-def tell_unknown(arrays: Mapping[str, np.ndarray], vocabulary: Vocabulary, where: str) -> None:
+def warn_of_unknown(arrays: Mapping[str, np.ndarray], vocabulary: Vocabulary, where: str) -> None:
   """Warns if many tokens of the first sequences are no entries of a vocabulary."""
   ids, length = arrays["ids"][:_LOOKED_AT], arrays["length"][:_LOOKED_AT]
   real = np.arange(ids.shape[1]) < length[:, None]
@@ -137,14 +122,3 @@ def tell_unknown(arrays: Mapping[str, np.ndarray], vocabulary: Vocabulary, where
   if share > _MANY_UNKNOWN:
     line = "%s: %.0f%% of the tokens are [UNK], so the model cannot tell them apart; does"
     _LOG.warning(f"{line} data.vocabulary fit the text?", where, 100 * share)
-
-
-def _rows(arrays: Mapping[str, np.ndarray], rows: range, shuffled: bool) -> dict[str, np.ndarray]:
-  number, chosen = len(next(iter(arrays.values()))), slice(rows.start, rows.stop)
-  if shuffled and len(rows) < number:  # as in `data/splits.py`
-    chosen = splits.shuffled_order(number)[chosen]
-  return {name: array[chosen] for name, array in arrays.items()}
-
-
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,7 +1,6 @@
 """Further test sets: classes matched by name or number, sets of right classes."""
 
 import json
-import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,39 +11,21 @@ from mixer_jax import config as config_lib
 from mixer_jax import evaluate, probe, tasks
 from mixer_jax.data import tfds_source
 from mixer_jax.errors import UserError
-from mixer_jax.images import sources, test_sets
+from mixer_jax.images import further_test_sets, sources, tfds_images
 from mixer_jax.training import loop
 from tests.images.loading import config as image_config
-from tests.images.loading import error, load
+from tests.images.loading import load, write
 
 
-def write(folder, colours):
-  """Images of 8x8 pixels, each of one grey, by path."""
-  for name, colour in colours.items():
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((8, 8, 3), colour, np.uint8)).save(path)
-  return folder
-
-
-@pytest.fixture
-def train(tmp_path):
-  """Twelve classes, c00 to c11; the image of class i has the grey 10 i."""
-  names = {
-    f"{split}/c{i:02d}/{split}.png": 10 * i for i in range(12) for split in ("train", "test")
-  }
-  return write(tmp_path / "data", names)
-
-
-def options(train, **fields):
-  return image_config(dir=str(train), cache_dir=str(train / "cache"), image_size=8, **fields)
+def options(root, **fields):
+  return image_config(dir=str(root), cache_dir=str(root / "cache"), image_size=8, **fields)
 
 
 @pytest.mark.parametrize("stream", ["never", "always"])
-def test_numbered_folders_are_classes_by_their_number(train, tmp_path, stream):
+def test_numbered_folders_are_classes_by_their_number(twelve, tmp_path, stream):
   """Sorted as texts "10" comes before "2"."""
   v2 = write(tmp_path / "v2", {f"{i}/x.png": 10 * i for i in (0, 2, 10, 11)})
-  data = options(train, test_sets=f"v2={v2}", stream=stream)
+  data = options(twelve, test_sets=f"v2={v2}", stream=stream)
   split = sources.load(data).splits["v2"]
   examples = [split.read(i, None) for i in range(4)] if stream == "always" else None
   arrays = split.arrays() or {k: np.stack([e[k] for e in examples]) for k in ("image", "label")}
@@ -52,26 +33,27 @@ def test_numbered_folders_are_classes_by_their_number(train, tmp_path, stream):
   np.testing.assert_array_equal(10 * arrays["label"], arrays["image"][:, 0, 0, 0])
 
 
-def test_names_match_whatever_their_order_and_other_sizes_are_cut(train, tmp_path):
+def test_names_match_whatever_their_order_and_other_sizes_are_cut(twelve, tmp_path):
   other = write(tmp_path / "other", {"c11/a.png": 110, "c02/b.png": 20})
   Image.fromarray(np.full((20, 30, 3), 50, np.uint8)).save(other / "c02" / "large.png")
-  arrays = load(options(train, test_sets=f"other={other}")).splits["other"].arrays()
+  data = options(twelve, test_sets=f"other={other}", fit="crop")
+  arrays = load(data).splits["other"].arrays()
   assert dict(zip(arrays["image"][:, 0, 0, 0], arrays["label"])) == {110: 11, 20: 2, 50: 2}
   npz = {"test_images": np.zeros((2, 8, 8, 3), np.uint8), "test_labels": np.array([1, 0])}
   np.savez(tmp_path / "a.npz", class_names=["c07", "c05"], **npz)
-  found = load(options(train, test_sets=f"a={tmp_path}/a.npz")).splits["a"].arrays()
+  found = load(options(twelve, test_sets=f"a={tmp_path}/a.npz")).splits["a"].arrays()
   assert found["label"].tolist() == [5, 7]
 
 
-def test_a_class_folder_without_images_is_a_warning(train, tmp_path, caplog):
+def test_a_class_folder_without_images_is_a_warning(twelve, tmp_path, caplog):
   other = write(tmp_path / "other", {"c11/a.png": 110})
   (other / "c02").mkdir()
-  arrays = load(options(train, test_sets=f"other={other}")).splits["other"].arrays()
+  arrays = load(options(twelve, test_sets=f"other={other}")).splits["other"].arrays()
   assert arrays["label"].tolist() == [11]
   assert "other/c02: no images in this class folder" in caplog.text
 
 
-def test_sets_of_classes_by_the_number_of_the_file_or_its_path(train, tmp_path):
+def test_sets_of_classes_by_the_number_of_the_file_or_its_path(twelve, tmp_path):
   names = {f"ILSVRC2012_val_{i:08d}.png": i for i in (1, 2, 4)}
   flat = write(tmp_path / "flat", names)
   nested = write(tmp_path / "nested", {f"c0{i}/{name}": i for name, i in names.items()})
@@ -85,7 +67,7 @@ def test_sets_of_classes_by_the_number_of_the_file_or_its_path(train, tmp_path):
   for stream in ("never", "always"):
     for place, file, other in cases:
       own = dict(test_sets=f"x={place}", test_labels=f"x={tmp_path}/{file}.json", stream=stream)
-      split = sources.load(options(train, **own)).splits["x"]
+      split = sources.load(options(twelve, **own)).splits["x"]
       assert (split.spec["label"].shape, split.spec["label"].dtype) == ((12,), bool)
       rows = split.arrays() or [split.read(i, None) for i in range(3)]
       if isinstance(rows, dict):
@@ -95,63 +77,15 @@ def test_sets_of_classes_by_the_number_of_the_file_or_its_path(train, tmp_path):
       assert found == expected | other
 
 
-def test_a_name_of_several_files_is_no_place_for_labels(train, tmp_path):
+def test_a_name_of_several_files_is_no_place_for_labels(twelve, tmp_path):
   other = write(tmp_path / "other", {"c01/0.png": 1, "c02/0.png": 2})
   own = dict(test_sets=f"x={other}", test_labels=f"x={tmp_path}/x.json")
   (tmp_path / "x.json").write_text(json.dumps({"0.png": ["c03"]}))
   with pytest.raises(UserError, match="'0.png' is the name of c0[12]/0.png and of c0[12]/0.png"):
-    load(options(train, **own))
+    load(options(twelve, **own))
   (tmp_path / "x.json").write_text(json.dumps({"c01/0.png": ["c01"], "0.png": ["c03"]}))
-  found = load(options(train, **own)).splits["x"].arrays()["label"]
+  found = load(options(twelve, **own)).splits["x"].arrays()["label"]
   assert sorted(np.flatnonzero(found.any(axis=0)).tolist()) == [1, 3]
-  (tmp_path / "x.json").write_text('{"c01/0.png": [1], "c01/0.png": [2]}')
-  with pytest.raises(UserError, match="x.json: cannot be read: the key 'c01/0.png' stands twice"):
-    load(options(train, **own))
-
-
-MISTAKES = {
-  "pair": (dict(test_sets="v2"), "data.test_sets has 'v2'; allowed: NAME=VALUE"),
-  "twice": (dict(test_sets="a=x,a=y"), "each name once"),
-  "split": (dict(test_sets="test=x"), "'test', the name of a split"),
-  "labels": (dict(test_labels="b=x.json"), "data.test_labels has 'b', which is not in"),
-  "missing": (dict(test_sets="a=/none"), "/none: no such folder"),
-  "file": (dict(test_sets="a={}/odd", test_labels="a={}/no.json"), "no.json: cannot be read"),
-  "class": (dict(test_sets="a={}/odd"), "1 of its 2 classes .* the 12 .* e.g. 'dog'; they match"),
-  "number": (dict(test_sets="a={}/high"), "2 of its 2 .* all by number, below 12"),
-  "entry": (dict(test_sets="a={}/odd", test_labels="a={}/some.json"), "no list of classes for dog"),
-  "value": (dict(test_sets="a={}/one", test_labels="a={}/some.json"), "has the class 12; .* to 11"),
-  "list": (dict(test_sets="a={}/one", test_labels="a={}/list.json"), "files named ILSVRC2012_val"),
-  "empty": (dict(test_sets="a={}/two", test_labels="a={}/some.json"), "no example has a class in"),
-}
-
-
-def test_an_npz_has_the_size_of_the_training_and_a_list_of_its_length(train, tmp_path):
-  arrays = lambda side: dict(
-    test_images=np.zeros((3, side, side, 3), np.uint8),
-    test_labels=np.arange(3),
-    class_names=[f"c0{i}" for i in range(3)],
-  )
-  np.savez(tmp_path / "large.npz", **arrays(9))
-  message = error(options(train, test_sets=f"a={tmp_path}/large.npz"))
-  assert message.endswith(
-    "but the training data has 8x8 pixels (width x height); allowed: the same size"
-  )
-  np.savez(tmp_path / "own.npz", **arrays(8))
-  (tmp_path / "list.json").write_text("[[1], [2], [3], [0]]")
-  message = error(
-    options(train, test_sets=f"a={tmp_path}/own.npz", test_labels=f"a={tmp_path}/list.json")
-  )
-  assert "list.json: has 4 lists of classes for the 3 examples of test set a" in message
-
-
-@pytest.mark.parametrize("fields, message", MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_one_line(train, tmp_path, fields, message):
-  write(tmp_path, {"odd/c01/a.png": 1, "odd/dog/a.png": 1, "high/12/a.png": 1, "high/1/a.png": 1})
-  write(tmp_path, {"one/c01/b.png": 1, "two/c02/c.png": 1})
-  (tmp_path / "some.json").write_text('{"c01/a.png": ["c01"], "b.png": [12], "c.png": []}')
-  (tmp_path / "list.json").write_text("[[1]]")
-  own = {name: value.format(tmp_path, tmp_path) for name, value in fields.items()}
-  assert re.search(message, error(options(train, **own)))
 
 
 def test_a_training_set_of_numbers_is_matched_by_name(tmp_path):
@@ -169,8 +103,8 @@ def test_a_training_set_of_numbers_is_matched_by_name(tmp_path):
 def test_numbers_that_are_names_of_the_training_match_by_name():
   """One class that is no number does not make them places."""
   known = ("1", "2", "3", "unknown")
-  assert test_sets.numbers("x", ["1", "2", "3"], known).tolist() == [0, 1, 2]
-  assert test_sets.numbers("x", ["0", "2"], known).tolist() == [0, 2]
+  assert further_test_sets.class_numbers("x", ["1", "2", "3"], known).tolist() == [0, 1, 2]
+  assert further_test_sets.class_numbers("x", ["0", "2"], known).tolist() == [0, 2]
 
 
 def test_tfds_sets_of_several_labels_and_of_floats(monkeypatch):
@@ -182,14 +116,14 @@ def test_tfds_sets_of_several_labels_and_of_floats(monkeypatch):
   monkeypatch.setattr(tfds_source.Examples, "_open", lambda self: None)
   example = {"image": b"", "label": [1, 0]}
   monkeypatch.setattr(tfds_source.Examples, "read", lambda self, i: example)
-  records, sets = test_sets.open_set("x", "tfds:several", "", ("a", "b", "c"), "")
+  records, sets = further_test_sets.open_set("x", "tfds:several", "", ("a", "b", "c"), "")
   assert sets and records.read(0)[1].tolist() == [True, True, False]
   features["image"] = tfds.features.Image(shape=(8, 8, 1), dtype=np.float32)
   with pytest.raises(UserError, match="feature image holds .*float32.*; allowed: uint8 or uint16"):
-    test_sets.open_set("x", "tfds:several", "", ("a", "b", "c"), "")
+    further_test_sets.open_set("x", "tfds:several", "", ("a", "b", "c"), "")
   features["label"] = several.feature
   with pytest.raises(UserError, match="feature image holds"):
-    sources._class_names("x", tfds.features.FeaturesDict(features))
+    tfds_images._class_names("x", tfds.features.FeaturesDict(features))
 
 
 @pytest.mark.thorough
@@ -217,19 +151,19 @@ def test_tfds_sets_by_names_by_real_labels_and_by_the_number_of_the_file(tmp_pat
   monkeypatch.setattr(tfds_source.Examples, "read", lambda self, i: examples[i])
   monkeypatch.setattr(tfds_source.Examples, "fingerprint", lambda self: "")
   known = ("a", "b", "c")
-  records, sets = test_sets.open_set("real", "tfds:real@validation", "", known, "")
+  records, sets = further_test_sets.open_set("real", "tfds:real@validation", "", known, "")
   assert sets and [np.flatnonzero(records.read(i)[1]).tolist() for i in range(3)] == [
     [1],
     [],
     [0, 1],
   ]
   (tmp_path / "real.json").write_text('[["c"], [0], []]')
-  other, _ = test_sets.open_set("real", "tfds:real", str(tmp_path / "real.json"), known, "")
+  other, _ = further_test_sets.open_set("real", "tfds:real", str(tmp_path / "real.json"), known, "")
   assert [np.flatnonzero(other.read(i)[1]).tolist() for i in range(3)] == [[], [2], [0]]
   assert records.fingerprint() != other.fingerprint()
   del features["file_name"]
   with pytest.raises(UserError, match="has no feature file_name"):
-    test_sets.open_set("real", "tfds:real", str(tmp_path / "real.json"), known, "")
+    further_test_sets.open_set("real", "tfds:real", str(tmp_path / "real.json"), known, "")
 
 
 def test_accuracy_on_sets_is_that_of_a_loop():

@@ -1,0 +1,57 @@
+"""Labels are checked on the host when data are read, in one place for all tasks."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixer_jax.data.dataset import Dataset
+from mixer_jax.errors import UserError
+from mixer_jax.tasks.task import Task, Variables
+
+_MOST = 2**22  # targets of a split that are looked at, if an example has several
+
+
+def check(task: Task, name: str, split: Dataset, shapes: Variables) -> None:
+  """Raises a UserError if a split has labels for which the model's outputs have no class.
+
+  JAX clips such an index, or gives NaN, and training goes on. Labels are the integer targets of
+  `task.predict`, whatever the examples call them; targets of weight 0 are padding. The program that
+  is compiled takes of an example what its targets depend on: as a rule the label alone. A streamed
+  split is left out, because it checks labels as it reads them.
+
+  Args:
+    task: of the run.
+    name: of the split, for the message.
+    split: the examples; of tokens or pixels with a label each some are looked at, evenly spaced.
+    shapes: of the task's variables.
+  """
+
+  def predicted(variables: Variables, examples: Any) -> Any:
+    batch = task.prepare(jax.random.key(0), examples, train=name == "train")
+    return task.predict(variables, batch)
+
+  def extremes(variables: Variables, examples: Any) -> tuple[jax.Array, jax.Array]:
+    _, targets, weights, *_ = predicted(variables, examples)
+    if weights is not None:
+      weights = weights.reshape(weights.shape + (1,) * (targets.ndim - weights.ndim))
+      targets = jnp.where(weights != 0, targets, 0)
+    return jnp.min(targets), jnp.max(targets)
+
+  if (arrays := split.arrays()) is None:
+    return
+  one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), arrays)
+  try:
+    outputs, targets, *_ = jax.eval_shape(predicted, shapes, one)
+  except Exception:  # the contract of tasks is checked elsewhere, with messages of its own
+    return
+  kind = getattr(targets, "dtype", None)  # targets of an own task may be a tree
+  if kind is None or not jnp.issubdtype(kind, jnp.integer) or outputs.ndim != targets.ndim + 1:
+    return
+  rows = slice(None, None, max(1, len(split) * targets.size // _MOST) if targets.size > 1 else 1)
+  unread = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), shapes)
+  low, high = jax.jit(extremes)(unread, jax.tree.map(lambda x: x[rows], arrays))
+  if low < 0 or high >= outputs.shape[-1]:
+    allowed = f"0 to {outputs.shape[-1] - 1}"
+    raise UserError(f"the split {name!r} has labels from {low} to {high}; allowed: {allowed}")

@@ -1,0 +1,142 @@
+"""Mistakes are named: the file, the field, the parameters by our names and those in the file."""
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from mixer_jax import models, pretrained
+from mixer_jax.errors import UserError
+from mixer_jax.pretrained import layouts
+from tests.pretrained.conftest import FAMILIES, file_arrays, rewrite, shapes
+from tests.pretrained.test_bert import Peer as Bert
+from tests.pretrained.test_layouts import Convnet, FakeTorch
+
+PEERS = ("timm_mixer", "timm_resmlp", "deit_resmlp", "timm_gmlp")
+IN_FILE = (
+  r"MixerBlock_\{0-1\}/channel_mixing/Dense_0/kernel .blocks.\{0-1\}.mlp_channels.fc1.weight"
+)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_messages_have_the_names_in_the_file(peer, name):
+  peer = peer(name)
+  weights = pretrained.read(peer.path)
+  theirs = layouts.LAYOUTS[weights.layout].theirs
+  said = {theirs(path).removesuffix(", transposed") for path in weights.arrays}
+  assert said == file_arrays(peer).keys()
+
+
+def fit(peer, size=32, resize="", patch_size=8, **fields):
+  """Fits timm's weights of a Mixer to another one."""
+  model = FAMILIES["mixer"](patch_size=patch_size, **fields)
+  return pretrained.read(peer("timm_mixer").path).fit(shapes(model, size), resize)
+
+
+def without(peer, part):
+  peer = peer("timm_mixer")
+  rewrite(peer, {k: v for k, v in file_arrays(peer).items() if part not in k})
+  return pretrained.read(peer.path).fit(shapes(peer.model()))
+
+
+def oblong(peer):
+  template = jax.eval_shape(FAMILIES["mixer"]().init, jax.random.key(0), np.zeros((1, 16, 48, 3)))
+  return pretrained.read(peer("timm_mixer").path).fit(template["params"], "interpolate_bilinear")
+
+
+def load(peer, **options):
+  return pretrained.load(peer("google_mixer").path, "mixer_small", **options)
+
+
+def file_of(peer, arrays):
+  peer = peer("google_mixer")
+  rewrite(peer, arrays)
+  return pretrained.read(peer.path)
+
+
+def torch(peer, monkeypatch, module):
+  monkeypatch.setitem(sys.modules, "torch", module)
+  return pretrained.read(peer("deit_resmlp_pth").path)
+
+
+def convnet(directory, name, ending="", **more):
+  peer = Convnet(name, directory)
+  peer.path += ending
+  arrays = {k: v for k, v in (peer.arrays | more).items() if v is not None}
+  return peer.write(arrays).fit_variables(peer.shapes)
+
+
+def stem(directory):
+  make = lambda stem: models.build("resnet_18", 5, width=4, stages=(1, 1, 1, 1), stem=stem)
+  of = lambda model: jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3)))
+  ones = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), of(make("large")))
+  pretrained.save(directory / "large.npz", pretrained.beside(ones), make("large"))
+  return pretrained.read(directory / "large.npz").fit_variables(of(make("small")))
+
+
+def bert(directory, arrays=(), **config):
+  peer = Bert(directory)
+  arrays = {k: v for k, v in (peer.arrays | dict(arrays)).items() if v is not None}
+  peer.write(arrays)
+  peer.write_config(**config)
+  return peer.load()
+
+
+LAYER = "bert.encoder.layer.1.intermediate.dense.weight"
+MISTAKES = {
+  "grid": (lambda p, d, m: fit(p, 48), "a 4x4 grid .* 6x6.*block_diagonal"),
+  "no_multiple": (lambda p, d, m: fit(p, 48, "block_diagonal"), "interpolate_bilinear"),
+  "resize": (lambda p, d, m: fit(p, 48, "nearest"), "resize_tokens is 'nearest'"),
+  "not_square": (lambda p, d, m: oblong(p), "12 tokens are no square grid"),
+  "patches": (lambda p, d, m: fit(p, patch_size=4), "patches of 8x8 pixels, the model of 4x4"),
+  "hidden": (lambda p, d, m: fit(p, 64, "block_diagonal"), r"\[64, 32\] instead of \[64, 8\]"),
+  "width": (lambda p, d, m: fit(p, channels_mlp_dim=60), IN_FILE),
+  "missing": (lambda p, d, m: without(p, "norm2"), r"missing are [^;]*blocks.\{0-1\}.norm2.bias"),
+  "of_another": (
+    lambda p, d, m: pretrained.load(p("timm_resmlp").path, "mixer_small"),
+    "missing are MixerBlock_.*left over are ResMlpBlock_",
+  ),
+  "field": (lambda p, d, m: load(p, image_size=36, patch_size=8), "36x36"),
+  "name": (lambda p, d, m: pretrained.load(p("timm_gmlp").path, "gmlp_smal"), "gmlp_small"),
+  "vit": (
+    lambda p, d, m: file_of(p, {"Transformer/encoderblock_0/LayerNorm_0/scale": np.ones(3)}),
+    "Transformer/encoderblock_0",
+  ),
+  "no_torch": (lambda p, d, m: torch(p, m, None), "pip install torch"),
+  "old_torch": (lambda p, d, m: torch(p, m, FakeTorch({}, "2.5.1")), "PyTorch 2.6, this is 2.5.1"),
+  "no_state": (lambda p, d, m: torch(p, m, FakeTorch({"epoch": 3})), "no state dict"),
+  "convnet_missing": (
+    lambda p, d, m: convnet(d, "timm_regnety", **{"s2.b1.se.fc1.bias": None}),
+    "missing are RegNetYBlock_1/squeeze/bias",
+  ),
+  "convnet_more": (
+    lambda p, d, m: convnet(d, "timm_regnety", **{"s2.b1.conv4.weight": np.ones(3, "f4")}),
+    "left over are s2.b1.conv4.weight",
+  ),
+  "blurred": (lambda p, d, m: convnet(d, "timm_resnet_basic", "_resnetblur50"), "resnetblur"),
+  "stem": (lambda p, d, m: stem(d), r"stem/kernel of shape \[7, 7, 3, 4\] instead of \[3, 3"),
+  "bert_gelu": (lambda p, d, m: bert(d, hidden_act="relu"), "hidden_act is 'relu'"),
+  "bert_positions": (lambda p, d, m: bert(d, position_embedding_type="relative_key"), "absolute"),
+  "bert_missing": (lambda p, d, m: bert(d, {LAYER: None}), LAYER[5:]),
+  "bert_more": (lambda p, d, m: bert(d, {"bert.adapter.weight": np.ones(2, "f4")}), "adapter.weight"),
+  "bert_shape": (
+    lambda p, d, m: bert(d, {LAYER: np.ones((40, 15), "f4")}), r"\[15, 40\] instead of \[16, 40\]"
+  ),
+  "no_bert": (
+    lambda p, d, m: pretrained.load_bert(p("timm_mixer").path), "there is no embeddings.word_emb"
+  ),
+  "absent": (lambda p, d, m: pretrained.read(d / "absent.npz"), "absent.npz: no such file"),
+  "folder": (lambda p, d, m: pretrained.read(d), "irectory"),
+  "near": (lambda p, d, m: pretrained.read("google/imagenet21k/Mixer-B16"), "imagenet21k/Mixer-B_16"),
+  "ending": (lambda p, d, m: pretrained.save(d / "w.pth", {}), "w.pth"),
+  "no_folder": (lambda p, d, m: pretrained.save(d / "a" / "w.npz", {"a": np.ones(1)}), "w.npz"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_named(peer, tmp_path, monkeypatch, case):
+  mistake, message = MISTAKES[case]
+  with pytest.raises(UserError, match=message) as caught:
+    mistake(peer, tmp_path, monkeypatch)
+  assert "\n" not in str(caught.value)
