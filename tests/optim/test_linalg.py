@@ -1,7 +1,6 @@
 """Decompositions by matrix products against NumPy in float64, and optimizers that use them."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
