@@ -1,11 +1,13 @@
 """The linear algebra of K-FAC: inverses and bases of factors, and products with them."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from mixer_jax.optim import linalg
 from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kronecker
 from mixer_jax.optim.spread import of_each_matrix
 from mixer_jax.optim.trees import taken
@@ -16,6 +18,8 @@ TINY = 1e-37  # a divisor below float32's smallest normal number, 1.2e-38, is ze
 _EIGENVALUE_FLOOR = 1e-10  # of float32
 # A shift below this part of the trace is lost in rounding, and float32's Cholesky may fail.
 _LEAST_SHIFT = 1e-6
+# Steps of orthogonal iteration from the identity to a first basis.
+_FIRST_STEPS = 5
 
 
 class Decomposition(NamedTuple):
@@ -31,12 +35,16 @@ class Decomposition(NamedTuple):
       `jax_default_matmul_precision` says otherwise.
     mesh: devices that share the decompositions, a matrix on each; None: that of the curvature, if
       there is one.
+    method: "library" decomposes by LAPACK and its like, "products" by matrix products alone, see
+      `linalg`; "platform" takes products on a TPU, where bases are always warm-started, the first
+      one by some steps from the identity.
   """
 
   refresh: str = "eigh"
   tolerance: float | None = None
   products: str = "float32"
   mesh: Mesh | None = None
+  method: str = "platform"
 
 
 class Eigen(NamedTuple):
@@ -99,11 +107,17 @@ def renewed_bases(
   floor: float = _EIGENVALUE_FLOOR,
 ) -> tuple[dict[str, tuple[Eigen, Eigen]], dict[str, tuple[Eigen, Eigen]]]:
   """The bases of factors and, of those by QR, the old ones in the new order; the first are by eigh."""
-  anew = lambda: (eigendecompositions(factors, how.mesh, floor),) * 2
-  if how.refresh == "eigh":
-    return anew()
-  warm = lambda: warm_started_bases(factors, old, how.tolerance, how.mesh)
-  return jax.lax.cond(count == 0, anew, warm)
+
+  def library(factors, old):
+    anew = lambda: (eigendecompositions(factors, how.mesh, floor),) * 2
+    warm = lambda: warm_started_bases(factors, old, how, "library")
+    return anew() if how.refresh == "eigh" else jax.lax.cond(count == 0, anew, warm)
+
+  def products(factors, old):
+    step = lambda _, bases: warm_started_bases(factors, bases[0], how, "products")
+    return jax.lax.fori_loop(0, jnp.where(count == 0, _FIRST_STEPS, 1), step, (old, old))
+
+  return linalg.by(how.method, library, products, factors, old)
 
 
 def _rounding(part: float, x: jax.Array) -> float:
@@ -114,24 +128,19 @@ def _rounding(part: float, x: jax.Array) -> float:
 def warm_started_bases(
   factors: dict[str, Kronecker],
   old: dict[str, tuple[Eigen, Eigen]],
-  tolerance: float | None,
-  mesh: Mesh | None,
+  how: Decomposition,
+  method: str,
 ) -> tuple[dict[str, tuple[Eigen, Eigen]], dict[str, tuple[Eigen, Eigen]]]:
-  """One step of orthogonal iteration from old bases: two products and a QR for each factor.
+  """One step of orthogonal iteration from old bases, see `linalg.turned`.
 
-  The vectors are ordered by descending Rayleigh quotients first, so that the iteration turns
-  each towards the eigenvector of its place (Vyas et al., 2024, Algorithm 4). A basis stays as
-  it is where the off-diagonal part of Q^T F Q is at most `tolerance` of it in the Frobenius
-  norm (Eschenhagen et al., 2025).
+  A basis stays as it is where the off-diagonal part of Q^T F Q is at most `tolerance` of it in the
+  Frobenius norm (Eschenhagen et al., 2025).
 
   Returns:
     The new bases, and the old ones in the new order.
   """
-
-  def turn(factor, vectors):
-    product = factor @ vectors
-    order = jnp.argsort(-jnp.sum(vectors * product, axis=0))
-    return jnp.linalg.qr(product[:, order])[0], vectors[:, order]
+  turn = functools.partial(linalg.turned, method=method)
+  tolerance = how.tolerance
 
   def refresh(factor, vectors):
     if tolerance is None:
@@ -149,13 +158,16 @@ def warm_started_bases(
     same = Eigen(values, None)
     return same, same
 
-  found = of_each_matrix(refresh, factors, mesh, diagonal, beside=old)
+  found = of_each_matrix(refresh, factors, how.mesh, diagonal, beside=old)
   one = lambda i: {name: tuple(side[i] for side in pair) for name, pair in found.items()}
   return one(0), one(1)
 
 
 def factored_inverses(
-  factors: dict[str, Kronecker], damping: jax.Array | float, mesh: Mesh | None = None
+  factors: dict[str, Kronecker],
+  damping: jax.Array | float,
+  mesh: Mesh | None = None,
+  method: str = "platform",
 ) -> dict[str, tuple[Any, ...]]:
   """(A + pi sqrt(damping) I)^-1 and (G + sqrt(damping) / pi I)^-1.
 
@@ -170,10 +182,7 @@ def factored_inverses(
     shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
     return Kronecker(*map(_shifted, block, shifts))
 
-  def invert(matrix):
-    identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
-    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), identity)
-
+  invert = functools.partial(linalg.inverse, method=method)
   inverse = lambda values: Diagonals(1.0 / values)
   damped = {name: shifted(block) for name, block in factors.items()}
   return of_each_matrix(invert, damped, mesh, inverse)

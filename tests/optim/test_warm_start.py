@@ -20,7 +20,8 @@ def a_factor(seed, gap=4.0):
 def warm(factor, vectors, tolerance=None, mesh=None):
   eigen = algebra.Eigen(jnp.ones(6), jnp.asarray(vectors))
   factors = {"layer": Kronecker(jnp.asarray(factor), jnp.asarray(factor))}
-  return algebra.warm_started_bases(factors, {"layer": (eigen, eigen)}, tolerance, mesh)[0]["layer"]
+  how = algebra.Decomposition("qr", tolerance, mesh=mesh)
+  return algebra.warm_started_bases(factors, {"layer": (eigen, eigen)}, how, "library")[0]["layer"]
 
 
 def test_warm_started_steps_end_at_the_eigenvectors():
