@@ -35,7 +35,7 @@ class Decomposition(NamedTuple):
       `jax_default_matmul_precision` says otherwise.
     mesh: devices that share the decompositions, a matrix on each; None: that of the curvature, if
       there is one.
-    method: "library" decomposes by LAPACK and its like, "products" by matrix products alone, see
+    linear_algebra: "library" decomposes by LAPACK and its like, "products" by matrix products alone, see
       `linalg`; "platform" takes products on a TPU, where bases are always warm-started, the first
       one by some steps from the identity.
   """
@@ -44,7 +44,7 @@ class Decomposition(NamedTuple):
   tolerance: float | None = None
   products: str = "float32"
   mesh: Mesh | None = None
-  method: str = "platform"
+  linear_algebra: str = "platform"
 
 
 class Eigen(NamedTuple):
@@ -117,7 +117,7 @@ def renewed_bases(
     step = lambda _, bases: warm_started_bases(factors, bases[0], how, "products")
     return jax.lax.fori_loop(0, jnp.where(count == 0, _FIRST_STEPS, 1), step, (old, old))
 
-  return linalg.by(how.method, library, products, factors, old)
+  return linalg.by(how.linear_algebra, library, products, factors, old)
 
 
 def _rounding(part: float, x: jax.Array) -> float:

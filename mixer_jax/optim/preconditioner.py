@@ -211,7 +211,7 @@ class _Preconditioner(NamedTuple):
   def _inverses(self, factors, state, lam):
     mesh = self.decomposition.mesh or self.curvature.mesh
     if self.damping_type == "factored":
-      return algebra.factored_inverses(factors, lam, mesh, self.decomposition.method)
+      return algebra.factored_inverses(factors, lam, mesh, self.decomposition.linear_algebra)
     return algebra.renewed_bases(
       factors, state.inverses, state.count, self.decomposition._replace(mesh=mesh)
     )[0]

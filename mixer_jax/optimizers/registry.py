@@ -83,6 +83,10 @@ _FIELDS = {
   "tolerance": _number(
     "qr leaves a basis whose relative off-diagonal part is at most this", 0, 1, float | None
   ),
+  "linear_algebra": _choice(
+    "decompositions by a library, by matrix products alone, or by products on a TPU alone",
+    *("platform", "library", "products"),
+  ),
   "products": _choice("operands of the products that precondition", "float32", "bfloat16"),
   "eigenvalues": _choice(
     "products of the factors' own, or second moments in their basis (EK-FAC)",

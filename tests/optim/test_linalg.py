@@ -88,7 +88,7 @@ def test_optimizers_train_alike_by_both(name):
   for method in ("library", "products"):
     params, batch = problem()
     of = curvature(params, batch)
-    tx = OPTIMIZERS[name](of, optim.Decomposition(method=method))
+    tx = OPTIMIZERS[name](of, optim.Decomposition(linear_algebra=method))
     state = tx.init(params)
 
     @jax.jit
