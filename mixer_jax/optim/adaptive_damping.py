@@ -115,8 +115,10 @@ class _Adapted(NamedTuple):
     before = lambda: value_fn(whole) if value is None else value
     after = lambda: value_fn(jax.tree.map(jnp.add, whole, tangent(whole, step)))
 
+    later = None if self.most is None else after()
+
     def adapted():
-      change = after() - before()
+      change = (after() if later is None else later) - before()
       exact, predicted = self._predicted(updates, step, params, whole, batch, state.count)
       ratio = jnp.where(predicted < 0, (change + exact) / predicted, -1.0)
       ratio = jnp.nan_to_num(ratio.astype(state.ratio.dtype), nan=-1.0)
@@ -128,8 +130,8 @@ class _Adapted(NamedTuple):
     count = optax.safe_increment(state.count)
     kept = lambda: (state.damping, state.ratio)
     lam, ratio = jax.lax.cond(count % self.period == 0, adapted, kept)
-    if self.most is not None:
-      made = after() <= self.most * before()  # false of a loss that is no number
+    if later is not None:
+      made = later <= self.most * before()  # false of a loss that is no number
       more = state.damping / jnp.asarray(self.change, state.damping.dtype) ** self.period
       lam = jnp.where(made, lam, jnp.maximum(lam, jnp.minimum(more, self.highest)))
       step = jax.tree.map(lambda d: jnp.where(made, d, jnp.zeros_like(d)), step)

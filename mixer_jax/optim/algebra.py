@@ -106,7 +106,10 @@ def renewed_bases(
   how: Decomposition,
   floor: float = _EIGENVALUE_FLOOR,
 ) -> tuple[dict[str, tuple[Eigen, Eigen]], dict[str, tuple[Eigen, Eigen]]]:
-  """The bases of factors and, of those by QR, the old ones in the new order; the first are by eigh."""
+  """The bases of factors and, of those by QR, the old ones in the new order.
+
+  The first are by eigh, or by some steps of products from the identity.
+  """
 
   def library(factors, old):
     anew = lambda: (eigendecompositions(factors, how.mesh, floor),) * 2

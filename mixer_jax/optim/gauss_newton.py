@@ -28,9 +28,8 @@ from mixer_jax.optim import axes, first_order, model_steps, trees
 from mixer_jax.optim.curvature.curvature import Curvature, tangent
 
 MAX_ROWS = 8192
-_TALL = (
-  4  # residuals for each parameter from which J [N, P] is smaller than J J^T, with what follows
-)
+# With so many residuals for each parameter, decompositions of J [N, P] cost less than those of J J^T.
+_TALL = 4
 _TRIES = 8  # dampings in one update
 
 
