@@ -1,12 +1,12 @@
 """Arrays in `.npz`, `.safetensors` and PyTorch files, told apart by content.
 
-Nothing is unpickled: NumPy refuses object arrays, and PyTorch reads weights only.
+Nothing in a file is run: NumPy refuses object arrays, and `pytorch` calls nothing that a file names.
 """
 
 import json
 import os
 import pathlib
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 import zipfile
 
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import safetensors.numpy
 
 from mixer_jax import npz
 from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.pretrained import pytorch
 
 _KINDS = ".npz, .safetensors and PyTorch's .pth are read"
 # Prefixes of the parameters in big_vision's checkpoints, with optax and before.
@@ -43,14 +44,16 @@ def kind(path: pathlib.Path) -> str:
   raise UserError(f"{path}: holds no weights: it begins with {head[:8]!r}; {_KINDS}")
 
 
-def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
+def read(path: pathlib.Path, use_ema: bool = True) -> tuple[Arrays, dict[str, Any]]:
   """A file's floating-point arrays by name, float32, and the notes that `write` made, if any.
 
-  Other arrays, such as counts of batches, are no weights and are left out. Raises a UserError if
-  the file is damaged, has no such array, or has numbers that are not finite.
+  Other arrays, such as counts of batches, are no weights and are left out; `use_ema` is that of
+  `pytorch.read`. Raises a UserError if the file is damaged, has no such array, or has numbers that
+  are not finite.
   """
   safe = lambda path: (safetensors.numpy.load_file(path), {})
-  reader = {"npz": _read_npz, "safetensors": safe, "torch": _read_torch}[kind(path)]
+  torch = lambda path: (pytorch.read(path, use_ema), {})
+  reader = {"npz": _read_npz, "safetensors": safe, "torch": torch}[kind(path)]
   # Damaged files make readers raise anything.
   with as_user_error(f"{path}: is damaged or no plain weights"):
     arrays, notes = reader(path)
@@ -65,7 +68,8 @@ def read(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
 def listed(names: Sequence[str]) -> str:
   """Names for a message: the first, and the number of the others."""
   more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-  return ", ".join(names[:_NAMED]) + more
+  text = ", ".join(names[:_NAMED]) + more
+  return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def write(path: pathlib.Path, arrays: Mapping[str, Any], notes: dict[str, Any]) -> None:
@@ -91,10 +95,10 @@ def write(path: pathlib.Path, arrays: Mapping[str, Any], notes: dict[str, Any]) 
 
 
 def _float32(array: np.ndarray) -> np.ndarray | None:
-  """The array in float32, or None if it is not of floating-point numbers."""
+  """The array in float32, or None if it holds no floating-point numbers."""
   if array.dtype == np.dtype("V2"):  # NumPy has no name for bfloat16 in a file
     array = array.view(jnp.bfloat16)
-  if not jnp.issubdtype(array.dtype, jnp.floating):
+  if not array.size or not jnp.issubdtype(array.dtype, jnp.floating):
     return None
   with np.errstate(over="ignore"):  # larger numbers become infinite, and are refused for that
     return np.asarray(array, np.float32)
@@ -111,36 +115,3 @@ def _read_npz(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
   except ValueError:  # somebody else's comment, or none
     notes = None
   return arrays, notes.get(_MARK, {}) if isinstance(notes, dict) else {}
-
-
-def _read_torch(path: pathlib.Path) -> tuple[Arrays, dict[str, Any]]:
-  try:
-    import torch
-  except ImportError as error:
-    raise UserError(
-      f"{path}: PyTorch's files need PyTorch (pip install torch); .safetensors files need nothing"
-    ) from error
-  # Earlier ones could be tricked into running code even when they read weights only.
-  if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 6):
-    raise UserError(f"{path}: reading it safely needs PyTorch 2.6, this is {torch.__version__}")
-  if zipfile.is_zipfile(path):
-    with zipfile.ZipFile(path) as archive:
-      npz.members(archive, path.stat().st_size)
-      if wrong := archive.testzip():  # PyTorch does not look at the checksums
-        raise ValueError(f"Bad CRC-32 for file {wrong!r}")
-  content = torch.load(path, map_location="cpu", weights_only=True)
-  state = next(_state_dicts(torch, content), None)
-  if state is None:
-    raise ValueError("there is no state dict in it")
-  tensors = {str(k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
-  numbers = {k: v.detach() for k, v in tensors.items() if v.is_floating_point()}
-  return {k: v.float().contiguous().numpy() for k, v in numbers.items()}, {}
-
-
-def _state_dicts(torch: Any, content: Any) -> Iterator[Mapping[str, Any]]:
-  """Dicts of tensors: the content itself, or where deit, timm and DINO keep them."""
-  if isinstance(content, Mapping):
-    if any(isinstance(value, torch.Tensor) for value in content.values()):
-      yield content
-    for key in ("model", "state_dict", "teacher"):
-      yield from _state_dicts(torch, content.get(key))

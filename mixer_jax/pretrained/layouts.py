@@ -1,6 +1,5 @@
 """Layouts of public files; the names of a file's arrays tell which one it has."""
 
-import logging
 import re
 from typing import Any, Callable, NamedTuple
 
@@ -8,9 +7,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.pretrained import catalog
 from mixer_jax.pretrained.catalog import Normalization
 from mixer_jax.pretrained.containers import Arrays
-from mixer_jax.pretrained.names import AFFINE, NORM, Names
-
-_LOG = logging.getLogger(__name__)
+from mixer_jax.pretrained.names import AFFINE, NORM, Names, unwrapped
 
 # Modules, theirs and ours: of the whole network, and of a block.
 _TIMM = {"stem.proj": "stem", "norm": "norm", "head": "head"}
@@ -79,7 +76,7 @@ def _pre_linen(arrays: Arrays) -> Arrays:
 class Layout(NamedTuple):
   """A way to name and lay out the parameters of a model.
 
-  A file has the layout if a name matches `sign`. The peer's code fixes `fields` of the model, and
+  A file has the layout if a name matches `sign`, maybe behind the names of wrappers. The peer's code fixes `fields` of the model, and
   `normalization` unless the catalog knows another one of the file.
   """
 
@@ -147,7 +144,7 @@ def convert(path: str, arrays: Arrays) -> tuple[str, Arrays]:
   An array that the layout does not know keeps its name. A UserError, which names `path`, is raised
   if no layout has such names, or if two arrays become one.
   """
-  arrays = _unwrapped(arrays)
+  arrays = unwrapped(path, arrays, [layout.sign for layout in LAYOUTS.values()])
   for key, layout in LAYOUTS.items():
     if any(re.search(layout.sign, name) for name in arrays):
       renamed = layout.rename(arrays)
@@ -157,17 +154,3 @@ def convert(path: str, arrays: Arrays) -> tuple[str, Arrays]:
   some = ", ".join(sorted(arrays)[:4])
   titles = ", ".join(layout.title for layout in LAYOUTS.values())
   raise UserError(f"{path}: its {len(arrays)} arrays ({some}, ...) are in none of: {titles}")
-
-
-def _unwrapped(arrays: Arrays) -> Arrays:
-  """Without the prefixes of PyTorch's data parallelism and of DINO, and its projection head."""
-  if all(name.startswith("module.") for name in arrays):
-    arrays = {name.removeprefix("module."): array for name, array in arrays.items()}
-  prefix = "backbone."
-  backbone = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-  dropped = [name for name in arrays if name.startswith("head.")]
-  if not backbone or len(backbone) + len(dropped) < len(arrays):
-    return arrays
-  if dropped:
-    _LOG.info("Dropped the projection head of self-supervised training: %s", ", ".join(dropped))
-  return backbone

@@ -4,18 +4,49 @@ PyTorch has dense kernels as [out, in] and convolutions as [out, in, height, wid
 [in, out] and [height, width, in, out].
 """
 
+import logging
 import re
-from typing import Mapping
+from typing import Iterable, Mapping
 
 import numpy as np
 
-from mixer_jax.pretrained.containers import Arrays
+from mixer_jax.pretrained.containers import Arrays, listed
+
+_LOG = logging.getLogger(__name__)
+
+# Modules that PyTorch puts around others: data parallelism, torch.compile, FSDP, checkpointing.
+_WRAPPERS = re.compile(
+  r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 
 # Parameters of a layer, theirs and ours. Of equivalent names the last one is said in messages.
 NORM = {"running_mean": "mean", "running_var": "var", "weight": "scale", "bias": "bias"}
 AFFINE = {"alpha": "scale", "beta": "bias"}
 TENSORFLOW = {"gamma": "scale", "beta": "bias", "weight": "scale", "bias": "bias"}
 _EMBEDDINGS = ("words", "positions", "segment_types")
+
+
+def unwrapped(source: str, arrays: Arrays, signs: Iterable[str]) -> Arrays:
+  """The arrays without what training programs put around a network; what is taken off is logged.
+
+  These are the names of PyTorch's wrappers; a prefix, such as Lightning's "model." or DINO's
+  "backbone.", that stands before the first of the patterns `signs` that any name matches; and a
+  projection head ("head.") beside that prefix.
+  """
+  cleaned = {_WRAPPERS.sub("", name): array for name, array in arrays.items()}
+  taken = {part for name in arrays for part in _WRAPPERS.findall(name)}
+  patterns = [re.compile(rf"((?:\w+\.)*?)(?:{sign.removeprefix('^')})") for sign in signs]
+  matches = (pattern.match(name) for pattern in patterns for name in cleaned)
+  prefix = next((match[1] for match in matches if match), "")
+  beside = [name for name in cleaned if not name.startswith(prefix)]
+  if prefix and all(name.startswith("head.") for name in beside):
+    taken |= {prefix}
+    cleaned = {n.removeprefix(prefix): x for n, x in cleaned.items() if n not in beside}
+    if beside:
+      _LOG.info("%s: left out the head beside the network: %s", source, listed(beside))
+  if taken:
+    _LOG.info("%s: took %s off the names in it", source, " and ".join(sorted(taken)))
+  return cleaned
 
 
 class Names:

@@ -120,7 +120,7 @@ def beside(variables: Any) -> dict[str, Any]:
   return traverse_util.unflatten_dict({path: x for tree in flat for path, x in tree.items()})
 
 
-def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
+def read(source: str | os.PathLike, cache_dir: str = "", use_ema: bool = True) -> Weights:
   """Reads public weights, or weights that `save` wrote.
 
   A UserError is raised if the file is missing, damaged, or not of a known layout.
@@ -128,10 +128,11 @@ def read(source: str | os.PathLike, cache_dir: str = "") -> Weights:
   Args:
     source: a path; or an address (https://, gs:// and others) or a name of `CATALOG` to download.
     cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
+    use_ema: take the moving average of the weights where a file has both, as timm does; it is logged.
   """
   source = os.fspath(source)
   path, sha256 = files.local(source, cache_dir)
-  arrays, notes = containers.read(path)
+  arrays, notes = containers.read(path, use_ema)
   layout, arrays = layouts.convert(source, arrays)
   known = layouts.LAYOUTS[layout]
   entry = catalog.find(source) or catalog.find_by_sha256(sha256)
@@ -168,12 +169,13 @@ def load(
   image_size: int = 0,
   resize_tokens: str = "",
   cache_dir: str = "",
+  use_ema: bool = True,
   **overrides: Any,
 ) -> Loaded:
   """Reads weights and builds the named model with the GELU and the epsilons of their code.
 
   Args:
-    source: as for `read`, and so is `cache_dir`.
+    source: as for `read`, and so are `cache_dir` and `use_ema`.
     name: of the model, as for `models.build`; `overrides` replace any of its fields.
     num_classes: 0 means as many as the file has; another number gets a fresh zero head.
     image_size: side of the square images in pixels; 0 means the size that the model is meant for.
@@ -184,7 +186,7 @@ def load(
       has batch statistics (`Weights.fit_variables` gives them).
   """
   known, size = models.fields(name), image_size or models.image_size(name)
-  weights = read(source, cache_dir)
+  weights = read(source, cache_dir, use_ema)
   fields = weights.model_fields(size, resize_tokens)
   fields = {field: value for field, value in fields.items() if field in known}
   model = models.build(name, num_classes or weights.num_classes, **fields | overrides)

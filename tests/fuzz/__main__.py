@@ -65,8 +65,7 @@ def run(cases: int, seed: int, save: pathlib.Path) -> dict[str, collections.Coun
 
   Args:
     cases: how many.
-    seed: of the mutations; a case depends on it, its number and its kind's file (PyTorch's old
-      ones name storages by their places in memory: these differ from run to run).
+    seed: of the mutations; a case depends on it, its number and its kind's file.
     save: where files that show a fault are kept.
   """
   files, results = seeds(), collections.defaultdict(collections.Counter)

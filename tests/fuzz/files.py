@@ -33,6 +33,7 @@ from mixer_jax.text.subwords import Subwords
 from mixer_jax.text.vocabulary import SPECIAL, Vocabulary
 from tests.fuzz import mutations
 from tests.images import loading
+from tests.pretrained import pytorch_files
 
 
 class Fault(BaseException):
@@ -280,12 +281,7 @@ def seeds() -> dict[str, Seed]:
     "byte pairs": Seed(pairs, read_byte_pairs),
     **{k: Seed(v, functools.partial(read_text, ending=k)) for k, v in _texts().items()},
   }
-  with contextlib.suppress(ImportError):
-    import torch
-
-    state = {"model": {k: torch.tensor(v) for k, v in arrays().items()}}
-    save = lambda file, **options: torch.save(state, file, **options)
-    found["pth"] = Seed(_file(save), read_weights, mutations.inside_zip)
-    old = _file(save, _use_new_zipfile_serialization=False)
-    found["pth before 1.6"] = Seed(old, read_weights)
-  return found
+  state = {"model": {k: pytorch_files.Tensor(v) for k, v in arrays().items()}}
+  found["pth"] = Seed(pytorch_files.content(state), read_weights, mutations.inside_zip)
+  old = pytorch_files.content(state, before_archives=True)
+  return found | {"pth before 1.6": Seed(old, read_weights)}

@@ -10,6 +10,7 @@ import pytest
 
 from mixer_jax import pretrained
 from mixer_jax.errors import UserError
+from tests.pretrained import pytorch_files
 from tests.pretrained.conftest import FAMILIES, safetensors, shapes
 
 NAME = "MixerBlock_0/token_mixing/Dense_0/kernel"
@@ -82,10 +83,8 @@ def test_refused_with_one_line(tmp_path, name):
 
 def test_a_flipped_bit_in_a_pytorch_file(tmp_path):
   """PyTorch itself does not look at the archive's checksums."""
-  torch = pytest.importorskip("torch")
-  array, file = np.random.default_rng(0).normal(size=(64, 64)), io.BytesIO()
-  torch.save({NAME: torch.tensor(array)}, file)
-  content = bytearray(file.getvalue())
+  array = np.random.default_rng(0).normal(size=(64, 64))
+  content = bytearray(pytorch_files.content({NAME: pytorch_files.Tensor(array)}))
   content[content.find(array.tobytes()) + 5000] ^= 1
   (tmp_path / "w.pth").write_bytes(content)
   with pytest.raises(UserError, match="w.pth: is damaged"):

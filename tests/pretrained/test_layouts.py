@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import sys
-import types
 
 import jax
 import ml_dtypes
@@ -155,9 +153,12 @@ def test_half_precision(peer):
     assert npz[key].dtype == read[key].dtype == np.float32
 
 
-@pytest.mark.parametrize("prefix", ["module.", "backbone.", "module.backbone."])
+PREFIXES = ("module.", "backbone.", "module.backbone.", "_orig_mod.", "model._orig_mod.module.")
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.first(1)
-def test_prefixes_of_training(peer, tmp_path, prefix):
+def test_prefixes_of_training(peer, caplog, prefix):
   peer = peer("deit_resmlp")
   arrays = {k: v for k, v in torch_state(peer).items() if not k.startswith("head.")}
   named = {prefix + k: ("F32", v) for k, v in arrays.items()}
@@ -165,7 +166,9 @@ def test_prefixes_of_training(peer, tmp_path, prefix):
     rest = prefix.removesuffix("backbone.")
     named[f"{rest}head.mlp.0.weight"] = ("F32", np.ones((3, 16), np.float32))
   pathlib.Path(peer.path).write_bytes(safetensors(named))
-  weights = pretrained.read(peer.path)
+  with caplog.at_level("INFO"):
+    weights = pretrained.read(peer.path)
+  assert all(part + "." in caplog.text for part in prefix.split(".")[:-1])
   model = peer.model(**weights.model_fields(image_size=32))
   logits, tokens = run(model, weights.fit(shapes(model)), peer.images)
   assert error(tokens, peer.tokens) < 1e-5
@@ -174,58 +177,19 @@ def test_prefixes_of_training(peer, tmp_path, prefix):
   np.testing.assert_array_equal(logits, 0.0)
 
 
-class FakeTorch(types.ModuleType):
-  """PyTorch as far as reading needs it, to run without it."""
-
-  class Tensor:
-    def __init__(self, array):
-      self.array = array
-
-    def is_floating_point(self):
-      return np.issubdtype(self.array.dtype, np.floating)
-
-    def detach(self):
-      return self
-
-    float = contiguous = detach
-
-    def numpy(self):
-      return self.array
-
-  def __init__(self, content, version="2.13.0+cpu"):
-    super().__init__("torch")
-    self.content, self.__version__ = content, version
-
-  def load(self, path, **options):
-    assert options == dict(map_location="cpu", weights_only=True)
-    return self.content
-
-
-@pytest.mark.parametrize(
-  "wrap",
-  [
-    lambda state: state,
-    lambda state: {"model": state, "epoch": 299},
-    lambda state: {"state_dict": {"model": state}},
-    lambda state: {"teacher": {f"module.backbone.{k}": v for k, v in state.items()}, "epoch": 1},
-  ],
-)
-def test_where_pytorch_files_keep_the_state(peer, monkeypatch, wrap):
-  state = {k: FakeTorch.Tensor(v) for k, v in torch_state(peer("deit_resmlp")).items()}
-  state["steps"] = FakeTorch.Tensor(np.ones(2, int))  # is no weight
-  peer = peer("deit_resmlp_pth")
-  monkeypatch.setitem(sys.modules, "torch", FakeTorch(wrap(state)))
-  logits, tokens = outputs(peer)
-  assert error(logits, peer.logits) < 1e-5
-  assert error(tokens, peer.tokens) < 1e-5
-
-
 def test_a_file_that_pytorch_wrote(peer):
-  pytest.importorskip("torch")
   peer = peer("deit_resmlp_pth")
   logits, tokens = outputs(peer)
   assert error(logits, peer.logits) < 1e-5
   assert error(tokens, peer.tokens) < 1e-5
+
+
+def test_wrappers_inside_a_network(peer):
+  """Of FSDP, of checkpointed blocks, and of a block that is compiled."""
+  peer = peer("deit_resmlp")
+  inside = lambda k: k.replace("blocks.0.", "blocks.0._orig_mod._checkpoint_wrapped_module.")
+  rewrite(peer, {f"_fsdp_wrapped_module.{inside(k)}": v for k, v in torch_state(peer).items()})
+  assert error(outputs(peer)[0], peer.logits) < 1e-5
 
 
 CONVNETS = {

@@ -1,6 +1,6 @@
 """Mistakes are named: the file, the field, the parameters by our names and those in the file."""
 
-import sys
+import pickle
 
 import jax
 import numpy as np
@@ -9,9 +9,10 @@ import pytest
 from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
 from mixer_jax.pretrained import layouts
+from tests.pretrained import pytorch_files
 from tests.pretrained.conftest import FAMILIES, file_arrays, rewrite, shapes
 from tests.pretrained.test_bert import Peer as Bert
-from tests.pretrained.test_layouts import Convnet, FakeTorch
+from tests.pretrained.test_layouts import Convnet
 
 PEERS = ("timm_mixer", "timm_resmlp", "deit_resmlp", "timm_gmlp")
 IN_FILE = (
@@ -55,9 +56,14 @@ def file_of(peer, arrays):
   return pretrained.read(peer.path)
 
 
-def torch(peer, monkeypatch, module):
-  monkeypatch.setitem(sys.modules, "torch", module)
-  return pretrained.read(peer("deit_resmlp_pth").path)
+def torch(directory, value):
+  (directory / "w.pth").write_bytes(pytorch_files.content(value))
+  return pretrained.read(directory / "w.pth")
+
+
+def pickled(directory):
+  (directory / "w.pth").write_bytes(pickle.dumps({"a": 1}, protocol=2))
+  return pretrained.read(directory / "w.pth")
 
 
 def convnet(directory, name, ending="", **more):
@@ -85,58 +91,57 @@ def bert(directory, arrays=(), **config):
 
 LAYER = "bert.encoder.layer.1.intermediate.dense.weight"
 MISTAKES = {
-  "grid": (lambda p, d, m: fit(p, 48), "a 4x4 grid .* 6x6.*block_diagonal"),
-  "no_multiple": (lambda p, d, m: fit(p, 48, "block_diagonal"), "interpolate_bilinear"),
-  "resize": (lambda p, d, m: fit(p, 48, "nearest"), "resize_tokens is 'nearest'"),
-  "not_square": (lambda p, d, m: oblong(p), "12 tokens are no square grid"),
-  "patches": (lambda p, d, m: fit(p, patch_size=4), "patches of 8x8 pixels, the model of 4x4"),
-  "hidden": (lambda p, d, m: fit(p, 64, "block_diagonal"), r"\[64, 32\] instead of \[64, 8\]"),
-  "width": (lambda p, d, m: fit(p, channels_mlp_dim=60), IN_FILE),
-  "missing": (lambda p, d, m: without(p, "norm2"), r"missing are [^;]*blocks.\{0-1\}.norm2.bias"),
+  "grid": (lambda p, d: fit(p, 48), "a 4x4 grid .* 6x6.*block_diagonal"),
+  "no_multiple": (lambda p, d: fit(p, 48, "block_diagonal"), "interpolate_bilinear"),
+  "resize": (lambda p, d: fit(p, 48, "nearest"), "resize_tokens is 'nearest'"),
+  "not_square": (lambda p, d: oblong(p), "12 tokens are no square grid"),
+  "patches": (lambda p, d: fit(p, patch_size=4), "patches of 8x8 pixels, the model of 4x4"),
+  "hidden": (lambda p, d: fit(p, 64, "block_diagonal"), r"\[64, 32\] instead of \[64, 8\]"),
+  "width": (lambda p, d: fit(p, channels_mlp_dim=60), IN_FILE),
+  "missing": (lambda p, d: without(p, "norm2"), r"missing are [^;]*blocks.\{0-1\}.norm2.bias"),
   "of_another": (
-    lambda p, d, m: pretrained.load(p("timm_resmlp").path, "mixer_small"),
+    lambda p, d: pretrained.load(p("timm_resmlp").path, "mixer_small"),
     "missing are MixerBlock_.*left over are ResMlpBlock_",
   ),
-  "field": (lambda p, d, m: load(p, image_size=36, patch_size=8), "36x36"),
-  "name": (lambda p, d, m: pretrained.load(p("timm_gmlp").path, "gmlp_smal"), "gmlp_small"),
+  "field": (lambda p, d: load(p, image_size=36, patch_size=8), "36x36"),
+  "name": (lambda p, d: pretrained.load(p("timm_gmlp").path, "gmlp_smal"), "gmlp_small"),
   "vit": (
-    lambda p, d, m: file_of(p, {"Transformer/encoderblock_0/LayerNorm_0/scale": np.ones(3)}),
+    lambda p, d: file_of(p, {"Transformer/encoderblock_0/LayerNorm_0/scale": np.ones(3)}),
     "Transformer/encoderblock_0",
   ),
-  "no_torch": (lambda p, d, m: torch(p, m, None), "pip install torch"),
-  "old_torch": (lambda p, d, m: torch(p, m, FakeTorch({}, "2.5.1")), "PyTorch 2.6, this is 2.5.1"),
-  "no_state": (lambda p, d, m: torch(p, m, FakeTorch({"epoch": 3})), "no state dict"),
+  "no_state": (lambda p, d: torch(d, {"epoch": 3}), "w.pth: .* no state dict"),
+  "no_pytorch": (lambda p, d: pickled(d), "w.pth: .* none of PyTorch's"),
   "convnet_missing": (
-    lambda p, d, m: convnet(d, "timm_regnety", **{"s2.b1.se.fc1.bias": None}),
+    lambda p, d: convnet(d, "timm_regnety", **{"s2.b1.se.fc1.bias": None}),
     "missing are RegNetYBlock_1/squeeze/bias",
   ),
   "convnet_more": (
-    lambda p, d, m: convnet(d, "timm_regnety", **{"s2.b1.conv4.weight": np.ones(3, "f4")}),
+    lambda p, d: convnet(d, "timm_regnety", **{"s2.b1.conv4.weight": np.ones(3, "f4")}),
     "left over are s2.b1.conv4.weight",
   ),
-  "blurred": (lambda p, d, m: convnet(d, "timm_resnet_basic", "_resnetblur50"), "resnetblur"),
-  "stem": (lambda p, d, m: stem(d), r"stem/kernel of shape \[7, 7, 3, 4\] instead of \[3, 3"),
-  "bert_gelu": (lambda p, d, m: bert(d, hidden_act="relu"), "hidden_act is 'relu'"),
-  "bert_positions": (lambda p, d, m: bert(d, position_embedding_type="relative_key"), "absolute"),
-  "bert_missing": (lambda p, d, m: bert(d, {LAYER: None}), LAYER[5:]),
-  "bert_more": (lambda p, d, m: bert(d, {"bert.adapter.weight": np.ones(2, "f4")}), "adapter.weight"),
+  "blurred": (lambda p, d: convnet(d, "timm_resnet_basic", "_resnetblur50"), "resnetblur"),
+  "stem": (lambda p, d: stem(d), r"stem/kernel of shape \[7, 7, 3, 4\] instead of \[3, 3"),
+  "bert_gelu": (lambda p, d: bert(d, hidden_act="relu"), "hidden_act is 'relu'"),
+  "bert_positions": (lambda p, d: bert(d, position_embedding_type="relative_key"), "absolute"),
+  "bert_missing": (lambda p, d: bert(d, {LAYER: None}), LAYER[5:]),
+  "bert_more": (lambda p, d: bert(d, {"bert.adapter.weight": np.ones(2, "f4")}), "adapter.weight"),
   "bert_shape": (
-    lambda p, d, m: bert(d, {LAYER: np.ones((40, 15), "f4")}), r"\[15, 40\] instead of \[16, 40\]"
+    lambda p, d: bert(d, {LAYER: np.ones((40, 15), "f4")}), r"\[15, 40\] instead of \[16, 40\]"
   ),
   "no_bert": (
-    lambda p, d, m: pretrained.load_bert(p("timm_mixer").path), "there is no embeddings.word_emb"
+    lambda p, d: pretrained.load_bert(p("timm_mixer").path), "there is no embeddings.word_emb"
   ),
-  "absent": (lambda p, d, m: pretrained.read(d / "absent.npz"), "absent.npz: no such file"),
-  "folder": (lambda p, d, m: pretrained.read(d), "irectory"),
-  "near": (lambda p, d, m: pretrained.read("google/imagenet21k/Mixer-B16"), "imagenet21k/Mixer-B_16"),
-  "ending": (lambda p, d, m: pretrained.save(d / "w.pth", {}), "w.pth"),
-  "no_folder": (lambda p, d, m: pretrained.save(d / "a" / "w.npz", {"a": np.ones(1)}), "w.npz"),
+  "absent": (lambda p, d: pretrained.read(d / "absent.npz"), "absent.npz: no such file"),
+  "folder": (lambda p, d: pretrained.read(d), "irectory"),
+  "near": (lambda p, d: pretrained.read("google/imagenet21k/Mixer-B16"), "imagenet21k/Mixer-B_16"),
+  "ending": (lambda p, d: pretrained.save(d / "w.pth", {}), "w.pth"),
+  "no_folder": (lambda p, d: pretrained.save(d / "a" / "w.npz", {"a": np.ones(1)}), "w.npz"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes_are_named(peer, tmp_path, monkeypatch, case):
+def test_mistakes_are_named(peer, tmp_path, case):
   mistake, message = MISTAKES[case]
   with pytest.raises(UserError, match=message) as caught:
-    mistake(peer, tmp_path, monkeypatch)
+    mistake(peer, tmp_path)
   assert "\n" not in str(caught.value)
