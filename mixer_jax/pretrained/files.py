@@ -8,6 +8,7 @@ contents, so readers see all of it or nothing, and programs that start together 
 import difflib
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import pathlib
@@ -58,6 +59,15 @@ def _here(source: str) -> tuple[pathlib.Path, str]:
     raise UserError(f"{source}: no such file, and no such directory of a run{hint}")
   with as_user_error(f"{source}: cannot be read", OSError):
     return path, sha256(path)
+
+
+def config_beside(path: pathlib.Path) -> dict[str, Any]:
+  """What a config.json beside a file says; {} without one. A UserError if it is damaged."""
+  config = path.with_name("config.json")
+  if not config.is_file():
+    return {}
+  with as_user_error(f"{config}: is no JSON object"):
+    return dict(json.loads(config.read_text()))
 
 
 def _kept(url: str, path: pathlib.Path, published: str) -> str:

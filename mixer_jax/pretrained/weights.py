@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import os
+import pathlib
 import re
 from typing import Any, NamedTuple, Sequence
 
@@ -79,7 +80,7 @@ class Weights:
     not allow it.
     """
     hidden = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/bias")
-    if resize_tokens != fit_lib.BLOCK_DIAGONAL or not hidden:
+    if resize_tokens != fit_lib.BLOCK_DIAGONAL or not (hidden and self.side):
       return dict(self.fields)
     tokens = (image_size // self.patch_size) ** 2
     width = hidden[0] * fit_lib.widened(self.source, self._shapes, tokens)
@@ -137,14 +138,16 @@ def read(source: str | os.PathLike, cache_dir: str = "", use_ema: bool = True) -
   known = layouts.LAYOUTS[layout]
   entry = catalog.find(source) or catalog.find_by_sha256(sha256)
   fields, normalization = dict(known.fields), (entry or known).normalization
-  if notes:
-    with as_user_error(f"{source}: the notes in it are damaged"):
-      fields, statistics = notes["fields"], notes["normalization"]
-      normalization = statistics and Normalization(*map(tuple, statistics))
   model = entry.model if entry else ""
   weights = Weights(source, sha256, layout, arrays, fields, normalization, model)
-  if not entry and layout == "timm_mixer" and catalog.is_miil(source, weights.num_classes):
-    weights = dataclasses.replace(weights, normalization=catalog.ZERO_TO_ONE)
+  if notes:
+    with as_user_error(f"{source}: the notes in it are damaged"):
+      statistics = notes["normalization"] and Normalization(*map(tuple, notes["normalization"]))
+      weights = dataclasses.replace(weights, fields=notes["fields"], normalization=statistics)
+  else:
+    if not entry and layout == "timm_mixer" and catalog.is_miil(source, weights.num_classes):
+      weights = dataclasses.replace(weights, normalization=catalog.ZERO_TO_ONE)
+    weights = _as_configured(weights, path)
   if layout.startswith("resnet") and (other := re.search(r"resnet(aa|blur)", source)):
     raise UserError(f"{source}: {other[0]} has layers without parameters that this ResNet lacks")
   _LOG.info(
@@ -152,6 +155,27 @@ def read(source: str | os.PathLike, cache_dir: str = "", use_ema: bool = True) -
     *(source, known.title, sum(a.size for a in arrays.values()), weights.num_classes, sha256),
   )
   return weights
+
+
+def _as_configured(weights: Weights, path: pathlib.Path) -> Weights:
+  """Takes the normalization of timm's config.json beside a file, if there is one."""
+  config = files.config_beside(path)
+  own = config.get("pretrained_cfg", config)  # older ones are flat
+  if "architecture" not in config or not {"mean", "std"} <= own.keys():
+    return weights
+  where = path.with_name("config.json")
+  with as_user_error(f"{where}: mean and std are no three numbers each"):
+    mean, std = (tuple(map(float, own[name])) for name in ("mean", "std"))
+    told = Normalization(*map(tuple, np.reshape((mean, std), (2, 3)).tolist()))
+  if weights.normalization not in (None, told):
+    said = (where, *told, *weights.normalization)
+    _LOG.info("%s has mean %s and std %s, where %s and %s are usual: its own are taken", *said)
+  classes = config.get("num_classes", own.get("num_classes", weights.num_classes))
+  if weights.num_classes not in (0, classes):
+    _LOG.warning(
+      "%s is of %s classes, but %s has %d", where, classes, path.name, weights.num_classes
+    )
+  return dataclasses.replace(weights, normalization=told)
 
 
 class Loaded(NamedTuple):

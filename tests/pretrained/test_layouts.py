@@ -96,6 +96,35 @@ def test_local_files_of_miil_want_neither_mean_nor_std(peer, tmp_path, path, cla
   assert pretrained.CATALOG["timm/mixer_b16_224.miil_in21k_ft_in1k"].normalization == ZERO
 
 
+def timm_config(mean, std, **more):
+  own = {"mean": mean, "std": std, "num_classes": 5, "input_size": [3, 32, 32], **more}
+  return {"architecture": "mixer_b16_224", "num_classes": 5, "pretrained_cfg": own}
+
+
+@pytest.mark.parametrize("name", ["timm_mixer", "timm_resmlp", "timm_gmlp", "deit_resmlp_pth"])
+@pytest.mark.parametrize("flat", [False, True])
+def test_timms_config_beside_a_file_has_its_statistics(peer, tmp_path, caplog, name, flat):
+  mean, std = [0.4, 0.5, 0.6], [0.1, 0.2, 0.3]
+  config = timm_config(mean, std)
+  if flat:  # as older ones are
+    config = {"architecture": "mixer_b16_224", **config["pretrained_cfg"]}
+  peer = peer(name)
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  with caplog.at_level("INFO"):
+    assert pretrained.read(peer.path).normalization == (tuple(mean), tuple(std))
+  assert "config.json has mean (0.4, 0.5, 0.6)" in caplog.text  # for others are usual
+
+
+def test_other_configs_beside_a_file(peer, tmp_path, caplog):
+  peer = peer("timm_mixer")
+  (tmp_path / "config.json").write_text(json.dumps({"task": "image_classification", "data": {}}))
+  assert pretrained.read(peer.path).normalization == HALF  # the config of a run
+  stale = timm_config(*HALF) | {"num_classes": 1000}
+  (tmp_path / "config.json").write_text(json.dumps(stale))
+  assert pretrained.read(peer.path).normalization == HALF
+  assert "1000 classes, but timm_mixer has 5" in caplog.text
+
+
 def pre_linen(arrays, second_norm):
   """The names before Linen, as big_vision and vit_jax convert them, and their axes of size 1."""
   old = {}
