@@ -11,16 +11,18 @@ from where training starts. Run it where the peer can be imported:
   python tests/make_fixtures.py deit DIRECTORY_OF_facebookresearch_deit
   python tests/make_fixtures.py google DIRECTORY_OF_google-research_vision_transformer
   python tests/make_fixtures.py bert
+  python tests/make_fixtures.py bert_classifier
 
 timm_regnety.npz and timm_resnet_*.npz have no file of weights but `shapes`, JSON, from which
 `convnet_state` draws them.
 
 hf_bert.npz is of text: `config`, the file beside the weights, `ids`, `mask` and
 `segments`, and `hidden` [layers + 1, batch, tokens, channels] of every layer.
+hf_bert_classifier.npz is the same with `logits` [batch, classes].
 
 Made with timm 1.0.31, PyTorch 2.13.0 and safetensors; deit at commit 7e160fe;
 vision_transformer at commit c6de1e5 with JAX 0.9.1 and Flax 0.12.6;
-transformers 5.23.0 with PyTorch 2.15.0.
+transformers 5.23.0 with PyTorch 2.15.0 (bert_classifier: 5.24.0 and 2.14.1).
 """
 
 import functools
@@ -235,7 +237,15 @@ def make_google(directory: str) -> None:
   save("google_mixer", buffer.getvalue(), np.asarray(logits), np.asarray(seen["tokens"]))
 
 
-def make_bert() -> None:
+def _text() -> dict[str, np.ndarray]:
+  """Three sequences of 9, 4 and 7 tokens, and their segments."""
+  rng = np.random.default_rng(0)
+  ids, segments = rng.integers(0, 50, (3, 9)), rng.integers(0, 2, (3, 9))
+  return dict(ids=ids, mask=np.arange(9) < np.array([[9], [4], [7]]), segments=segments)
+
+
+def _save_bert(name: str, make, outputs, **fields) -> None:
+  """Saves a model of transformers, its config, sequences, and what `outputs` computes of them."""
   from safetensors.torch import save as to_safetensors
   import torch
   import transformers
@@ -249,30 +259,49 @@ def make_bert() -> None:
     max_position_embeddings=12,
     layer_norm_eps=0.01,  # large enough to be seen
     attn_implementation="eager",
+    **fields,
   )
-  model = transformers.BertForPreTraining(config)
+  model = make(config)
   generator = torch.Generator().manual_seed(0)
   with torch.no_grad():
     for p in model.parameters():
       p.copy_(0.1 + 0.3 * torch.randn(p.shape, generator=generator))
   file = to_safetensors({key: value.clone() for key, value in model.state_dict().items()})
-  rng = np.random.default_rng(0)
-  ids, segments = rng.integers(0, 50, (3, 9)), rng.integers(0, 2, (3, 9))
-  mask = np.arange(9) < np.array([[9], [4], [7]])
-  model = model.bert.double().eval()
-  inputs = dict(input_ids=ids, attention_mask=mask.astype(int), token_type_ids=segments)
+  own = _text()
+  inputs = dict(input_ids=own["ids"], attention_mask=own["mask"].astype(int))
+  inputs = {
+    k: torch.from_numpy(v) for k, v in (inputs | {"token_type_ids": own["segments"]}).items()
+  }
   with torch.no_grad():
-    inputs = {key: torch.from_numpy(value) for key, value in inputs.items()}
-    hidden = model(**inputs, output_hidden_states=True).hidden_states
+    found = outputs(model.double().eval(), inputs)
   np.savez_compressed(
-    FIXTURES / "hf_bert.npz",
+    FIXTURES / f"{name}.npz",
     weights=np.frombuffer(file, np.uint8),
     config=config.to_json_string(),
-    **dict(ids=ids, mask=mask, segments=segments, hidden=torch.stack(hidden).numpy()),
+    **own,
+    **{key: value.numpy() for key, value in found.items()},
   )
+
+
+def make_bert() -> None:
+  import torch
+  import transformers
+
+  states = lambda model, inputs: model.bert(**inputs, output_hidden_states=True).hidden_states
+  outputs = lambda model, inputs: {"hidden": torch.stack(states(model, inputs))}
+  _save_bert("hf_bert", transformers.BertForPreTraining, outputs)
+
+
+def make_bert_classifier() -> None:
+  import transformers
+
+  outputs = lambda model, inputs: {"logits": model(**inputs).logits}
+  names = {0: "yes", 1: "no", 2: "maybe"}
+  make = transformers.BertForSequenceClassification
+  _save_bert("hf_bert_classifier", make, outputs, num_labels=3, id2label=names)
 
 
 if __name__ == "__main__":
   makers = {"timm": make_timm, "convnets": make_convnets, "deit": make_deit}
-  makers |= {"google": make_google, "bert": make_bert}
+  makers |= {"google": make_google, "bert": make_bert, "bert_classifier": make_bert_classifier}
   makers[sys.argv[1]](*sys.argv[2:])

@@ -11,8 +11,10 @@ from mixer_jax.models import family, layers
 from mixer_jax.models.text import EMBEDDING_INIT, TextModel
 from mixer_jax.options import one_of
 
-POOLINGS = ("first", "mean")
-_POOLING = "the first token, or the mean of the real ones"
+POOLINGS = ("first", "mean", "pooler")
+_POOLING = (
+  'the first token, the mean of the real ones, or "pooler", BERT\'s dense layer on the first'
+)
 
 
 class MaskedLm(nn.Module):
@@ -49,7 +51,10 @@ class MaskedLm(nn.Module):
 
 
 class TextClassifier(family.Checked):
-  """Classes of sequences, from the first token or the mean of all; the head starts at zero."""
+  """Classes of sequences, from the first token or the mean of all; the head starts at zero.
+
+  With the pooling "pooler" the first token goes through a dense layer and tanh, as in BERT.
+  """
 
   encoder: TextModel
   num_classes: int
@@ -70,6 +75,8 @@ class TextClassifier(family.Checked):
     x = self.encoder(ids, mask, segments, features, train=train).astype(jnp.float32)
     if self.pooling == "first":
       x = x[:, 0]
+    elif self.pooling == "pooler":
+      x = jnp.tanh(nn.Dense(x.shape[-1], kernel_init=EMBEDDING_INIT, name="pooler")(x[:, 0]))
     else:
       real = mask.astype(bool)[..., None]
       x = jnp.where(real, x, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)

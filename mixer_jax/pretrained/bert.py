@@ -1,25 +1,24 @@
-"""BERT's encoder out of Hugging Face's `.safetensors` files.
+"""BERT's encoder out of Hugging Face's files, and the head of a fine-tuned one.
 
-The names are those of BertModel, BertForMaskedLM and BertForPreTraining of transformers. Pooler and
-heads of pretraining are left out.
+The names are those of BertModel and of its models with heads in transformers. Pooler and classifier
+of BertForSequenceClassification are read; other heads are left out, and the log names them.
 """
 
-import json
 import logging
 import os
 import pathlib
 import re
-from typing import Any, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
 from mixer_jax import models
-from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.errors import UserError
 from mixer_jax.pretrained import containers, files, fit
 from mixer_jax.pretrained.containers import Arrays
-from mixer_jax.pretrained.names import TENSORFLOW, Names
+from mixer_jax.pretrained.names import TENSORFLOW, Names, unwrapped
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,6 +27,8 @@ _OUTSIDE = {
   "embeddings.position_embeddings": "positions",
   "embeddings.token_type_embeddings": "segment_types",
   "embeddings.LayerNorm": "embeddings_norm",
+  "pooler.dense": "pooler",
+  "classifier": "classifier",
 }
 _INSIDE = {
   "attention.self.query": "attention/query",
@@ -42,13 +43,27 @@ _INSIDE = {
 _NAMES = Names("encoder.layer.{}.", "TransformerBlock", _OUTSIDE, _INSIDE, TENSORFLOW)
 _GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 _HEAD = 64  # channels
+_SIGN = r"(bert\.)?embeddings\.word_embeddings\."
+_BESIDE = re.compile(r"(cls|qa_outputs|classifier|pooler)\.")  # of the encoder
+_HEADS = [f"{k}.{leaf}" for k in ("pooler.dense", "classifier") for leaf in ("weight", "bias")]
+# Fields of a config.json and ours, which the arrays show as well.
+_SHOWN = dict(hidden_size="hidden_dim", num_hidden_layers="num_blocks", intermediate_size="ffn_dim")
+_SHOWN |= dict(vocab_size="vocab_size", max_position_embeddings="max_length")
+_SHOWN |= dict(type_vocab_size="segments")
 
 
 class LoadedBert(NamedTuple):
-  """Fields of `models.Bert`, with the sizes of vocabulary and positions, and its parameters."""
+  """Fields of `models.Bert`, with the sizes of vocabulary and positions, and its parameters.
+
+  Attributes:
+    heads: "pooler" and "classifier", a kernel and a bias each, as far as the file has both.
+    class_names: of the classifier, in the order of its outputs; () if the config tells none.
+  """
 
   fields: dict[str, Any]
   params: Any
+  heads: dict[str, Any] = {}
+  class_names: tuple[str, ...] = ()
 
   def model(self, **overrides: Any) -> models.Bert:
     """The encoder; `overrides` replace any field that parameters do not show."""
@@ -66,23 +81,51 @@ def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
 
   Raises:
     UserError: the file is damaged or is no BERT: parameters are missing, left over or of the wrong
-      shape (one message names them all); or the config is of another kind of BERT.
+      shape (one message names them all); or the config is of another model or of other sizes.
   """
   source = os.fspath(source)
   path, sha256 = files.local(source, cache_dir)
-  found = {k.removeprefix("bert."): x for k, x in containers.read(path)[0].items()}
-  arrays = _NAMES.rename({k: x for k, x in found.items() if not re.match(r"(pooler|cls)\.", k)})
-  if "words/embedding" not in arrays:
+  config, where = files.config_beside(path), path.with_name("config.json")
+  _check_kind(config, where)
+  encoder, heads = _parts(source, unwrapped(source, containers.read(path)[0], [_SIGN]))
+  if "words/embedding" not in encoder:
     raise UserError(f"{source}: holds no BERT: there is no {_NAMES.theirs('words/embedding')}")
-  fields = _sizes(arrays)
-  fields |= _unseen(path.with_name("config.json"), fields["hidden_dim"])
+  fields = _sizes(encoder)
+  fields |= _unseen(config, where, fields["hidden_dim"])
   ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   tree = jax.eval_shape(models.Bert(**fields).init, jax.random.key(0), ids, ids)["params"]
   shapes = {name: x.shape for name, x in traverse_util.flatten_dict(tree, sep="/").items()}
-  fit.compare(source, arrays, shapes, _NAMES.theirs)
-  count = sum(array.size for array in arrays.values())
+  fit.compare(source, encoder, shapes, _NAMES.theirs)
+  for name, own in _SHOWN.items():
+    if config.get(name, fields[own]) != fields[own]:
+      raise UserError(f"{where}: {name} is {config[name]!r}, but {source} has {fields[own]}")
+  if not encoder["positions/embedding"][1:2].any():
+    why = "position 1 is all zeros, for padding, as in RoBERTa"
+    raise UserError(f"{source}: {why}; allowed: BERT, whose positions begin with 0")
+  count = sum(array.size for array in encoder.values())
   _LOG.info("Read %s: BERT, %d parameters, SHA-256 %s", source, count, sha256)
-  return LoadedBert(fields, traverse_util.unflatten_dict(arrays, sep="/"))
+  trees = (traverse_util.unflatten_dict(arrays, sep="/") for arrays in (encoder, heads))
+  return LoadedBert(fields, *trees, _class_names(config))
+
+
+def _parts(source: str, found: Arrays) -> tuple[Arrays, Arrays]:
+  """The arrays of the encoder, and those of pooler and classifier; the log names the others."""
+  prefix = "bert." if any(name.startswith("bert.") for name in found) else ""
+  outside = [k for k in found if not k.startswith(prefix) or _BESIDE.match(k, len(prefix))]
+  encoder = {k.removeprefix(prefix): x for k, x in found.items() if k not in outside}
+  heads = {k.removeprefix(prefix): found[k] for k in outside}
+  # Without a pooler a classifier is one of tokens.
+  wanted = _HEADS if "pooler.dense.weight" in heads else ()
+  if left := [name for name in heads if name not in wanted]:
+    _LOG.info("%s: left out %s", source, containers.listed(left))
+  return _NAMES.rename(encoder), _NAMES.rename({k: heads[k] for k in wanted if k in heads})
+
+
+def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+  """The names of a classifier's outputs; () if they are the numbered ones of transformers."""
+  found = {int(number): name for number, name in config.get("id2label", {}).items()}
+  names = tuple(found[number] for number in sorted(found))
+  return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
 
 def _sizes(arrays: Arrays) -> dict[str, Any]:
@@ -99,18 +142,23 @@ def _sizes(arrays: Arrays) -> dict[str, Any]:
   )
 
 
-def _unseen(path: pathlib.Path, hidden_dim: int) -> dict[str, Any]:
+def _check_kind(config: Mapping[str, Any], where: pathlib.Path) -> None:
+  """Raises a UserError if a config is of a model that is computed otherwise than `models.Bert`."""
+  for name, *allowed in (
+    ("model_type", "bert"),
+    ("is_decoder", False),
+    ("hidden_act", *_GELUS),
+    ("position_embedding_type", "absolute"),
+  ):
+    if config.get(name, allowed[0]) not in allowed:
+      listed = ", ".join(map(str, allowed))
+      raise UserError(f"{where}: {name} is {config[name]!r}; allowed: {listed}")
+
+
+def _unseen(config: Mapping[str, Any], where: pathlib.Path, hidden_dim: int) -> dict[str, Any]:
   """Fields that parameters do not show."""
-  config: dict[str, Any] = {}
-  if path.is_file():
-    with as_user_error(f"{path}: is no config of BERT"):
-      config = dict(json.loads(path.read_text()))
-  gelu = config.get("hidden_act", "gelu")
-  positions = config.get("position_embedding_type", "absolute")
-  if gelu not in _GELUS:
-    raise UserError(f"{path}: hidden_act is {gelu!r}; allowed: {', '.join(_GELUS)}")
-  if positions != "absolute":
-    raise UserError(f"{path}: position_embedding_type is {positions!r}; allowed: absolute")
   heads = config.get("num_attention_heads", max(hidden_dim // _HEAD, 1))
-  epsilon = config.get("layer_norm_eps", 1e-12)
-  return dict(num_heads=heads, gelu=_GELUS[gelu], layer_norm_epsilon=epsilon)
+  if hidden_dim % heads:
+    raise UserError(f"{where}: num_attention_heads is {heads}, no divisor of {hidden_dim} channels")
+  gelu, epsilon = _GELUS[config.get("hidden_act", "gelu")], config.get("layer_norm_eps", 1e-12)
+  return dict(num_heads=heads, gelu=gelu, layer_norm_epsilon=epsilon)

@@ -33,7 +33,7 @@ def test_masked_lm_has_the_logits_of_its_positions():
   np.testing.assert_allclose(found, x @ own["head"]["kernel"] + own["head"]["bias"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean"])
+@pytest.mark.parametrize("pooling", ["first", "mean", "pooler"])
 @pytest.mark.thorough
 def test_classifier_pools_real_tokens(pooling):
   ids, mask, segments = sequences()
@@ -43,7 +43,9 @@ def test_classifier_pools_real_tokens(pooling):
   params = randomised(model, ids, mask, segments)
   x = run(model.encoder, {"params": params["encoder"]}, ids, mask, segments)
   x = [np.float64(y)[m] for y, m in zip(x, mask)]
-  x = np.stack([y[0] if pooling == "first" else y.mean(axis=0) for y in x])
+  x = np.stack([y.mean(axis=0) if pooling == "mean" else y[0] for y in x])
+  if pooling == "pooler":
+    x = np.tanh(x @ params["pooler"]["kernel"] + params["pooler"]["bias"])
   expected = x @ params["head"]["kernel"] + params["head"]["bias"]
   found = run(model, {"params": params}, ids, mask, segments)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 from mixer_jax import models, pretrained
+from tests.pretrained import pytorch_files
 from tests.pretrained.conftest import FIXTURES, safetensors
+from tests.pretrained.pytorch_files import Tensor
 
 
 class Peer:
   """A file of weights with its config beside it, and the outputs of transformers."""
 
-  def __init__(self, directory):
-    with np.load(FIXTURES / "hf_bert.npz") as fixture:
+  def __init__(self, directory, name="hf_bert"):
+    with np.load(FIXTURES / f"{name}.npz") as fixture:
       self.inputs = [fixture[name] for name in ("ids", "mask", "segments")]
-      self.hidden = fixture["hidden"]
+      self.hidden, self.logits = fixture.get("hidden"), fixture.get("logits")
       content = fixture["weights"].tobytes()
       self.config = json.loads(str(fixture["config"]))
     self.path = directory / "model.safetensors"
@@ -103,3 +105,53 @@ def test_without_a_config_the_rest_is_that_of_bert(peer):
   loaded = peer.load()
   assert loaded.fields["num_heads"] == 1  # of up to 64 channels
   assert (loaded.fields["gelu"], loaded.fields["layer_norm_epsilon"]) == ("exact", 1e-12)
+
+
+def test_files_of_pytorch(peer):
+  before, content = peer.load(), {k: Tensor(v) for k, v in peer.arrays.items()}
+  peer.path = peer.path.with_name("pytorch_model.bin")
+  peer.path.write_bytes(pytorch_files.content(content))
+  jax.tree.map(np.testing.assert_array_equal, peer.load().params, before.params)
+
+
+WRAPPED = {
+  "lightning": lambda name: f"model.{name}",
+  "compiled": lambda name: f"_orig_mod.{name}",
+  "nested": lambda name: f"module.net._orig_mod.{name}",
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_wrappers_are_taken_off(peer, caplog, wrapper):
+  before = peer.load()
+  peer.write({WRAPPED[wrapper](k): v for k, v in peer.arrays.items()})
+  with caplog.at_level("INFO"):
+    jax.tree.map(np.testing.assert_array_equal, peer.load().params, before.params)
+  assert WRAPPED[wrapper]("")[:5] in caplog.text
+
+
+@pytest.mark.parametrize("name", ["classifier", "qa_outputs", "cls.predictions.decoder"])
+def test_heads_without_a_pooler_are_left_out_by_name(peer, caplog, name):
+  arrays = {k: v for k, v in peer.arrays.items() if "pooler" not in k and "cls" not in k}
+  peer.write(arrays | {f"{name}.weight": np.ones((2, 16), "f4"), f"{name}.bias": np.ones(2, "f4")})
+  with caplog.at_level("INFO"):
+    loaded = peer.load()
+  assert f"left out {name}.weight, {name}.bias" in caplog.text and not loaded.heads
+  check(peer, loaded)
+
+
+def test_the_head_of_a_fine_tuned_model(tmp_path):
+  peer = Peer(tmp_path, "hf_bert_classifier")
+  loaded = peer.load()
+  assert loaded.class_names == ("yes", "no", "maybe")  # as numbered in the config
+  np.testing.assert_array_equal(
+    loaded.heads["classifier"]["kernel"], peer.arrays["classifier.weight"].T
+  )
+  model = models.TextClassifier(loaded.model(), 3, "pooler")
+  params = {
+    "encoder": loaded.params,
+    "pooler": loaded.heads["pooler"],
+    "head": loaded.heads["classifier"],
+  }
+  found = jax.jit(model.apply)({"params": params}, *peer.inputs)
+  np.testing.assert_allclose(found, peer.logits, rtol=1e-5, atol=1e-5)

@@ -89,6 +89,8 @@ def bert(directory, arrays=(), **config):
   return peer.load()
 
 
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+PADDED = np.ones((12, 16), "f4") * (np.arange(12) != 1)[:, None].astype("f4")
 LAYER = "bert.encoder.layer.1.intermediate.dense.weight"
 MISTAKES = {
   "grid": (lambda p, d: fit(p, 48), "a 4x4 grid .* 6x6.*block_diagonal"),
@@ -123,6 +125,14 @@ MISTAKES = {
   "stem": (lambda p, d: stem(d), r"stem/kernel of shape \[7, 7, 3, 4\] instead of \[3, 3"),
   "bert_gelu": (lambda p, d: bert(d, hidden_act="relu"), "hidden_act is 'relu'"),
   "bert_positions": (lambda p, d: bert(d, position_embedding_type="relative_key"), "absolute"),
+  "bert_type": (lambda p, d: bert(d, model_type="roberta"), "config.json: model_type is 'roberta'"),
+  "bert_decoder": (lambda p, d: bert(d, is_decoder=True), "config.json: is_decoder is True"),
+  "bert_heads": (lambda p, d: bert(d, num_attention_heads=3), "num_attention_heads is 3, .* 16"),
+  "bert_padding": (lambda p, d: bert(d, {POSITIONS: PADDED}), "RoBERTa"),
+  **{
+    f"bert_{name}": (lambda p, d, n=name: bert(d, **{n: 100}), f"{name} is 100, but .* has")
+    for name in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
+  },
   "bert_missing": (lambda p, d: bert(d, {LAYER: None}), LAYER[5:]),
   "bert_more": (lambda p, d: bert(d, {"bert.adapter.weight": np.ones(2, "f4")}), "adapter.weight"),
   "bert_shape": (

@@ -1,11 +1,13 @@
 """Encoders of text: built from a config, and started from a run or from BERT's weights."""
 
-from typing import Annotated, Any, Callable, Mapping, NamedTuple
+import logging
+from typing import Annotated, Any, Callable, Mapping, NamedTuple, Sequence
 
 from flax import traverse_util
 import flax.linen as nn
 import jax
 import ml_collections
+import numpy as np
 
 from mixer_jax import models, options
 from mixer_jax.errors import UserError, as_user_error
@@ -15,9 +17,11 @@ from mixer_jax.pretrained import bert, fit
 from mixer_jax.rundir import directory
 from mixer_jax.tasks.task import ReadRun
 
-_START = 'run on text, or BERT\'s weights (.safetensors), to start from; "": none'
+_START = 'run on text, or BERT\'s weights (.safetensors, .bin), to start from; "": none'
 Pretrained = Annotated[str, Option(_START)]
 _SEGMENTS, _WORDS = "segment_types/embedding", "words/embedding"
+_FILES = (".safetensors", ".bin")
+_LOG = logging.getLogger(__name__)
 _LAYOUT = ("scan_blocks", "remat", "dtype")  # no properties of weights
 
 
@@ -45,7 +49,7 @@ def build(
 
 def describe(path: str) -> Described:
   """The encoder of a run, or of a file of BERT's weights; a UserError if there is none."""
-  if path.endswith(".safetensors"):
+  if path.endswith(_FILES):
     fields = dict(_bert(path).fields)
     fields.pop("vocab_size")
     return Described("bert_base", fields, fields.pop("max_length"), fields.pop("segments"))
@@ -61,14 +65,47 @@ def describe(path: str) -> Described:
     return Described(name, fields, data["max_length"], segments, data.get("vocabulary") or "")
 
 
-def read(path: str, read_run: ReadRun) -> Mapping[str, Any]:
-  """{"encoder": the parameters of the same encoder}, and maybe those of a head, on the host."""
-  if path.endswith(".safetensors"):
-    return {"encoder": _bert(path).params}
+def read(path: str, read_run: ReadRun, heads: bool = False) -> Mapping[str, Any]:
+  """{"encoder": the parameters of the same encoder}, and maybe those of a head, on the host.
+
+  A fine-tuned BERT has "pooler" and "classifier" as well, if `heads`; else they are left out, which
+  is logged.
+  """
+  if path.endswith(_FILES):
+    found = _bert(path)
+    if found.heads and not heads:
+      why = "a classification of text with pooling='pooler' takes them"
+      _LOG.info("%s: left out %s; %s", path, " and ".join(found.heads), why)
+    return {"encoder": found.params} | (found.heads if heads else {})
   config, variables = read_run(path)
   if "encoder" not in variables["params"]:
     raise UserError(f"{path!r} is a run of task {config.task}, which has no encoder of text")
   return variables["params"]
+
+
+def with_classifier(
+  params: Mapping[str, Any], given: Mapping[str, Any], class_names: Sequence[str], path: str
+) -> dict[str, Any]:
+  """Parameters of a classifier with the pooler, and maybe the classifier, of a fine-tuned BERT.
+
+  Classes are told apart by their names where the file's config has names and the data's are no
+  numbers, else by their order. The head of other classes is left out, which is logged.
+  """
+  params = {**params, **{k: given[k] for k in ("pooler",) if k in given}}
+  if "classifier" not in given:
+    return params
+  lower = lambda names: [str(name).lower() for name in names]
+  theirs, own = lower(_bert(path).class_names), lower(class_names)
+  number = given["classifier"]["bias"].size
+  if not theirs or own == [str(i) for i in range(number)]:
+    theirs = own
+  if number != len(own) or sorted(theirs) != sorted(own):
+    what = ", ".join(_bert(path).class_names) or number
+    _LOG.info("%s: left out its classifier, of the classes %s; the head is fresh", path, what)
+    return params
+  order = [theirs.index(name) for name in own]
+  _LOG.info("%s: took its classifier of %d classes", path, number)
+  return params | {"head": jax.tree.map(lambda x: np.take(x, order, -1), given["classifier"])}
 
 
 def shorter(path: str, max_length: int) -> int | None:

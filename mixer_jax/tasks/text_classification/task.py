@@ -44,7 +44,8 @@ class ClassificationOptions:
   """Fields of the config itself."""
 
   pooling: one_of(
-    "tokens that the head sees: the first, [CLS], or the mean of all", text_heads.POOLINGS
+    "what the head sees: the first token, [CLS]; the mean of all; or BERT's pooler of the first",
+    text_heads.POOLINGS,
   ) = "mean"
   head_dropout: Annotated[float, Option("dropout before the head", 0, 0.999)] = 0.0
   pretrained: encoders.Pretrained = ""
@@ -160,10 +161,15 @@ class TextClassification(TextTask):
     if not (path := config.pretrained or config.frozen_from):
       return None
     fresh = first_variables(self.init, config.seed)
-    given = (encoders.read(path, read_run), encoders.shorter(path, length), path)
-    if config.pretrained:
-      return {**fresh, "params": encoders.started(fresh["params"], *given)}
-    return {**fresh, "frozen": encoders.started({"encoder": fresh["frozen"]}, *given)["encoder"]}
+    own = bool(config.pretrained) and config.pooling == "pooler"
+    given, length = encoders.read(path, read_run, own), encoders.shorter(path, length)
+    if not config.pretrained:
+      frozen = encoders.started({"encoder": fresh["frozen"]}, given, length, path)
+      return {**fresh, "frozen": frozen["encoder"]}
+    params = encoders.started(fresh["params"], given, length, path)
+    if own:
+      params = encoders.with_classifier(params, given, self.class_names, path)
+    return {**fresh, "params": params}
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     ids = examples["ids"].astype(jnp.int32)

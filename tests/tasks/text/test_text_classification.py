@@ -16,6 +16,7 @@ from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text_classification import scores
 from mixer_jax.training import contract, restore
 from tests import children
+from tests.pretrained.test_bert import Peer as Bert
 
 
 @pytest.fixture
@@ -83,6 +84,53 @@ def test_it_starts_from_a_language_model(config_of, tmp_path):
   shutil.rmtree(tmp_path / "donor")
   again = children.Child(config, tmp_path / "run")
   assert again.wait() == 0, again.err
+
+
+def of_fine_tuned(config_of, directory, labels, **fields):
+  """A task that starts from a fine-tuned BERT, its variables, and the BERT."""
+  peer = Bert(directory, "hf_bert_classifier")
+  rows = [f"{label}\tone\tother" for label in labels * 24]
+  (directory / "train.tsv").write_text("\n".join(["label\tone\tother", *rows]) + "\n")
+  special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "other"]
+  entries = special + [f"w{i}" for i in range(50 - len(special))]
+  (directory / "vocab.txt").write_text("\n".join(entries) + "\n")
+  config = config_of("text_classification", "bert_base", text="one", pair="other", max_length=9)
+  config.pretrained, config.pooling = str(peer.path), "pooler"
+  config.data.update(dir=str(directory), vocabulary=str(directory / "vocab.txt"))
+  config.data.update(train_split="train.tsv[:32]", test_split="train.tsv[32:]")
+  config.update(fields)
+  config.model.update(num_blocks=None, hidden_dim=None, ffn_dim=None)
+  task_type = tasks.find("text_classification")
+  task = task_type(task_type.complete(config))
+  shapes = jax.eval_shape(task.init, jax.random.key(0))
+  return task, task.initial(shapes, restore.stored), peer
+
+
+def test_a_fine_tuned_bert_answers_as_in_transformers(config_of, tmp_path):
+  """Its classes are those of the data by name: maybe, no, yes."""
+  task, variables, peer = of_fine_tuned(config_of, tmp_path, ["no", "maybe", "Yes"])
+  ids, real, segments = peer.inputs
+  found = jax.jit(task.predict)(variables, {"ids": ids, "real": real, "segments": segments})
+  place = [("yes", "no", "maybe").index(name.lower()) for name in task.class_names]
+  np.testing.assert_allclose(found.outputs, peer.logits[:, place], rtol=1e-5, atol=1e-5)
+
+
+def test_the_head_of_a_fine_tuned_bert_elsewhere(config_of, tmp_path, caplog):
+  """Numbers are taken in their order; other names, numbers of classes and poolings take no head."""
+  kernel = lambda found: np.asarray(found[1]["params"]["head"]["kernel"])
+  numbered = of_fine_tuned(config_of, tmp_path, ["0", "1", "2"])
+  own = numbered[2].arrays["classifier.weight"].T
+  np.testing.assert_array_equal(kernel(numbered), own)
+  with caplog.at_level("INFO"):
+    for labels in (["no", "yes"], ["a", "b", "c"]):
+      caplog.clear()
+      found = of_fine_tuned(config_of, tmp_path, labels)
+      assert not kernel(found).any() and "left out its classifier" in caplog.text
+      pooler = found[1]["params"]["pooler"]["kernel"]
+      np.testing.assert_array_equal(pooler, found[2].arrays["bert.pooler.dense.weight"].T)
+    caplog.clear()
+    found = of_fine_tuned(config_of, tmp_path, ["0", "1", "2"], pooling="first")
+    assert not kernel(found).any() and "left out pooler and classifier" in caplog.text
 
 
 @pytest.mark.thorough
@@ -153,7 +201,7 @@ def test_pairs_are_told_apart_by_segments(config_of):
     next(answers)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first"])
+@pytest.mark.parametrize("pooling", ["mean", "first", "pooler"])
 def test_padding_changes_neither_loss_nor_gradient(config, pooling):
   """Sentences of at most 6 tokens, padded to 16 by other rubbish, and to 6."""
   config.pooling = pooling
@@ -174,7 +222,7 @@ def test_padding_changes_neither_loss_nor_gradient(config, pooling):
     jax.tree.map(close, whole, other)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first"])
+@pytest.mark.parametrize("pooling", ["mean", "first", "pooler"])
 @pytest.mark.thorough
 def test_padding_counts_in_no_factor(config, pooling):
   config.pooling = pooling
