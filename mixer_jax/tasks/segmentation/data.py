@@ -167,11 +167,14 @@ def _given_names(data: SegmentationData) -> tuple[str, ...]:
     return shapes.NAMES
   elif path.exists():
     with as_user_error(f"{path} is not UTF-8", UnicodeDecodeError):
-      lines = folder.read_file(path).decode("utf-8-sig").splitlines()
-    where, names = path, [line for line in lines if line.strip()]
+      text = folder.read_file(path).decode("utf-8-sig")
+    where, names = path, text.rstrip().splitlines()
   else:
     return ()
   names = tuple(name.strip() for name in names)
+  if "" in names:  # without it, all later classes would have the name of the next one
+    number = names.index("") + 1
+    raise UserError(f"{where}: the name of class {number} of {len(names)} is empty")
   if len({*names}) < len(names):  # answers are given by name
     twice = next(name for name in names if names.count(name) > 1)
     raise UserError(f"{where}: has the class {twice!r} twice; allowed: different names")

@@ -49,7 +49,7 @@ def test_pairs_belong_together_and_come_from_the_cache(camvid):
 
 def test_a_palette_is_not_looked_up_and_names_come_from_a_file(tmp_path):
   root = files.write(tmp_path, {"training": 4, "validation": 2}, ade=True)
-  (root / "classes.txt").write_text("wall\nsky\n\nroad\n", encoding="utf-8-sig")
+  (root / "classes.txt").write_text("wall\nsky\nroad\n\n \n", encoding="utf-8-sig")
   splits = dict(train_split="training", test_split="validation")
   loaded = data.load(options(root, void=0, **splits))
   assert loaded.class_names == ("wall", "sky", "road")
@@ -136,6 +136,7 @@ def saved(array, place="trainannot/a1.png"):
     (lambda r: (r / "testannot").rename(r / "masks"), "testannot: no such folder"),
     (lambda r: (r / "classes.txt").write_bytes("Straße".encode("latin-1")), "classes.txt"),
     (lambda r: (r / "classes.txt").write_text("sky\nsky"), "classes.txt.*'sky' twice"),
+    (lambda r: (r / "classes.txt").write_text("sky\n\nroad"), "classes.txt: .* class 2 of 3"),
   ],
 )
 def test_a_mistake_names_its_file(tmp_path, change, named):
