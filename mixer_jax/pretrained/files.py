@@ -80,7 +80,10 @@ def _kept(url: str, path: pathlib.Path, published: str) -> str:
   def download(url: str, to: str, _: Any) -> None:
     _LOG.info("Downloading %s to %s", url, path.parent)
     _fetch(url, to)
-    containers.kind(pathlib.Path(to))  # a page of a proxy, say, is not kept
+    try:  # a page of a proxy, say, or a file whose length nobody told and that was cut off
+      containers.read(pathlib.Path(to))
+    except UserError as error:
+      raise UserError(f"{url}: the download is not kept: {error}") from error
     if not (found := sha256(to)).startswith(published):
       raise UserError(f"{url}: the file's SHA-256 is {found}, the published one {published}...")
     if not record.exists():

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import http.server
 import io
+import pathlib
 import threading
 
 import fsspec
@@ -15,6 +16,8 @@ import requests
 from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
 from mixer_jax.pretrained import catalog
+from tests.pretrained import pytorch_files
+from tests.pretrained.conftest import safetensors
 
 
 def weights_file(value=1.0):
@@ -27,6 +30,15 @@ GOOD = weights_file()
 GOOD_SHA = hashlib.sha256(GOOD).hexdigest()
 
 
+NAME, LONG = "MixerBlock_0/LayerNorm_0/scale", np.ones(300_000, np.float32)
+FILES = {
+  ".npz": GOOD,
+  ".safetensors": safetensors({NAME: ("F32", LONG)}),
+  ".pth": pytorch_files.content({NAME: pytorch_files.Tensor(LONG)}),
+  ".pt": pytorch_files.content({NAME: pytorch_files.Tensor(LONG)}, before_archives=True),
+}
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
   """Serves GOOD, or goes wrong as the path says."""
 
@@ -34,7 +46,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     self.server.requests.append(self.path)
     if "forbidden" in self.path:
       return self.send_error(403)
-    content = b"<html>Please log in</html>" if "page" in self.path else GOOD
+    good = FILES[pathlib.PurePath(self.path).suffix] if "short" in self.path else GOOD
+    content = b"<html>Please log in</html>" if "page" in self.path else good
     self.send_response(200)
     if "unknown" not in self.path:
       self.send_header("Content-Length", str(len(content)))
@@ -57,7 +70,7 @@ def server(monkeypatch):
 
 
 def value(weights):
-  return weights.arrays["MixerBlock_0/LayerNorm_0/scale"][0]
+  return weights.arrays[NAME][0]
 
 
 @pytest.mark.parametrize("path", ["w.npz", "unknown/w.npz?key=1", "a%20b/.."])
@@ -102,8 +115,13 @@ def test_a_download_that_broke_off_before_the_end_starts_anew(server, tmp_path, 
   assert value(pretrained.read(f"{server.url}/w.npz", str(tmp_path))) == 1.0
 
 
-@pytest.mark.parametrize("path", ["forbidden.npz", "short.npz", "unknown-short.npz", "page.npz"])
-@pytest.mark.first(2)
+@pytest.mark.parametrize(
+  "path",
+  [
+    *("forbidden.npz", "short.npz", "page.npz", "unknown-short.npz"),
+    *("unknown-short.safetensors", "unknown-short.pth", "unknown-short.pt"),
+  ],
+)
 def test_a_bad_download_is_refused_and_not_kept(server, tmp_path, path):
   for _ in range(2):
     with pytest.raises(UserError, match=path):
