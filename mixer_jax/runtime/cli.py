@@ -1,18 +1,26 @@
 """How the commands start and how they fail: one line, no traceback."""
 
 import os
+import sys
+
+# Of a command that was started without a standard stream, as by >&-, the next file that is opened
+# would be that stream.
+while (_descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+  pass
+os.close(_descriptor)
+sys.stdout, sys.stderr = (x or open(os.devnull, "w") for x in (sys.stdout, sys.stderr))
 
 # OpenBLAS threads wait for each other in a spin: next to another process an
 # eigendecomposition took 200 times as long with two threads as with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # ruff: noqa: E402
+import errno
 import functools
 import logging as std_logging
 import re
 import select
 import signal
-import sys
 import traceback
 from typing import Callable, Mapping, NoReturn
 
@@ -20,7 +28,7 @@ from absl import app, flags, logging
 import jax
 from ml_collections import ConfigDict
 
-from mixer_jax.errors import UserError, as_user_error, reason
+from mixer_jax.errors import Unwritten, UserError, as_user_error, reason
 from mixer_jax.runtime import devices, overrides
 
 # Flags that several commands have.
@@ -71,6 +79,11 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
     except BrokenPipeError:
       _end_if_unread()
       raise
+    except OSError as e:
+      if e.errno != errno.ENOSPC or e.filename:
+        raise
+      _silence()
+      _fail(f"the standard output cannot be written: {e.strerror}", Unwritten.exit_code)
     except KeyboardInterrupt:
       print("\ninterrupted")
       sys.exit(130)
@@ -78,6 +91,9 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
       if "RESOURCE_EXHAUSTED" not in str(e):
         raise
       _fail(f"memory is too small: {reason(e)}; {_LESS}")
+    except (RuntimeError, AssertionError) as e:
+      _fail_without_devices(e)
+      raise
 
   app.run(guarded, flags_parser=_parse_flags)
 
@@ -151,8 +167,20 @@ def _end_if_unread() -> None:
   pipe = select.poll()
   pipe.register(sys.stdout, 0)
   if any(event & select.POLLERR for _, event in pipe.poll(0)):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
+    _silence()
     sys.exit(128 + signal.SIGPIPE)
+
+
+def _silence() -> None:
+  """Ends the output: Python flushes it once more at its end."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail_without_devices(error: Exception) -> None:
+  """Fails if it is JAX's search for devices that raised: an assertion, or an error with a reason."""
+  if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+    why = reason(error) if isinstance(error, RuntimeError) else "JAX finds no such device"
+    _fail(f"JAX_PLATFORMS is {jax.config.jax_platforms!r}: {why}")
 
 
 def _without_event_loops(hook, unraisable) -> None:

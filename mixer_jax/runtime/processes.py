@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -38,7 +39,8 @@ def join(
     detect: ask SLURM, Open MPI, Kubernetes or Cloud TPU for all three.
 
   Raises:
-    UserError: not all three are given, or the processes do not find each other.
+    UserError: not all three are given, the address has no port, or the processes do not find each
+      other.
   """
   if not detect and None in (given := (address, number, index)):
     if given == (None, None, None):
@@ -47,6 +49,8 @@ def join(
       "--coordinator_address, --num_processes and --process_id belong together; or --distributed"
       " alone, where SLURM, Open MPI, Kubernetes or Cloud TPU knows them"
     )
+  if address is not None and not re.fullmatch(r".+:\d+", address):
+    raise UserError(f"--coordinator_address is {address!r}; allowed: HOST:PORT")
   # Its handler of SIGTERM would take the place of that of `stop_signals`.
   jax.config.update("jax_enable_preemption_service", False)
   # After so long a silence a process is taken for dead, and the others end.

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from mixer_jax.rundir import metrics_file
 from tests.children import command
 
 QUICKSTART = "--config=configs/quickstart.py"
@@ -103,6 +104,35 @@ def test_a_command_whose_reader_has_gone_ends_without_a_word():
   ended = subprocess.run([sys.executable, *arguments], stdout=write, stderr=subprocess.PIPE)
   os.close(write)
   assert ended.returncode == 128 + 13 and not ended.stderr
+
+
+def in_shell(line, **environment):
+  """The exit code and the standard error of a command with its redirections."""
+  whole = f"{sys.executable} -m mixer_jax.{line}"
+  found = subprocess.run(whole, shell=True, stderr=subprocess.PIPE, env=os.environ | environment)
+  return found.returncode, found.stderr.decode()
+
+
+def test_an_output_that_is_closed_or_full():
+  assert in_shell(f"report options {QUICKSTART} >&-") == (0, "")
+  code, error = in_shell(f"report options {QUICKSTART} > /dev/full")
+  assert code == 75 and error.count("\n") == 1 and "standard output" in error
+
+
+@pytest.mark.thorough
+def test_a_run_without_standard_streams_goes_on(tmp_path):
+  few = f"{OWN} --workdir={tmp_path} --config.num_epochs=2 --config.eval_epochs=1"
+  assert in_shell(f"main {few} <&- >&-") == (0, "")
+  assert [row["epoch"] for row in metrics_file.read(tmp_path)] == [1, 2]
+  assert not (tmp_path / "lock").read_bytes()  # no stream was the file that was opened first
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu", "nonsense"])
+@pytest.mark.first(1)
+def test_a_platform_that_is_not_there(tmp_path, platform):
+  line = f"main {OWN} --workdir={tmp_path} > /dev/null"
+  code, error = in_shell(line, JAX_PLATFORMS=platform)
+  assert code == 2 and error.count("\n") == 1 and f"JAX_PLATFORMS is '{platform}'" in error
 
 
 @pytest.mark.thorough

@@ -113,6 +113,8 @@ def test_a_refusal_by_the_first_process_ends_all(tmp_path):
   "args, message",
   [
     (dict(number=2, index=0), "--coordinator_address, --num_processes and --process_id belong"),
+    (dict(address="host", number=2, index=0), "coordinator_address is 'host'; allowed: HOST:PORT"),
+    (dict(address="host:x", number=2, index=0), "HOST:PORT"),  # JAX ends the process
     (dict(detect=True), "the processes do not find each other"),
   ],
 )

@@ -1,5 +1,6 @@
 """Signals, and a second process in the directory of a run."""
 
+import errno
 import json
 import os
 import signal
@@ -109,6 +110,19 @@ def test_a_lock_is_inherited_by_its_number(tmp_path, monkeypatch):
   assert lock.hold(other) not in (None, held)  # the number is that of another directory
   os.close(held)
   assert not lock.held(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, caplog, number):
+  def flock(*_):
+    raise OSError(number, f"no locks {tmp_path}")
+
+  monkeypatch.setattr("fcntl.flock", flock)
+  held = [lock.hold(tmp_path) for _ in range(2)]
+  assert None not in held and not lock.held(tmp_path)
+  for descriptor in held:
+    os.close(descriptor)
+  assert caplog.text.count("nothing keeps a second process out") == 1
 
 
 def warn_as_jax_does():
