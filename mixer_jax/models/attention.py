@@ -129,7 +129,8 @@ class OperatorAttention(nn.Module):
       return jnp.concatenate([coordinates, y], axis=-1)
 
     q, k, v = (project(name) for name in ("q", "k", "v"))
-    y = self._attend(q, k, v, mask).reshape(*x.shape[:2], -1)
+    y = self._attend(q, k, v, mask)
+    y = y.reshape(*x.shape[:2], math.prod(y.shape[2:]))
     start = layers.uniform_start(y.shape[-1]) if self.uniform_out else {}
     return layers.Dense(dim, dtype=self.dtype, name="out", **start)(y)
 

@@ -100,7 +100,7 @@ class Model(Stack, kw_only=True):
       raise ValueError(f"patch_size {side} does not divide the image size {height}x{width}")
     patches = dict(kernel_size=(side, side), strides=(side, side), padding="VALID")
     x = nn.Conv(self.hidden_dim, **patches, dtype=self.dtype, name="stem")(images)
-    x = x.reshape(len(x), -1, self.hidden_dim)
+    x = layers.as_tokens(x)
     grid = height // side, width // side
     x = self.mix(x, train, grid=grid)
     if self.feature_blocks:
@@ -117,7 +117,7 @@ class Model(Stack, kw_only=True):
       raise ValueError(
         "the model pools its tokens before the last norm: it has no grid of features"
       )
-    return [x.reshape(len(x), *grid, -1) for x in (*each[:-1], last)]
+    return [x.reshape(len(x), *grid, x.shape[-1]) for x in (*each[:-1], last)]
 
 
 LAYER_KINDS = ("stem", "token_mixing", "channel_mixing", "norms", "head")

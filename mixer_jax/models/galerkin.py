@@ -125,7 +125,7 @@ class Galerkin(operator_model.Decoded, kw_only=True):
       x = self.dense(self.hidden_dim, x, "stem")
     x, grid = self.drop(x, train), x.shape[1:-1]
     places = interpolate.resize(positions[None], grid).reshape(1, -1, rank)
-    x = x.reshape(len(x), -1, self.hidden_dim)
+    x = layers.as_tokens(x)
     x = blocks.apply(self, GalerkinBlock, x, places, train=train)
     x = x.reshape(len(x), *grid, self.hidden_dim)
     if self.extractor == "cnn":

@@ -30,6 +30,11 @@ def flat_product(
   return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+def as_tokens(x: jax.Array) -> jax.Array:
+  """A grid [batch, *grid, channels] as tokens [batch, tokens, channels]; the batch may be empty."""
+  return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+
+
 def along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
   """The constant matrix [m, n] times x along an axis of n values, which becomes one of m.
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.errors import UserError
-from mixer_jax.models import family, gmlp, mixer, operator_model, resmlp
+from mixer_jax.models import family, gmlp, layers, mixer, operator_model, resmlp
 from mixer_jax.models.operator_model import with_positions
 from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option
@@ -46,7 +46,7 @@ class PatchOperator(operator_model.Decoded, family.Stack, kw_only=True):
     x = jnp.pad(with_positions(values, positions), [(0, 0), *more, (0, 0)], mode="edge")
     size = (side,) * rank
     stem = dict(strides=size, padding="VALID", dtype=self.dtype, name="stem")
-    x = nn.Conv(self.hidden_dim, size, **stem)(x).reshape(len(x), -1, self.hidden_dim)
+    x = layers.as_tokens(nn.Conv(self.hidden_dim, size, **stem)(x))
     x = self.dense(side**rank * self.decoder_dim, self.pool(self.mix(x, train)), "points")
     # [batch, rows, columns, side, side, channels] to [batch, rows, side, columns, side, channels].
     x = x.reshape(len(x), *tokens, *size, self.decoder_dim)

@@ -90,8 +90,8 @@ def _spectrum(x: jax.Array, modes: int) -> jax.Array:
     return x.reshape(batch, 2, modes, channels).transpose(2, 0, 1, 3)
   x = x.reshape(batch, grid[0] * 2, modes * channels)
   x = layers.along(1, _real(_waves(_signed(modes), grid[0]).conj() / grid[0]), x)
-  x = x.reshape(batch, -1, 2, modes, channels).transpose(1, 3, 0, 2, 4)
-  return x.reshape(-1, batch, 2, channels)
+  x = x.reshape(batch, 2 * modes, 2, modes, channels).transpose(1, 3, 0, 2, 4)
+  return x.reshape(2 * modes**2, batch, 2, channels)
 
 
 def _function(y: jax.Array, modes: int, grid: tuple[int, ...]) -> jax.Array:
@@ -100,9 +100,9 @@ def _function(y: jax.Array, modes: int, grid: tuple[int, ...]) -> jax.Array:
   if len(grid) == 1:
     y = y.transpose(1, 2, 0, 3)
   else:
-    y = y.reshape(-1, modes, batch, 2, channels).transpose(2, 0, 3, 1, 4)
+    y = y.reshape(2 * modes, modes, batch, 2, channels).transpose(2, 0, 3, 1, 4)
     waves = _real(_waves(_signed(modes), grid[0]).T)
-    y = layers.along(1, waves, y.reshape(batch, -1, modes * channels))
+    y = layers.along(1, waves, y.reshape(batch, 4 * modes, modes * channels))
   y = y.reshape(batch, *grid[:-1], 2 * modes, channels)
   k = np.arange(modes)
   # All but the mean and the Nyquist frequency stand for both signs.
