@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.errors import UserError
-from mixer_jax.images import mixing, rand_augment, warp
+from mixer_jax.images import crops, mixing, rand_augment, warp
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 
@@ -101,7 +101,7 @@ def _changed(key: jax.Array, images: jax.Array, how: ImageData, policy: Augment)
 
 
 def _resize_centre_crop(images: jax.Array, how: ImageData) -> jax.Array:
-  start = (how.resize - how.image_size) // 2
+  start = crops.middle(how.resize, how.image_size)
   rows, columns = (
     bilinear_matrix(how.resize, n)[start : start + how.image_size] for n in images.shape[1:3]
   )

@@ -12,15 +12,19 @@ LARGEST_RATIO = 4 / 3  # of a random area's sides
 def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
   """Resizes the shorter side (bilinear, antialiased) and crops a square around the centre.
 
-  An `Image.DecompressionBombError` if the resized image would have too many pixels.
+  Sizes and places are rounded as by torchvision's Resize and CenterCrop. An `Image.DecompressionBombError` if the resized image would have too many pixels.
   """
-  scale = shorter / min(image.size)
-  width, height = (max(shorter, round(scale * length)) for length in image.size)
+  width, height = (shorter * length // min(image.size) for length in image.size)
   if width * height > Image.MAX_IMAGE_PIXELS:
     raise Image.DecompressionBombError(f"{width}x{height} pixels once resized")
   image = image.resize((width, height), Image.Resampling.BILINEAR)
-  left, top = (width - side) // 2, (height - side) // 2
+  left, top = middle(width, side), middle(height, side)
   return image.crop((left, top, left + side, top + side))
+
+
+def middle(length: int, side: int) -> int:
+  """Where a central part of an axis begins; halves are rounded to even, as by torchvision."""
+  return round((length - side) / 2)
 
 
 def square(image: Image.Image, side: int, fit: str) -> Image.Image:

@@ -86,7 +86,11 @@ def beta_quantile(uniform: jax.Array, alpha: float) -> jax.Array:
 
 
 def cut_box(side: jax.Array, centre: jax.Array, height: int, width: int) -> jax.Array:
-  """The rectangle (left, top, width, height) around a centre in [0, 1)^2, cut off at the border."""
+  """The rectangle (left, top, width, height) around a centre in [0, 1)^2, cut off at the border.
+
+  Half a side, rounded down, lies before the middle and as much behind it, as in the paper's code:
+  an odd side is a pixel shorter. (timm 1.0.31 keeps that pixel.)
+  """
   size = jnp.array([width, height], jnp.float32)
   lengths, middle = jnp.floor(side * size), jnp.floor(centre * size)
   low = middle - jnp.floor(lengths / 2)

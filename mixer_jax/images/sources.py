@@ -34,7 +34,7 @@ SAMPLE_DIR = pathlib.Path(__file__).parent / "bundled"
 
 # Sets that take more than this once they are decoded are streamed.
 CACHED_BYTES = 32 << 30
-_FORMAT = 2  # raise it when decoding changes, so that old cache entries are not read
+_FORMAT = 3  # raise it when decoding changes, so that old cache entries are not read
 _DARK = 64  # of 255: a quarter of the range
 _LOOKED_AT = 16  # images
 _LOG = logging.getLogger(__name__)

@@ -28,11 +28,14 @@ class Multiplier:
 
   "rsqrt" falls as the inverse square root of the update count, from 1 at the end of the warm-up
   (Vaswani et al., 2017, Equation 3). Cosine and linear reach `end` after the last update, onecycle
-  in it.
+  in it. The k-th update of a warm-up of n steps has k / n of the rate, so that none is lost; optax's
+  schedules and big_vision's have (k - 1) / n, which is 0 in the first.
   """
 
   name: Annotated[str, Option("form of the schedule", choices=_FORMS)] = "constant"
-  warmup_epochs: Annotated[float, Option("length of a linear rise from 0", 0)] = 0.0
+  warmup_epochs: Annotated[
+    float, Option("length of a linear rise; update k of n has k / n of the rate", 0)
+  ] = 0.0
   warmup_steps: Annotated[int, Option("length of the warm-up in steps; 0: warmup_epochs", 0)] = 0
   end: Annotated[float, Option("multiplier to which cosine, linear and onecycle fall", 0, 1)] = 0.0
   rise: Annotated[float, Option("onecycle: share of the run before the peak", 0, 1)] = 0.3

@@ -139,9 +139,9 @@ def test_the_test_split_is_cropped_at_its_centre(root):
   found = examples(images, range(13))["image"]
   for path in names:
     image = Image.open(path)
-    scale = 36 / min(image.size)
-    large = image.resize([round(scale * n) for n in image.size], Image.Resampling.BILINEAR)
-    left, top = (large.width - 32) // 2, (large.height - 32) // 2
+    size = [int(36 * n / min(image.size)) for n in image.size]  # as torchvision's Resize
+    large = image.resize(size, Image.Resampling.BILINEAR)
+    left, top = (round((n - 32) / 2) for n in size)  # as its CenterCrop
     centre = np.asarray(large)[top : top + 32, left : left + 32]
     assert sum(np.array_equal(centre, x) for x in found) == 1
 

@@ -63,6 +63,26 @@ def test_the_centre_keeps_its_scale():
   np.testing.assert_allclose(pixels[:, 12, 1], expected(100), atol=1)
 
 
+# Sizes, and what torchvision 0.29.1 makes of them: the size once resized, left and top of the crop.
+TORCHVISION = {
+  ((200, 133), 64, 56): ((96, 64), (20, 4)),
+  ((67, 101), 48, 41): ((48, 72), (4, 16)),
+  ((50, 33), 40, 31): ((60, 40), (14, 4)),
+  ((37, 91), 30, 27): ((30, 73), (2, 23)),
+  ((500, 375), 256, 224): ((341, 256), (58, 16)),
+}
+
+
+@pytest.mark.parametrize("case", TORCHVISION)
+def test_the_centre_is_that_of_torchvision(case):
+  (size, shorter, side), (resized, (left, top)) = case, TORCHVISION[case]
+  pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3))
+  image = Image.fromarray(pixels.astype(np.uint8))
+  whole = np.asarray(image.resize(resized, Image.Resampling.BILINEAR))
+  found = np.asarray(crops.centre(image, shorter, side))
+  np.testing.assert_array_equal(found, whole[top : top + side, left : left + side])
+
+
 def test_a_crop_is_a_function_of_seed_epoch_and_example():
   draw = lambda *key: order.crop_rng(*key).random()
   assert draw(1, 2, 3) == draw(1, 2, 3)

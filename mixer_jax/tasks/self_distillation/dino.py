@@ -109,7 +109,11 @@ def teacher_rate(step: jax.Array, num_steps: int, momentum: float) -> jax.Array:
 
 
 def teacher_temperature(step: jax.Array, warmup_steps: float, how: Dino) -> jax.Array:
-  """The teacher's temperature at a step (from 0), which rises linearly to its last value."""
+  """The teacher's temperature at a step (from 0), which rises linearly to its last value.
+
+  It has that value after `warmup_steps`. In the released code it rises with each epoch, and has the
+  last value in the last epoch of the warm-up.
+  """
   done = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else 1.0
   return how.first_temperature + (how.teacher_temperature - how.first_temperature) * done
 
