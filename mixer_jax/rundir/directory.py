@@ -16,6 +16,7 @@ import numpy as np
 from mixer_jax.errors import Unwritten, UserError, as_user_error
 from mixer_jax.paths import user_path
 
+_WEIGHTS = (".safetensors", ".bin", ".pth")
 CONFIG, STUDY = "config.json", "study.json"  # of a run, of a study
 FILES = "files"  # copies of files that fields of the config name
 # A start that ended before it wrote its config leaves these; so does whoever started it.
@@ -110,13 +111,19 @@ def read_config(workdir: pathlib.Path, copies: bool = True) -> dict[str, Any]:
   """
   path = workdir / CONFIG
   if not path.exists():
-    raise UserError(f"{workdir} holds no run (no {CONFIG} in it)")
+    raise UserError(f"{workdir} holds no run (no {CONFIG} in it){_weights_in(workdir)}")
   config = read_json(path)
   if not isinstance(config, dict) or "task" not in config:
-    raise UserError(f"{path} is not the config of a run")
+    raise UserError(f"{path} is not the config of a run{_weights_in(workdir)}")
   flat = traverse_util.flatten_dict(config, keep_empty_nodes=True, sep=".")
   kept = {field: str(copy) for field, copy in kept_files(workdir).items() if field in flat}
   return traverse_util.unflatten_dict(flat | kept, sep=".") if copies else config
+
+
+def _weights_in(workdir: pathlib.Path) -> str:
+  """A hint for a message: the public weights in a folder that is no run; "" if there are none."""
+  found = min((p for p in workdir.glob("*") if p.suffix in _WEIGHTS), default=None)
+  return f"; for the weights in it take {str(found)!r}" if found else ""
 
 
 def kept_files(workdir: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -53,10 +53,7 @@ def describe(path: str) -> Described:
     fields = dict(_bert(path).fields)
     fields.pop("vocab_size")
     return Described("bert_base", fields, fields.pop("max_length"), fields.pop("segments"))
-  where = user_path(path)
-  if (weights := where / "model.safetensors").exists():
-    raise UserError(f"{path!r} is a folder of weights; take {str(weights)!r}")
-  config = directory.read_config(where)
+  config = directory.read_config(user_path(path))
   with as_user_error(f"{path!r} is no run on text", LookupError, TypeError):
     name, data = config["model"]["name"], config["data"]
     own = {k: v for k, v in config["model"].items() if v is not None and k != "name"}

@@ -162,6 +162,10 @@ def test_directories_without_a_run_on_images_are_refused(config, tmp_path):
   (tmp_path / directory_lib.CONFIG).write_text(other)
   with pytest.raises(UserError, match="has no model of images"):
     start.describe(str(tmp_path))
+  (tmp_path / directory_lib.CONFIG).write_text('{"architecture": "mixer_b16_224"}')
+  (tmp_path / "model.safetensors").touch()
+  with pytest.raises(UserError, match="take '.*/model.safetensors'"):
+    start.describe(str(tmp_path))
 
 
 def test_a_run_without_names_of_classes_is_told_by_their_number(donor, config, tmp_path):

@@ -271,7 +271,9 @@ def test_mistakes_are_one_line(config, folder, tmp_path):
     "data.validation_split is 'dev': '.*/dev': no such file", **{"data.validation_split": "dev"}
   )
   (tmp_path / "model.safetensors").touch()
-  refused("is a folder of weights; take '.*/model.safetensors'", pretrained=str(tmp_path))
+  refused(
+    "holds no run.*; for the weights in it take '.*/model.safetensors'", pretrained=str(tmp_path)
+  )
   (tmp_path / "model.safetensors").unlink()
   (tmp_path / "tables").mkdir()
   refused("tables: is a folder; allowed: a table", **here | {"data.train_split": "tables"})
