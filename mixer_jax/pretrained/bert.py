@@ -123,7 +123,7 @@ def _parts(source: str, found: Arrays) -> tuple[Arrays, Arrays]:
 
 def _class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
   """The names of a classifier's outputs; () if they are the numbered ones of transformers."""
-  found = {int(number): name for number, name in config.get("id2label", {}).items()}
+  found = {int(number): name for number, name in (config.get("id2label") or {}).items()}
   names = tuple(found[number] for number in sorted(found))
   return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 

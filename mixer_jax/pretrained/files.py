@@ -67,7 +67,7 @@ def config_beside(path: pathlib.Path) -> dict[str, Any]:
   if not config.is_file():
     return {}
   with as_user_error(f"{config}: is no JSON object"):
-    return dict(json.loads(config.read_text()))
+    return dict(json.loads(config.read_bytes()))
 
 
 def _kept(url: str, path: pathlib.Path, published: str) -> str:

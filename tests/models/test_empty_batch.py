@@ -1,11 +1,14 @@
 """A batch of no examples, as the last one of a loop of one's own may be, has outputs of no examples."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mixer_jax import models
+from mixer_jax.models import upernet
 
 IMAGES = {
   "mixer_s32": {},
@@ -55,6 +58,19 @@ def test_no_functions(name):
   model = models.operator(name, grid=grid, num_blocks=1, hidden_dim=16, **coarse)
   positions = np.stack(np.meshgrid(*[np.arange(32) / 32 for _ in grid], indexing="ij"), -1)
   check(model, np.zeros((2, *grid, 1), np.float32), same=(positions.astype("f4"),))
+
+
+def test_no_images_of_a_decoder():
+  small = dict(num_blocks=4, hidden_dim=16, patch_size=16)
+  backbone = functools.partial(models.build, "resmlp_s12", **small)
+  model = upernet.upernet(backbone, 3, width=8, auxiliary=0.4)
+  check(model, np.zeros((2, 64, 64, 3), np.float32))
+
+
+def test_no_translations():
+  model = models.translator("resmlp_translate_small", vocab_size=20, max_length=6)
+  ids = np.zeros((2, 6), np.int32)
+  check(model, ids, ids == 0, ids, ids == 0)
 
 
 def test_no_images_through_compiled_code():
