@@ -99,8 +99,8 @@ def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
   for name, own in _SHOWN.items():
     if config.get(name, fields[own]) != fields[own]:
       raise UserError(f"{where}: {name} is {config[name]!r}, but {source} has {fields[own]}")
-  if not encoder["positions/embedding"][1:2].any():
-    why = "position 1 is all zeros, for padding, as in RoBERTa"
+  if not encoder["positions/embedding"][:2].any(axis=1).all():  # where no config says so
+    why = "one of the first positions is all zeros, for padding, as in RoBERTa"
     raise UserError(f"{source}: {why}; allowed: BERT, whose positions begin with 0")
   count = sum(array.size for array in encoder.values())
   _LOG.info("Read %s: BERT, %d parameters, SHA-256 %s", source, count, sha256)
