@@ -20,6 +20,7 @@ from mixer_jax.images import augment, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
+from mixer_jax.runtime import draws
 from mixer_jax.tasks import panels
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import start
@@ -92,7 +93,7 @@ class ImageClassification(ImageTask):
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
     # A mistake in the model ends the start before data are read or downloaded.
-    jax.eval_shape(functools.partial(self._fresh, self._build(1)), jax.random.key(0))
+    jax.eval_shape(functools.partial(self._fresh, self._build(1)), draws.key(0))
     loaded = sources.load(self._data)
     augment.check_stored(self._augmentation, loaded.splits["train"].spec["image"].shape)
     return loaded
@@ -128,7 +129,7 @@ class ImageClassification(ImageTask):
       return {"image": augment.eval_input(images, how), "label": labels}
     images, shares = augment.train_input(key, images, how, self._policy), None
     if self._policy.mixes:
-      mix_key = jax.random.fold_in(key, augment.KEYS)  # by default fold_in(key, i) is split(key)[i]
+      mix_key = jax.random.fold_in(key, augment.KEYS)  # fold_in(key, i) is split(key)[i]
       images, shares = mixing.mix(mix_key, images, self._policy)
     batch, smoothing = {"image": images, "label": labels}, self._config.label_smoothing
     if shares is None and not smoothing:

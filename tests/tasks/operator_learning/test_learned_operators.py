@@ -219,3 +219,9 @@ def test_functions_are_drawn_from_the_least_to_the_largest_error():
   drawn = pictures.draw(outputs, outputs, found, periodic=True)["functions"]
   titles = [a.get_title() for a in drawn.axes if a.get_title()]
   assert titles == [f"relative L2 error {e:.1e}" for e in (0.01, 0.04, 0.07, 0.1)]
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_noise(config):
+  config.data.noise = 0.3
+  runs.assert_settings_change_no_draw(config)

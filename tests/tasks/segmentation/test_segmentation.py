@@ -262,3 +262,10 @@ def test_labels_of_eight_bits_do_not_wrap():
   labels = np.array([0, 20, 5, 13], np.uint8)
   for metric in (Hits, MeanIou):
     assert metric.of(labels, labels.astype(np.int32), 21).value() == 1
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_draw(config):
+  config.data.jitter = 0.3
+  config.decoder.dropout_rate = 0.5
+  runs.assert_settings_change_no_draw(config)

@@ -24,7 +24,7 @@ from mixer_jax.training.evaluator import Evaluator
 from mixer_jax.training.state import init_state
 from mixer_jax.training.trainer import Trainer
 from tests import children
-from tests.tasks.runs import shaken
+from tests.tasks.runs import assert_settings_change_no_draw, shaken
 
 WORDS = dict(zip("one two three four five six".split(), "eins zwei drei vier fünf sechs".split()))
 LENGTH = 16
@@ -333,3 +333,9 @@ def test_the_sample_and_its_parts(tmp_path):
     "test": 200,
   }
   assert isinstance(splits["train"], Bucketed)
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_dropout(config):
+  config.model.dropout_rate = 0.3
+  assert_settings_change_no_draw(config)
