@@ -7,6 +7,7 @@ import numpy as np
 
 from mixer_jax import experiment
 from mixer_jax.data import dataset
+from mixer_jax.training import restore
 from mixer_jax.training.evaluator import Evaluator
 from mixer_jax.training.state import init_state
 from mixer_jax.training.step import step_keys
@@ -44,9 +45,11 @@ def begun(config, steps=2):
   config = config.copy_and_resolve_references()
   config.num_steps = config.eval_steps = config.checkpoint_steps = steps
   run = experiment.build(config)
-  trainer = Trainer(run, init_state(run))
+  variables = run.task.initial(run.variable_shapes, restore.stored)
+  trainer = Trainer(run, init_state(run, variables))
   first = jax.device_get(trainer.state.variables)
-  examples = dataset.examples(run.datasets["train"], range(4))
+  split = run.datasets["train"]
+  examples = dataset.examples(split, range(min(4, len(split))))
   key = step_keys(trainer.state)[0]
   batch = jax.device_get(jax.jit(lambda k, x: run.task.prepare(k, x, train=True))(key, examples))
   metrics = Evaluator(run)(trainer.state.variables)

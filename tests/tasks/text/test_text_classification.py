@@ -16,6 +16,7 @@ from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text_classification import scores
 from mixer_jax.training import contract, restore
 from tests import children
+from tests.tasks import runs
 
 
 @pytest.fixture
@@ -302,3 +303,8 @@ def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path):
   config.data.update(train_split="train.tsv[:6]", test_split="train.tsv[6:]", validation_split="")
   run = experiment.build(config)
   assert run.task.class_names == ("-1", "1.5", "2", "10", "more", "nan")
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_dropout(config_of):
+  runs.assert_settings_change_no_draw(config_of("text_classification", "bert_tiny"))
