@@ -20,7 +20,6 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.pretrained import containers, files, fit
 from mixer_jax.pretrained.containers import Arrays
 from mixer_jax.pretrained.names import TENSORFLOW, Names
-from mixer_jax.runtime import draws
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
   fields = _sizes(arrays)
   fields |= _unseen(path.with_name("config.json"), fields["hidden_dim"])
   ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-  tree = jax.eval_shape(models.Bert(**fields).init, draws.key(0), ids, ids)["params"]
+  tree = jax.eval_shape(models.Bert(**fields).init, jax.random.key(0), ids, ids)["params"]
   shapes = {name: x.shape for name, x in traverse_util.flatten_dict(tree, sep="/").items()}
   fit.compare(source, arrays, shapes, _NAMES.theirs)
   count = sum(array.size for array in arrays.values())

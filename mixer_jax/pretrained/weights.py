@@ -18,7 +18,6 @@ from mixer_jax.paths import user_path
 from mixer_jax.pretrained import catalog, containers, files, layouts
 from mixer_jax.pretrained import fit as fit_lib
 from mixer_jax.pretrained.catalog import Normalization
-from mixer_jax.runtime import draws
 
 _LOG = logging.getLogger(__name__)
 
@@ -191,7 +190,7 @@ def load(
   model = models.build(name, num_classes or weights.num_classes, **fields | overrides)
   with as_user_error(f"model {name}", ValueError):
     images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    shapes = jax.eval_shape(model.init, draws.key(0), images)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
   if "batch_stats" in shapes:
     raise UserError(f"{name} has batch statistics, too; read(FILE).fit_variables gives all")
   return Loaded(model, weights.fit(shapes["params"], resize_tokens), weights.normalization)

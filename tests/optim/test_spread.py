@@ -63,16 +63,6 @@ def test_each_matrix_is_inverted_once():
   assert counts == {5: 1, 4: 1, 9: 1, 17: 2, 3: 1}
 
 
-def test_shares_are_balanced():
-  # Sizes of a Mixer-B/16 with a head of 10: of 12 blocks, stem and head.
-  sizes = [197, 384, 385, 196, 769, 3072, 3073, 768] * 12 + [769, 768, 769, 10]
-  shares = spread.share_out(sizes, 8)
-  assert sorted(sum(shares, [])) == list(range(len(sizes)))
-  loads = [sum(sizes[i] ** 3 for i in share) for share in shares]
-  assert max(loads) < 1.01 * sum(loads) / 8
-  assert spread.share_out([3, 5], 4) == [[1], [0], []]
-
-
 @pytest.mark.parametrize("layers", [23, 24])
 def test_many_matrices_of_one_size_are_inverted_as_a_stack(layers):
   """The inverses of NumPy; from 48 matrices on in one call of a CPU's program, which compiles sooner."""
@@ -86,3 +76,13 @@ def test_many_matrices_of_one_size_are_inverted_as_a_stack(layers):
   shifts = 0.1**0.5 * pi * np.eye(3), 0.1**0.5 / pi * np.eye(3)
   for found, factor, shift in zip(program(given)["many"], (a, g), shifts):
     np.testing.assert_allclose(found, np.linalg.inv(factor + shift), rtol=1e-4, atol=1e-5)
+
+
+def test_shares_are_balanced():
+  # Sizes of a Mixer-B/16 with a head of 10: of 12 blocks, stem and head.
+  sizes = [197, 384, 385, 196, 769, 3072, 3073, 768] * 12 + [769, 768, 769, 10]
+  shares = spread.share_out(sizes, 8)
+  assert sorted(sum(shares, [])) == list(range(len(sizes)))
+  loads = [sum(sizes[i] ** 3 for i in share) for share in shares]
+  assert max(loads) < 1.01 * sum(loads) / 8
+  assert spread.share_out([3, 5], 4) == [[1], [0], []]

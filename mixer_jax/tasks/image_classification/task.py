@@ -20,7 +20,6 @@ from mixer_jax.images import augment, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
-from mixer_jax.runtime import draws
 from mixer_jax.tasks import panels
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import start
@@ -93,7 +92,7 @@ class ImageClassification(ImageTask):
   @functools.cached_property
   def _loaded(self) -> sources.Loaded:
     # A mistake in the model ends the start before data are read or downloaded.
-    jax.eval_shape(functools.partial(self._fresh, self._build(1)), draws.key(0))
+    jax.eval_shape(functools.partial(self._fresh, self._build(1)), jax.random.key(0))
     loaded = sources.load(self._data)
     augment.check_stored(self._augmentation, loaded.splits["train"].spec["image"].shape)
     return loaded

@@ -21,7 +21,6 @@ from mixer_jax.options import Option, one_of
 from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import RESIZES, Normalization, Weights, fit
 from mixer_jax.rundir import directory, provenance
-from mixer_jax.runtime import draws
 from mixer_jax.tasks import task as task_lib
 
 _START = 'run on images, or weights (file, address, name of the catalog), to start from; "": none'
@@ -92,7 +91,7 @@ def describe(path: str) -> Weights:
     own = {k: v for k, v in run.fields.items() if k not in _FREE}
     model = models.build(run.name, 1, **own)
     images = jax.ShapeDtypeStruct((1, run.image_size, run.image_size, 3), jnp.float32)
-    shapes = pretrained.beside(jax.eval_shape(model.init, draws.key(0), images))
+    shapes = pretrained.beside(jax.eval_shape(model.init, jax.random.key(0), images))
   fields = {k: getattr(model, k) for k in models.fields(run.name) if k not in _FREE}
   arrays = {k: x for k, x in _flat(shapes).items() if not k.startswith("head/")}
   statistics, names = Normalization(run.mean, run.std), class_names(path)

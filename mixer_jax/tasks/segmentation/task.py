@@ -15,7 +15,6 @@ from mixer_jax.errors import as_user_error
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import folder
 from mixer_jax.models import upernet
-from mixer_jax.runtime import draws
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Confusion, Hits, MeanIou, Metric, Sums, WeightedSum
 from mixer_jax.tasks.segmentation import augment, data, pairs, pictures, windows
@@ -84,7 +83,7 @@ class Segmentation(BaseTask):
   def _loaded(self) -> data.Loaded:
     # A mistake in the model's fields is found before data are read.
     with as_user_error(f"model {self._config.model.name}", ValueError):
-      jax.eval_shape(functools.partial(self._fresh, self._build(2)), draws.key(0))
+      jax.eval_shape(functools.partial(self._fresh, self._build(2)), jax.random.key(0))
     return data.load(self._data)
 
   @functools.cached_property

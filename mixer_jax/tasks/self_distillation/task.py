@@ -16,7 +16,6 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import augment, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.views import Views, views
-from mixer_jax.runtime import draws
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks.images import batches, probes, start
 from mixer_jax.tasks.images.image_task import ImageTask
@@ -116,7 +115,7 @@ class SelfDistillation(ImageTask):
     side, local = self._data.image_size, self._views.local_size
     images = lambda side: jnp.zeros((1, side, side, 3))
     with as_user_error(f"model {self._config.model.name}", ValueError):
-      variables = jax.eval_shape(self.model.init, draws.key(0), images(side))
+      variables = jax.eval_shape(self.model.init, jax.random.key(0), images(side))
     with as_user_error(f"views.local_size is {local}"):  # Flax has exceptions of its own
       jax.eval_shape(self.model.apply, variables, images(local or side))
 

@@ -13,7 +13,6 @@ from mixer_jax.options import Option
 from mixer_jax.paths import remembered, user_path
 from mixer_jax.pretrained import bert, fit
 from mixer_jax.rundir import directory
-from mixer_jax.runtime import draws
 from mixer_jax.tasks.task import ReadRun
 
 _START = 'run on text, or BERT\'s weights (.safetensors), to start from; "": none'
@@ -138,4 +137,4 @@ def started(
 def traced(config: ml_collections.ConfigDict, init: Callable[[jax.Array], Any]) -> None:
   """Traces the start of the model, so that a mistake in its fields is a UserError."""
   with as_user_error(f"model {config.model.name}", ValueError):
-    jax.eval_shape(init, draws.key(0))
+    jax.eval_shape(init, jax.random.key(0))

@@ -20,6 +20,12 @@ from tests.tasks.operator_learning.functions_on_a_circle import waves
 
 
 @pytest.mark.thorough
+def test_settings_of_jax_change_no_noise(config):
+  config.data.noise = 0.3
+  runs.assert_settings_change_no_draw(config)
+
+
+@pytest.mark.thorough
 def test_metrics_are_numpys_for_any_batch_devices_and_grid(config):
   config.data.extra_test_steps = "1"
   config.normalise = "pointwise"
@@ -219,9 +225,3 @@ def test_functions_are_drawn_from_the_least_to_the_largest_error():
   drawn = pictures.draw(outputs, outputs, found, periodic=True)["functions"]
   titles = [a.get_title() for a in drawn.axes if a.get_title()]
   assert titles == [f"relative L2 error {e:.1e}" for e in (0.01, 0.04, 0.07, 0.1)]
-
-
-@pytest.mark.thorough
-def test_settings_of_jax_change_no_noise(config):
-  config.data.noise = 0.3
-  runs.assert_settings_change_no_draw(config)

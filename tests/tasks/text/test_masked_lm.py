@@ -34,6 +34,27 @@ def config(config_of):
 
 
 @pytest.mark.thorough
+def test_settings_of_jax_change_no_mask(config):
+  runs.assert_settings_change_no_draw(config)
+
+
+@pytest.mark.thorough
+def test_one_checkpoint_has_one_perplexity_under_any_setting(config, tmp_path):
+  """In processes of their own, with JAX's variables of the environment."""
+  config.update(num_steps=4, eval_steps=4, checkpoint_steps=4)
+  children.trained(config, tmp_path / "run")
+  logged = children.rows(tmp_path / "run")[-1]
+  given = dict(ENABLE_X64="1", DEFAULT_PRNG_IMPL="rbg", THREEFRY_PARTITIONABLE="0")
+  for settings in ({}, *({name: value} for name, value in given.items()), given):
+    named = {f"JAX_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "mixer_jax.evaluate", f"--workdir={tmp_path / 'run'}"]
+    said = subprocess.run(command, env=os.environ | named, capture_output=True, text=True)
+    perplexity = float(re.search(r"perplexity (\S+)", said.stdout).group(1))
+    print(named, perplexity)
+    assert perplexity == pytest.approx(logged["test/perplexity"], rel=2e-5), (named, said.stderr)
+
+
+@pytest.mark.thorough
 def test_perplexity_is_that_of_numpy_for_any_batch_and_devices(config):
   config.data.packing = "cut"
   found = {}
@@ -218,24 +239,3 @@ def test_a_mistake_names_its_field_or_file(config, named, field, value):
   config.update_from_flattened_dict({field: value})
   with pytest.raises(UserError, match=named):
     experiment.build(config)
-
-
-@pytest.mark.thorough
-def test_settings_of_jax_change_no_mask(config):
-  runs.assert_settings_change_no_draw(config)
-
-
-@pytest.mark.thorough
-def test_one_checkpoint_has_one_perplexity_under_any_setting(config, tmp_path):
-  """In processes of their own, with JAX's variables of the environment."""
-  config.update(num_steps=4, eval_steps=4, checkpoint_steps=4)
-  children.trained(config, tmp_path / "run")
-  logged = children.rows(tmp_path / "run")[-1]
-  given = dict(ENABLE_X64="1", DEFAULT_PRNG_IMPL="rbg", THREEFRY_PARTITIONABLE="0")
-  for settings in ({}, *({name: value} for name, value in given.items()), given):
-    named = {f"JAX_{name}": value for name, value in settings.items()}
-    command = [sys.executable, "-m", "mixer_jax.evaluate", f"--workdir={tmp_path / 'run'}"]
-    said = subprocess.run(command, env=os.environ | named, capture_output=True, text=True)
-    perplexity = float(re.search(r"perplexity (\S+)", said.stdout).group(1))
-    print(named, perplexity)
-    assert perplexity == pytest.approx(logged["test/perplexity"], rel=2e-5), (named, said.stderr)

@@ -24,6 +24,11 @@ def config(config_of):
   return config_of("text_classification")
 
 
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_dropout(config_of):
+  runs.assert_settings_change_no_draw(config_of("text_classification", "bert_tiny"))
+
+
 def test_scores_of_two_classes():
   rng = np.random.default_rng(0)
   true, found, mask = rng.uniform(size=(3, 60)) < np.array([0.3, 0.4, 0.8])[:, None]
@@ -303,8 +308,3 @@ def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path):
   config.data.update(train_split="train.tsv[:6]", test_split="train.tsv[6:]", validation_split="")
   run = experiment.build(config)
   assert run.task.class_names == ("-1", "1.5", "2", "10", "more", "nan")
-
-
-@pytest.mark.thorough
-def test_settings_of_jax_change_no_dropout(config_of):
-  runs.assert_settings_change_no_draw(config_of("text_classification", "bert_tiny"))

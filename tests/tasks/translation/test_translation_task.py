@@ -72,6 +72,12 @@ def mesh_of(data, model=1):
   return jax.make_mesh((data, model), mesh_lib.AXES, automatic, devices=devices)
 
 
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_dropout(config):
+  config.model.dropout_rate = 0.3
+  assert_settings_change_no_draw(config)
+
+
 def test_a_batch_has_the_tokens_before_as_inputs(config):
   task = tasks.find("translation")(config)
   vocabulary, split = task.vocabulary, task.datasets()["test"]
@@ -333,9 +339,3 @@ def test_the_sample_and_its_parts(tmp_path):
     "test": 200,
   }
   assert isinstance(splits["train"], Bucketed)
-
-
-@pytest.mark.thorough
-def test_settings_of_jax_change_no_dropout(config):
-  config.model.dropout_rate = 0.3
-  assert_settings_change_no_draw(config)
