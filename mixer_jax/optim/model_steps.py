@@ -6,6 +6,7 @@ Optimization, Section 10.3 and Algorithm 4.1): it shrinks above 3/4 and grows be
 does not lessen the loss of its own batch is not made.
 """
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -97,7 +98,8 @@ def stepped(
   """
   rate = jnp.asarray(learning_rate, way.damping.dtype)
   if value_fn is None:
-    made = jnp.stack([jnp.isfinite(d).all() for d in way.arrays.values()]).all()
+    finite = (jnp.isfinite(d).all() for d in way.arrays.values())
+    made = functools.reduce(jnp.logical_and, finite, jnp.array(True))
     kept = {path: jnp.where(made, d, 0.0) for path, d in way.arrays.items()}
     steps = {path: rate * d for path, d in kept.items()}
     return Step(steps, kept, state.rate, state.ratio, state.damping, made)

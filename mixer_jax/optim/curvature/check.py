@@ -16,7 +16,7 @@ EXAMPLES = 2  # so many show whether examples mix
 _LARGEST = 20_000_000  # parameters
 # A gradient that is shorter than this part of the longest one consists of rounding errors, as before
 # a normalisation of two numbers: errors are parts of at least so much.
-_VANISHING = 1e-3
+_VANISHING = 1e-4
 
 
 def prediction(predictor: Predictor, shapes: tuple[Any, Any], targets: str) -> Answer:
