@@ -18,8 +18,8 @@ from mixer_jax.data import buckets
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.data.order import Order
 from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.runtime import draws, precision
 from mixer_jax.runtime import mesh as mesh_lib
-from mixer_jax.runtime import precision
 from mixer_jax.tasks import freeze, labels
 
 
@@ -82,7 +82,7 @@ class Experiment:
   @functools.cached_property
   def variable_shapes(self) -> dict[str, Any]:
     """Shapes of the task's variables, without the averaged parameters."""
-    shapes = jax.eval_shape(self.task.init, jax.random.key(0))
+    shapes = jax.eval_shape(self.task.init, draws.key(0))
     if not isinstance(shapes, Mapping) or "params" not in shapes:
       found = list(shapes) if isinstance(shapes, Mapping) else type(shapes).__name__
       allowed = "a mapping of collections, 'params' among them"
@@ -92,9 +92,7 @@ class Experiment:
   @functools.cached_property
   def loss_shapes(self) -> Any:
     """Shapes of the task's loss and its `Aux`, for a training batch."""
-    return jax.eval_shape(
-      self.task.loss, self.variable_shapes, self.batch_shapes, jax.random.key(0)
-    )
+    return jax.eval_shape(self.task.loss, self.variable_shapes, self.batch_shapes, draws.key(0))
 
   @functools.cached_property
   def batch_shapes(self) -> Any:
@@ -103,7 +101,7 @@ class Experiment:
     batched = lambda x: jax.ShapeDtypeStruct((order.batch_size, *x.shape), x.dtype)
     examples = jax.tree.map(batched, self.datasets["train"].spec)
     prepare = lambda key, examples: self.task.prepare(key, order.cut(examples), train=True)
-    return jax.eval_shape(prepare, jax.random.key(0), examples)
+    return jax.eval_shape(prepare, draws.key(0), examples)
 
   @functools.cached_property
   def problem(self) -> optimizers.Problem:

@@ -84,6 +84,12 @@ def test_models_data_and_optimizers_know_no_task():
   }
 
 
+def test_keys_are_made_in_one_place():
+  """Those of JAX follow its settings; `optim` takes the user's keys, and a shape needs no draw."""
+  made = users_of(r"^(?!.*eval_shape\().*jax\.random\.(key|PRNGKey|wrap_key_data)\(")
+  assert {x for x in made if room(x) != "optim"} == {"runtime/draws.py"}
+
+
 def test_the_package_needs_nothing_beside_it():
   beside = ("benchmarks", "tests", "docs", "configs", "colabs", "results")
   found = {n.partition(".")[0] for text in SOURCES.values() for n in imports(text)}

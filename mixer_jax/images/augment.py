@@ -40,7 +40,7 @@ def train_input(
   elif how.pad:
     images = _pad_random_crop(crop_rng, images, how.pad)
   if how.flip:
-    flip = jax.random.bernoulli(flip_rng, shape=(len(images), 1, 1, 1))
+    flip = jax.random.bernoulli(flip_rng, jnp.float32(0.5), (len(images), 1, 1, 1))
     images = jnp.where(flip, images[:, :, ::-1], images)
   images = normalise(_changed(change_rng, images, how, policy), how)
   return mixing.erase(erase_rng, images, policy.erasing) if policy.erasing else images
@@ -80,7 +80,7 @@ def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
 
 
 def _random_areas(key: jax.Array, images: jax.Array, smallest: float, side: int) -> jax.Array:
-  uniform = jax.random.uniform(key, (len(images), warp.BOX))
+  uniform = jax.random.uniform(key, (len(images), warp.BOX), jnp.float32)
   area = lambda u, image: warp.random_area(u, image, (smallest, 1.0), side)
   return jax.vmap(area)(uniform, images)
 
@@ -109,7 +109,7 @@ def _resize_centre_crop(images: jax.Array, how: ImageData) -> jax.Array:
 
 
 def _resize_random_crop(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
-  offsets = jax.random.randint(rng, (len(images), 2), 0, how.resize - how.image_size + 1)
+  offsets = jax.random.randint(rng, (len(images), 2), 0, how.resize - how.image_size + 1, jnp.int32)
   both = [jnp.asarray(bilinear_matrix(how.resize, n)) for n in images.shape[1:3]]
 
   def resize(image, offset):
@@ -128,7 +128,7 @@ def _resized(images: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Arra
 def _pad_random_crop(rng: jax.Array, images: jax.Array, pad: int) -> jax.Array:
   """Crops [b, h, w, c] out of [b, h + 2 pad, w + 2 pad, c] at random."""
   batch, height, width, _ = images.shape
-  offsets = jax.random.randint(rng, (batch, 2), 0, 2 * pad + 1)
+  offsets = jax.random.randint(rng, (batch, 2), 0, 2 * pad + 1, jnp.int32)
   images = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
 
   # A gather under vmap: the fastest of five ways on a CPU (64 images of 32x32 in

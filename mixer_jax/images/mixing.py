@@ -24,12 +24,12 @@ def erase(key: jax.Array, images: jax.Array, share: float) -> jax.Array:
   batch, height, width, channels = images.shape
   size = height * width * channels
   chosen, places, boxes = jnp.split(
-    jax.random.uniform(choice_key, (batch, 2 + warp.BOX)), (1, 2), axis=1
+    jax.random.uniform(choice_key, (batch, 2 + warp.BOX), jnp.float32), (1, 2), axis=1
   )
   used = chosen < share
   # A branch of its own: XLA would compute the noise anew for each image.
-  draw = lambda: jax.random.normal(noise_key, (size,))
-  noise = jnp.tile(jax.lax.cond(jnp.any(used), draw, lambda: jnp.zeros(size)), 2)
+  draw = lambda: jax.random.normal(noise_key, (size,), jnp.float32)
+  noise = jnp.tile(jax.lax.cond(jnp.any(used), draw, lambda: jnp.zeros(size, jnp.float32)), 2)
 
   def change(image, used, place, uniform):
     covered = used & inside(
@@ -64,7 +64,7 @@ def mix(key: jax.Array, images: jax.Array, how: Augment) -> tuple[jax.Array, jax
   """
   batch, height, width, _ = images.shape
   n = 1 if how.mix == "batch" else batch
-  switch, place, x, y = jax.random.uniform(key, (4, n))
+  switch, place, x, y = jax.random.uniform(key, (4, n), jnp.float32)
   cut = switch < (how.switch if how.mixup and how.cutmix else float(how.cutmix > 0))
   # An alpha of 0 is not used: its method is never chosen.
   share, own_side = (beta_quantile(place, alpha or 1.0) for alpha in (how.mixup, how.cutmix))
@@ -108,7 +108,7 @@ def soft_labels(
   mixing). Smoothing (Szegedy et al., 2016, https://arxiv.org/abs/1512.00567) spreads a part of
   the whole evenly over all classes.
   """
-  own = jax.nn.one_hot(labels, classes)
+  own = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
   if shares is not None:
     own = shares[:, None] * own + (1 - shares[:, None]) * own[::-1]
   return (1 - smoothing) * own + smoothing / classes

@@ -44,7 +44,7 @@ def draw(
   """Indices of `OPERATIONS` (one more for none) and their arguments, [batch, how.operations]."""
   shape = (batch, how.operations)
   # One call for all: each is a long program to compile.
-  which, use, noise, side = jnp.moveaxis(jax.random.uniform(key, (*shape, 4)), -1, 0)
+  which, use, noise, side = jnp.moveaxis(jax.random.uniform(key, (*shape, 4), jnp.float32), -1, 0)
   kinds, used = jnp.floor(which * _NONE).astype(jnp.int32), use < how.probability
   normal = jax.scipy.special.ndtri(jnp.maximum(noise, 2.0**-24))  # of 0 it is infinite
   level = how.magnitude + how.magnitude_noise * normal
@@ -116,7 +116,7 @@ def three_augment(key: jax.Array, images: jax.Array) -> jax.Array:
 
   The blur's radius is uniform in [0.1, 2].
   """
-  which, radii = jax.random.uniform(key, (2, len(images)))
+  which, radii = jax.random.uniform(key, (2, len(images)), jnp.float32)
   kinds, radii = jnp.floor(3 * which).astype(jnp.int32), 0.1 + 1.9 * radii
 
   def change(image, kind, radius):
@@ -133,7 +133,7 @@ def colour_jitter(key: jax.Array, images: jax.Array, most: Sequence[float]) -> j
   length is 1, by a number uniform in -/+ `most`.
   """
   shape = (len(images), len(most), 2)
-  which, uniform = jnp.moveaxis(jax.random.uniform(key, shape), -1, 0)
+  which, uniform = jnp.moveaxis(jax.random.uniform(key, shape, jnp.float32), -1, 0)
   orders = jnp.argsort(which, axis=1)
   moves = jnp.array(most, jnp.float32)[orders] * (2 * uniform - 1)
 

@@ -71,9 +71,9 @@ def views(
     side, side, 3] with the side `how.local_size`.
   """
   n, side = how.local, data.image_size
-  shares = jnp.array([how.global_share] * GLOBAL + [how.local_share] * n)
-  blurs = jnp.array([*how.blur[:2], *[how.blur[2]] * n])
-  kinds = _Kinds(shares, blurs, jnp.array([0.0, how.solarise] + [0.0] * n))
+  shares = [how.global_share] * GLOBAL + [how.local_share] * n
+  blurs, solarised = [*how.blur[:2], *[how.blur[2]] * n], [0.0, how.solarise] + [0.0] * n
+  kinds = _Kinds(*(jnp.array(x, jnp.float32) for x in (shares, blurs, solarised)))
   if how.local_size in (0, side):
     found = _of_size(key, images, kinds, side, how, data)
     return {"global": found[:, :GLOBAL], "local": found[:, GLOBAL:]}
@@ -90,10 +90,10 @@ def _of_size(
 ) -> jax.Array:
   batch, n = len(images), len(kinds.blur)
   if not n:
-    return jnp.zeros((batch, 0, side, side, 3))
+    return jnp.zeros((batch, 0, side, side, 3), jnp.float32)
   kinds = jax.tree.map(lambda x: jnp.tile(x, (batch,) + (1,) * (x.ndim - 1)), kinds)
   keys = jax.random.split(key, 3)
-  uniform = jax.random.uniform(keys[0], (batch * n, warp.BOX))
+  uniform = jax.random.uniform(keys[0], (batch * n, warp.BOX), jnp.float32)
   area = lambda u, image, share: warp.random_area(u, image, share, side)
   crops = jax.vmap(area)(uniform, jnp.repeat(images, n, axis=0), kinds.share)
   crops = _changed(keys[1:], crops, kinds, how, data.flip)
@@ -104,7 +104,7 @@ def _changed(
   keys: jax.Array, images: jax.Array, kinds: _Kinds, how: Views, flip: bool
 ) -> jax.Array:
   """Mirrors crops uint8 [n, side, side, 3] and changes their colours."""
-  choices = jax.random.uniform(keys[0], (6, len(images)))
+  choices = jax.random.uniform(keys[0], (6, len(images)), jnp.float32)
   picked = lambda i, share: (choices[i] < share)[:, None, None, None]
   if flip:
     images = jnp.where(picked(0, 0.5), images[:, :, ::-1], images)

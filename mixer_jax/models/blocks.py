@@ -75,7 +75,7 @@ def apply(
   if scan and drop_rates:
     axes = dict(variable_axes={"params": 0, "intermediates": 0}, length=len(drop_rates))
     loop = nn.scan(step, split_rngs={"params": True, "dropout": True}, **axes)
-    x, each = loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates))
+    x, each = loop(block(**fields, name=f"{name}s"), x, jnp.asarray(drop_rates, jnp.float32))
   else:
     for i, rate in enumerate(drop_rates):
       x = call(block(**fields, name=f"{name}_{i}"), x, rate)

@@ -102,7 +102,9 @@ class Dropout(nn.Module):
     drawn = jax.random.bits(bits_key, (*x.shape[:-1], words), jnp.uint32)
     drawn = jax.lax.bitcast_convert_type(drawn, jnp.uint8).reshape(*x.shape[:-1], 4 * words)
     low, rest = divmod(256 * self.rate, 1)
-    threshold = int(low) + jax.random.bernoulli(threshold_key, rest, (*x.shape[:-1], 1))
+    threshold = int(low) + jax.random.bernoulli(
+      threshold_key, jnp.float32(rest), (*x.shape[:-1], 1)
+    )
     # Both are bytes when they are compared, and 256 is none.
     keep = (drawn[..., : x.shape[-1]] >= threshold) & (threshold < 256)
     return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
@@ -172,6 +174,6 @@ class StochasticDepth(nn.Module):
     if not train or (not isinstance(rate, jax.Array) and rate == 0):
       return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    keep = jax.random.bernoulli(self.make_rng("dropout"), 1.0 - rate, shape)
+    keep = jax.random.bernoulli(self.make_rng("dropout"), jnp.float32(1.0 - rate), shape)
     scale = 1.0 / (1.0 - rate) if self.rescale else 1.0
     return x * (keep * scale).astype(x.dtype)

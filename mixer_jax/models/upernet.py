@@ -141,9 +141,10 @@ class UperNet(nn.Module):
     ]
 
   def _head(self, x: jax.Array, name: str, train: bool) -> jax.Array:
-    x = nn.Dropout(self.dropout_rate, broadcast_dims=(1, 2), deterministic=not train)(x)
-    start = nn.initializers.zeros
-    return layers.Dense(self.num_classes, kernel_init=start, name=name)(x.astype(jnp.float32))
+    rate = np.float32(self.dropout_rate)  # Dropout draws numbers of its type
+    drop = nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
+    x, start = drop(x.astype(jnp.float32)), nn.initializers.zeros
+    return layers.Dense(self.num_classes, kernel_init=start, name=name)(x)
 
 
 def resized(x: jax.Array, size: tuple[int, int]) -> jax.Array:

@@ -73,7 +73,7 @@ def gauss_newton(
   is not that of the residuals. Only parameters in the tree of the gradient move; others are
   constants.
 
-  The update takes `batch`. With the extra argument `value_fn`, which maps parameters to the loss on
+  The update takes `batch`. A batch whose residuals are not finite makes no step. With the extra argument `value_fn`, which maps parameters to the loss on
   the same batch (`value`, the loss before the step, saves an evaluation), the damping adapts in
   every update by the ratio of the loss's reduction to the model's, see `model_steps`, and a step
   that does not lessen the loss is tried again with more damping, up to eight times for the same

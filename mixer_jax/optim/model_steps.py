@@ -6,6 +6,7 @@ Optimization, Section 10.3 and Algorithm 4.1): it shrinks above 3/4 and grows be
 does not lessen the loss of its own batch is not made.
 """
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -58,12 +59,13 @@ class Step(NamedTuple):
   """A step along a direction.
 
   Attributes:
-    arrays: the step, by path: zeros where the loss would not be less.
+    arrays: the step, by path: zeros where the loss would not be less or, if it is not known, the
+      direction is not finite.
     kept: the direction, zeros in the same case.
     grid: the rate before the learning rate, where the next search begins.
     ratio: the reduction ratio.
     damping: of the next update, or of another try.
-    made: whether the loss is less, or not known.
+    made: whether a step is made.
   """
 
   arrays: dict[str, jax.Array]
@@ -92,12 +94,15 @@ def stepped(
     how: the damping is adapted.
     line_search: whether the rate is searched for, see `search`.
     value: the loss before the step, or None.
-    value_fn: maps parameters to the loss; None: the damping stays, and every step is made.
+    value_fn: maps parameters to the loss; None: the damping stays, and every finite step is made.
   """
   rate = jnp.asarray(learning_rate, way.damping.dtype)
   if value_fn is None:
-    steps = {path: rate * d for path, d in way.arrays.items()}
-    return Step(steps, way.arrays, state.rate, state.ratio, state.damping, jnp.array(True))
+    finite = (jnp.isfinite(d).all() for d in way.arrays.values())
+    made = functools.reduce(jnp.logical_and, finite, jnp.array(True))
+    kept = {path: jnp.where(made, d, 0.0) for path, d in way.arrays.items()}
+    steps = {path: rate * d for path, d in kept.items()}
+    return Step(steps, kept, state.rate, state.ratio, state.damping, made)
   whole = tangent(way.params, way.arrays)
   move = lambda x: lambda p, d: (p + x * d).astype(p.dtype)
   loss = lambda x: _ordered(value_fn(jax.tree.map(move(rate * x), way.params, whole)), x.dtype)

@@ -19,7 +19,6 @@ import pathlib
 from typing import Any, Mapping
 
 from absl import flags
-import jax
 from ml_collections import config_flags
 
 from mixer_jax import config, pretrained, tasks
@@ -28,7 +27,7 @@ from mixer_jax.paths import user_path
 from mixer_jax.report import compare, curves, figures, settings, study_rows, weight_pictures
 from mixer_jax.report import study as study_report
 from mixer_jax.rundir import directory as directory_lib
-from mixer_jax.runtime import cli
+from mixer_jax.runtime import cli, draws
 from mixer_jax.training import restore
 
 _FLAGS = flags.FLAGS
@@ -56,7 +55,7 @@ def _augment(_: list[str]) -> None:
   config.check(own)
   task = tasks.find(own.task)(own)
   task.datasets()
-  drawn = task.prepared_pictures(jax.random.key(own.seed))
+  drawn = task.prepared_pictures(draws.key(own.seed))
   _save(drawn, task, user_path(_FLAGS.out or out))
 
 

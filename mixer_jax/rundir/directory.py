@@ -40,7 +40,8 @@ def create(path: str | None, own: str = CONFIG) -> pathlib.Path:
     own: the file by which the directory is known, `CONFIG` of a run or `STUDY` of a study.
 
   Raises:
-    UserError: the directory cannot be written, or holds files of somebody else.
+    UserError: the directory cannot be written, the library of checkpoints finds another one by its
+      name, or it holds files of somebody else.
   """
   if not path:
     if jax.process_count() > 1:
@@ -59,8 +60,31 @@ def create(path: str | None, own: str = CONFIG) -> pathlib.Path:
     workdir.mkdir(parents=True, exist_ok=True)
     probe = workdir / f".writable-{os.getpid()}"
     probe.write_text("")
-    probe.unlink()
+    try:
+      check_place(probe)
+    finally:
+      probe.unlink()
   return workdir
+
+
+def check_place(path: pathlib.Path) -> None:
+  """Raises a UserError if the library that writes and reads checkpoints finds no such file.
+
+  TensorStore takes a name as UTF-8; Python has it from bytes in the encoding of the locale.
+  """
+  import tensorstore  # a tenth of a second, for those who train or restore
+
+  spec = {"driver": "file", "path": f"{path.parent}/"}
+  try:
+    found = tensorstore.KvStore.open(spec).result().read(path.name).result().state
+  except RuntimeError:  # of bytes that are no UTF-8
+    found = "missing"
+  if found == "missing":
+    allowed = "a path of ASCII letters, or one of UTF-8 with PYTHONUTF8=1"
+    raise UserError(
+      f"workdir {str(path.parent)!r}: checkpoints would be elsewhere, because their library reads names as"
+      f" UTF-8; allowed: {allowed}"
+    )
 
 
 def _foreign(workdir: pathlib.Path, own: str) -> str | None:

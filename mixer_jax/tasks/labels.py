@@ -8,6 +8,7 @@ import numpy as np
 
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
+from mixer_jax.runtime import draws
 from mixer_jax.tasks.task import Task, Variables
 
 _MOST = 2**22  # targets of a split that are looked at, if an example has several
@@ -29,7 +30,7 @@ def check(task: Task, name: str, split: Dataset, shapes: Variables) -> None:
   """
 
   def predicted(variables: Variables, examples: Any) -> Any:
-    batch = task.prepare(jax.random.key(0), examples, train=name == "train")
+    batch = task.prepare(draws.key(0), examples, train=name == "train")
     return task.predict(variables, batch)
 
   def extremes(variables: Variables, examples: Any) -> tuple[jax.Array, jax.Array]:

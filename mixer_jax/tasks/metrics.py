@@ -98,7 +98,7 @@ class Largest:
 
   @classmethod
   def empty(cls) -> "Largest":
-    return cls(jnp.full((), -jnp.inf))
+    return cls(jnp.full((), -jnp.inf, float))
 
   def merge(self, other: "Largest") -> "Largest":
     return Largest(jnp.maximum(self.largest, other.largest))

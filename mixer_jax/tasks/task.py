@@ -28,6 +28,7 @@ from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, as_user_error, until_error
 from mixer_jax.options import Group, shown
 from mixer_jax.pretrained import containers
+from mixer_jax.runtime import draws
 from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
 
 # {"params": the trained parameters, other names: collections that are not trained}
@@ -201,13 +202,13 @@ TASKS = {
 }
 
 
-def seed_keys(seed: Any) -> tuple[jax.Array, jax.Array]:
+def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
   """The keys of a run's fresh variables and of its steps."""
-  first, steps = jax.random.split(jax.random.key(seed))
+  first, steps = jax.random.split(draws.key(seed))
   return first, steps
 
 
-def first_variables(init: Callable[[jax.Array], Variables], seed: Any) -> Variables:
+def first_variables(init: Callable[[jax.Array], Variables], seed: int) -> Variables:
   """The fresh variables of a run with this seed, on the host."""
   return jax.device_get(jax.jit(init)(seed_keys(seed)[0]))
 

@@ -12,6 +12,7 @@ from mixer_jax import tasks
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
+from mixer_jax.runtime import draws
 from mixer_jax.tasks import Aux, BaseTask, WeightedSum
 
 
@@ -54,7 +55,7 @@ def _check_evaluate(run: Experiment, split: Dataset, primary: bool) -> None:
   task, size = run.task, min(run.config.eval_batch_size, len(split))
   batched = lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype)
   prepare = lambda key, examples: task.prepare(key, examples, train=False)
-  batch = jax.eval_shape(prepare, jax.random.key(0), jax.tree.map(batched, split.spec))
+  batch = jax.eval_shape(prepare, draws.key(0), jax.tree.map(batched, split.spec))
   mask = jax.ShapeDtypeStruct((size,), jnp.bool_)
   sums = jax.eval_shape(task.evaluate, run.variable_shapes, batch, mask)
   _check_sums(run, "evaluate", sums)

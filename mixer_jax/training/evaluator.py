@@ -10,6 +10,7 @@ import numpy as np
 from mixer_jax.data import feed, order
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
+from mixer_jax.runtime import draws
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 
@@ -34,7 +35,7 @@ def each_batch(
 
   @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(run.mesh))
   def compute(variables, examples, rows, mask, number):
-    key = jax.random.fold_in(jax.random.key(0), number)  # the same in every evaluation
+    key = jax.random.fold_in(draws.key(0), number)  # the same in every evaluation
     examples = feed.take(examples, jax.tree.map(lambda x: x[0], rows), batched)
     batch = run.task.prepare(key, examples, train=False)
     return function(mesh_lib.gathered(run.mesh, variables), batch, mask)

@@ -17,7 +17,7 @@ from mixer_jax.experiment import Experiment
 from mixer_jax.rundir import directory as directory_lib
 from mixer_jax.rundir import lock, metrics_file
 from mixer_jax.rundir.metrics_file import Row
-from mixer_jax.runtime import devices, processes
+from mixer_jax.runtime import devices, draws, processes
 from mixer_jax.runtime.processes import Request
 from mixer_jax.training import contract, nonfinite, restore, resume, session, summary
 from mixer_jax.training.checkpoint import Checkpoints
@@ -163,7 +163,7 @@ def _run(
     trainer.state = None  # its memory is needed
     state, seconds = _start(run, saved, variables)
     # With another random key and order: an exact repetition would diverge again.
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), tries)
+    key = jax.random.fold_in(draws.wrap(state.key_data), tries)
     key_data = jax.device_put(jax.random.key_data(key), state.key_data.sharding)
     restores = state.restores + jnp.int32(tries)
     trainer.reset(state.replace(key_data=key_data, restores=restores), seconds)

@@ -77,6 +77,7 @@ def _opened(
   """The directory of a run and its config, changed as `restore` says and checked."""
   directory = directory_lib.existing(path)
   config = config_lib.of_run(directory)
+  directory_lib.check_place(directory / directory_lib.CONFIG)
   own = {k: os.fspath(v) for k, v in data.items() if v is not None}
   if own and "data" not in config:
     raise UserError(f"task {config.task} has no group data, and so no data.{min(own)}")
@@ -97,6 +98,7 @@ def stored(path: str, which: str | int = "latest") -> tuple[ConfigDict, dict[str
   """The config and the variables of a checkpoint (see `restore`), on the host."""
   directory = directory_lib.existing(path)
   config = config_lib.of_run(directory)
+  directory_lib.check_place(directory / directory_lib.CONFIG)
   return config, _on_host(directory, config, which)
 
 

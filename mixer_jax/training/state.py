@@ -55,19 +55,21 @@ def averages(variables: dict[str, Any]) -> dict[str, Any]:
 def init_state(run: Experiment, variables: Any = None) -> TrainState:
   """Returns the state before step 0, of given variables on the host or of fresh ones."""
   init = functools.partial(_init, run)
-  where = mesh_lib.stored(run.mesh, jax.eval_shape(init, run.config.seed, variables))
-  return jax.jit(init, out_shardings=where)(run.config.seed, variables)
+  keys = task_lib.seed_keys(run.config.seed)
+  where = mesh_lib.stored(run.mesh, jax.eval_shape(init, keys, variables))
+  return jax.jit(init, out_shardings=where)(keys, variables)
 
 
 def state_shapes(run: Experiment) -> TrainState:
   """Shapes of the state with their shardings, to restore onto."""
-  shapes = jax.eval_shape(functools.partial(_init, run), run.config.seed, None)
+  keys = task_lib.seed_keys(run.config.seed)
+  shapes = jax.eval_shape(functools.partial(_init, run), keys, None)
   placed = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
   return jax.tree.map(placed, shapes, mesh_lib.stored(run.mesh, shapes))
 
 
-def _init(run: Experiment, seed: Any, variables: Any) -> TrainState:
-  init_key, run_key = task_lib.seed_keys(seed)
+def _init(run: Experiment, keys: tuple[jax.Array, jax.Array], variables: Any) -> TrainState:
+  init_key, run_key = keys
   variables = dict(run.task.init(init_key) if variables is None else variables)
   if taken := sorted(variables.keys() & AVERAGES.values()):
     task = run.config.task

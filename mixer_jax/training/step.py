@@ -10,6 +10,7 @@ import optax
 from mixer_jax.data import feed
 from mixer_jax.experiment import Experiment
 from mixer_jax.optim.graft import squared_norms
+from mixer_jax.runtime import draws
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.tasks import metrics as metrics_lib
 from mixer_jax.training import nonfinite
@@ -18,7 +19,7 @@ from mixer_jax.training.state import TrainState, averages, state_shapes
 
 def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The keys of a step: preparing examples, the loss, targets sampled for K-FAC."""
-  key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
+  key = jax.random.fold_in(draws.wrap(state.key_data), state.step)
   return tuple(jax.random.split(key, 3))
 
 

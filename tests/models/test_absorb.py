@@ -57,6 +57,21 @@ def test_outputs_are_equal(kind, pooling):
   np.testing.assert_allclose(own_tokens, tokens, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["average", "class_mlp"])
+@pytest.mark.first(1)
+def test_bfloat16_rounds_the_absorbed_model_no_more_than_the_model_itself(pooling):
+  """Tokens of 16 bits and logits of 32, as near to those of float32."""
+  model = small(pooling=pooling, dtype="bfloat16")
+  params = randomised(model)
+  exact = run(small(pooling=pooling), params, IMAGES)
+  own = run(model, params, IMAGES)
+  logits, tokens = run(*absorb.absorb_affine(model, params), IMAGES)
+  assert tokens.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
+  far = lambda x, y: np.linalg.norm(np.float32(x) - y) / np.linalg.norm(y)
+  for found, rounded, wanted in zip((logits, tokens), own, exact):
+    assert 1e-4 < far(found, wanted) < max(1.5 * far(rounded, wanted), 0.01)
+
+
 def test_scanned_blocks_are_absorbed_one_by_one():
   params = randomised(small())
   _, expected = absorb.absorb_affine(small(), params)

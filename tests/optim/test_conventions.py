@@ -115,13 +115,13 @@ def extra(params, batch=BATCH):
   return dict(batch=batch, rng=jax.random.key(0), model_params=params, value_fn=mean)
 
 
-def run(tx, params=PARAMS, gradients=GRADIENTS, state=None):
+def run(tx, params=PARAMS, gradients=GRADIENTS, state=None, batch=BATCH):
   """The updates of all gradients at one place, in a scan: no state may change its types."""
 
   @jax.jit
   def scanned(params, gradients, state):
     def step(state, g):
-      updates, state = tx.update(g, state, params, **extra(params))
+      updates, state = tx.update(g, state, params, **extra(params, batch))
       return state, updates
 
     return jax.lax.scan(step, state, gradients)[1]

@@ -159,6 +159,29 @@ def test_a_step_that_raises_the_loss_is_not_made(line_search):
   assert not flat(found).any() and not flat(state.previous).any() and state.damping > 1e-3
 
 
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("name", ["gauss_newton", "hessian_free"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.first(4)
+def test_residuals_that_are_not_finite_make_no_step(bad, name, told):
+  curvature, params, batch = made("weighted", estimation="exact")
+  loss = lambda p, b: loss_of("weighted", b)(p)
+  tx = tx_of(name, curvature, damping=0.1)
+  spoiled = batch | {"y": jnp.asarray(batch["y"]).at[0].set(bad)}
+
+  @jax.jit
+  def update(state, batch):
+    extra = dict(value_fn=lambda p: loss(p, batch)) if told else {}
+    grads = jax.grad(loss)(params, batch)
+    return tx.update(grads, state, params, batch=batch, rng=jax.random.key(0), **extra)
+
+  found, state = update(tx.init(params), spoiled)
+  assert not flat(found).any()
+  found, state = update(state, batch)
+  assert flat(found).any()
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((found, state)))
+
+
 @pytest.mark.parametrize("ratio, factor", [(0.9, 0.5), (0.5, 1.0), (0.1, 2.0), (-1.0, 2.0)])
 def test_damping_follows_the_ratio(ratio, factor):
   slope, curve = jnp.float64(-2.0), jnp.float64(2.0)  # a model that falls by 1

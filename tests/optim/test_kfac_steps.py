@@ -26,6 +26,27 @@ def steps_of(tx, params, batch, steps):
   return params, state
 
 
+@pytest.mark.parametrize("name", ["eigenbases", "factored", "kfac_adam", "qr"])
+def test_a_plain_step_transposes_no_factor(name):
+  """Outside of the branches that renew, each matrix of a factor's shape is stored row after row."""
+  params, batch = problem()
+  of, periods = curvature(params, batch), dict(factor_period=2, inverse_period=4)
+  in_basis = dict(factor_period=2, basis_period=4)
+  tx = {
+    "eigenbases": lambda: optim.scale_by_kfac(of, **periods),
+    "factored": lambda: optim.scale_by_kfac(of, damping_type="factored", **periods),
+    "kfac_adam": lambda: optim.scale_by_kfac_adam(of, **in_basis),
+    "qr": lambda: optim.scale_by_kfac_adam(of, decomposition=optim.Decomposition("qr"), **in_basis),
+  }[name]()
+  update = lambda g, s: tx.update(g, s, params, batch=batch, rng=jax.random.key(0))
+  program = jax.jit(update, donate_argnums=1).lower(params, tx.init(params)).compile().as_text()
+  always = program[program.index("\nENTRY") :]
+  assert "conditional(" in always
+  for rows in (4, 6, 7):  # outputs of the layers, inputs with a bias
+    assert f"f32[{rows},{rows}]{{1,0}}" in always
+    assert f"f32[{rows},{rows}]{{0,1}}" not in always
+
+
 def test_periods_decide_what_a_step_renews():
   params, batch = problem()
   options = dict(factor_period=2, inverse_period=4)

@@ -63,6 +63,21 @@ def test_each_matrix_is_inverted_once():
   assert counts == {5: 1, 4: 1, 9: 1, 17: 2, 3: 1}
 
 
+@pytest.mark.parametrize("layers", [23, 24])
+def test_many_matrices_of_one_size_are_inverted_as_a_stack(layers):
+  """The inverses of NumPy; from 48 matrices on in one call of a CPU's program, which compiles sooner."""
+  rows = np.random.default_rng(0).normal(size=(2, layers, 6, 3))
+  a, g = np.einsum("snia,snib->snab", rows, rows)
+  given = {"many": Kronecker(jnp.float32(a), jnp.float32(g))}
+  program = jax.jit(damped).lower(given).compile()
+  calls = program.as_text().count('custom_call_target="lapack_spotrf')
+  assert calls == (1 if layers == 24 else 46)
+  pi = np.sqrt(np.trace(a, axis1=1, axis2=2) / np.trace(g, axis1=1, axis2=2))[:, None, None]
+  shifts = 0.1**0.5 * pi * np.eye(3), 0.1**0.5 / pi * np.eye(3)
+  for found, factor, shift in zip(program(given)["many"], (a, g), shifts):
+    np.testing.assert_allclose(found, np.linalg.inv(factor + shift), rtol=1e-4, atol=1e-5)
+
+
 def test_shares_are_balanced():
   # Sizes of a Mixer-B/16 with a head of 10: of 12 blocks, stem and head.
   sizes = [197, 384, 385, 196, 769, 3072, 3073, 768] * 12 + [769, 768, 769, 10]

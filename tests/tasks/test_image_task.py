@@ -13,8 +13,10 @@ from mixer_jax import config as config_lib
 from mixer_jax import pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.tasks.image_classification import pictures
+from tests.conftest import optimizer_of
 from tests.images import loading
 from tests.images.loading import error, load
+from tests.tasks import runs
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +265,14 @@ def test_no_key_is_drawn_from_twice(config, monkeypatch):
   with jax.disable_jit():
     task.prepare(jax.random.key(0), task.datasets()["train"].arrays(), train=True)
   assert len(keys) >= 10 and len(set(keys)) == len(keys)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["sgd", "kfac"])
+def test_settings_of_jax_change_no_draw(tiny_config, name):
+  """Crops, mixing, erasing, depths and, of K-FAC, the labels of the Fisher matrix."""
+  tiny_config.data.flip = True
+  tiny_config.augment.update(policy="rand", mixup=0.8, cutmix=1.0, erasing=0.5)
+  tiny_config.model.stochastic_depth = 0.5
+  tiny_config.optimizer = optimizer_of(name)
+  runs.assert_settings_change_no_draw(tiny_config)

@@ -14,6 +14,9 @@ from mixer_jax.optim.trees import by_path
 
 EXAMPLES = 2  # so many show whether examples mix
 _LARGEST = 20_000_000  # parameters
+# A gradient that is shorter than this part of the longest one consists of rounding errors, as before
+# a normalisation of two numbers: errors are parts of at least so much.
+_VANISHING = 1e-4
 
 
 def prediction(predictor: Predictor, shapes: tuple[Any, Any], targets: str) -> Answer:
@@ -106,10 +109,15 @@ def errors(programs: Any, params: Any, batch: Any) -> dict[str, jax.Array]:
     return sum(jnp.vdot(y, _drawn(i, y)) for i, y in enumerate(leaves))
 
   def compared(params, small):
-    exact = jax.grad(loss)(params, small)
     traced = programs.of(small)
+    exact = matrices(traced, jax.grad(loss)(params, small))
     found = row_gradients(traced, params, small, _like_drawn)
-    return {name: _error(found[name], own) for name, own in matrices(traced, exact).items()}
+    norm = lambda x: jnp.linalg.norm(x.ravel())
+    sizes = {name: jnp.maximum(norm(own), norm(found[name])) for name, own in exact.items()}
+    least = _VANISHING * jnp.max(jnp.stack([0.0, *sizes.values()]))
+    over = {name: jnp.maximum(size, least) for name, size in sizes.items()}
+    error = lambda name: norm(found[name] - exact[name]) / jnp.where(over[name], over[name], 1.0)
+    return {name: error(name) for name in exact}
 
   # It runs once: a program that is compiled sooner is better than a fast one.
   options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
@@ -131,9 +139,3 @@ def _drawn(i: int, y: jax.Array) -> jax.Array:
 def _like_drawn(outputs: Any) -> Any:
   leaves, structure = jax.tree.flatten(outputs)
   return structure.unflatten(_drawn(i, y) for i, y in enumerate(leaves))
-
-
-def _error(found: jax.Array, exact: jax.Array) -> jax.Array:
-  norm = jnp.linalg.norm
-  size = jnp.maximum(norm(exact), norm(found))
-  return jnp.where(size > 0, norm(found - exact) / jnp.where(size > 0, size, 1.0), 0.0)

@@ -130,7 +130,8 @@ def _exact(outputs: Any, likelihood: Likelihood, scaled: Callable, rng: jax.Arra
   def column(i):
     parts = jnp.split(jnp.arange(sum(sizes)) == i, list(itertools.accumulate(sizes))[:-1])
     key = jax.random.fold_in(rng, i)
-    signs = {n: jax.random.rademacher(key, (n,), dtype) for n in {len(y) for y in leaves}}
+    drawn = lambda n: jax.random.bernoulli(key, jnp.float32(0.5), (n,))
+    signs = {n: jnp.where(drawn(n), 1, -1).astype(dtype) for n in {len(y) for y in leaves}}
     signed = lambda p, y: p.reshape(y.shape[1:]) * signs[len(y)].reshape(-1, *(1,) * (y.ndim - 1))
     v = structure.unflatten(map(signed, parts, leaves))
     return scaled(likelihood.factor(outputs, v))

@@ -39,7 +39,7 @@ def sparse(connections: int, scale: float) -> nn.initializers.Initializer:
 
   def init(key, shape, dtype=jnp.float32):
     chosen, drawn = jax.random.split(key)
-    ranks = jnp.argsort(jnp.argsort(jax.random.uniform(chosen, shape), axis=0), axis=0)
+    ranks = jnp.argsort(jnp.argsort(jax.random.uniform(chosen, shape, jnp.float32), axis=0), axis=0)
     return jnp.where(ranks < connections, scale * jax.random.normal(drawn, shape, dtype), 0)
 
   return init

@@ -128,7 +128,7 @@ class ImageClassification(ImageTask):
       return {"image": augment.eval_input(images, how), "label": labels}
     images, shares = augment.train_input(key, images, how, self._policy), None
     if self._policy.mixes:
-      mix_key = jax.random.fold_in(key, augment.KEYS)  # by default fold_in(key, i) is split(key)[i]
+      mix_key = jax.random.fold_in(key, augment.KEYS)  # fold_in(key, i) is split(key)[i]
       images, shares = mixing.mix(mix_key, images, self._policy)
     batch, smoothing = {"image": images, "label": labels}, self._config.label_smoothing
     if shares is None and not smoothing:

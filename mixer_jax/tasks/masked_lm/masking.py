@@ -53,14 +53,14 @@ def mask(
 def _mask(key, ids, real, rate, mask_id, size):
   order_key, fate_key, entry_key = jax.random.split(key, 3)
   k = most(rate, len(ids))
-  number = jnp.sum(real)
+  number = jnp.sum(real, dtype=jnp.float32)
   count = jnp.minimum(jnp.clip(jnp.floor(rate * number + 0.5), 1, k), number)
-  scores = jnp.where(real, jax.random.uniform(order_key, ids.shape), -1.0)
+  scores = jnp.where(real, jax.random.uniform(order_key, ids.shape, jnp.float32), -1.0)
   positions = jax.lax.top_k(scores, k)[1].astype(jnp.int32)
   chosen = jnp.arange(k) < count
   targets = ids[positions].astype(jnp.int32)
-  fate = jax.random.uniform(fate_key, (k,))
-  entries = jax.random.randint(entry_key, (k,), 0, size)
+  fate = jax.random.uniform(fate_key, (k,), jnp.float32)
+  entries = jax.random.randint(entry_key, (k,), 0, size, jnp.int32)
   new = jnp.where(fate < _MASKED, mask_id, jnp.where(fate < _MASKED + _RANDOM, entries, targets))
   replaced = ids.astype(jnp.int32).at[positions].set(jnp.where(chosen, new, targets))
   return replaced, positions, targets, chosen.astype(jnp.float32)

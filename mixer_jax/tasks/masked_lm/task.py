@@ -13,6 +13,7 @@ from mixer_jax import models, options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
+from mixer_jax.runtime import draws
 from mixer_jax.tasks.masked_lm import corpus, masking
 from mixer_jax.tasks.metrics import ExpMean, Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import (
@@ -88,7 +89,7 @@ class MaskedLm(TextTask):
     if train:
       keys = jax.random.split(key, len(ids))
     else:
-      keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0)))(rows)
+      keys = jax.vmap(functools.partial(jax.random.fold_in, draws.key(0)))(rows)
     real = jnp.arange(ids.shape[1]) < lengths[:, None]
     words = real & (ids != self.vocabulary.cls) & (ids != self.vocabulary.sep)
     own = (self._config.mask_rate, self.vocabulary.mask, self.vocabulary.size)

@@ -22,6 +22,7 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
 from mixer_jax.pde.functions import check_step
+from mixer_jax.runtime import draws
 from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
 from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pictures
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables, in_batches
@@ -140,9 +141,9 @@ class OperatorLearning(BaseTask):
     """Adds the noise of each function, drawn by `data.seed` and its id."""
     inputs, outputs = examples["inputs"], examples["outputs"]
     if self._data.noise:
-      first = jax.random.key(self._data.seed)
+      first = draws.key(self._data.seed)
       keys = jax.vmap(functools.partial(jax.random.fold_in, first))(examples["id"])
-      drawn = jax.vmap(lambda key: jax.random.normal(key, inputs.shape[1:]))(keys)
+      drawn = jax.vmap(lambda key: jax.random.normal(key, inputs.shape[1:], jnp.float32))(keys)
       deviation = normaliser.at(self._deviation, inputs.shape[1:], self._periodic)
       inputs = inputs + self._data.noise * deviation * drawn
     return {"inputs": inputs, "outputs": outputs}

@@ -17,7 +17,7 @@ def train_input(
   are `how.void` outside. Each image has its own random numbers.
   """
   place_key, jitter_key = jax.random.split(key)
-  uniform = jax.random.uniform(place_key, (len(images), 4))
+  uniform = jax.random.uniform(place_key, (len(images), 4), jnp.float32)
   images, masks, inside = jax.vmap(lambda *args: _placed(*args, how))(uniform, images, masks)
   if how.jitter:
     images = rand_augment.colour_jitter(jitter_key, images, (how.jitter,) * 3)

@@ -39,12 +39,12 @@ def sliding(
     counts[i : i + window, j : j + window] += 1
 
   def add(total: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
-    corner = (0, place[0], place[1], 0)
+    corner = jnp.pad(place, 1)
     seen = jax.lax.dynamic_slice(images, corner, (len(images), window, window, images.shape[3]))
     values = function(seen)
     before = jax.lax.dynamic_slice(total, corner, values.shape)
     return jax.lax.dynamic_update_slice(total, before + values, corner), None
 
-  total = jnp.zeros((len(images), rows, columns, channels))
+  total = jnp.zeros((len(images), rows, columns, channels), jnp.float32)
   total, _ = jax.lax.scan(add, total, places)
   return (total / counts)[:, :height, :width]

@@ -152,6 +152,62 @@ def test_nodes_of_packed_graphs_are_rows_of_their_examples(weighted, estimation)
   assert {b.name: b.tokens for b in blocks} == {"node": 3, "head": 1}
 
 
+class Towers(nn.Module):
+  """Logits [batch, batch] of pictures by texts."""
+
+  @nn.compact
+  def __call__(self, pictures, texts):
+    dense = lambda name: nn.Dense(2, name=name)
+    return dense("pictures")(pictures) @ dense("texts")(texts).T
+
+
+@pytest.mark.parametrize("likelihood", ["normal", "categorical"])
+def test_both_sides_of_a_contrastive_loss_are_examples(likelihood):
+  """Each logit is of two examples: factors by an explicit Jacobian, and Gauss-Newton's step."""
+  rng, n = np.random.default_rng(0), 5
+  batch = tuple(np.float32(rng.normal(size=(n, d))) for d in (3, 4))
+  params = jax.jit(Towers().init)(jax.random.key(0), *batch)["params"]
+  labels = np.eye(n, dtype=np.float32) if likelihood == "normal" else np.arange(n)
+  of = lambda p, b: (Towers().apply({"params": p}, *b), labels)
+  options = dict(likelihood=likelihood, in_axes=None)
+  curvature = optim.Curvature(of, params, batch, estimation="exact", **options)
+  assert {b.name: (b.kind, b.tokens) for b in curvature.blocks} == dict.fromkeys(
+    ("pictures", "texts"), ("kronecker", 1)
+  )
+  keys = jax.random.split(jax.random.key(0), 1000)
+  estimates = jax.lax.map(lambda k: curvature.estimate(params, batch, k), keys)
+  wide, sides = jax.tree.map(np.float64, params), ("pictures", "texts")
+  y = [x @ wide[k]["kernel"] + wide[k]["bias"] for k, x in zip(sides, batch)]
+  logits = y[0] @ y[1].T
+  p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+  row = lambda q: 2 * np.eye(n) if likelihood == "normal" else np.diag(q) - np.outer(q, q)
+  fisher = np.stack([row(q) for q in p])  # of the logits of a picture
+  a_row = np.einsum("bij,jo->bio", np.broadcast_to(np.eye(n), (n, n, n)), y[1])
+  wanted = {
+    "pictures": np.einsum("bio,bij,bjp->op", a_row, fisher, a_row) / n,
+    "texts": np.einsum("bo,bii,bp->op", y[0], fisher, y[0]) / n,
+  }
+  for name, x in zip(sides, batch):
+    mean = estimates[name].outputs.mean(0)
+    assert np.linalg.norm(mean - wanted[name]) < 0.1 * np.linalg.norm(wanted[name]), name
+    close(estimates[name].inputs[0], with_ones(x).T @ with_ones(x) / n)
+  loss = lambda p: _mean_loss(likelihood, Towers().apply({"params": p}, *batch), labels)
+  gradient, flat = jax.grad(loss)(params), lambda t: jax.flatten_util.ravel_pytree(t)[0]
+  tx = optim.gauss_newton(curvature, damping=0.1)
+  step, _ = tx.update(gradient, tx.init(params), params, batch=batch)
+  j = jax.jacobian(lambda p: Towers().apply({"params": p}, *batch))(params)
+  j = np.concatenate([np.reshape(x, (n, n, -1)) for x in jax.tree.leaves(j)], axis=-1)
+  matrix = np.einsum("bip,bij,bjq->pq", j, fisher, j) / n + 0.1 * np.eye(j.shape[-1])
+  close(flat(step), -np.linalg.solve(matrix, flat(gradient)), rtol=1e-3, atol=1e-5)
+
+
+def _mean_loss(likelihood, outputs, targets):
+  """The loss of a batch."""
+  if likelihood == "normal":
+    return ((outputs - targets) ** 2).sum() / len(outputs)
+  return -jnp.take_along_axis(jax.nn.log_softmax(outputs), targets[:, None], 1).mean()
+
+
 class Batched(nn.Module):
   @nn.compact
   def __call__(self, x):

@@ -1,5 +1,7 @@
 """Every kind of layer against brute force in float64."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -131,6 +133,49 @@ def test_a_layer_equals_brute_force(name):
   found = optim.Curvature(predict, params, x[:2], **options).factors(params, x)["layer"]
   close(found.inputs, a, atol=1e-5)
   close(found.outputs, g)
+
+
+class Attention(nn.Module):
+  """A query of one token, which attends to all of them."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.MultiHeadDotProductAttention(2, qkv_features=4, name="attention")(x[:, :1], x)
+    return nn.Dense(3, name="head")(x[:, 0])
+
+
+class Words(nn.Module):
+  """The embedding of one word."""
+
+  @nn.compact
+  def __call__(self, ids):
+    return nn.Dense(3, name="head")(nn.tanh(nn.Embed(7, 4, name="words")(ids)[:, 0]))
+
+
+@pytest.mark.parametrize("model", [Attention(), Words()])
+def test_the_fisher_matrix_of_one_row_is_its_product_of_factors(model):
+  """Against J^T (diag(p) - p p^T) J of the layer's parameters, in float64."""
+  rng = np.random.default_rng(0)
+  x = np.array([[4]]) if isinstance(model, Words) else np.float32(rng.normal(size=(1, 3, 4)))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), x)["params"]
+  params = jax.tree.map(lambda p: np.float32(0.5 * rng.normal(size=p.shape)), shapes)
+  predict = lambda p, x: model.apply({"params": p}, x)
+  found = factors(predict, params, x)
+  with jax.enable_x64(True):
+    wide = jax.tree.map(np.float64, params)
+    jacobian = jax.jacobian(lambda p: predict(p, x)[0])(wide)
+    p = np.asarray(jax.nn.softmax(predict(wide, x)[0]))
+  one_row = {"attention/query", "attention/out", "words", "head"} & found.keys()
+  assert len(one_row) >= 2
+  for name in one_row:
+    own = functools.reduce(lambda tree, key: tree[key], name.split("/"), jacobian)
+    a, g = found[name]
+    a = np.diag(a.values) if name == "words" else a
+    rows = [np.reshape(own[k], (3, -1, len(g))) for k in sorted(own, reverse=True)]
+    j = np.concatenate(rows, axis=1).reshape(3, -1)  # the kernel, then the bias
+    expected = j.T @ (np.diag(p) - np.outer(p, p)) @ j
+    assert np.abs(expected).max() > 1e-3
+    close(np.kron(a, g), expected, atol=1e-5 * np.abs(expected).max())
 
 
 NORMS = {

@@ -1,15 +1,27 @@
-"""K-FAC on the models of this library: a block per layer and Fourier mode, and steps that help."""
+"""K-FAC on the models of this library: a block per layer and Fourier mode, and a first step's loss.
 
+  python -m tests.optim.curvature.test_models
+
+makes golden_steps.json anew, for a change of a model or a step that is meant; say in the commit why.
+"""
+
+import json
+import pathlib
+
+import tests.conftest  # noqa: F401, isort: skip (run as a script, too)
 from flax import traverse_util
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mixer_jax import config as config_lib
 from mixer_jax import models, optim, optimizers
 from mixer_jax.models import spectral
 
+FILE = pathlib.Path(__file__).with_name("golden_steps.json")
 SMALL = {
   "mixer_small": dict(hidden_dim=16, num_blocks=1, tokens_mlp_dim=8, channels_mlp_dim=24),
   "gmlp_small": dict(hidden_dim=16, num_blocks=1, ffn_dim=24),
@@ -95,6 +107,74 @@ def problem(name):
   return predict, init, (values, targets)
 
 
+def moved(params):
+  """Heads begin at zero, which would hide the rest."""
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda p: p + 0.1 * np.float32(rng.normal(size=p.shape)), params)
+
+
+def losses_of_a_step(predict, params, batch, likelihood, loss):
+  """The mean loss before and after a step of K-FAC, and the change that the gradient predicts."""
+  params = moved(params)
+  options = dict(likelihood=likelihood, norms="diagonal", estimation="exact")
+  curvature = optim.Curvature(predict, params, batch, **options)
+  tx = optax.chain(optim.scale_by_kfac(curvature, damping=0.1), optax.scale(-1e-3))
+
+  @jax.jit
+  def step(params, state):
+    mean = lambda p: loss(*predict(p, batch)).mean()
+    before, grads = jax.value_and_grad(mean)(params)
+    updates, _ = tx.update(grads, state, params, batch=batch, rng=jax.random.key(0))
+    return before, mean(optax.apply_updates(params, updates)), optax.tree.vdot(grads, updates)
+
+  return [float(x) for x in step(params, tx.init(params))]
+
+
+def losses_of_a_model(i):
+  name, fields = MODELS[i]
+  model, labels = models.build(name, 4, **SMALL[name] | fields), np.arange(16) % 4
+  images = np.random.default_rng(0).normal(size=IMAGES.shape) + labels[:, None, None, None]
+  batch = images.astype(np.float32), labels
+  params = jax.jit(model.init)(jax.random.key(0), batch[0])["params"]
+  predict = lambda p, b: (model.apply({"params": p}, b[0]), b[1])
+  loss = optax.softmax_cross_entropy_with_integer_labels
+  return losses_of_a_step(predict, params, batch, "categorical", loss)
+
+
+def losses_of_an_operator(name):
+  predict, init, batch = problem(name)
+  loss = lambda y, targets: jnp.square(y - targets).sum(tuple(range(1, y.ndim)))
+  return losses_of_a_step(predict, init(), batch, "normal", loss)
+
+
+STEPS = {f"model {x}": (losses_of_a_model, i) for i, x in enumerate(MODEL_IDS)}
+STEPS |= {f"operator {x}": (losses_of_an_operator, x) for x in OPERATORS}
+# Of each kind one by default; others take seconds to compile.
+_QUICK = ("model resmlp_s12", "operator fno_1d")
+
+
+@pytest.mark.parametrize(
+  "name", [x if x in _QUICK else pytest.param(x, marks=pytest.mark.thorough) for x in STEPS]
+)
+def test_the_loss_after_a_step_is_unchanged_and_lower_as_the_gradient_says(name):
+  make, argument = STEPS[name]
+  *losses, predicted = make(argument)
+  before, after, change = json.loads(FILE.read_text())[name]
+  np.testing.assert_allclose(losses, [before, after], rtol=2e-5)
+  np.testing.assert_allclose(predicted, change, rtol=2e-3)
+  assert predicted < 0
+  np.testing.assert_allclose(losses[1] - losses[0], predicted, rtol=0.1)
+
+
+@pytest.mark.thorough
+def test_a_gradient_of_rounding_errors_is_no_sign_of_mixed_examples(caplog):
+  """Keys of two numbers a head: their normalisation is their order."""
+  predict, init, batch = problem("galerkin_inverse")
+  curvature = optim.Curvature(predict, moved(init()), batch, likelihood="normal", norms="diagonal")
+  assert "GalerkinBlock_0/attention/k" in {b.name for b in curvature.blocks}
+  assert "depend on the other ones" not in caplog.text
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.first(1)
 def test_every_parameter_is_in_a_block(name):
@@ -170,3 +250,8 @@ def test_each_mode_is_a_matrix_of_its_own(optimizer, grid):
       wanted, states[i] = alone.update({"kernel": own[i]}, states[i], {"kernel": own[i]})
       np.testing.assert_allclose(found[i], wanted["kernel"], rtol=1e-3, atol=1e-5)
   assert np.all(np.sqrt(np.mean(np.square(found), axis=(1, 2))) > 1e-3)
+
+
+if __name__ == "__main__":
+  losses = {name: make(argument) for name, (make, argument) in STEPS.items()}
+  FILE.write_text(json.dumps(losses, indent=1) + "\n")

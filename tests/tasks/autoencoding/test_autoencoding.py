@@ -235,3 +235,9 @@ def test_it_is_evaluated_and_predicted_and_drawn(run, images, tmp_path):
   assert answer["error"] == pytest.approx(squares[0], rel=1e-4)
   ended = children.command(path / "log", "report.__main__", "pictures", workdir)
   assert ended.code == 0 and ended.out.endswith("pictures/reconstructions.png\n"), ended.err
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_connection(config):
+  config.model.initializer = "sparse"
+  runs.assert_settings_change_no_draw(config)

@@ -287,3 +287,10 @@ def test_image_files_are_answered_by_the_student(config, tmp_path):
   found = [x["probability"] for x in run.task.answer(variables, files)]
   logits, *_ = run.task.predict(variables, run.task.prepare(None, batch, train=False))
   np.testing.assert_allclose(found, softmax(np.float64(logits)).max(1), rtol=1e-4)
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_draw(config):
+  config.augment.mixup = 0.8
+  config_lib.check(config)
+  runs.assert_settings_change_no_draw(tasks.find("distillation").complete(config))

@@ -20,6 +20,12 @@ from tests.tasks.operator_learning.functions_on_a_circle import waves
 
 
 @pytest.mark.thorough
+def test_settings_of_jax_change_no_noise(config):
+  config.data.noise = 0.3
+  runs.assert_settings_change_no_draw(config)
+
+
+@pytest.mark.thorough
 def test_metrics_are_numpys_for_any_batch_devices_and_grid(config):
   config.data.extra_test_steps = "1"
   config.normalise = "pointwise"

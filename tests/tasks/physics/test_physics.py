@@ -353,3 +353,9 @@ def test_the_page_s_equation_is_solved():
   config.model.hidden_dims, config.points = (16,), (200, 80)
   config_lib.check(config)
   assert solve(config)[-1]["test/relative_l2"] < 0.01
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_frequency():
+  model = {"model.fourier_features": 4, "model.start": "siren"}
+  runs.assert_settings_change_no_draw(small(**model))

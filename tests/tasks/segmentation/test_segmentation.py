@@ -64,6 +64,13 @@ def by_numpy(logits, labels, weights):
   return {"miou": np.mean(each), "accuracy": right, "loss": losses[counted].mean()}
 
 
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_draw(config):
+  config.data.jitter = 0.3
+  config.decoder.dropout_rate = 0.5
+  runs.assert_settings_change_no_draw(config)
+
+
 @pytest.mark.parametrize("devices, size", [(1, 3), (2, 4), (8, 7)])
 @pytest.mark.thorough
 def test_metrics_of_ragged_batches_are_those_of_numpy(config, devices, size):

@@ -138,3 +138,8 @@ def test_pictures_and_exported_weights_are_the_teacher_s(config, finished, tmp_p
   jax.tree.map(
     np.testing.assert_array_equal, {k: v for k, v in start.items() if k != "head"}, expected
   )
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_view(config):
+  runs.assert_settings_change_no_draw(config)

@@ -1,9 +1,12 @@
 """Masked language models: exact perplexity, padding, K-FAC, and runs through the commands."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,7 @@ from mixer_jax.tasks.text import pictures
 from mixer_jax.training import restore, resume
 from mixer_jax.training.evaluator import Evaluator
 from tests import children
+from tests.tasks import runs
 from tests.tasks.runs import shaken
 
 MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny")
@@ -27,6 +31,27 @@ MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny
 @pytest.fixture
 def config(config_of):
   return config_of("masked_lm", field="sentence")
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_mask(config):
+  runs.assert_settings_change_no_draw(config)
+
+
+@pytest.mark.thorough
+def test_one_checkpoint_has_one_perplexity_under_any_setting(config, tmp_path):
+  """In processes of their own, with JAX's variables of the environment."""
+  config.update(num_steps=4, eval_steps=4, checkpoint_steps=4)
+  children.trained(config, tmp_path / "run")
+  logged = children.rows(tmp_path / "run")[-1]
+  given = dict(ENABLE_X64="1", DEFAULT_PRNG_IMPL="rbg", THREEFRY_PARTITIONABLE="0")
+  for settings in ({}, *({name: value} for name, value in given.items()), given):
+    named = {f"JAX_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "mixer_jax.evaluate", f"--workdir={tmp_path / 'run'}"]
+    said = subprocess.run(command, env=os.environ | named, capture_output=True, text=True)
+    perplexity = float(re.search(r"perplexity (\S+)", said.stdout).group(1))
+    print(named, perplexity)
+    assert perplexity == pytest.approx(logged["test/perplexity"], rel=2e-5), (named, said.stderr)
 
 
 @pytest.mark.thorough

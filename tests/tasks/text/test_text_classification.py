@@ -17,11 +17,17 @@ from mixer_jax.tasks.text_classification import scores
 from mixer_jax.training import contract, restore
 from tests import children
 from tests.pretrained.test_bert import Peer as Bert
+from tests.tasks import runs
 
 
 @pytest.fixture
 def config(config_of):
   return config_of("text_classification")
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_dropout(config_of):
+  runs.assert_settings_change_no_draw(config_of("text_classification", "bert_tiny"))
 
 
 def test_scores_of_two_classes():

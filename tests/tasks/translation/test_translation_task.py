@@ -24,7 +24,7 @@ from mixer_jax.training.evaluator import Evaluator
 from mixer_jax.training.state import init_state
 from mixer_jax.training.trainer import Trainer
 from tests import children
-from tests.tasks.runs import shaken
+from tests.tasks.runs import assert_settings_change_no_draw, shaken
 
 WORDS = dict(zip("one two three four five six".split(), "eins zwei drei vier fünf sechs".split()))
 LENGTH = 16
@@ -70,6 +70,12 @@ def started(run):
 def mesh_of(data, model=1):
   automatic, devices = (AxisType.Auto,) * 2, jax.devices()[: data * model]
   return jax.make_mesh((data, model), mesh_lib.AXES, automatic, devices=devices)
+
+
+@pytest.mark.thorough
+def test_settings_of_jax_change_no_dropout(config):
+  config.model.dropout_rate = 0.3
+  assert_settings_change_no_draw(config)
 
 
 def test_a_batch_has_the_tokens_before_as_inputs(config):
