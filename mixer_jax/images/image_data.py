@@ -1,10 +1,9 @@
 """The options of image data, and the contradictions between them."""
 
 import dataclasses
-import re
 from typing import Annotated
 
-from mixer_jax.data import splits
+from mixer_jax.data import further, splits
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option, one_of
 
@@ -24,10 +23,6 @@ _FIT = (
   "how stored_size, and prediction, make squares: black borders, the centre alone, or distorted"
 )
 _BY_NAME = '; None: that of CIFAR for "sample", "cifar10" and "cifar100", else 0.5'
-_TEST_SETS = (
-  "further test sets of other sources, NAME=PLACE with commas: a folder of class folders, an .npz or"
-  " tfds:NAME[@SPLIT]"
-)
 _TEST_LABELS = "JSON files of right classes of such sets, NAME=FILE with commas"
 
 
@@ -55,7 +50,7 @@ class ImageData:
     str, Option('split that picks the best checkpoint; "": the test split does')
   ] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
-  test_sets: Annotated[str, Option(_TEST_SETS, free=True)] = ""
+  test_sets: further.option("a folder of class folders, an .npz or tfds:NAME[@SPLIT]") = ""
   test_labels: Annotated[str, Option(_TEST_LABELS, free=True)] = ""
   stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
   fit: one_of(_FIT, FITS) = "pad"
@@ -98,12 +93,10 @@ class ImageData:
   @property
   def further_sets(self) -> dict[str, tuple[str, str]]:
     """Place and file of labels, maybe "", of the test sets of other sources, by name."""
-    labels = _pairs(self.test_labels, "data.test_labels")
-    places = _pairs(self.test_sets, "data.test_sets")
+    labels = further.pairs(self.test_labels, "data.test_labels")
+    places = further.places(self.test_sets, {*splits.OWN} | self.split_specs.keys())
     if unknown := labels.keys() - places.keys():
       raise UserError(f"data.test_labels has {min(unknown)!r}, which is not in data.test_sets")
-    if taken := places.keys() & ({*splits.OWN} | self.split_specs.keys()):
-      raise UserError(f"data.test_sets has {min(taken)!r}, the name of a split; take another one")
     return {name: (place, labels.get(name, "")) for name, place in places.items()}
 
   def check(self) -> None:
@@ -138,14 +131,3 @@ class ImageData:
       if (value := getattr(self, name)) not in (0, "", "auto", "never"):
         why = f"images of {source} are decoded already; set it to {other}"
         raise UserError(f"data.{name}={value}: {why}")
-
-
-def _pairs(text: str, field: str) -> dict[str, str]:
-  """The values of "NAME=VALUE,NAME=VALUE" by name; a UserError if a field has another text."""
-  found = {}
-  for part in filter(None, (part.strip() for part in text.split(","))):
-    name, _, value = (piece.strip() for piece in part.partition("="))
-    if not re.fullmatch(r"\w[\w.-]*", name) or not value or name in found:
-      raise UserError(f"{field} has {part!r}; allowed: NAME=VALUE with commas, each name once")
-    found[name] = value
-  return found

@@ -62,7 +62,7 @@ def _rows(data: LabelledText, base: str) -> records.Rows:
   columns = (data.text, data.pair, data.label)
   if data.name == "sample":
     columns = (sample.TEXT, "", sample.LABEL)
-  return records.rows(path, *columns, split, data.dir)
+  return records.rows(path, *columns, split, data.tfds_dir)
 
 
 def _classes(found: Sequence[records.Rows], data: LabelledText) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 
 from mixer_jax import options
-from mixer_jax.data import splits
+from mixer_jax.data import further, splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.models.spectral import shown
@@ -50,6 +50,7 @@ class FunctionData:
   train_split: Annotated[str, Option(_SPLIT)] = "train"
   test_split: Annotated[str, Option("test set, written as train_split")] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
+  test_sets: further.option("a .mat or .npz, of which data.step takes points as of the others") = ""
   train_functions: Annotated[int, Option('generated as "train"', 1, generate.COUNT.high)] = 1024
   test_functions: Annotated[int, Option('generated as "test"', 1, generate.COUNT.high)] = 100
   points: Annotated[
@@ -86,6 +87,11 @@ class FunctionData:
     return [step for step in dict.fromkeys(map(int, given)) if step != self.step]
 
   @property
+  def further_sets(self) -> dict[str, further.Place]:
+    """Files of the test sets of other sources, by name."""
+    return further.places(self.test_sets, splits.OWN)
+
+  @property
   def generated_grid(self) -> tuple[int, ...]:
     """The grid on which functions are generated; () for files."""
     if self.name == "files":
@@ -101,7 +107,7 @@ class FunctionData:
 
   def check(self) -> None:
     """Raises a UserError for fields that contradict each other, before functions are generated."""
-    grid, extra = self.generated_grid, self.extra_steps
+    grid, extra, _ = self.generated_grid, self.extra_steps, self.further_sets
     if grid and self.dir:
       raise UserError(f"data.dir is {self.dir!r}, which {self.name!r} does not read; 'files' would")
     if self.output_step and (extra or not self.inverse or self.output_step % self.step):
@@ -120,11 +126,8 @@ def load(data: FunctionData) -> dict[str, Arrays]:
   everywhere.
   """
   read = functools.cache(functools.partial(_read, data))
-  parts = {
-    name: splits.parts(spec, splits.field(name), lambda base: len(read(base)))
-    for name, spec in data.split_specs.items()
-  }
-  splits.check_apart(parts, data.split_specs)
+  number = lambda base: len(read(base))
+  parts = splits.checked_parts(data.split_specs, number, data.further_sets)
   found = {name: _taken(data, read, part, data.step) for name, part in parts.items()}
   whole, train = read(parts["train"][0][0]), found["train"]["inputs"]
   ends = "periodic" if whole.periodic else "with its ends"
@@ -144,8 +147,8 @@ def load(data: FunctionData) -> dict[str, Arrays]:
 
 def _read(data: FunctionData, base: str) -> Functions:
   """All functions of a base split, on their own grid."""
-  if data.name == "files":
-    path = str(pathlib.Path(data.dir) / base)
+  if data.name == "files" or isinstance(base, further.Place):
+    path = base if isinstance(base, further.Place) else str(pathlib.Path(data.dir) / base)
     found = function_files.read(path, data.inputs_name, data.outputs_name)
     return dataclasses.replace(found, periodic=data.periodic(len(found.grid)))
   counts = {"train": data.train_functions, "test": data.test_functions}

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import logging
+import pathlib
 from typing import Annotated, Mapping, NamedTuple
 
 import numpy as np
 
 from mixer_jax import options
-from mixer_jax.data import splits
+from mixer_jax.data import further, splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import folder
@@ -41,6 +42,7 @@ class SegmentationData:
   train_split: Annotated[str, _SAME["train_split"]] = "train"
   test_split: Annotated[str, _SAME["test_split"]] = "test"
   validation_split: Annotated[str, _SAME["validation_split"]] = ""
+  test_sets: further.option("a folder of images, DIR/SPLIT or DIR/images/SPLIT") = ""
   canvas: Annotated[tuple[int, ...], Option(_CANVAS, 1, 2**14)] = ()
   classes: Annotated[str, Option(_NAMES)] = ""
   void: Annotated[int, Option("id of pixels that do not count", 0, 255)] = 255
@@ -65,8 +67,14 @@ class SegmentationData:
     """The split strings by the name of the split."""
     return splits.by_name(self.train_split, self.test_split, self.validation_split)
 
+  @property
+  def further_sets(self) -> dict[str, further.Place]:
+    """Folders of images of the test sets of other sources, by name."""
+    return further.places(self.test_sets, splits.OWN)
+
   def check(self) -> None:
     """Raises a UserError for options that contradict each other."""
+    _ = self.further_sets
     if self.dir and self.name == "shapes":
       raise UserError(f"data.dir is {self.dir!r}, but data.name is 'shapes'; allowed: folder")
     if len(self.canvas) not in (0, 2):
@@ -87,8 +95,7 @@ def load(data: SegmentationData) -> Loaded:
   """Finds and decodes the set that the options name; a UserError if there is none."""
   read = functools.cache(functools.partial(_read, data))
   number = lambda base: len(read(base).images)
-  parts = {k: splits.parts(v, splits.field(k), number) for k, v in data.split_specs.items()}
-  splits.check_apart(parts, data.split_specs)
+  parts = splits.checked_parts(data.split_specs, number, data.further_sets)
   used = {base: read(base) for chosen in parts.values() for base, _ in chosen}
   trained = [used[base].ids[rows.start : rows.stop] for base, rows in parts["train"]]
   names = _names(data, np.flatnonzero(np.concatenate(trained).any(axis=0)))
@@ -123,6 +130,11 @@ def _ids(void: int, classes: int) -> np.ndarray:
 
 
 def _read(data: SegmentationData, base: str) -> _Base:
+  if isinstance(base, further.Place):
+    place = pathlib.Path(base)
+    root = place.parents[1] if place.parent.name == "images" else place.parent
+    files = Pairs(root, place.name, data.canvas, data.void)
+    return _Base(**files.arrays(data.cache_dir), files=files)
   if data.name == "shapes":
     if base not in ("train", "test"):
       raise UserError(f"the split {base!r} is none of shapes; allowed: train, test")

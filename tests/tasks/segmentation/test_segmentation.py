@@ -262,3 +262,26 @@ def test_labels_of_eight_bits_do_not_wrap():
   labels = np.array([0, 20, 5, 13], np.uint8)
   for metric in (Hits, MeanIou):
     assert metric.of(labels, labels.astype(np.int32), 21).value() == 1
+
+
+@pytest.mark.parametrize("ade", [False, True])
+def test_another_folder_is_tested_as_by_numpy(config, ade, tmp_path):
+  """By the classes of the answers to its images, which are larger than those of the run."""
+  root, size = files.write(tmp_path, {"other": 4}, (24, 28)), (4, 24, 28)
+  places = [root / "other", root / "otherannot"]
+  if ade:
+    for i, name in enumerate(("images", "annotations")):
+      (root / name).mkdir()
+      places[i] = places[i].rename(root / name / "other")
+  config.data.test_sets = f"other={places[0]}"
+  run = experiment.build(config)
+  variables = moved(run.task)
+  read = lambda place: np.stack([np.asarray(Image.open(place / f"a{i}.png")) for i in range(4)])
+  images, masks = map(read, places)
+  logits = np.zeros((*size, 3))
+  np.put_along_axis(logits, run.task.classes(variables, images)[..., None].astype(int), 9.0, -1)
+  expected = by_numpy(logits, np.where(masks == files.VOID, 0, masks), masks != files.VOID)
+  found = Evaluator(run, "other")(variables)
+  assert [found[k] for k in ("miou", "accuracy")] == pytest.approx(
+    [expected[k] for k in ("miou", "accuracy")], rel=1e-6
+  )
