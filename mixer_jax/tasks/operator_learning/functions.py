@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from typing import Annotated, Callable
+from typing import Annotated, Callable, Mapping, NamedTuple
 import zlib
 
 import numpy as np
@@ -17,6 +17,7 @@ from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files, generate
 from mixer_jax.pde.functions import Functions, check_step, subsampled
+from mixer_jax.tasks.operator_learning.losses import grid_of
 
 _LOG = logging.getLogger(__name__)
 _NAMES = (*generate.KINDS, "files")
@@ -31,6 +32,10 @@ _ARRAY = 'of the array in files, those that `predict` answers too; "": Li et al.
 _AXES = (
   'axes of files: "periodic", without the end point, "bounded", with it, or "auto": a single axis is'
   " periodic, two are bounded"
+)
+_GRID_AXES = (
+  "axes of the grid in files; the last axis of an array with one more has channels; 0: by the shapes, so"
+  " that [n, s, s] has two axes"
 )
 _AT_ONCE = 64  # functions averaged, or looked at, together
 _MOST_LOST = 1e-2  # a larger change by rounding, as a share of the deviation, is reported
@@ -71,6 +76,7 @@ class FunctionData:
   inputs_name: Annotated[str, Option(_ARRAY, free=True)] = ""
   outputs_name: Annotated[str, Option(_ARRAY, free=True)] = ""
   axes: one_of(_AXES, ("auto", "periodic", "bounded")) = "auto"
+  grid_axes: Annotated[int, Option(_GRID_AXES, 0, 2)] = 0
 
   @property
   def split_specs(self) -> dict[str, str]:
@@ -117,8 +123,15 @@ class FunctionData:
       check_step(grid, self.periodic(len(grid)), step)
 
 
-def load(data: FunctionData) -> dict[str, Arrays]:
-  """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": uint32}.
+class Loaded(NamedTuple):
+  """The splits by name, and the number of axes of the grid."""
+
+  splits: Mapping[str, Arrays]
+  axes: int
+
+
+def load(data: FunctionData) -> Loaded:
+  """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": uint32}; or [*grid, channels].
 
   Beside "train", "test" and maybe "validation" there is a "test_POINTS" for each further grid. The
   id of a function depends on its place in the generated split or file alone. A UserError if files
@@ -131,25 +144,29 @@ def load(data: FunctionData) -> dict[str, Arrays]:
   found = {name: _taken(data, read, part, data.step) for name, part in parts.items()}
   whole, train = read(parts["train"][0][0]), found["train"]["inputs"]
   ends = "periodic" if whole.periodic else "with its ends"
-  sizes = f"{shown(train.shape[1:])} of {shown(whole.grid)} points (data.step={data.step})"
+  sizes = f"{shown(train.shape[1 : 1 + len(whole.grid)])} of {shown(whole.grid)} points (data.step={data.step})"
   _LOG.info("%s functions on %s, %s", f"{len(train):,}", sizes, ends)
   for step in data.extra_steps:
     arrays = _taken(data, read, parts["test"], step)
     found[f"test_{arrays['inputs'].shape[1]}"] = arrays
+  channels = lambda arrays: [arrays[x].shape[1 + len(whole.grid) :] for x in ("inputs", "outputs")]
   for name, arrays in found.items():
+    if (own := channels(arrays)) != (trained := channels(found["train"])):
+      told = f"channels of inputs and outputs of {name} are {own}, and {trained} of train"
+      raise UserError(f"{told}; allowed: the same")
     outputs = arrays["outputs"].reshape(len(arrays["outputs"]), -1)
     zero = np.maximum(outputs.max(1), -outputs.min(1)) < _ZERO
     if zero.any():
       why = "is 0 at all points, where it has no relative error"
       raise UserError(f"outputs of {name}: function {zero.argmax()} {why}")
-  return {name: Arrays(arrays) for name, arrays in found.items()}
+  return Loaded({name: Arrays(arrays) for name, arrays in found.items()}, len(whole.grid))
 
 
 def _read(data: FunctionData, base: str) -> Functions:
   """All functions of a base split, on their own grid."""
   if data.name == "files" or isinstance(base, further.Place):
     path = base if isinstance(base, further.Place) else str(pathlib.Path(data.dir) / base)
-    found = function_files.read(path, data.inputs_name, data.outputs_name)
+    found = function_files.read(path, data.inputs_name, data.outputs_name, data.grid_axes)
     return dataclasses.replace(found, periodic=data.periodic(len(found.grid)))
   counts = {"train": data.train_functions, "test": data.test_functions}
   if base not in counts:
@@ -167,14 +184,14 @@ def _taken(
   taken = {"inputs": [], "outputs": [], "id": []}
   for base, rows in parts:
     whole, some = read(base), slice(rows.start, rows.stop)
-    fine = Functions(whole.inputs[some], whole.outputs[some], whole.periodic)
+    fine = dataclasses.replace(whole, inputs=whole.inputs[some], outputs=whole.outputs[some])
     coarse = subsampled(fine, step)
     inputs, outputs = coarse.inputs, coarse.outputs
     if data.inverse:
       inputs, outputs = outputs, inputs
       if wide := data.output_step:
         check_step(fine.grid, fine.periodic, wide, "output_step", step)
-        outputs = averaged(fine.inputs, wide, fine.periodic)
+        outputs = averaged(fine.inputs, wide, fine.periodic, fine.axes)
     taken["inputs"].append(_in_float32(inputs, f"inputs of {base}"))
     taken["outputs"].append(_in_float32(outputs, f"outputs of {base}"))
     ids = zlib.crc32(base.encode()) + np.arange(rows.start, rows.stop)
@@ -193,14 +210,16 @@ def _in_float32(functions: np.ndarray, where: str) -> np.ndarray:
   return rounded
 
 
-def averaged(functions: np.ndarray, step: int, periodic: bool) -> np.ndarray:
-  """Functions [n, *grid] at every step-th point, each the mean over its cell, `step` wide.
+def averaged(
+  functions: np.ndarray, step: int, periodic: bool, axes: int | None = None
+) -> np.ndarray:
+  """Functions (`losses.grid_of`) at every step-th point, the mean over its cell, `step` wide.
 
   Points on the edge between two cells count half in both. Cells are cut at the ends of the domain,
   and points there count in full.
   """
   means = []
-  for points in functions.shape[1:]:
+  for points in grid_of(functions, axes):
     distance = np.abs(np.arange(points)[None] - np.arange(0, points, step)[:, None])
     distance = np.minimum(distance, points - distance) if periodic else distance
     weights = np.clip((step + 1 - 2 * distance) / 2, 0, 1)
