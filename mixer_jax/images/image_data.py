@@ -5,7 +5,7 @@ from typing import Annotated
 
 from mixer_jax.data import further, splits
 from mixer_jax.errors import UserError
-from mixer_jax.options import Option, one_of
+from mixer_jax.options import Option, Size, one_of, pair
 
 STREAMS = ("auto", "always", "never")
 _SIDE = 2**14  # pixels; larger images would take hours or all memory
@@ -19,9 +19,7 @@ STATISTICS = {
   "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 _OTHERS = (0.5,) * 3, (0.5,) * 3
-_FIT = (
-  "how stored_size, and prediction, make squares: black borders, the centre alone, or distorted"
-)
+_FIT = "how stored_size, and prediction, change proportions: black borders, the centre alone, or distorted"
 _BY_NAME = '; None: that of CIFAR for "sample", "cifar10" and "cifar100", else 0.5'
 _TEST_LABELS = "JSON files of right classes of such sets, NAME=FILE with commas"
 
@@ -31,8 +29,8 @@ class ImageData:
   """The group `config.data`.
 
   A set of more than 32 GiB decoded, or with `crop`, is streamed if `stream` is "auto". With
-  crop="inception" areas become squares of `image_size`, and test images are cropped at the centre
-  with `resize` as their shorter side.
+  crop="inception" areas become images of `image_size`, and test images, resized to the smallest that
+  covers `resize` (for a side: its shorter side), are cropped at the centre.
   """
 
   name: Annotated[str, Option('"sample", "folder", "npz" or a TFDS name')] = "sample"
@@ -52,7 +50,9 @@ class ImageData:
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
   test_sets: further.option("a folder of class folders, an .npz or tfds:NAME[@SPLIT]") = ""
   test_labels: Annotated[str, Option(_TEST_LABELS, free=True)] = ""
-  stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
+  stored_size: Annotated[
+    Size, Option("side of images as stored, or height and width; 0: unchanged", 0, _SIDE)
+  ] = 0
   fit: one_of(_FIT, FITS) = "pad"
   stream: one_of("decode each batch anew, not once", STREAMS, free=True) = "auto"
   crop: one_of("train on random areas of encoded images", ("", "inception")) = ""
@@ -61,8 +61,12 @@ class ImageData:
     int, Option("decoding processes; -1: one a CPU; 0: a thread instead", -1, 1024, free=True)
   ] = -1
   read_ahead: Annotated[int, Option("images a worker decodes ahead", 1, free=True)] = 64
-  image_size: Annotated[int, Option("side that the model sees, in pixels", 1, _SIDE)] = 32
-  resize: Annotated[int, Option("side before a crop on the device; 0: no crop", 0, _SIDE)] = 0
+  image_size: Annotated[
+    Size, Option("side that the model sees, in pixels, or height and width", 1, _SIDE)
+  ] = 32
+  resize: Annotated[
+    Size, Option("side before a crop on the device, or height and width; 0: no crop", 0, _SIDE)
+  ] = 0
   pad: Annotated[int, Option("padding before a random crop, without resize", 0, _SIDE)] = 4
   flip: Annotated[
     bool | None, Option("mirror training images at random; None: those of the sample and of CIFAR")
@@ -110,10 +114,11 @@ class ImageData:
     if crop and (stored or self.random_crop):
       unused = "data.stored_size and data.random_crop are not used"
       raise UserError(f"data.crop={crop}: {unused} with it; leave them out")
-    if 0 < resize < side or (crop and not resize):
+    smaller = any(n < own for n, own in zip(pair(resize), pair(side)))
+    if (resize and smaller) or (crop and not resize):
       least = f"{'' if crop else '0, or '}at least data.image_size, {side}"
       raise UserError(f"data.resize is {resize}; allowed: {least}")
-    if not resize and self.pad >= side:
+    if not resize and self.pad >= min(pair(side)):
       why = f"it must be less than data.image_size, {side}, or a crop may show none of the image"
       raise UserError(f"data.pad is {self.pad}; {why}")
     if self.random_crop and not resize:

@@ -116,7 +116,7 @@ class Autoencoding(BaseTask):
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
     """The code and the squared error of image files, made squares as the set's images are."""
-    fit = functools.partial(crops.square, side=self._stored, fit=self._data.fit)
+    fit = functools.partial(crops.fitted, size=self._stored, fit=self._data.fit)
     read = functools.partial(folder.read_image, fit=fit)
 
     def answers(whole):

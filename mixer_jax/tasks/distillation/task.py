@@ -108,7 +108,7 @@ class Distillation(ImageClassification):
     return self._teacher.build(len(self.class_names))
 
   def init(self, key: jax.Array) -> Variables:
-    images = jnp.zeros((1, *[self._teacher.image_size] * 2, 3))
+    images = jnp.zeros((1, *options.pair(self._teacher.image_size), 3))
     shapes = jax.eval_shape(self.teacher.init, key, images)
     return {**super().init(key), "teacher": teacher_lib.absent(dict(shapes))}
 

@@ -107,9 +107,9 @@ class ImageClassification(ImageTask):
     return models.VARIANTS[group.name](num_classes=num_classes, **options.given(group))
 
   def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
-    size = self._augmentation.image_size
+    size = options.pair(self._augmentation.image_size)
     with as_user_error(f"model {self._config.model.name}", ValueError):
-      return dict(model.init(key, jnp.zeros((1, size, size, 3))))
+      return dict(model.init(key, jnp.zeros((1, *size, 3))))
 
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
@@ -243,7 +243,8 @@ class ImageClassification(ImageTask):
     """Writes the weights in Linen's names, with the model's epsilons, see `pretrained.save`."""
     weights = pretrained.beside(variables)
     statistics = pretrained.Normalization(self._data.mean, self._data.std)
-    pretrained.save(path, weights, self._build(weights["head"]["bias"].size), statistics)
+    model = self._build(weights["head"]["bias"].size)
+    pretrained.save(path, weights, model, statistics, self._data.image_size)
 
 
 def _own(variables: Variables) -> Variables:

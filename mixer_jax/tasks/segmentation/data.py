@@ -14,7 +14,7 @@ from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import folder
 from mixer_jax.images.image_data import CIFAR10, ImageData
-from mixer_jax.options import Option, one_of
+from mixer_jax.options import Option, Size, one_of, pair
 from mixer_jax.paths import user_path
 from mixer_jax.tasks.segmentation import shapes
 from mixer_jax.tasks.segmentation.pairs import Pairs
@@ -47,9 +47,11 @@ class SegmentationData:
   classes: Annotated[str, Option(_NAMES)] = ""
   void: Annotated[int, Option("id of pixels that do not count", 0, 255)] = 255
   examples: Annotated[int, Option("shapes: training images; a quarter as many for tests", 4)] = 512
-  image_size: Annotated[int, Option("side that the model sees, in pixels", 1, 2**14)] = 64
+  image_size: Annotated[
+    Size, Option("side that the model sees, in pixels, or height and width", 1, 2**14)
+  ] = 64
   stride: Annotated[
-    int, Option("between windows of larger test images; 0: 2/3 of image_size", 0, 2**14)
+    Size, Option("between windows of larger test images; 0: 2/3 of image_size", 0, 2**14)
   ] = 0
   smallest_scale: _Scale("of training images, at random") = 0.5
   largest_scale: _Scale("likewise") = 2.0
@@ -59,8 +61,10 @@ class SegmentationData:
   std: Annotated[tuple[float, ...], _SAME["std"]] = CIFAR10[1]
 
   @property
-  def window_stride(self) -> int:
-    return self.stride or max(1, self.image_size * 2 // 3)
+  def window_stride(self) -> tuple[int, int]:
+    """Rows and columns between windows."""
+    sides = zip(pair(self.stride), pair(self.image_size))
+    return tuple(stride or max(1, side * 2 // 3) for stride, side in sides)
 
   @property
   def split_specs(self) -> dict[str, str]:
@@ -79,7 +83,7 @@ class SegmentationData:
       raise UserError(f"data.dir is {self.dir!r}, but data.name is 'shapes'; allowed: folder")
     if len(self.canvas) not in (0, 2):
       raise UserError(f"data.canvas is {self.canvas}; allowed: a height and a width, or []")
-    if self.stride > self.image_size:
+    if any(stride > side for stride, side in zip(pair(self.stride), pair(self.image_size))):
       why = f"pixels between windows have no answer; allowed: up to image_size, {self.image_size}"
       raise UserError(f"data.stride is {self.stride}: {why}")
 

@@ -92,7 +92,7 @@ class Segmentation(BaseTask):
 
   @functools.cached_property
   def model(self) -> upernet.UperNet:
-    """Maps images [batch, image_size, image_size, 3] to logits on a grid."""
+    """Maps images [batch, *image_size, 3] to logits on a grid."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> upernet.UperNet:
@@ -101,8 +101,8 @@ class Segmentation(BaseTask):
     return upernet.upernet(backbone, num_classes, **options.given(self._config.decoder))
 
   def _fresh(self, model: upernet.UperNet, key: jax.Array) -> Variables:
-    size = self._data.image_size
-    return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
+    size = options.pair(self._data.image_size)
+    return {"params": model.init(key, jnp.zeros((1, *size, 3)))["params"]}
 
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
@@ -152,8 +152,8 @@ class Segmentation(BaseTask):
 
   def logits(self, variables: Variables, images: jax.Array) -> jax.Array:
     """Logits of all pixels of normalised images, float32 [batch, height, width, classes]."""
-    size, classes = self._data.image_size, self.model.num_classes
-    seen = lambda x: upernet.resized(self.model.apply(variables, x)[0], (size, size))
+    size, classes = options.pair(self._data.image_size), self.model.num_classes
+    seen = lambda x: upernet.resized(self.model.apply(variables, x)[0], size)
     return windows.sliding(seen, images, classes, size, self._data.window_stride)
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
