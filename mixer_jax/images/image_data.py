@@ -4,6 +4,7 @@ import dataclasses
 from typing import Annotated
 
 from mixer_jax.data import further, splits
+from mixer_jax.data.order import Sampling
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option, Size, one_of, pair
 
@@ -73,6 +74,7 @@ class ImageData:
   ] = None
   random_crop: Annotated[bool, Option("with resize: crop at random, not the centre")] = False
   repeats: Annotated[int, Option("copies of each training example in a row", 1, 1024)] = 1
+  sampling: Sampling = "example"
   mean: Annotated[
     tuple[float, ...] | None,
     Option(f"mean of the pixels in [0, 1], each channel{_BY_NAME}", -1e4, 1e4, length=3),

@@ -12,6 +12,7 @@ from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import check_list, until_error
 from mixer_jax.images import crops, folder, sources
 from mixer_jax.images.image_data import ImageData
+from mixer_jax.tasks import labels
 from mixer_jax.tasks.task import BaseTask, Variables
 
 
@@ -52,6 +53,13 @@ class ImageTask(BaseTask):
     data = options.made(ImageData, config.data)
     config.data.update(mean=data.mean, std=data.std, flip=data.flip)
     return config
+
+  @property
+  def _labels(self) -> np.ndarray:
+    return labels.of_examples(self._loaded.splits["train"])
+
+  def sampled_labels(self) -> np.ndarray | None:
+    return self._labels if self._data.sampling == "class" else None
 
   def notes(self) -> Mapping[str, Any]:
     return {"stored": self._stored}

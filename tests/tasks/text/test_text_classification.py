@@ -323,3 +323,23 @@ def test_another_file_is_tested_as_by_numpy(config, vocabulary, tmp_path):
   found = Evaluator(run, "other")(variables)
   expected = {"loss": losses.mean(), "accuracy": (logits.argmax(1) == own).mean()}
   assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_class_weights_and_sampling_by_class(config, folder):
+  config.class_weight, config.data.sampling = "balanced", "class"
+  config.data.train_split = "train.tsv+more.tsv[:5]+more.tsv[7:8]"
+  run = experiment.build(config)
+  arrays = run.datasets["train"].arrays()
+  counts = np.bincount(arrays["label"])
+  assert (
+    counts.sum() == 646 and np.ptp(np.bincount(arrays["label"][run.order.indices(1)].ravel())) < 2
+  )
+  weights = 646 / (2 * counts)
+  examples = {name: jnp.asarray(x[:9]) for name, x in arrays.items()}
+  batch = run.task.prepare(None, examples, train=True)
+  variables = shaken(run.task.init(jax.random.key(0)), 0.3)
+  logits, own = np.float64(run.task.predict(variables, batch).outputs), arrays["label"][:9]
+  losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(9), own]
+  found = run.task.loss(variables, batch, jax.random.key(0))[0].value()
+  np.testing.assert_allclose(found, np.average(losses, weights=weights[own]), rtol=1e-5)
+  np.testing.assert_allclose(run.task.predict(variables, batch).weights, weights[own], rtol=1e-6)
