@@ -58,13 +58,24 @@ def grid_axes(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:
   return axes - (channels and len(inputs) == len(outputs))
 
 
-def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
-  """Reads inputs alone, or outputs, float32 [functions, *grid(, channels)]; errors as of `read`.
+def read_side(
+  path: str,
+  name: str = "",
+  outputs: bool = False,
+  axes: int | None = None,
+  channels: tuple[int, ...] = (),
+) -> np.ndarray:
+  """Reads inputs alone, or outputs, float32 [functions, *grid, *channels]; errors as of `read`.
 
-  `name` is that of the array, if Li et al. have another one.
+  `name` is that of the array, if Li et al. have another one. With `axes` the grid has to have so
+  many, and there have to be such channels.
   """
   names = [(name,)] if name else [(pair[outputs],) for pair in NAMES.values()]
   [array] = _arrays(path, names, f"data.{'outputs' if outputs else 'inputs'}_name")
+  if axes and array.shape[1 + axes :] != channels or array.ndim - 1 < (axes or 0):
+    with_channels = f" with {channels[0]} channels on the last" if channels else ""
+    allowed = f"a grid of {axes} axes{with_channels}"
+    raise UserError(f"{path}: has {list(array.shape)}; allowed: functions on {allowed}")
   return array.astype(np.float32)
 
 

@@ -70,6 +70,14 @@ class WeightedSum:
 
 
 @flax.struct.dataclass
+class MeanOrZero(WeightedSum):
+  """The mean, 0 if the weights are 0."""
+
+  def value(self) -> jax.Array:
+    return self.total / jnp.where(self.weight == 0, 1.0, self.weight)
+
+
+@flax.struct.dataclass
 class RootMeanSquare(WeightedSum):
   """The root of the mean of squares; `total` is the sum of squares."""
 

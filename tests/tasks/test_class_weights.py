@@ -3,14 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 import pytest
 
 from mixer_jax import config as config_lib
 from mixer_jax import evaluate, experiment, optim
-from mixer_jax.data import order
+from mixer_jax.data import dataset, order
 from mixer_jax.errors import UserError
 from mixer_jax.tasks import labels
 from mixer_jax.training import loop
+from mixer_jax.training.state import init_state
+from mixer_jax.training.trainer import Trainer
 from tests import children
 from tests.tasks import runs
 
@@ -177,3 +180,33 @@ def test_a_run_samples_by_class_and_tells_the_accuracy_of_each(config, tmp_path,
   assert evaluate.evaluate(path)["test"].keys() == found.keys() - {
     f"balanced_accuracy/{name}" for name in ("cat", "dog", "gnu")
   }
+
+
+def test_streamed_files_are_sampled_by_class(config, tmp_path):
+  """Of a folder the labels are known before an image is read; an example comes in several crops."""
+  rng = np.random.default_rng(0)
+  for split in ("train", "test"):
+    for name, number in (("cat", 14), ("dog", 2)):
+      (tmp_path / split / name).mkdir(parents=True)
+      for i in range(number):
+        image = rng.integers(0, 256, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(image).save(tmp_path / split / name / f"{i}.png")
+  config.data.update(name="folder", dir=str(tmp_path), crop="inception", resize=12, workers=0)
+  config.data.sampling, config.class_weight = "class", "balanced"
+  config_lib.check(config)
+  run = experiment.build(config)
+  train = run.datasets["train"]
+  assert train.arrays() is None
+  names = np.array([path.split(b"/")[1] for path in train.paths])
+  assert (names[run.order.indices(1).ravel()] == b"dog").sum() == 8
+  weights = run.task.prepare(*(jax.random.key(0), dataset.examples(train, range(16))), train=True)[
+    "weight"
+  ]
+  np.testing.assert_allclose(weights, np.where(names == b"dog", 4, 4 / 7), rtol=1e-6)
+  trainer = Trainer(run, init_state(run))
+  trainer.advance()
+  dogs = np.flatnonzero(names == b"dog")
+  draws = [(i, c) for i, c in zip(run.order.indices(1).ravel(), run.order.all_copies(1).ravel())]
+  assert sorted(draw for draw in draws if draw[0] in dogs) == [
+    (i, c) for i in dogs for c in range(4)
+  ]

@@ -22,7 +22,7 @@ from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
 from mixer_jax.pde.functions import check_step
-from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
+from mixer_jax.tasks.metrics import Largest, MeanOrZero, Metric, Sums, WeightedSum
 from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pictures
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables, in_batches
 
@@ -225,7 +225,7 @@ class OperatorLearning(BaseTask):
     for channel in range(self.model.outputs) if self.model.outputs > 1 else ():
       e, u = errors[..., channel], wanted[..., channel]
       own = u.any(tuple(range(1, u.ndim))) & (True if mask is None else mask)
-      sums[f"relative_l2_{channel}"] = WeightedSum.of(losses.relative_l2(e, u), own)
+      sums[f"relative_l2_{channel}"] = MeanOrZero.of(losses.relative_l2(e, u), own)
     return sums
 
   def curvature_view(self) -> Any:
@@ -284,13 +284,9 @@ class OperatorLearning(BaseTask):
     answer, data = jax.jit(lambda x: self._answer(variables, x)), self._data
     name = data.outputs_name if data.inverse else data.inputs_name
     for path in inputs:
-      read, own = function_files.read_side(path, name, outputs=data.inverse), self._grids[0]
-      grid, channels = losses.grid_of(read, self._axes), own[self._axes :]
-      if read.shape[1:] != (*grid, *channels) or len(grid) < self._axes:
-        allowed = (
-          f"functions on {self._axes} axes with {math.prod(channels)} channels, the last axis"
-        )
-        raise UserError(f"{path}: has {list(read.shape)}; allowed: {allowed}")
+      form = self._axes, self._grids[0][self._axes :]
+      read = function_files.read_side(path, name, data.inverse, *form)
+      grid = losses.grid_of(read, self._axes)
       if every := data.output_step // data.step:
         check_step(grid, self._periodic, every, f"{path}: data.output_step / data.step")
       for i, function in enumerate(read):

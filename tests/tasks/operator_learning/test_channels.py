@@ -64,6 +64,16 @@ def test_a_linear_operator_of_two_channels_is_learned(torus, tmp_path):
     next(iter(run.answer([str(tmp_path / "one.npz")])))
 
 
+def test_a_channel_that_is_0_everywhere_has_no_error_of_its_own(torus):
+  run = experiment.build(torus)
+  variables = jax.jit(run.task.init)(jax.random.key(0))
+  batch = {name: jnp.asarray(x[:4]) for name, x in run.datasets["test"].arrays().items()}
+  batch["outputs"] = batch["outputs"].at[..., 1].set(0.0)
+  found = run.task.evaluate(variables, batch, jnp.ones(4, bool))
+  assert float(found["relative_l2_1"].value()) == 0.0
+  assert 0 < float(found["relative_l2_0"].value()) < float(found["relative_l2"].value()) * 1.01
+
+
 @pytest.mark.parametrize("form", ["norm", "square"])
 def test_kfac_sees_the_gradient_of_the_loss_of_all_channels(torus, form):
   """Of a normal likelihood: sums of squares over the channels, as a mean over points."""
