@@ -235,3 +235,13 @@ def test_it_is_evaluated_and_predicted_and_drawn(run, images, tmp_path):
   assert answer["error"] == pytest.approx(squares[0], rel=1e-4)
   ended = children.command(path / "log", "report.__main__", "pictures", workdir)
   assert ended.code == 0 and ended.out.endswith("pictures/reconstructions.png\n"), ended.err
+
+
+def test_images_that_are_not_square_are_resized_as_by_pillow():
+  images = np.random.default_rng(0).integers(0, 256, (3, 12, 20, 3)).astype(np.uint8)
+  data = pixels.PixelData("npz", image_size=(6, 10))
+  assert data.shape == (6, 10, 1)
+  grey = images.astype(np.float32).mean(3) / 255
+  wanted = [Image.fromarray(x, "F").resize((10, 6), Image.Resampling.BILINEAR) for x in grey]
+  found = pixels.rows(images, data)
+  np.testing.assert_allclose(found, np.stack(wanted).reshape(3, 60), atol=1e-6)
