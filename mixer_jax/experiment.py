@@ -60,7 +60,9 @@ class Experiment:
   def order(self) -> Order | buckets.BucketOrder:
     """The order of the training examples, before any restore."""
     config, train = self.config, self.datasets["train"]
-    return buckets.order_of(train, config.seed, config.batch_size, self.task.repeats)
+    task = self.task
+    how = (config.seed, config.batch_size, task.repeats, task.sampled_labels())
+    return buckets.order_of(train, *how)
 
   @functools.cached_property
   def clock(self) -> Clock:

@@ -16,7 +16,7 @@ import types
 import typing
 from typing import Annotated, Any, Callable, Iterable, Mapping, TypeVar
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict, FieldReference
 import numpy as np
 
 from mixer_jax.errors import UserError
@@ -30,6 +30,21 @@ _SET_BY_FILE = (
 
 Group = Callable | Mapping[str, Callable]
 T = TypeVar("T")
+
+
+Size = int | tuple[int, ...]  # a side, or height and width: the type of an option of both
+
+
+def pair(size: Size) -> tuple[int, int]:
+  """Height and width of a size."""
+  height, width = (size, size) if isinstance(size, int) else size
+  return height, width
+
+
+def as_size(sides: tuple[int, int]) -> Size:
+  """The inverse of `pair`, a side where both are one."""
+  height, width = sides
+  return height if height == width else (height, width)
 
 
 def python_number(value: Any) -> Any:
@@ -48,7 +63,7 @@ class Option:
   length: int = 0  # of a tuple; 0: any
   free: bool = False  # may differ when a run is resumed, since results do not depend on it
   name: str = ""
-  type: type = str  # bool, int, float, str or tuple (of numbers)
+  type: type = str  # bool, int, float, str, tuple (of numbers) or object (of a `Size`)
   default: Any = None  # `REQUIRED` if there is none
   optional: bool = False
 
@@ -61,6 +76,7 @@ class Option:
     if self.choices:
       return ", ".join(str(choice) or '""' for choice in self.choices)
     numbers = f"a list of {self.length or 'any'} numbers, each " if self.type is tuple else ""
+    numbers = "a side, or height and width as (H,W), each " if self.type is object else numbers
     if self.low == -math.inf:
       return _KINDS[self.type]
     if self.high == math.inf:
@@ -71,14 +87,16 @@ class Option:
     """Raises a UserError that names the field if it does not take a value."""
     if value is None and self.optional:
       return
-    values = value if self.type is tuple else (value,)
+    size = self.type is object
     try:
+      values = pair(value) if size else value if self.type is tuple else (value,)
       fits = value is not None and self.length in (0, len(values))
+      fits = fits and not (size and any(type(v) is not int for v in values))
       if self.choices:
         fits = fits and value in self.choices
       elif self.type not in (str, bool):
         fits = fits and all(self.low <= v <= self.high and math.isfinite(v) for v in values)
-    except TypeError:  # of a value that has no order or no length
+    except (TypeError, ValueError):  # of a value that has no order or another length
       fits = False
     if not fits:
       raise UserError(f"{path} is {shown(value)}; allowed: {self.allowed}")
@@ -104,8 +122,10 @@ def of(function: Callable) -> Mapping[str, Option]:
     for note in getattr(parameter.annotation, "__metadata__", ()):
       if isinstance(note, Option):
         kind = typing.get_args(parameter.annotation)[0]
-        if optional := isinstance(kind, types.UnionType):
-          [kind] = [t for t in typing.get_args(kind) if t is not type(None)]
+        kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        if optional := type(None) in kinds:
+          kinds = tuple(t for t in kinds if t is not type(None))
+        kind = kinds[0] if len(kinds) == 1 else object
         seen = dict(name=name, default=parameter.default, optional=optional)
         found[name] = dataclasses.replace(note, type=typing.get_origin(kind) or kind, **seen)
   return types.MappingProxyType(found)
@@ -122,7 +142,9 @@ def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
   config = ConfigDict({"name": name} if several else {})
   for option in any_of(made_of).values():
     missing = several or option.default is None or option.default is REQUIRED
-    config[option.name] = config_dict.placeholder(option.type) if missing else option.default
+    default = None if missing else option.default
+    anything = missing or option.type is object
+    config[option.name] = FieldReference(default, option.type) if anything else default
   config.update(values)
   return config
 

@@ -167,13 +167,19 @@ class BucketOrder:
 _latest_batches = functools.lru_cache(maxsize=2)(BucketOrder.batches)
 
 
-def order_of(dataset: Dataset, seed: int, batch_size: int, repeats: int = 1) -> Order | BucketOrder:
+def order_of(
+  dataset: Dataset,
+  seed: int,
+  batch_size: int,
+  repeats: int = 1,
+  labels: np.ndarray | None = None,
+) -> Order | BucketOrder:
   """Returns the order of a training split, which is bucketed or has batches of one size.
 
   Raises a UserError for repeats of a bucketed split.
   """
   if not isinstance(dataset, Bucketed):
-    return Order(seed, len(dataset), batch_size, repeats=repeats)
+    return Order(seed, len(dataset), batch_size, repeats=repeats, labels=labels)
   if repeats != 1:
     raise UserError(f"repeats are {repeats}; allowed with batches of several shapes: 1")
   limits = (dataset.batch_tokens, batch_size, dataset.most_shapes)

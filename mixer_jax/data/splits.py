@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import re
+import types
 from typing import Callable, Mapping, Sequence
 
 import numpy as np
@@ -104,12 +105,17 @@ def check_apart(parts: Mapping[str, Parts], specs: Mapping[str, str]) -> None:
 
 
 def checked_parts(
-  specs: Mapping[str, str], num_examples: Callable[[str], int]
+  specs: Mapping[str, str],
+  num_examples: Callable[[str], int],
+  whole: Mapping[str, str] = types.MappingProxyType({}),
 ) -> dict[str, list[tuple[str, range]]]:
-  """The `parts` of each split string, by the name of its split, after `check_apart`."""
+  """The `parts` of each split string, by the name of its split, after `check_apart`.
+
+  `whole` are base splits that are taken whole, by the names of theirs.
+  """
   found = {name: parts(spec, field(name), num_examples) for name, spec in specs.items()}
   check_apart(found, specs)
-  return found
+  return found | {name: [(base, range(num_examples(base)))] for name, base in whole.items()}
 
 
 def joined(

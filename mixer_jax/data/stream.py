@@ -24,6 +24,7 @@ import numpy as np
 from mixer_jax.data import order
 from mixer_jax.data.dataset import Ids, Streamed
 from mixer_jax.errors import UserError
+from mixer_jax.runtime import processes
 
 # A worker hands over so many examples at once: few enough that all workers share a batch, many
 # enough that handing over costs little.
@@ -126,9 +127,9 @@ class _Chunks:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-  """Processes started within never see Ctrl-C or SIGTERM: they end with their run, in order."""
+  """Processes started within never see the signals that stop a run: they end with their run, in order."""
   resource_tracker.ensure_running()  # or it would let the signals through again
-  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, processes.SIGNALS)
   try:
     yield
   finally:

@@ -16,6 +16,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.images import crops, mixing, rand_augment, warp
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
+from mixer_jax.options import Size, pair
 
 KEYS = 4  # into which `train_input` splits its own
 _LOG = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def train_input(
 ) -> jax.Array:
   """Augments and normalises images [batch, height, width, 3] uint8, whose `crop` is made already.
 
-  The result is float32 [batch, image_size, image_size, 3], before Mixup and CutMix. A UserError if
+  The result is float32 [batch, *image_size, 3], before Mixup and CutMix. A UserError if
   the images have another size than `how` needs.
   """
   check(how, images.shape)
@@ -55,22 +56,22 @@ def eval_input(images: jax.Array, how: ImageData) -> jax.Array:
 def check(how: ImageData, shape: tuple[int, ...]) -> None:
   """Raises a UserError if images of a [..., height, width, channels] shape do not suit `how`."""
   height, width = shape[-3:-1]
-  if not how.resize and (height, width) != (how.image_size, how.image_size):
+  if not how.resize and (height, width) != pair(how.image_size):
     found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
     instead = "set it to their size"
     if height != width:
-      instead = f"set data.stored_size to {how.image_size}, which makes squares of files"
+      instead += f", or data.stored_size to {how.image_size}, which fits files to it"
     raise UserError(f"{found}; {instead}, or data.resize to {how.image_size} or more")
 
 
 def check_stored(how: ImageData, shape: tuple[int, ...]) -> None:
   """Makes the same check for a data set, and warns if a resize will distort its images."""
   check(how, shape)
-  height, width = shape[-3:-1]
-  if how.resize and height != width:
-    found = f"data.resize={how.resize} makes squares of images of {width}x{height} pixels"
+  (height, width), (rows, columns) = shape[-3:-1], pair(how.resize)
+  if height * columns != width * rows:
+    found = f"data.resize={how.resize} makes {columns}x{rows} of images of {width}x{height} pixels"
     _LOG.warning(
-      "%s, which distorts them; data.stored_size makes squares of files, by data.fit", found
+      "%s, which distorts them; data.stored_size fits files to a size, by data.fit", found
     )
 
 
@@ -79,9 +80,9 @@ def bilinear_matrix(size_out: int, size_in: int) -> np.ndarray:
   return warp.axis_matrix(0, size_in, size_out, size_in, np).astype(np.float32)
 
 
-def _random_areas(key: jax.Array, images: jax.Array, smallest: float, side: int) -> jax.Array:
+def _random_areas(key: jax.Array, images: jax.Array, smallest: float, size: Size) -> jax.Array:
   uniform = jax.random.uniform(key, (len(images), warp.BOX), jnp.float32)
-  area = lambda u, image: warp.random_area(u, image, (smallest, 1.0), side)
+  area = lambda u, image: warp.random_area(u, image, (smallest, 1.0), size)
   return jax.vmap(area)(uniform, images)
 
 
@@ -101,19 +102,19 @@ def _changed(key: jax.Array, images: jax.Array, how: ImageData, policy: Augment)
 
 
 def _resize_centre_crop(images: jax.Array, how: ImageData) -> jax.Array:
-  start = crops.middle(how.resize, how.image_size)
-  rows, columns = (
-    bilinear_matrix(how.resize, n)[start : start + how.image_size] for n in images.shape[1:3]
-  )
-  return _resized(images.astype(jnp.float32), rows, columns)
+  sides = zip(pair(how.resize), pair(how.image_size), images.shape[1:3])
+  parts = (bilinear_matrix(n, old)[crops.middle(n, size) :][:size] for n, size, old in sides)
+  return _resized(images.astype(jnp.float32), *parts)
 
 
 def _resize_random_crop(rng: jax.Array, images: jax.Array, how: ImageData) -> jax.Array:
-  offsets = jax.random.randint(rng, (len(images), 2), 0, how.resize - how.image_size + 1, jnp.int32)
-  both = [jnp.asarray(bilinear_matrix(how.resize, n)) for n in images.shape[1:3]]
+  resize, size = pair(how.resize), pair(how.image_size)
+  free = jnp.array([n - own + 1 for n, own in zip(resize, size)])
+  offsets = jax.random.randint(rng, (len(images), 2), 0, free, jnp.int32)
+  both = [jnp.asarray(bilinear_matrix(n, old)) for n, old in zip(resize, images.shape[1:3])]
 
   def resize(image, offset):
-    crop = [jax.lax.dynamic_slice_in_dim(x, i, how.image_size) for x, i in zip(both, offset)]
+    crop = [jax.lax.dynamic_slice_in_dim(x, i, n) for x, i, n in zip(both, offset, size)]
     return _resized(image, *crop)
 
   return jax.vmap(resize)(images.astype(jnp.float32), offsets)

@@ -1,25 +1,31 @@
-"""From an encoded image to the square that is stored: for Pillow images, on the host."""
+"""From an encoded image to the size in which it is stored: for Pillow images, on the host."""
 
 import math
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from mixer_jax.options import Size, pair
+
 _TRIES = 10
 LARGEST_RATIO = 4 / 3  # of a random area's sides
 
 
-def centre(image: Image.Image, shorter: int, side: int) -> Image.Image:
-  """Resizes the shorter side (bilinear, antialiased) and crops a square around the centre.
+def centre(image: Image.Image, shorter: Size, size: Size) -> Image.Image:
+  """Resizes the shorter side (bilinear, antialiased) and crops around the centre.
+
+  With `shorter` of height and width the resized image is the smallest that covers them.
 
   Sizes and places are rounded as by torchvision's Resize and CenterCrop. An `Image.DecompressionBombError` if the resized image would have too many pixels.
   """
-  width, height = (shorter * length // min(image.size) for length in image.size)
+  least, crop = pair(shorter)[::-1], pair(size)[::-1]  # width and height, as Pillow has them
+  n, length = max(zip(least, image.size), key=lambda side: side[0] / side[1])
+  width, height = (max(m, n * own // length) for m, own in zip(least, image.size))
   if width * height > Image.MAX_IMAGE_PIXELS:
     raise Image.DecompressionBombError(f"{width}x{height} pixels once resized")
   image = image.resize((width, height), Image.Resampling.BILINEAR)
-  left, top = middle(width, side), middle(height, side)
-  return image.crop((left, top, left + side, top + side))
+  left, top = middle(width, crop[0]), middle(height, crop[1])
+  return image.crop((left, top, left + crop[0], top + crop[1]))
 
 
 def middle(length: int, side: int) -> int:
@@ -27,26 +33,26 @@ def middle(length: int, side: int) -> int:
   return round((length - side) / 2)
 
 
-def square(image: Image.Image, side: int, fit: str) -> Image.Image:
-  """Makes a square of an image (bilinear, antialiased).
+def fitted(image: Image.Image, size: Size, fit: str) -> Image.Image:
+  """Brings an image to a size (bilinear, antialiased).
 
   Args:
     image: of any size and proportions.
-    side: of the result, in pixels.
+    size: of the result, in pixels.
     fit: "pad" keeps all of the image between black borders, "crop" cuts out the centre, "squash"
-      resizes both sides to `side`.
+      resizes both sides.
   """
   if fit == "crop":
-    return centre(image, shorter=side, side=side)
+    return centre(image, shorter=size, size=size)
   if fit == "pad":
-    return ImageOps.pad(image, (side, side), Image.Resampling.BILINEAR)
-  return image.resize((side, side), Image.Resampling.BILINEAR)
+    return ImageOps.pad(image, pair(size)[::-1], Image.Resampling.BILINEAR)
+  return image.resize(pair(size)[::-1], Image.Resampling.BILINEAR)
 
 
 def random_area(
-  rng: np.random.Generator, image: Image.Image, smallest: float, side: int
+  rng: np.random.Generator, image: Image.Image, smallest: float, size: Size
 ) -> Image.Image:
-  """Resizes a random rectangle of an image to a square (bilinear, antialiased).
+  """Resizes a random rectangle of an image to a size (bilinear, antialiased).
 
   The crop of Szegedy et al., Going Deeper with Convolutions (CVPR 2015), section 6: its area is
   uniform between the part `smallest` and all of the image's, the logarithm of its aspect ratio
@@ -66,4 +72,4 @@ def random_area(
       left, top = rng.integers(0, (width - w + 1, height - h + 1)).tolist()
       break
   box = (left, top, left + w, top + h)
-  return image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+  return image.resize(pair(size)[::-1], Image.Resampling.BILINEAR, box=box)

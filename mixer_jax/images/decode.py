@@ -175,6 +175,14 @@ class Encoded:
       return None
     return np.concatenate([paths[rows.start : rows.stop] for paths, rows in found])
 
+  @property
+  def labels(self) -> np.ndarray | None:
+    """The labels of the examples, if they are known without reading them."""
+    found = [(getattr(records, "labels", None), rows) for records, rows in self.parts]
+    if any(labels is None for labels, _ in found):
+      return None
+    return np.concatenate([labels[rows.start : rows.stop] for labels, rows in found])
+
   def read(self, i: int, rng: np.random.Generator) -> dict[str, Any]:
     """Reads and decodes example i; `rng` decides its crop where that is random.
 

@@ -14,12 +14,12 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from mixer_jax.data import cache, tfds_source
+from mixer_jax.data.further import TFDS
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import arrays_file, folder, tfds_images
 from mixer_jax.images.decode import Decoded, Records
 from mixer_jax.paths import user_path
 
-TFDS = "tfds:"
 _NUMBERED = re.compile(r"(^|/)ILSVRC2012_val_(\d{8})\.")  # places in lists of labels, from 1
 _SET_FEATURE = "real_label"  # of TFDS's imagenet2012_real
 _LOG = logging.getLogger(__name__)

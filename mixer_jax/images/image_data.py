@@ -1,12 +1,12 @@
 """The options of image data, and the contradictions between them."""
 
 import dataclasses
-import re
 from typing import Annotated
 
-from mixer_jax.data import splits
+from mixer_jax.data import further, splits
+from mixer_jax.data.order import Sampling
 from mixer_jax.errors import UserError
-from mixer_jax.options import Option, one_of
+from mixer_jax.options import Option, Size, one_of, pair
 
 STREAMS = ("auto", "always", "never")
 _SIDE = 2**14  # pixels; larger images would take hours or all memory
@@ -20,14 +20,8 @@ STATISTICS = {
   "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 _OTHERS = (0.5,) * 3, (0.5,) * 3
-_FIT = (
-  "how stored_size, and prediction, make squares: black borders, the centre alone, or distorted"
-)
+_FIT = "how stored_size, and prediction, change proportions: black borders, the centre alone, or distorted"
 _BY_NAME = '; None: that of CIFAR for "sample", "cifar10" and "cifar100", else 0.5'
-_TEST_SETS = (
-  "further test sets of other sources, NAME=PLACE with commas: a folder of class folders, an .npz or"
-  " tfds:NAME[@SPLIT]"
-)
 _TEST_LABELS = "JSON files of right classes of such sets, NAME=FILE with commas"
 
 
@@ -36,8 +30,8 @@ class ImageData:
   """The group `config.data`.
 
   A set of more than 32 GiB decoded, or with `crop`, is streamed if `stream` is "auto". With
-  crop="inception" areas become squares of `image_size`, and test images are cropped at the centre
-  with `resize` as their shorter side.
+  crop="inception" areas become images of `image_size`, and test images, resized to the smallest that
+  covers `resize` (for a side: its shorter side), are cropped at the centre.
   """
 
   name: Annotated[str, Option('"sample", "folder", "npz" or a TFDS name')] = "sample"
@@ -55,9 +49,11 @@ class ImageData:
     str, Option('split that picks the best checkpoint; "": the test split does')
   ] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
-  test_sets: Annotated[str, Option(_TEST_SETS, free=True)] = ""
+  test_sets: further.option("a folder of class folders, an .npz or tfds:NAME[@SPLIT]") = ""
   test_labels: Annotated[str, Option(_TEST_LABELS, free=True)] = ""
-  stored_size: Annotated[int, Option("side of images as stored; 0: unchanged", 0, _SIDE)] = 0
+  stored_size: Annotated[
+    Size, Option("side of images as stored, or height and width; 0: unchanged", 0, _SIDE)
+  ] = 0
   fit: one_of(_FIT, FITS) = "pad"
   stream: one_of("decode each batch anew, not once", STREAMS, free=True) = "auto"
   crop: one_of("train on random areas of encoded images", ("", "inception")) = ""
@@ -66,14 +62,19 @@ class ImageData:
     int, Option("decoding processes; -1: one a CPU; 0: a thread instead", -1, 1024, free=True)
   ] = -1
   read_ahead: Annotated[int, Option("images a worker decodes ahead", 1, free=True)] = 64
-  image_size: Annotated[int, Option("side that the model sees, in pixels", 1, _SIDE)] = 32
-  resize: Annotated[int, Option("side before a crop on the device; 0: no crop", 0, _SIDE)] = 0
+  image_size: Annotated[
+    Size, Option("side that the model sees, in pixels, or height and width", 1, _SIDE)
+  ] = 32
+  resize: Annotated[
+    Size, Option("side before a crop on the device, or height and width; 0: no crop", 0, _SIDE)
+  ] = 0
   pad: Annotated[int, Option("padding before a random crop, without resize", 0, _SIDE)] = 4
   flip: Annotated[
     bool | None, Option("mirror training images at random; None: those of the sample and of CIFAR")
   ] = None
   random_crop: Annotated[bool, Option("with resize: crop at random, not the centre")] = False
   repeats: Annotated[int, Option("copies of each training example in a row", 1, 1024)] = 1
+  sampling: Sampling = "example"
   mean: Annotated[
     tuple[float, ...] | None,
     Option(f"mean of the pixels in [0, 1], each channel{_BY_NAME}", -1e4, 1e4, length=3),
@@ -98,12 +99,10 @@ class ImageData:
   @property
   def further_sets(self) -> dict[str, tuple[str, str]]:
     """Place and file of labels, maybe "", of the test sets of other sources, by name."""
-    labels = _pairs(self.test_labels, "data.test_labels")
-    places = _pairs(self.test_sets, "data.test_sets")
+    labels = further.pairs(self.test_labels, "data.test_labels")
+    places = further.places(self.test_sets, {*splits.OWN} | self.split_specs.keys())
     if unknown := labels.keys() - places.keys():
       raise UserError(f"data.test_labels has {min(unknown)!r}, which is not in data.test_sets")
-    if taken := places.keys() & ({*splits.OWN} | self.split_specs.keys()):
-      raise UserError(f"data.test_sets has {min(taken)!r}, the name of a split; take another one")
     return {name: (place, labels.get(name, "")) for name, place in places.items()}
 
   def check(self) -> None:
@@ -117,10 +116,11 @@ class ImageData:
     if crop and (stored or self.random_crop):
       unused = "data.stored_size and data.random_crop are not used"
       raise UserError(f"data.crop={crop}: {unused} with it; leave them out")
-    if 0 < resize < side or (crop and not resize):
+    smaller = any(n < own for n, own in zip(pair(resize), pair(side)))
+    if (resize and smaller) or (crop and not resize):
       least = f"{'' if crop else '0, or '}at least data.image_size, {side}"
       raise UserError(f"data.resize is {resize}; allowed: {least}")
-    if not resize and self.pad >= side:
+    if not resize and self.pad >= min(pair(side)):
       why = f"it must be less than data.image_size, {side}, or a crop may show none of the image"
       raise UserError(f"data.pad is {self.pad}; {why}")
     if self.random_crop and not resize:
@@ -138,14 +138,3 @@ class ImageData:
       if (value := getattr(self, name)) not in (0, "", "auto", "never"):
         why = f"images of {source} are decoded already; set it to {other}"
         raise UserError(f"data.{name}={value}: {why}")
-
-
-def _pairs(text: str, field: str) -> dict[str, str]:
-  """The values of "NAME=VALUE,NAME=VALUE" by name; a UserError if a field has another text."""
-  found = {}
-  for part in filter(None, (part.strip() for part in text.split(","))):
-    name, _, value = (piece.strip() for piece in part.partition("="))
-    if not re.fullmatch(r"\w[\w.-]*", name) or not value or name in found:
-      raise UserError(f"{field} has {part!r}; allowed: NAME=VALUE with commas, each name once")
-    found[name] = value
-  return found

@@ -28,6 +28,7 @@ from mixer_jax.images import (
 )
 from mixer_jax.images.decode import Decoded, Records
 from mixer_jax.images.image_data import ImageData
+from mixer_jax.options import pair
 
 SAMPLE_NAME = "cifar10_sample"
 SAMPLE_DIR = pathlib.Path(__file__).parent / "bundled"
@@ -113,19 +114,20 @@ def _open(data: ImageData, train_base: str) -> Source:
 
 
 def _log_fit(data: ImageData, found: Decoded | Records) -> None:
-  """Says what becomes of an image that is no square."""
+  """Says what becomes of an image of other proportions."""
   if isinstance(found, Decoded) or not data.stored_size or data.crop:
     return
   height, width, _ = decode.decode_image(found.read(0)[0], found.where(0)).shape
-  lost = 1 - min(height, width) / max(height, width)
+  rows, columns = pair(data.stored_size)
+  ratio = height * columns / (width * rows)
+  lost = 1 - min(ratio, 1 / ratio)
   text = {
-    "pad": f"{lost:.0%} of the square is black",
+    "pad": f"{lost:.0%} of that is black",
     "crop": f"{lost:.0%} of it, outside the centre, is cut off",
     "squash": f"its proportions change by {lost:.0%}",
   }[data.fit]
-  side = data.stored_size
   line = "data.fit=%s: the first image, %dx%d pixels, becomes %dx%d; %s"
-  _LOG.info(line, data.fit, width, height, side, side, text)
+  _LOG.info(line, data.fit, width, height, columns, rows, text)
 
 
 def warn_if_dark(what: str, split: Dataset) -> None:
@@ -150,8 +152,8 @@ def _shape(data: ImageData, found: Decoded | Records) -> tuple[int, ...]:
   """Height, width and channels of images as they are read."""
   if isinstance(found, Decoded):
     return found.images.shape[1:]
-  if side := data.image_size if data.crop else data.stored_size:
-    return side, side, 3
+  if size := data.image_size if data.crop else data.stored_size:
+    return *pair(size), 3
   return decode.decode_image(found.read(0)[0], found.where(0)).shape
 
 
@@ -166,9 +168,9 @@ def _further(
   sets: bool,
 ) -> Dataset:
   """A test set of another source, its images in the form of the training images."""
-  if shape[0] == shape[1]:  # then others are fitted to it, as `predict` does with files
-    data = dataclasses.replace(data, stored_size=0 if data.crop else shape[0])
-  data, encoded = dataclasses.replace(data, name=name), not isinstance(found, Decoded)
+  # Others are fitted to it, as `predict` does with files.
+  data = dataclasses.replace(data, name=name, stored_size=0 if data.crop else shape[:2])
+  encoded = not isinstance(found, Decoded)
   if streamed and encoded:
     return _encoded(data, [(found, range(len(found)))], shape, False, classes, sets)
   base, what = _decoded(data, "test", found), f"data.test_sets: {place}"
@@ -179,11 +181,11 @@ def _further(
 def _encoded(
   data: ImageData, parts: list, shape: tuple, train: bool, classes: int, sets: bool = False
 ) -> Dataset:
-  side, random = data.image_size, bool(data.crop and train)
+  size, random = data.image_size, bool(data.crop and train)
   if random:
-    fit = functools.partial(crops.random_area, smallest=data.smallest_crop, side=side)
+    fit = functools.partial(crops.random_area, smallest=data.smallest_crop, size=size)
   elif data.crop:
-    fit = functools.partial(crops.centre, shorter=data.resize, side=side)
+    fit = functools.partial(crops.centre, shorter=data.resize, size=size)
   else:
     fit = _fit(data)
   workers = cpus.available() if data.workers == -1 else data.workers
@@ -194,7 +196,7 @@ def _fit(data: ImageData) -> decode.Fit:
   """The function that brings an image into the form in which it is stored."""
   if not data.stored_size:
     return Image.Image.copy
-  return functools.partial(crops.square, side=data.stored_size, fit=data.fit)
+  return functools.partial(crops.fitted, size=data.stored_size, fit=data.fit)
 
 
 def _decoded(data: ImageData, base: str, found: Decoded | Records) -> Decoded:
@@ -202,7 +204,8 @@ def _decoded(data: ImageData, base: str, found: Decoded | Records) -> Decoded:
   if isinstance(found, Decoded):
     return found
   other_fit = [data.fit] if data.stored_size and data.fit != "crop" else []
-  identity = (_FORMAT, data.stored_size, *other_fit)
+  rows, columns = pair(data.stored_size)
+  identity = (_FORMAT, rows if rows == columns else (rows, columns), *other_fit)
   key = cache.fingerprint(identity, [(found.fingerprint(), 0, 0)])
   build = functools.partial(decode.decode_all, found, _fit(data))
   arrays = cache.read(cache.place(data.cache_dir), f"{data.name}-{base}", key, build)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from mixer_jax.errors import UserError
 from mixer_jax.images import augment, colour, rand_augment, warp
 from mixer_jax.images.image_data import ImageData
-from mixer_jax.options import Option
+from mixer_jax.options import Option, Size, pair
 
 GLOBAL = 2  # views of a large part of the image
 _Shares = lambda text: Annotated[tuple[float, ...], Option(text, 1e-3, 1, length=2)]
@@ -67,7 +67,7 @@ def views(
   Crops are bilinear and antialiased, where the published ones are bicubic.
 
   Returns:
-    "global" [batch, 2, data.image_size, data.image_size, 3] and "local" [batch, how.local,
+    "global" [batch, 2, *data.image_size, 3] and "local" [batch, how.local,
     side, side, 3] with the side `how.local_size`.
   """
   n, side = how.local, data.image_size
@@ -86,24 +86,24 @@ def views(
 
 
 def _of_size(
-  key: jax.Array, images: jax.Array, kinds: _Kinds, side: int, how: Views, data: ImageData
+  key: jax.Array, images: jax.Array, kinds: _Kinds, size: Size, how: Views, data: ImageData
 ) -> jax.Array:
   batch, n = len(images), len(kinds.blur)
   if not n:
-    return jnp.zeros((batch, 0, side, side, 3), jnp.float32)
+    return jnp.zeros((batch, 0, *pair(size), 3), jnp.float32)
   kinds = jax.tree.map(lambda x: jnp.tile(x, (batch,) + (1,) * (x.ndim - 1)), kinds)
   keys = jax.random.split(key, 3)
   uniform = jax.random.uniform(keys[0], (batch * n, warp.BOX), jnp.float32)
-  area = lambda u, image, share: warp.random_area(u, image, share, side)
+  area = lambda u, image, share: warp.random_area(u, image, share, size)
   crops = jax.vmap(area)(uniform, jnp.repeat(images, n, axis=0), kinds.share)
   crops = _changed(keys[1:], crops, kinds, how, data.flip)
-  return augment.normalise(crops, data).reshape(batch, n, side, side, 3)
+  return augment.normalise(crops, data).reshape(batch, n, *pair(size), 3)
 
 
 def _changed(
   keys: jax.Array, images: jax.Array, kinds: _Kinds, how: Views, flip: bool
 ) -> jax.Array:
-  """Mirrors crops uint8 [n, side, side, 3] and changes their colours."""
+  """Mirrors crops uint8 [n, height, width, 3] and changes their colours."""
   choices = jax.random.uniform(keys[0], (6, len(images)), jnp.float32)
   picked = lambda i, share: (choices[i] < share)[:, None, None, None]
   if flip:

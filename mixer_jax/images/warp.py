@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.images.crops import LARGEST_RATIO
+from mixer_jax.options import Size, pair
 
 GEOMETRY = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 _TRIES = 10  # of a random rectangle, as on the host
@@ -95,9 +96,9 @@ def random_box(
 
 
 def random_area(
-  uniform: jax.Array, image: jax.Array, share: tuple[float, float], side: int
+  uniform: jax.Array, image: jax.Array, share: tuple[float, float], size: Size
 ) -> jax.Array:
-  """`crops.random_area` on the device: uint8 [side, side, 3] of an image [height, width, 3].
+  """`crops.random_area` on the device: uint8 [*size, 3] of an image [height, width, 3].
 
   Bilinear and antialiased, rounded once, where Pillow rounds after each axis. `uniform` and `share`
   are as in `random_box`.
@@ -110,7 +111,8 @@ def random_area(
   )
   whole = jnp.array([(width - most_w) // 2, (height - most_h) // 2, most_w, most_h], jnp.float32)
   left, top, w, h = jnp.where(box[2] > 0, box, whole)
-  rows, columns = axis_matrix(top, h, side, height), axis_matrix(left, w, side, width)
+  out = pair(size)
+  rows, columns = axis_matrix(top, h, out[0], height), axis_matrix(left, w, out[1], width)
   image = image.astype(jnp.float32)
   return to_bytes(jnp.einsum("ih,hwc,jw->ijc", rows, image, columns, precision="highest"))
 

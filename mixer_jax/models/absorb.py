@@ -29,6 +29,7 @@ import jax
 import numpy as np
 
 from mixer_jax.models import blocks, layers, resmlp
+from mixer_jax.options import pair
 
 Params = dict[str, Any]
 
@@ -116,7 +117,7 @@ def absorb_affine(
     raise ValueError(f"image_size is None; patch_communication {kind!r} needs (height, width)")
   else:
     image_size = (image_size[0], image_size[1])  # a list would not be hashable
-    grid = (image_size[0] // model.patch_size, image_size[1] // model.patch_size)
+    grid = tuple(n // side for n, side in zip(image_size, pair(model.patch_size)))
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), blocks.unrolled(params))
   absorbed = {name: layer for name, layer in params.items() if name != "norm"}
   absorbed["head"] = _after_affine(params["norm"], params["head"])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from mixer_jax import options
 from mixer_jax.models import layers
-from mixer_jax.options import Option, one_of
+from mixer_jax.options import Option, Size, one_of, pair
 
 # Types of options.
 width = lambda text, least=1: Annotated[int, Option(text, least)]
@@ -81,7 +81,7 @@ class Model(Stack, kw_only=True):
 
   num_classes: int
   feature_blocks: tuple[int, ...] = ()
-  patch_size: Annotated[int, Option("side of a square patch in pixels", 1)]
+  patch_size: Annotated[Size, Option("side of a patch in pixels, or height and width", 1)]
   head_init = staticmethod(nn.initializers.zeros)
 
   @nn.compact
@@ -95,13 +95,14 @@ class Model(Stack, kw_only=True):
     has it: zero, hence uniform predictions, as in the published Mixer. A ValueError is raised if
     `patch_size` does not divide the images.
     """
-    side, (height, width) = self.patch_size, images.shape[1:3]
-    if height % side or width % side:
-      raise ValueError(f"patch_size {side} does not divide the image size {height}x{width}")
-    patches = dict(kernel_size=(side, side), strides=(side, side), padding="VALID")
+    patch, (height, width) = pair(self.patch_size), images.shape[1:3]
+    if height % patch[0] or width % patch[1]:
+      given = f"patch_size {self.patch_size}"
+      raise ValueError(f"{given} does not divide the image size {height}x{width}")
+    patches = dict(kernel_size=patch, strides=patch, padding="VALID")
     x = nn.Conv(self.hidden_dim, **patches, dtype=self.dtype, name="stem")(images)
     x = layers.as_tokens(x)
-    grid = height // side, width // side
+    grid = height // patch[0], width // patch[1]
     x = self.mix(x, train, grid=grid)
     if self.feature_blocks:
       return self._grids(x, grid)

@@ -17,15 +17,16 @@ from mixer_jax.pde.functions import Functions
 # Arrays of inputs and outputs as Li et al. name them, by the dimensions of the grid.
 NAMES = {1: ("a", "u"), 2: ("coeff", "sol")}
 _NAMED = 10  # arrays of the file, in a message
-_SHAPES = "[functions, points] or [functions, points, points], two points at least"
+_SHAPES = "[functions, points] or [functions, points, points], two points at least, maybe with channels last"
 
 
-def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
+def read(path: str, inputs: str = "", outputs: str = "", axes: int = 0) -> Functions:
   """Reads pairs of functions; `inputs` and `outputs` name the arrays if Li et al. do not.
 
   Without names they are `a` and `u` [functions, points], taken for periodic, or `coeff` and `sol`
-  [functions, points, points], taken for a grid with its boundary. Other numbers than float32 and
-  float64 become float32.
+  [functions, points, points], taken for a grid with its boundary. Either may have channels on an
+  axis more than the `axes` of the grid, for which 0 stands for `grid_axes`. Other numbers than
+  float32 and float64 become float32.
 
   Raises:
     UserError: the file is missing or damaged, or an array is missing, has another shape or numbers
@@ -35,18 +36,46 @@ def read(path: str, inputs: str = "", outputs: str = "") -> Functions:
     raise UserError(f"{path}: inputs are {inputs!r}, outputs {outputs!r}; both names or none")
   names = [(inputs, outputs)] if inputs else list(NAMES.values())
   a, u = _arrays(path, names, "data.inputs_name and data.outputs_name")
-  if a.shape != u.shape:
-    raise UserError(f"{path}: has {list(a.shape)} and {list(u.shape)}; allowed: one shape")
-  return Functions(a, u, periodic=a.ndim == 2)
+  axes = axes or grid_axes(a.shape, u.shape)
+  found = Functions(a, u, periodic=axes == 1, axes=axes)
+  if a.shape[: 1 + axes] != u.shape[: 1 + axes] or max(a.ndim, u.ndim) > 2 + axes:
+    shapes = f"{list(a.shape)} and {list(u.shape)}"
+    allowed = "one shape, maybe with channels on a further, last axis"
+    raise UserError(f"{path}: has {shapes} with data.grid_axes={axes}; allowed: {allowed}")
+  if len(found.grid) < axes or min(found.grid) < 2:
+    raise UserError(f"{path}: has {list(a.shape)} with data.grid_axes={axes}; allowed: {_SHAPES}")
+  return found
 
 
-def read_side(path: str, name: str = "", outputs: bool = False) -> np.ndarray:
-  """Reads inputs alone, or outputs, float32 [functions, *grid]; errors as of `read`.
+def grid_axes(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:
+  """The axes of the grid in two shapes: both but the first, without a last one of channels.
 
-  `name` is that of the array, if Li et al. have another one.
+  Channels are a fourth axis, one that the other shape lacks, one of another length alone, or of 1.
+  """
+  axes = min(len(inputs), len(outputs)) - 1
+  others = inputs[-1] != outputs[-1] and inputs[:-1] == outputs[:-1]
+  channels = axes > 2 or (axes == 2 and (others or inputs[-1] == 1))
+  return axes - (channels and len(inputs) == len(outputs))
+
+
+def read_side(
+  path: str,
+  name: str = "",
+  outputs: bool = False,
+  axes: int | None = None,
+  channels: tuple[int, ...] = (),
+) -> np.ndarray:
+  """Reads inputs alone, or outputs, float32 [functions, *grid, *channels]; errors as of `read`.
+
+  `name` is that of the array, if Li et al. have another one. With `axes` the grid has to have so
+  many, and there have to be such channels.
   """
   names = [(name,)] if name else [(pair[outputs],) for pair in NAMES.values()]
   [array] = _arrays(path, names, f"data.{'outputs' if outputs else 'inputs'}_name")
+  if axes and array.shape[1 + axes :] != channels or array.ndim - 1 < (axes or 0):
+    with_channels = f" with {channels[0]} channels on the last" if channels else ""
+    allowed = f"a grid of {axes} axes{with_channels}"
+    raise UserError(f"{path}: has {list(array.shape)}; allowed: functions on {allowed}")
   return array.astype(np.float32)
 
 
@@ -79,9 +108,8 @@ def _checked(path: str, name: str, load: Callable[[str], np.ndarray]) -> np.ndar
     array = load(name)
     if array.dtype not in (np.float32, np.float64):
       array = array.astype(np.float32, casting="same_kind")  # no complex numbers, no texts
-  if array.ndim not in (2, 3) or min(array.shape[1:]) < 2 or not len(array):
-    without = ", without a last axis of 1" if array.ndim > 2 and array.shape[-1] == 1 else ""
-    raise UserError(f"{what} is {list(array.shape)}; allowed: {_SHAPES}{without}")
+  if array.ndim not in (2, 3, 4) or not array.size:
+    raise UserError(f"{what} is {list(array.shape)}; allowed: {_SHAPES}")
   for i, function in enumerate(array):
     wrong = ~(np.abs(function) <= np.finfo(np.float32).max)  # it will be float32
     if wrong.any():

@@ -13,13 +13,15 @@ _NAMED = 12  # divisors, in a message
 class Functions:
   """Inputs and outputs of an operator, on one grid.
 
-  inputs and outputs are float32 or float64 [functions, *grid]; they may be maps of files. A
-  periodic grid has the points 0, 1 / n, ... without 1 on each axis, any other includes 0 and 1.
+  inputs and outputs are float32 or float64 [functions, *grid], or [functions, *grid, channels] with
+  `axes` of the grid, each with its own channels; they may be maps of files. A periodic grid has the
+  points 0, 1 / n, ... without 1 on each axis, any other includes 0 and 1.
   """
 
   inputs: np.ndarray
   outputs: np.ndarray
   periodic: bool
+  axes: int | None = None  # of the grid; None: all but the first
 
   def __len__(self) -> int:
     return len(self.inputs)
@@ -27,7 +29,7 @@ class Functions:
   @property
   def grid(self) -> tuple[int, ...]:
     """Points on each axis."""
-    return self.inputs.shape[1:]
+    return self.inputs.shape[1 : None if self.axes is None else 1 + self.axes]
 
 
 def subsampled(functions: Functions, step: int, name: str = "step") -> Functions:

@@ -1,13 +1,13 @@
 """Weights of one task for another: classes, resolution, patch grid.
 
-Tokens are the patches of a square grid, row by row. Where the grids of a model and
+Tokens are the patches of a grid, row by row. Where the grids of a model and
 a file differ, the weights over tokens change in one of these ways:
 
 "block_diagonal", as in Appendix C of the Mixer paper (arXiv 2105.01601): the grid is K times the
-  file's, K an integer. It is cut into K x K tiles, each mixed as the file's grid was: matrices
-  become K^2 copies on a diagonal of blocks, biases K^2 copies, and the hidden width of token
-  mixing grows by K^2. (The paper cuts the sequence of tokens into K^2 equal parts. A tile's rows
-  are not consecutive in it, so here tokens are reordered: tile by tile, each row by row.)
+  file's, K an integer (on each axis its own). It is cut into K x K tiles, each mixed as the file's
+  grid was: matrices become K^2 copies on a diagonal of blocks, biases K^2 copies, and the hidden
+  width of token mixing grows by K^2. (The paper cuts the sequence of tokens into K^2 equal parts. A
+  tile's rows are not consecutive in it, so here tokens are reordered: tile by tile, each row by row.)
 "interpolate_bilinear", "interpolate_bicubic": any grid. Tokens are resized to the file's grid,
   mixed, and the result is resized back. Both resizes are linear and are multiplied into the
   weights, W -> D^T W U^T and b -> U b. Shrinking is antialiased; equal grids change nothing.
@@ -25,6 +25,7 @@ import numpy as np
 
 from mixer_jax import models
 from mixer_jax.errors import UserError
+from mixer_jax.options import Size, as_size, pair
 from mixer_jax.pretrained.containers import Arrays, listed
 
 _LOG = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _INTERPOLATIONS = {"interpolate_bilinear": "linear", "interpolate_bicubic": "cub
 RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
 
 Shapes = Mapping[str, tuple[int, ...]]
+Grid = tuple[int, ...]  # rows and columns; () if it is not known
 
 
 def tokens_of(shapes: Shapes) -> int:
@@ -42,50 +44,57 @@ def tokens_of(shapes: Shapes) -> int:
   return next((shape[1] for path, shape in shapes.items() if mixed(path, shape)), 0)
 
 
-def patch_of(shapes: Shapes) -> int:
-  """Side of a patch in pixels, that of the stem's kernel; 0 without a stem of patches."""
+def patch_of(shapes: Shapes) -> Size:
+  """The size of a patch in pixels, that of the stem's kernel; 0 without a stem of patches."""
   shape, overlaps = shapes.get("stem/kernel", ()), "stem_norm/scale" in shapes  # of a ConvNet
-  return shape[0] if len(shape) == 4 and shape[0] == shape[1] and not overlaps else 0
+  return as_size(shape[:2]) if len(shape) == 4 and not overlaps else 0
 
 
-def widened(source: str, shapes: Shapes, tokens: int) -> int:
-  """Factor by which "block_diagonal" widens token mixing for this number of tokens.
+def grid_of(tokens: int, image_size: Size = 0, patch: Size = 0) -> Grid:
+  """Rows and columns of patches: of images of a size, or else a square; () if it is neither."""
+  if image_size and patch:
+    rows, columns = (n // side for n, side in zip(pair(image_size), pair(patch)))
+    return (rows, columns) if rows * columns == tokens else ()
+  side = math.isqrt(tokens)
+  return (side, side) if side**2 == tokens else ()
 
-  Raises a UserError for a grid that is no integer multiple of the file's.
-  """
-  old, new = _side(source, tokens_of(shapes)), _side("the model", tokens)
-  if new % old:
+
+def times(old: Grid, new: Grid) -> Grid:
+  """How many tiles "block_diagonal" has on each axis; a UserError for a grid of another kind."""
+  if any(n % own for n, own in zip(new, old)):
     raise UserError(
-      f"block_diagonal takes a {old}x{old} grid of patches to an integer multiple of it, not to"
-      f" {new}x{new}; {', '.join(_INTERPOLATIONS)} take it to any"
+      f"block_diagonal takes a {shown(old)} grid of patches to an integer multiple of it, not to"
+      f" {shown(new)}; {', '.join(_INTERPOLATIONS)} take it to any"
     )
-  return (new // old) ** 2
+  return tuple(n // own for n, own in zip(new, old))
 
 
-def check_patches(source: str, found: int, patch: int) -> None:
-  """Raises a UserError if weights and model have patches of different sides; 0 is an unknown side."""
-  if found and patch and found != patch:
+def shown(size: Grid) -> str:
+  return "x".join(map(str, size))
+
+
+def check_patches(source: str, found: Size, patch: Size) -> None:
+  """Raises a UserError if weights and model have patches of other sizes; 0 is an unknown one."""
+  if found and patch and pair(found) != pair(patch):
     raise UserError(
-      f"{source} has patches of {found}x{found} pixels, the model of {patch}x{patch};"
+      f"{source} has patches of {shown(pair(found))} pixels, the model of {shown(pair(patch))};"
       f" set the model's patch_size to {found}"
     )
 
 
-def check_tokens(source: str, found: int, tokens: int, resize: str) -> None:
-  """Raises a UserError if weights mix another number of tokens than the model and are not resized.
-
-  `found` is 0 for weights that mix any number.
-  """
-  if found not in (0, tokens) and not resize:
-    old, new = _side(source, found), _side("the model", tokens)
+def check_grid(source: str, old: Grid, new: Grid, resize: str) -> None:
+  """Raises a UserError if weights mix another grid than the model's and are not resized."""
+  if old != new and not resize:
     raise UserError(
-      f"{source} mixes a {old}x{old} grid of patches, the model one of {new}x{new};"
+      f"{source} mixes a {shown(old)} grid of patches, the model one of {shown(new)};"
       f" set resize_tokens to {' or '.join(RESIZES)}"
     )
 
 
-def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arrays:
-  """Takes the weights over tokens to the model's number of them."""
+def with_tokens(
+  source: str, arrays: Arrays, shapes: Shapes, resize: str, old: Grid = (), new: Grid = ()
+) -> Arrays:
+  """Takes the weights over tokens to the model's grid; of () only the number of tokens is known."""
   if resize not in ("", *RESIZES):
     raise UserError(f"resize_tokens is {resize!r}; allowed: '' (not at all), {', '.join(RESIZES)}")
   own = {path: array.shape for path, array in arrays.items()}
@@ -93,40 +102,41 @@ def with_tokens(source: str, arrays: Arrays, shapes: Shapes, resize: str) -> Arr
     return arrays  # they fail the comparison, which names all that differs at once
   check_patches(source, patch_of(own), patch_of(shapes))
   found, tokens = tokens_of(own), tokens_of(shapes)
-  if found in (0, tokens):
+  if not found or (found == tokens and (old == new or not (old and new))):
     return arrays
-  check_tokens(source, found, tokens, resize)
-  old, new = _side(source, found), _side("the model", tokens)
+  old, new = old or square(source, found), new or square("the model", tokens)
+  check_grid(source, old, new, resize)
   if resize == BLOCK_DIAGONAL:
-    times = math.isqrt(widened(source, own, tokens))
-    change = lambda array, axes: _block_diagonal(array, axes, old, times)
+    tiles = times(old, new)
+    change = lambda array, axes: _block_diagonal(array, axes, old, tiles)
   else:
     method = _INTERPOLATIONS[resize]
     matrices = {"in": _resize_matrix(new, old, method).T, "out": _resize_matrix(old, new, method)}
     change = lambda array, axes: _interpolate(array, axes, matrices)
-  _LOG.info("%s: token mixing taken from %dx%d to %dx%d (%s)", source, old, old, new, new, resize)
+  _LOG.info("%s: token mixing taken from %s to %s (%s)", source, shown(old), shown(new), resize)
   axes = {path: models.token_axes(path) for path in arrays}
   return {path: change(x, axes[path]) if axes[path] else x for path, x in arrays.items()}
 
 
-def _block_diagonal(array: np.ndarray, axes: tuple[str, ...], side: int, times: int) -> np.ndarray:
-  """Copies for times x times tiles, each a grid of side x side tokens."""
-  copies = np.eye(times**2, dtype=array.dtype) if array.ndim == 2 else np.ones(times**2)
+def _block_diagonal(array: np.ndarray, axes: tuple[str, ...], old: Grid, tiles: Grid) -> np.ndarray:
+  """Copies for tiles, each a grid of the `old` rows and columns of tokens."""
+  (rows, columns), number = old, math.prod(tiles)
+  copies = np.eye(number, dtype=array.dtype) if array.ndim == 2 else np.ones(number)
   array = np.kron(copies, array).astype(array.dtype)
   # Axes over tokens go tile by tile now; `place` of each token of the big grid, row by row.
-  row, column = np.divmod(np.arange((side * times) ** 2), side * times)
-  tile = row // side * times + column // side
-  place = tile * side**2 + row % side * side + column % side
+  row, column = np.divmod(np.arange(rows * columns * number), columns * tiles[1])
+  tile = row // rows * tiles[1] + column // columns
+  place = tile * rows * columns + row % rows * columns + column % columns
   for i, axis in enumerate(axes):
     if axis != "hidden":
       array = np.take(array, place, axis=i)
   return array
 
 
-def _resize_matrix(old: int, new: int, method: str) -> np.ndarray:
-  """The matrix [new^2, old^2] that resizes a square grid, antialiased; rows sum to 1."""
-  one_axis = np.asarray(jax.image.resize(jnp.eye(old), (new, old), method), np.float64)
-  return np.kron(one_axis, one_axis)
+def _resize_matrix(old: Grid, new: Grid, method: str) -> np.ndarray:
+  """The matrix [new tokens, old tokens] that resizes a grid, antialiased; rows sum to 1."""
+  one_axis = lambda n, m: np.asarray(jax.image.resize(jnp.eye(n), (m, n), method), np.float64)
+  return np.kron(*map(one_axis, old, new))
 
 
 def _interpolate(array: np.ndarray, axes: tuple[str, ...], matrices: Arrays) -> np.ndarray:
@@ -136,12 +146,12 @@ def _interpolate(array: np.ndarray, axes: tuple[str, ...], matrices: Arrays) -> 
   return array.astype(np.float32)
 
 
-def _side(source: str, tokens: int) -> int:
-  side = math.isqrt(tokens)
-  if side**2 != tokens:
+def square(source: str, tokens: int) -> Grid:
+  """The square grid of so many tokens; a UserError if there is none."""
+  if not (grid := grid_of(tokens)):
     why = f"{tokens} tokens are no square grid of patches"
-    raise UserError(f"{source}: {why}; only such grids are resized")
-  return side
+    raise UserError(f"{source}: {why}; only such grids, or those of a run, are resized")
+  return grid
 
 
 def with_head(source: str, arrays: Arrays, shapes: Shapes, other_names: bool = False) -> Arrays:

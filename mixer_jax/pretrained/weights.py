@@ -15,6 +15,7 @@ import numpy as np
 
 from mixer_jax import models
 from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.options import Size, pair
 from mixer_jax.paths import user_path
 from mixer_jax.pretrained import catalog, containers, files, layouts
 from mixer_jax.pretrained import fit as fit_lib
@@ -43,7 +44,7 @@ class Weights:
   normalization: Normalization | None  # of the pixels they were trained on; None: not known
   # Known of a run; of a file the model is known if it is in the catalog.
   model: str = ""  # name in `models.VARIANTS`
-  image_size: int = 0
+  image_size: Size = 0  # also of a file that `save` wrote, if it was told
   class_names: tuple[str, ...] = ()
 
   @property
@@ -58,22 +59,28 @@ class Weights:
     return fit_lib.tokens_of(self._shapes)
 
   @property
-  def patch_size(self) -> int:
-    """Side of the stem's kernel, that is of a patch in pixels; 0 if the file has no such stem."""
+  def patch_size(self) -> Size:
+    """The size of the stem's kernel, that is of a patch in pixels; 0 if the file has no such stem."""
     return fit_lib.patch_of(self._shapes)
 
   @property
-  def side(self) -> int:
-    """Side of the only images that the weights take, in pixels; 0 if they do not show it."""
-    side = math.isqrt(self.num_tokens)
-    return side * self.patch_size if side**2 == self.num_tokens else 0
+  def grid(self) -> tuple[int, ...]:
+    """Rows and columns of the patches that the weights mix; () if they mix any, or are not known."""
+    return (
+      fit_lib.grid_of(self.num_tokens, self.image_size, self.patch_size) if self.num_tokens else ()
+    )
+
+  @property
+  def only_size(self) -> tuple[int, ...]:
+    """Height and width of the only images that the weights take; () if they do not show it."""
+    return tuple(n * side for n, side in zip(self.grid, pair(self.patch_size)))
 
   @property
   def _shapes(self) -> dict[str, tuple[int, ...]]:
     return {path: array.shape for path, array in self.arrays.items()}
 
-  def model_fields(self, image_size: int, resize_tokens: str = "") -> dict[str, Any]:
-    """Fields with which to build the model for square images of image_size pixels a side.
+  def model_fields(self, image_size: Size, resize_tokens: str = "") -> dict[str, Any]:
+    """Fields with which to build the model for images of a side, or of a height and a width.
 
     These are `fields` and, for "block_diagonal" (`resize_tokens`, as for `fit`) at a higher
     resolution, the width of a Mixer's token mixing. A UserError is raised if the resolution does
@@ -82,23 +89,30 @@ class Weights:
     hidden = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/bias")
     if resize_tokens != fit_lib.BLOCK_DIAGONAL or not (hidden and self.side):
       return dict(self.fields)
-    tokens = (image_size // self.patch_size) ** 2
-    width = hidden[0] * fit_lib.widened(self.source, self._shapes, tokens)
-    return self.fields | {"tokens_mlp_dim": width}
+    new = tuple(n // side for n, side in zip(pair(image_size), pair(self.patch_size)))
+    tiles = fit_lib.times(self.grid or fit_lib.square(self.source, self.num_tokens), new)
+    return self.fields | {"tokens_mlp_dim": hidden[0] * math.prod(tiles)}
 
-  def fit(self, template: Any, resize_tokens: str = "", class_names: Sequence[str] = ()) -> Any:
+  def fit(
+    self,
+    template: Any,
+    resize_tokens: str = "",
+    class_names: Sequence[str] = (),
+    grid: tuple[int, ...] = (),
+  ) -> Any:
     """The parameters for a model: a tree of float32 arrays like `template`, its shapes.
 
     Shapes do not show GELU and epsilons: build the model with `model_fields`, as `load` does. A
     model with another number of classes, or with other `class_names` where both are known, gets a
-    fresh zero head, which is logged. Another number of tokens is treated as `resize_tokens` says,
+    fresh zero head, which is logged. Another `grid` of tokens (rows and columns of the model's
+    patches; (): a square of its number) is treated as `resize_tokens` says,
     one of `RESIZES` (see `mixer_jax.pretrained.fit`). A UserError is raised if parameters are
     missing, left over or of the wrong shape (one message names them all), or if `resize_tokens`
     does not allow the number of tokens.
     """
     unrolled = jax.eval_shape(models.unrolled, template)
     shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
-    arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens)
+    arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens, self.grid, grid)
     others = bool(self.class_names and class_names) and self.class_names != tuple(class_names)
     arrays = fit_lib.with_head(self.source, arrays, shapes, others)
     fit_lib.compare(self.source, arrays, shapes, layouts.LAYOUTS[self.layout].theirs)
@@ -106,10 +120,14 @@ class Weights:
     return params if unrolled.keys() == template.keys() else models.stacked(params)
 
   def fit_variables(
-    self, template: Any, resize_tokens: str = "", class_names: Sequence[str] = ()
+    self,
+    template: Any,
+    resize_tokens: str = "",
+    class_names: Sequence[str] = (),
+    grid: tuple[int, ...] = (),
   ) -> dict[str, Any]:
     """As `fit`, for all variables of a model: its parameters, and its batch statistics if any."""
-    fitted = self.fit(beside(template), resize_tokens, class_names)
+    fitted = self.fit(beside(template), resize_tokens, class_names, grid)
     found = traverse_util.flatten_dict(fitted)
     own = {k: traverse_util.flatten_dict(template[k]) for k in _COLLECTIONS if k in template}
     return {k: traverse_util.unflatten_dict({p: found[p] for p in v}) for k, v in own.items()}
@@ -139,7 +157,8 @@ def read(source: str | os.PathLike, cache_dir: str = "", use_ema: bool = True) -
   entry = catalog.find(source) or catalog.find_by_sha256(sha256)
   fields, normalization = dict(known.fields), (entry or known).normalization
   model = entry.model if entry else ""
-  weights = Weights(source, sha256, layout, arrays, fields, normalization, model)
+  size = (notes or {}).get("image_size") or 0
+  weights = Weights(source, sha256, layout, arrays, fields, normalization, model, size)
   if notes:
     with as_user_error(f"{source}: the notes in it are damaged"):
       statistics = notes["normalization"] and Normalization(*map(tuple, notes["normalization"]))
@@ -190,7 +209,7 @@ def load(
   source: str | os.PathLike,
   name: str,
   num_classes: int = 0,
-  image_size: int = 0,
+  image_size: Size = 0,
   resize_tokens: str = "",
   cache_dir: str = "",
   use_ema: bool = True,
@@ -202,7 +221,7 @@ def load(
     source: as for `read`, and so are `cache_dir` and `use_ema`.
     name: of the model, as for `models.build`; `overrides` replace any of its fields.
     num_classes: 0 means as many as the file has; another number gets a fresh zero head.
-    image_size: side of the square images in pixels; 0 means the size that the model is meant for.
+    image_size: side of the images, or height and width; 0 means the size of the model.
     resize_tokens: as for `Weights.fit`.
 
   Raises:
@@ -215,11 +234,14 @@ def load(
   fields = {field: value for field, value in fields.items() if field in known}
   model = models.build(name, num_classes or weights.num_classes, **fields | overrides)
   with as_user_error(f"model {name}", ValueError):
-    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *pair(size), 3), jnp.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
   if "batch_stats" in shapes:
     raise UserError(f"{name} has batch statistics, too; read(FILE).fit_variables gives all")
-  return Loaded(model, weights.fit(shapes["params"], resize_tokens), weights.normalization)
+  patch = pair(getattr(model, "patch_size", 1))
+  grid = tuple(n // side for n, side in zip(pair(size), patch))
+  params = weights.fit(shapes["params"], resize_tokens, grid=grid)
+  return Loaded(model, params, weights.normalization)
 
 
 def save(
@@ -227,6 +249,7 @@ def save(
   params: Any,
   model: Any = None,
   normalization: Normalization | None = None,
+  image_size: Size = 0,
 ) -> None:
   """Saves parameters as `.npz` with Linen's names, the layout of Google's files, for its loaders.
 
@@ -237,6 +260,7 @@ def save(
     params: the parameters, with batch statistics by `beside`; scanned blocks are written one by one.
     model: their model, whose GELU, epsilons and the like are noted for `read`.
     normalization: of the pixels it was trained on, noted as well.
+    image_size: of the images that the model takes, noted as well; 0: any or a square.
   """
   path = user_path(path)
   if path.suffix != ".npz":
@@ -244,7 +268,7 @@ def save(
   fields = {
     name: kind(getattr(model, name)) for name, kind in UNSEEN.items() if hasattr(model, name)
   }
-  notes = {"fields": fields, "normalization": normalization}
+  notes = {"fields": fields, "normalization": normalization, "image_size": image_size}
   arrays = traverse_util.flatten_dict(models.unrolled(params), sep="/")
   with as_user_error(f"{path}: cannot be written", OSError):
-    containers.write(path, arrays, notes if model or normalization else {})
+    containers.write(path, arrays, notes if model or normalization or image_size else {})

@@ -14,14 +14,13 @@ python -m mixer_jax.report options [--config=FILE]
 python -m mixer_jax.report configs [--folder=configs]
 """
 
-import math
 import pathlib
 from typing import Any, Mapping
 
 from absl import flags
 from ml_collections import config_flags
 
-from mixer_jax import config, pretrained, tasks
+from mixer_jax import config, options, pretrained, tasks
 from mixer_jax.errors import UserError
 from mixer_jax.paths import user_path
 from mixer_jax.report import compare, curves, figures, settings, study_rows, weight_pictures
@@ -73,7 +72,7 @@ def _weights(_: list[str]) -> None:
     read = pretrained.read(_FLAGS.pretrained)
     if not read.num_tokens:
       raise UserError(f"{_FLAGS.pretrained}: mixes any number of tokens, without a matrix")
-    params, side, out = read.arrays, math.isqrt(read.num_tokens), "weights"
+    params, grid, out = read.arrays, read.grid or (1, read.num_tokens), "weights"
   else:
     directory = _workdir()
     task, variables = restore.load_run(str(directory), _FLAGS.checkpoint)
@@ -82,8 +81,8 @@ def _weights(_: list[str]) -> None:
     data = config.of_run(directory).get("data", {})
     if kernel is None or kernel.ndim != 4 or "image_size" not in data:
       raise UserError(f"{directory}: the model has no 'stem' that cuts images into patches")
-    side = data.image_size // kernel.shape[0]
-  print(*weight_pictures.draw(params, (side, side), user_path(_FLAGS.out or out)), sep="\n")
+    grid = tuple(n // side for n, side in zip(options.pair(data.image_size), kernel.shape))
+  print(*weight_pictures.draw(params, grid, user_path(_FLAGS.out or out)), sep="\n")
 
 
 def _compare(_: list[str]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -18,7 +19,8 @@ from mixer_jax.errors import UserError, as_user_error, reason
 from mixer_jax.runtime import mesh as mesh_lib
 
 T = TypeVar("T")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Slurm sends SIGUSR1 before the end of a job (`--signal`), and a terminal that closes SIGHUP.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _ONE_REQUEST = 1.0  # seconds: a shell, or `timeout`, signals a process and its group
 
 
@@ -131,7 +133,7 @@ class Request:
 
   @property
   def exit_code(self) -> int:
-    """The exit code as shells have it: 130 after SIGINT, 143 after SIGTERM, of any process."""
+    """128 and the number of the signal, as shells have it; 143 if another process had it."""
     return 128 + (self.number or signal.SIGTERM)
 
   @property
@@ -156,7 +158,7 @@ def stop_signals(mesh: jax.sharding.Mesh) -> Iterator[Request]:
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   outer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-  taken = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+  taken = [s for s in SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
   handlers = {s: signal.signal(s, lambda *_: None) for s in taken}
 
   def watch():
@@ -165,10 +167,11 @@ def stop_signals(mesh: jax.sharding.Mesh) -> Iterator[Request]:
       number = byte[0]
       if time.monotonic() - seen.get(number, math.inf) > _ONE_REQUEST:
         os._exit(128 + number)
-      if number in _SIGNALS and number not in seen:
+      if number in SIGNALS and number not in seen:
         seen[number] = time.monotonic()
         came = signal.Signals(number)
         request.number = request.number or came
+        _leave_closed_terminal()
         print(f"\n{came.name}: stopping with a checkpoint; a second ends at once", file=sys.stderr)
 
   thread = threading.Thread(target=watch, daemon=True)
@@ -182,3 +185,13 @@ def stop_signals(mesh: jax.sharding.Mesh) -> Iterator[Request]:
     os.close(writer)  # which ends the thread
     thread.join()
     os.close(reader)
+
+
+def _leave_closed_terminal() -> None:
+  """Drops what is printed from now on to a terminal that is gone: a write to it would fail."""
+  streams = select.poll()
+  for stream in (1, 2):
+    streams.register(stream, 0)
+  for stream, event in streams.poll(0):
+    if event & select.POLLHUP:
+      os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

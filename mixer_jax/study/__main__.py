@@ -22,7 +22,7 @@ import jax
 from mixer_jax.errors import UserError
 from mixer_jax.paths import user_path
 from mixer_jax.rundir import directory
-from mixer_jax.runtime import cli
+from mixer_jax.runtime import cli, processes
 from mixer_jax.study import plan, record, runner
 
 
@@ -64,7 +64,9 @@ def _go_on(opened: record.Record, chosen: Sequence[plan.Run]) -> int:
   for run in chosen if options.retry_failed else ():
     if opened.state(run).kind == "failed" and not opened.forget(run):
       print(f"{run.name}  stays failed: runs have begun with the settings that its cell chose")
-  signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's, as Ctrl-C
+  for number in processes.SIGNALS:  # a scheduler's, as Ctrl-C
+    if signal.getsignal(number) != signal.SIG_IGN:
+      signal.signal(number, signal.default_int_handler)
   minutes = float("inf") if options.max_minutes is None else options.max_minutes
   runs = runner.Runner(opened, options.parallel, time.monotonic() + 60 * minutes)
   # Tuning ends first: the other runs may depend on all of it.

@@ -12,6 +12,7 @@ from typing import Any, Mapping, Sequence
 
 from mixer_jax.errors import Diverged, Unwritten, UserError
 from mixer_jax.rundir import lock, metrics_file
+from mixer_jax.runtime import processes
 from mixer_jax.study import plan
 from mixer_jax.study.plan import Run
 from mixer_jax.study.record import Record, selection
@@ -20,7 +21,7 @@ LOG = "log.txt"
 _POLL_SECONDS = 0.2
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 # Exit codes of a run that was asked to stop: with a checkpoint, or before it heeds signals.
-_INTERRUPTED = (130, 143, -signal.SIGINT, -signal.SIGTERM)
+_INTERRUPTED = {code for s in processes.SIGNALS for code in (128 + s, -s)}
 _ENOUGH = 3  # runs in a row that a mistake ends before they have a result
 
 

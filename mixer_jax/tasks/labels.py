@@ -1,17 +1,70 @@
-"""Labels are checked on the host when data are read, in one place for all tasks."""
+"""Labels of training examples: their check, when data are read, and weights of classes."""
 
-from typing import Any
+import math
+from typing import Annotated, Any, Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError
+from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.options import Option
 from mixer_jax.runtime import draws
 from mixer_jax.tasks.task import Task, Variables
 
+BALANCED = "balanced"
+ClassWeight = Annotated[
+  str,
+  Option(
+    'weights of the classes in the training loss: "balanced", in inverse proportion to their examples,'
+    ' or a number for each with commas, in their order; "": 1'
+  ),
+]
 _MOST = 2**22  # targets of a split that are looked at, if an example has several
+
+
+def of_examples(split: Dataset) -> np.ndarray:
+  """The labels [n] of a training split; a UserError if only reading all examples would tell them."""
+  arrays = split.arrays()
+  labels = getattr(split, "labels", None) if arrays is None else arrays["label"]
+  if labels is None:
+    why = (
+      "needs the labels, which a streamed set of TFDS has beside its images; data.stream='never'"
+    )
+    raise UserError(f"data.sampling='class', or class_weight='balanced', {why} reads them")
+  return np.asarray(labels)
+
+
+def check_weight(given: str) -> None:
+  """Raises a UserError for a `ClassWeight` that is none."""
+  if given not in ("", BALANCED):
+    _numbers(given)
+
+
+def class_weights(given: str, classes: int, counts: Callable[[], np.ndarray]) -> np.ndarray | None:
+  """The weights of a `ClassWeight`, float32 [classes]; None: 1 each.
+
+  `counts` gives the training examples of each class. "balanced" is n / (classes * counts), as in
+  scikit-learn, so that all classes have the same weight together, and an example 1 in the mean. A
+  class without an example counts as one with one.
+  """
+  if not given:
+    return None
+  if given == BALANCED:
+    found = np.maximum(counts(), 1)
+    return np.float32(found.sum() / (classes * found))
+  if len(weights := _numbers(given)) != classes:
+    raise UserError(f"class_weight has {len(weights)} numbers; allowed: {classes}, one a class")
+  return np.float32(weights)
+
+
+def _numbers(given: str) -> list[float]:
+  with as_user_error(f"class_weight is {given!r}; allowed: '', {BALANCED!r}, numbers", ValueError):
+    weights = [float(part) for part in given.strip("[]() ").split(",")]
+  if not all(0 < weight < math.inf for weight in weights):
+    raise UserError(f"class_weight is {given!r}; allowed: numbers above 0")
+  return weights
 
 
 def check(task: Task, name: str, split: Dataset, shapes: Variables) -> None:

@@ -1,6 +1,6 @@
 """Metrics that add up over batches and devices."""
 
-from typing import Any, Mapping, NamedTuple, Protocol
+from typing import Any, Mapping, NamedTuple, Protocol, Sequence
 
 import flax.struct
 import jax
@@ -70,6 +70,14 @@ class WeightedSum:
 
 
 @flax.struct.dataclass
+class MeanOrZero(WeightedSum):
+  """The mean, 0 if the weights are 0."""
+
+  def value(self) -> jax.Array:
+    return self.total / jnp.where(self.weight == 0, 1.0, self.weight)
+
+
+@flax.struct.dataclass
 class RootMeanSquare(WeightedSum):
   """The root of the mean of squares; `total` is the sum of squares."""
 
@@ -105,6 +113,30 @@ class Largest:
 
   def value(self) -> jax.Array:
     return self.largest
+
+
+@flax.struct.dataclass
+class ClassMeans(WeightedSum):
+  """The mean over classes of their means: of hits, balanced accuracy. Sums are [classes]."""
+
+  @classmethod
+  def of_labels(
+    cls, values: jax.Array, labels: jax.Array, classes: int, mask: Any = True
+  ) -> "ClassMeans":
+    """Sums of values [...] by their int labels [...], where a mask, which broadcasts, is true."""
+    weights = jnp.broadcast_to(mask, labels.shape).astype(jnp.float32)
+    add = lambda x: jnp.zeros(classes).at[labels.reshape(-1)].add(x.reshape(-1))
+    return cls(add(weights * values), add(weights))
+
+  def empty(self) -> "ClassMeans":
+    return self.replace(total=jnp.zeros_like(self.total), weight=jnp.zeros_like(self.weight))
+
+  def by_class(self) -> jax.Array:
+    """The mean of each class, [classes]; NaN of one without examples."""
+    return self.total / self.weight
+
+  def value(self) -> jax.Array:
+    return jnp.nanmean(self.by_class())
 
 
 _LOW = 20  # bits of the lower part of a count
@@ -156,8 +188,12 @@ class Confusion:
 class MeanIou(Confusion):
   """The mean of intersection over union of the classes in labels or answers, as mmsegmentation's."""
 
+  def by_class(self) -> jax.Array:
+    """The `ious` of the counts, [classes]."""
+    return ious(self.counts())
+
   def value(self) -> jax.Array:
-    return jnp.nanmean(ious(self.counts()))
+    return jnp.nanmean(self.by_class())
 
 
 @flax.struct.dataclass
@@ -193,6 +229,12 @@ def empty(shapes: Mapping[str, Sums]) -> dict[str, Sums]:
 def merge(a: Mapping[str, Sums], b: Mapping[str, Sums]) -> dict[str, Sums]:
   """The metrics of two sets of examples together (traceable)."""
   return {name: sums.merge(b[name]) for name, sums in a.items()}
+
+
+def by_class(metrics: Mapping[str, Sums], names: Sequence[str]) -> dict[str, float]:
+  """The numbers of each class, as "METRIC/CLASS", of metrics that have them (`by_class`)."""
+  found = {name: sums.by_class() for name, sums in metrics.items() if hasattr(sums, "by_class")}
+  return {f"{name}/{own}": float(x) for name, each in found.items() for own, x in zip(names, each)}
 
 
 def values(metrics: Mapping[str, Sums]) -> dict[str, float]:

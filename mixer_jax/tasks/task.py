@@ -120,6 +120,9 @@ class BaseTask:
     """Paths of files of which a run keeps and reads copies, by the field that names them."""
     return {}
 
+  def sampled_labels(self) -> np.ndarray | None:
+    """Labels [n] of the training examples, if each class is to come equally often; or None."""
+
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
     """Variables of these shapes, on the host, to start from; None stands for those of `init`."""
 

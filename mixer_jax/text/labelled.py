@@ -10,6 +10,7 @@ import numpy as np
 
 from mixer_jax.data import splits
 from mixer_jax.data.dataset import Arrays
+from mixer_jax.data.order import Sampling
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
 from mixer_jax.text import records, sample, sequences, text_data
@@ -29,6 +30,7 @@ class LabelledText(text_data.TextData):
   text: Annotated[str, Option("column, key or feature of the sentence")] = "sentence"
   pair: Annotated[str, Option('column of the second sentence of a pair; "": none')] = ""
   label: Annotated[str, Option("column, key or feature of the label")] = "label"
+  sampling: Sampling = "example"
 
 
 class Loaded(NamedTuple):
@@ -62,7 +64,7 @@ def _rows(data: LabelledText, base: str) -> records.Rows:
   columns = (data.text, data.pair, data.label)
   if data.name == "sample":
     columns = (sample.TEXT, "", sample.LABEL)
-  return records.rows(path, *columns, split, data.dir)
+  return records.rows(path, *columns, split, data.tfds_dir)
 
 
 def _classes(found: Sequence[records.Rows], data: LabelledText) -> tuple[str, ...]:

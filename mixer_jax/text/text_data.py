@@ -8,7 +8,7 @@ from typing import Annotated, Any, Callable, ClassVar, Mapping
 
 import numpy as np
 
-from mixer_jax.data import splits
+from mixer_jax.data import further, splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
@@ -35,6 +35,7 @@ class TextData:
   test_split: Annotated[str, Option("test set, written as train_split")] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
   extra_test_splits: Annotated[str, Option("further test sets, separated by commas")] = ""
+  test_sets: further.option("a file or folder, as a split below dir, or tfds:NAME[@SPLIT]") = ""
   vocabulary: Annotated[str, Option(_VOCABULARY, free=True)] = ""
   max_length: Annotated[
     int, Option("tokens of a sequence, [CLS] and [SEP] included", sequences.SHORTEST, 2**14)
@@ -54,6 +55,16 @@ class TextData:
     return splits.by_name(*named)
 
   @property
+  def further_sets(self) -> dict[str, further.Place]:
+    """Places of the test sets of other sources, by name."""
+    return further.places(self.test_sets, {*splits.OWN} | self.split_specs.keys())
+
+  @property
+  def tfds_dir(self) -> str:
+    """The data_dir of TFDS."""
+    return "" if self.name in _OWN_FILES else self.dir
+
+  @property
   def vocabulary_path(self) -> str:
     """The file of the vocabulary; a UserError if none is named."""
     if not self.vocabulary and self.name != "sample":
@@ -68,6 +79,7 @@ class TextData:
         f"data.dir is {self.dir!r}, but data.name is 'sample'; allowed: 'files', TFDS"
       )
     splits.check(self.split_specs, self.extra_test_splits)
+    _ = self.further_sets
 
   def check_files(self) -> None:
     """Raises a UserError for a file or folder that is not there, with the field that names it."""
@@ -76,9 +88,14 @@ class TextData:
         if not pathlib.Path(path := self.source(base)[0]).exists():
           none = '; "": none' if name == "validation" else ""
           raise UserError(f"{field} is {spec!r}: {path!r}: no such file or folder of text{none}")
+    for path, split in (place.source for place in self.further_sets.values()):
+      if not (split or pathlib.Path(path).exists()):
+        raise UserError(f"data.test_sets names {path!r}: no such file or folder of text")
 
   def source(self, base: str) -> tuple[str, str]:
     """The path and "", or the TFDS name and the split, that a base split is read from."""
+    if isinstance(base, further.Place):
+      return base.source
     if self.name == "files":
       return str(user_path(self.dir).absolute() / base), ""
     if self.name != "sample":
@@ -108,7 +125,7 @@ def load(
   """
   read = functools.cache(read)
   number = lambda base: len(next(iter(read(base).values())))
-  parts = splits.checked_parts(data.split_specs, number)
+  parts = splits.checked_parts(data.split_specs, number, data.further_sets)
   in_order = not shuffled or data.name not in _OWN_FILES
   taken = {k: [(read(base), rows, in_order) for base, rows in v] for k, v in parts.items()}
   return {name: Arrays(splits.joined(chosen)) for name, chosen in taken.items()}

@@ -69,13 +69,17 @@ class Evaluator:
           " whose mask is False have no weight"
         )
 
-  def __call__(self, variables: Any) -> dict[str, float]:
-    """The task's metrics of some variables, by name."""
+  def __call__(self, variables: Any, per_class: bool = False) -> dict[str, float]:
+    """The task's metrics of some variables, by name; maybe also of each class, see `metrics.by_class`."""
+    task = self._run.task
     with contextlib.closing(self._sums(variables)) as sums:
       first = next(sums)  # a task with metrics of the host alone has no sums, and needs no pass
-      total = metrics_lib.values(functools.reduce(_merge, sums, first)) if first else {}
-    own = self._run.task.host_metrics(variables, self._split)
-    return total | {name: float(x) for name, x in own.items()}  # NumPy's numbers are no JSON
+      total = functools.reduce(_merge, sums, first) if first else {}
+    found = metrics_lib.values(total)
+    if per_class:
+      found |= metrics_lib.by_class(total, task.class_names)
+    own = task.host_metrics(variables, self._split)
+    return found | {name: float(x) for name, x in own.items()}  # NumPy's numbers are no JSON
 
 
 _merge = jax.jit(metrics_lib.merge)

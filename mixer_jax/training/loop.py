@@ -44,8 +44,9 @@ def train(
     UserError: something that the user can mend.
     Diverged: loss, update or test metrics were not finite, and `config.on_nonfinite` does not
       help it: nothing of it was saved. Or the task has a `complaint`: a checkpoint was written.
-    SystemExit: 130 or 143 after SIGINT or SIGTERM. The steps under way were finished and a
-      checkpoint was written. A second signal of a kind ends the process at once.
+    SystemExit: 128 and the number of the signal that came, one of `processes.SIGNALS`. The steps
+      under way were finished and a checkpoint was written. A second signal of a kind ends the
+      process at once.
   """
   devices.print_line()
   begun, given = resume.begun(path), config

@@ -144,7 +144,7 @@ def read_weights(path: pathlib.Path, outer: bool) -> None:
 
 def read_image(path: pathlib.Path, _: bool) -> None:
   records = loading.Records(1, path.read_bytes)
-  square = functools.partial(crops.square, side=5, fit="crop")
+  square = functools.partial(crops.fitted, size=5, fit="crop")
   for fit in (Image.Image.copy, square):
     allocate = lambda _, shape, dtype: np.empty(shape, dtype)
     image = decode.decode_all(records, fit, allocate)["images"][0]

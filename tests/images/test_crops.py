@@ -56,7 +56,7 @@ def test_what_never_fits_is_the_largest_allowed_centre(size, box):
 
 def test_the_centre_keeps_its_scale():
   # 200x100 becomes 64x32; the middle 24 of those are 75 pixels of the image.
-  pixels = np.asarray(crops.centre(coordinates(200, 100), shorter=32, side=24), float)
+  pixels = np.asarray(crops.centre(coordinates(200, 100), shorter=32, size=24), float)
   assert pixels.shape == (24, 24, 3)
   expected = lambda length: length / 2 - 0.5 + (np.arange(24) - 11.5) * 100 / 32
   np.testing.assert_allclose(pixels[12, :, 0], expected(200), atol=1)

@@ -161,7 +161,7 @@ def test_stored_size_makes_squares_and_says_how(tmp_path, root, caplog):
   resized = lambda *size: np.asarray(wide.resize(size, Image.Resampling.BILINEAR))
   expected = {
     "crop": (resized(25, 10)[:, 8:18], "60% of it, outside the centre, is cut off"),
-    "pad": (np.pad(resized(10, 4), ((3, 3), (0, 0), (0, 0))), "60% of the square is black"),
+    "pad": (np.pad(resized(10, 4), ((3, 3), (0, 0), (0, 0))), "60% of that is black"),
     "squash": (resized(10, 10), "its proportions change by 60%"),
   }
   assert ImageData().fit == "pad"

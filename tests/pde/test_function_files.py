@@ -62,6 +62,26 @@ def test_rectangles(save):
   )
 
 
+@pytest.mark.parametrize(
+  "inputs, outputs, given, grid",
+  [
+    ((3, 8), (3, 8, 2), 0, (8,)),
+    ((3, 8, 2), (3, 8), 0, (8,)),
+    ((3, 8, 2), (3, 8, 5), 0, (8,)),
+    ((3, 8, 2), (3, 8, 2), 1, (8,)),
+    ((3, 8, 2), (3, 8, 2), 0, (8, 2)),
+    ((3, 8, 1), (3, 8, 1), 0, (8,)),
+    ((3, 5, 4), (3, 5, 4, 2), 0, (5, 4)),
+    ((3, 5, 4, 2), (3, 5, 4, 2), 0, (5, 4)),
+  ],
+)
+def test_a_last_axis_has_channels(save, inputs, outputs, given, grid):
+  a, u = np.ones(inputs), np.ones(outputs)
+  read = function_files.read(save(x=a, y=u), "x", "y", given)
+  assert (read.grid, read.axes, read.periodic) == (grid, len(grid), len(grid) == 1)
+  assert (read.inputs.shape, read.outputs.shape) == (inputs, outputs)
+
+
 def spoiled(array, place, value):
   changed = array.copy()
   changed[place] = value
@@ -71,8 +91,9 @@ def spoiled(array, place, value):
 @pytest.mark.parametrize(
   "arrays, message",
   [
-    (dict(a=LINES[0], u=LINES[1, :2]), r"has \[3, 8\] and \[2, 8\]; allowed: one shape"),
-    (dict(coeff=SQUARES[0, ..., :1], sol=SQUARES[1, ..., :1]), "without a last axis of 1"),
+    (dict(a=LINES[0], u=LINES[1, :2]), r"has \[3, 8\] and \[2, 8\] .* allowed: one shape"),
+    (dict(coeff=SQUARES[0, :, :1], sol=SQUARES[1, :, :1]), r"\[3, 1, 5\] with data.grid_axes=2"),
+    (dict(a=LINES[0], u=SQUARES[1]), r"\[3, 8\] and \[3, 5, 5\] with data.grid_axes=1"),
     (dict(a=LINES[0, :0], u=LINES[1, :0]), r"'a' is \[0, 8\]|\[0, 0\]"),
     (dict(a=LINES[0], u=spoiled(LINES[1], (1, 3), np.nan)), "'u' .* nan, in function 1 at point 3"),
     (dict(coeff=SQUARES[0], sol=spoiled(SQUARES[1], (2, 3, 1), 1e300)), "function 2 at point 3, 1"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mixer_jax.models import gmlp, mixer, resmlp
+from mixer_jax.options import pair
 
 FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures"
 
@@ -47,7 +48,7 @@ def peer(tmp_path):
 
 
 def shapes(model, size=32):
-  images = jnp.zeros((1, size, size, 3))
+  images = jnp.zeros((1, *pair(size), 3))
   return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
 
 

@@ -8,13 +8,15 @@ from PIL import Image
 import pytest
 
 from mixer_jax import pretrained
+from mixer_jax.errors import UserError
+from mixer_jax.options import pair
 from tests.pretrained.conftest import FAMILIES, random_params, run, shapes
 
 
 def saved(tmp_path, family, size, **fields):
   """Random weights of a small model, read back from a file."""
   params = random_params(FAMILIES[family](**fields), size)
-  pretrained.save(tmp_path / "w.npz", params)
+  pretrained.save(tmp_path / "w.npz", params, image_size=size)
   return params, pretrained.read(str(tmp_path / "w.npz"))
 
 
@@ -39,9 +41,10 @@ def test_block_diagonal_mixes_each_tile_as_the_small_net_does(tmp_path, family, 
 
 
 def resized(tokens, old, new, kind):
-  """[old^2, channels] to [new^2, channels], by Pillow."""
-  channels = [Image.fromarray(c.reshape(old, old).astype(np.float32)) for c in tokens.T]
-  return np.stack([np.asarray(c.resize((new, new), kind)).ravel() for c in channels], axis=1)
+  """Tokens [old grid, channels] on the new grid, by Pillow, which takes the width first."""
+  old, new = pair(old), pair(new)
+  channels = [Image.fromarray(c.reshape(old).astype(np.float32)) for c in tokens.T]
+  return np.stack([np.asarray(c.resize(new[::-1], kind)).ravel() for c in channels], axis=1)
 
 
 def dense(x, layer):
@@ -59,6 +62,41 @@ LAYERS = {
   "resmlp": ("ResMlpBlock_1", lambda x, block: dense(x, block["cross_patch"])),
   "gmlp": ("GmlpBlock_1", lambda x, block: dense(x, block["spatial_gating"]["Dense_0"])),
 }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_block_diagonal_of_rectangles(tmp_path, family):
+  """Tiles of 2x3 patches of 8x4 pixels, two below each other and three beside each other."""
+  size, times, patch = (16, 12), (2, 3), dict(patch_size=(8, 4))
+  params, weights = saved(tmp_path, family, size, **patch)
+  assert (weights.patch_size, weights.grid, weights.only_size) == ((8, 4), (2, 3), size)
+  fields = weights.model_fields((32, 36), "block_diagonal")
+  big = FAMILIES[family](**fields | patch)
+  fitted = weights.fit(shapes(big, (32, 36)), "block_diagonal", grid=(4, 9))
+  tiles = np.random.default_rng(1).normal(size=(2, *times, *size, 3))
+  images = tiles.swapaxes(2, 3).reshape(2, 32, 36, 3)
+  _, tokens = run(big, fitted, images)
+  found = tokens.reshape(2, 2, 2, 3, 3, -1).swapaxes(2, 3)
+  _, expected = run(FAMILIES[family](**patch), params, tiles.reshape(-1, *size, 3))
+  scale = np.abs(expected).max()
+  np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("old, new", [((2, 6), (3, 4)), ((4, 3), (2, 6)), ((2, 3), (5, 4))])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_interpolation_of_rectangles(tmp_path, family, old, new):
+  """Also of as many tokens on another grid, which are no longer those of the file."""
+  side = lambda grid: (8 * grid[0], 8 * grid[1])
+  params, weights = saved(tmp_path, family, side(old))
+  model = shapes(FAMILIES[family](), side(new))
+  fitted = weights.fit(model, "interpolate_bilinear", grid=new)
+  block, layer = LAYERS[family]
+  x = np.random.default_rng(2).normal(size=(new[0] * new[1], 16))
+  pillow = Image.Resampling.BILINEAR
+  expected = resized(layer(resized(x, new, old, pillow), params[block]), old, new, pillow)
+  np.testing.assert_allclose(layer(x, fitted[block]), expected, rtol=1e-5, atol=1e-5)
+  with pytest.raises(UserError, match=f"w.npz mixes a {old[0]}x{old[1]} grid .* {new[0]}x{new[1]}"):
+    weights.fit(model, grid=new)
 
 
 @pytest.mark.parametrize("old, new", [(3, 4), (4, 3), (3, 6), (4, 2)])

@@ -177,7 +177,7 @@ def test_a_second_interruption_ends_all_processes(opened, interrupt, number):
 
 
 def test_a_run_that_somebody_stops_has_not_failed(opened):
-  ends = ("sys.exit(130)", "sys.exit(143)", "os.kill(os.getpid(), 15)")
+  ends = ("sys.exit(138)", "sys.exit(143)", "os.kill(os.getpid(), 15)")
   code = {
     run.name: f"signal.signal(signal.SIGTERM, signal.SIG_DFL); {end}"
     for run, end in zip(opened.runs, ends)

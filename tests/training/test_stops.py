@@ -1,9 +1,11 @@
 """Signals, and a second process in the directory of a run."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
+import termios
 import time
 
 import pytest
@@ -11,20 +13,27 @@ import pytest
 from mixer_jax import evaluate, export
 from mixer_jax.errors import UserError
 from mixer_jax.rundir import lock, metrics_file
+from mixer_jax.runtime import processes
 from mixer_jax.training import loop
+from mixer_jax.training.trainer import Trainer
 from tests.children import Child, assert_same_run, latest, rows, signal_at, trained
 from tests.conftest import waves
 
 
 def test_signals_end_a_run_between_steps_with_a_checkpoint(tmp_path):
-  """In windows of two steps: the first process ends in epoch 2, the next in 3; of any optimizer.
+  """In windows of two steps: two processes end in epoch 2, two in 3; of any optimizer.
 
   Each signal comes twice, as from `timeout`, which signals a process and its group.
   """
   config = waves("adam", num_epochs=3, steps_per_dispatch=2)
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   trained(config, whole)
-  for name, code, step in (("SIGTERM", 143, 12), ("SIGINT", 130, 18)):
+  for name, code, step in (
+    ("SIGTERM", 143, 10),
+    ("SIGUSR1", 138, 12),
+    ("SIGHUP", 129, 18),
+    ("SIGINT", 130, 20),
+  ):
     ended = Child(config, parts, signal_at, (step, signal.Signals[name], 2, 0.2))
     assert ended.wait() == code, ended.err
     assert f"{name}: stopping with a checkpoint; a second ends at once" in ended.err
@@ -50,6 +59,40 @@ def test_kfac_goes_on_between_two_inverses(name, tmp_path):
   assert_same_run(config, parts, whole)
 
 
+class HungUp(Trainer):
+  """Closes the terminal that the run prints to, when the first evaluation begins."""
+
+  terminal = None
+
+  def report(self):
+    if HungUp.terminal is not None:
+      os.close(HungUp.terminal)
+      HungUp.terminal = None
+      time.sleep(0.2)
+    return super().report()
+
+
+def hang_up():
+  """In a child: prints to a terminal of its own, which closes."""
+  HungUp.terminal, own = os.openpty()
+  os.setsid()
+  fcntl.ioctl(own, termios.TIOCSCTTY, 0)  # closing it sends SIGHUP
+  for stream in (1, 2):
+    os.dup2(own, stream)
+  os.close(own)
+  loop.Trainer = HungUp
+
+
+def test_a_terminal_that_closes_ends_a_run_with_a_checkpoint(tmp_path):
+  config, whole, parts = waves("adam"), tmp_path / "whole", tmp_path / "parts"
+  trained(config, whole)
+  ended = Child(config, parts, hang_up)
+  assert ended.wait() == 129, ended.err
+  assert latest(parts) == 9  # the evaluation of step 8 went on
+  trained(config, parts)
+  assert_same_run(config, parts, whole)
+
+
 def test_a_second_signal_ends_at_once(tmp_path):
   arguments = (2, signal.SIGINT, 2, 1.2)
   ended = Child(waves("adam", num_epochs=3), tmp_path / "run", signal_at, arguments)
@@ -60,9 +103,9 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 @pytest.mark.thorough
 def test_signals_mean_what_they_meant_afterwards(tmp_path):
-  before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+  before = [signal.getsignal(s) for s in processes.SIGNALS]
   loop.train(waves(num_steps=1), str(tmp_path))
-  assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+  assert [signal.getsignal(s) for s in processes.SIGNALS] == before
   assert signal.set_wakeup_fd(-1) == -1
 
 

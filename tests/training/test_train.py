@@ -50,7 +50,7 @@ def test_a_mixer_learns_resumes_and_is_evaluated(name, tiny_config, tmp_path):
 
   for which, row in (("latest", rows[-1]), ("best", rows[rows[-1]["test/best_step"] // 8 - 1])):
     found = evaluate.evaluate(str(whole), which)
-    assert found == {"test": {k: row[f"test/{k}"] for k in ("loss", "top1")}}
+    assert found == {"test": {k: row[f"test/{k}"] for k in ("loss", "top1", "balanced_accuracy")}}
   found = mixer_jax.load_run(whole, "best")
   assert len(found.class_names) == 4
   images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)

@@ -11,7 +11,7 @@ from mixer_jax.errors import UserError
 from mixer_jax.images import sources
 from mixer_jax.images.augment import bilinear_matrix
 from mixer_jax.images.image_data import ImageData
-from mixer_jax.options import Option
+from mixer_jax.options import Option, Size, pair
 
 _SAME = options.of(ImageData)  # options that both tasks have
 _CHUNK = 1000  # images held as float32 at their stored size at once
@@ -28,15 +28,17 @@ class PixelData:
   test_split: Annotated[str, _SAME["test_split"]] = "test"
   validation_split: Annotated[str, _SAME["validation_split"]] = ""
   extra_test_splits: Annotated[str, _SAME["extra_test_splits"]] = ""
-  stored_size: Annotated[int, _SAME["stored_size"]] = 0
+  stored_size: Annotated[Size, _SAME["stored_size"]] = 0
   fit: Annotated[str, _SAME["fit"]] = "pad"
-  image_size: Annotated[int, Option("side to which images are resized, in pixels", 1, 2**10)] = 16
+  image_size: Annotated[
+    Size, Option("side to which images are resized, in pixels, or height and width", 1, 2**10)
+  ] = 16
   grey: Annotated[bool, Option("the mean of the three channels in their place")] = True
 
   @property
   def shape(self) -> tuple[int, ...]:
     """Height, width and channels of an image as the model sees it."""
-    return self.image_size, self.image_size, 1 if self.grey else 3
+    return *pair(self.image_size), 1 if self.grey else 3
 
   @property
   def source(self) -> ImageData:
@@ -46,10 +48,10 @@ class PixelData:
 
 
 class Loaded(NamedTuple):
-  """Splits of {"image": float32 [pixels]}, and the side of the images before they were resized."""
+  """Splits of {"image": float32 [pixels]}, and height and width of the images before."""
 
   splits: Mapping[str, Arrays]
-  side: int
+  stored: tuple[int, int]
 
 
 def load(data: PixelData) -> Loaded:
@@ -57,25 +59,27 @@ def load(data: PixelData) -> Loaded:
   found = sources.load(data.source, labelled=False).splits
   pixels = lambda split: {"image": rows(split.arrays()["image"], data)}
   own = {name: Arrays(pixels(x), paths=getattr(x, "paths", None)) for name, x in found.items()}
-  return Loaded(own, found["train"].spec["image"].shape[0])
+  return Loaded(own, found["train"].spec["image"].shape[:2])
 
 
 def rows(images: np.ndarray, data: PixelData) -> np.ndarray:
-  """Resizes images [n, side, side, 3] uint8 to float32 [n, pixels] in [0, 1], as Pillow's BILINEAR.
+  """Resizes images [n, height, width, 3] uint8 to float32 [n, pixels] in [0, 1], as Pillow's BILINEAR.
 
-  A UserError if they are not square.
+  A UserError if they have other proportions than `data.image_size`.
   """
   n, height, width, _ = images.shape
-  if height != width:
+  rows, columns = pair(data.image_size)
+  if height * columns != width * rows:
     raise UserError(
-      f"data.name={data.name}: images have {width}x{height} pixels; allowed: squares, as"
-      " data.stored_size makes of encoded images"
+      f"data.name={data.name}: images have {width}x{height} pixels; allowed: the proportions of"
+      f" data.image_size={data.image_size}, to which data.stored_size brings encoded images"
     )
-  matrix, found = bilinear_matrix(data.image_size, height), []
+  down, across = bilinear_matrix(rows, height), bilinear_matrix(columns, width)
+  found = []
   for start in range(0, n, _CHUNK):
     part = images[start : start + _CHUNK].astype(np.float32) / 255
     part = part.mean(3, keepdims=True) if data.grey else part
-    tall = matrix @ part.reshape(len(part), height, -1)
-    resized = matrix @ tall.reshape(len(part), -1, width, part.shape[3])
+    tall = down @ part.reshape(len(part), height, -1)
+    resized = across @ tall.reshape(len(part), -1, width, part.shape[3])
     found.append(resized.reshape(len(part), -1))
   return np.concatenate(found)

@@ -14,7 +14,7 @@ import optax
 from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
 from mixer_jax.images import crops, folder
-from mixer_jax.options import one_of
+from mixer_jax.options import Size, as_size, one_of
 from mixer_jax.tasks import panels
 from mixer_jax.tasks.autoencoding import pixels
 from mixer_jax.tasks.autoencoding.autoencoder import VARIANTS
@@ -65,9 +65,9 @@ class Autoencoding(BaseTask):
     return pixels.load(self._data)
 
   @functools.cached_property
-  def _stored(self) -> int:
-    """The side in pixels of the set's images before they are resized."""
-    return self._loaded.side
+  def _stored(self) -> Size:
+    """The size of the set's images before they are resized."""
+    return as_size(self._loaded.stored)
 
   def notes(self) -> Mapping[str, Any]:
     return {"stored": self._stored}
@@ -115,8 +115,8 @@ class Autoencoding(BaseTask):
     return outputs if self.likelihood == "normal" else jax.nn.sigmoid(outputs)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The code and the squared error of image files, made squares as the set's images are."""
-    fit = functools.partial(crops.square, side=self._stored, fit=self._data.fit)
+    """The code and the squared error of image files, fitted to the size of the set's images."""
+    fit = functools.partial(crops.fitted, size=self._stored, fit=self._data.fit)
     read = functools.partial(folder.read_image, fit=fit)
 
     def answers(whole):
@@ -140,6 +140,6 @@ class Autoencoding(BaseTask):
     return {"reconstructions": figure}
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """Codes [batch, width] and reconstructions [batch, side, side, channels]."""
+    """Codes [batch, width] and reconstructions [batch, height, width, channels]."""
     outputs, codes = self.model.apply(variables, batch["image"])
     return {"codes": codes, "reconstructions": self._means(outputs).reshape(-1, *self._data.shape)}

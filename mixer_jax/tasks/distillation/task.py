@@ -108,7 +108,7 @@ class Distillation(ImageClassification):
     return self._teacher.build(len(self.class_names))
 
   def init(self, key: jax.Array) -> Variables:
-    images = jnp.zeros((1, *[self._teacher.image_size] * 2, 3))
+    images = jnp.zeros((1, *options.pair(self._teacher.image_size), 3))
     shapes = jax.eval_shape(self.teacher.init, key, images)
     return {**super().init(key), "teacher": teacher_lib.absent(dict(shapes))}
 
@@ -132,7 +132,7 @@ class Distillation(ImageClassification):
     if self._weight < 1:
       losses += (1 - self._weight) * self._losses(logits, batch)
     answer, finite = jnp.argmax(logits, axis=1), jnp.isfinite(losses)
-    loss = WeightedSum.of(losses)
+    loss = WeightedSum.of(losses, batch.get("weight"))
     hits = {"top1": batch["label"], "agreement": jnp.argmax(taught, axis=1)}
     sums = {name: WeightedSum.of((answer == x) & finite) for name, x in hits.items()}
     return loss, Aux({"loss": loss, **sums}, changed)

@@ -10,6 +10,7 @@ import numpy as np
 from mixer_jax import models, pretrained
 from mixer_jax.errors import UserError
 from mixer_jax.images.image_data import ImageData
+from mixer_jax.options import Size, as_size, pair
 from mixer_jax.paths import remembered
 from mixer_jax.pretrained import catalog
 from mixer_jax.tasks.image_classification.task import ImageClassification
@@ -25,7 +26,7 @@ class Teacher(NamedTuple):
 
   name: str  # of `models.VARIANTS`
   fields: Mapping[str, Any]  # of the model
-  image_size: int
+  image_size: Size
   mean: Sequence[float]
   std: Sequence[float]
   loss: str = "softmax"  # the loss of its own training
@@ -36,11 +37,11 @@ class Teacher(NamedTuple):
 
   def seen(self, images: jax.Array, own: ImageData) -> jax.Array:
     """Images that are normalised by `own`, as the teacher wants them: its statistics, its size."""
-    mean, std, side = np.float32(self.mean), np.float32(self.std), self.image_size
+    mean, std, size = np.float32(self.mean), np.float32(self.std), pair(self.image_size)
     if not np.allclose((mean, std), (own.mean, own.std), rtol=0, atol=1e-6):
       images = (images * np.float32(own.std) + np.float32(own.mean) - mean) / std
-    if images.shape[1:3] != (side, side):
-      images = jax.image.resize(images, (len(images), side, side, 3), "bilinear")
+    if images.shape[1:3] != size:
+      images = jax.image.resize(images, (len(images), *size, 3), "bilinear")
     return images
 
 
@@ -61,7 +62,8 @@ def describe(path: str, model: str, own: ImageData) -> Teacher:
   if (name := model or (entry.model if entry else "")) not in models.VARIANTS:
     allowed = f"the model of {path}, a name of models.VARIANTS"
     raise UserError(f"distillation.teacher_model is {model!r}; allowed: {allowed}")
-  size = weights.side or (models.image_size(name) if entry else own.image_size)
+  own_size = models.image_size(name) if entry else own.image_size
+  size = as_size(weights.only_size) if weights.only_size else own_size
   told_by_file = weights.model_fields(size) | dict(entry.overrides if entry else {})
   if weights.patch_size:
     told_by_file["patch_size"] = weights.patch_size

@@ -20,11 +20,12 @@ from mixer_jax.images import augment, mixing, sources
 from mixer_jax.images.image_data import ImageData
 from mixer_jax.images.policy import Augment
 from mixer_jax.options import Option, one_of
+from mixer_jax.tasks import labels as labels_lib
 from mixer_jax.tasks import panels
 from mixer_jax.tasks.image_classification import pictures
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.images.image_task import ImageTask
-from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
+from mixer_jax.tasks.metrics import ClassMeans, Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import Aux, Batch, Prediction, ReadRun, Variables, in_batches, likeliest
 
 LOSSES = ("softmax", "binary")
@@ -39,6 +40,7 @@ class Fields(start.Start):
 
   loss: one_of("cross-entropy of one softmax, or a binary one of each class", LOSSES) = "softmax"
   label_smoothing: Annotated[float, Option("share of a label that all classes get", 0, 1)] = 0.0
+  class_weight: labels_lib.ClassWeight = ""
 
 
 class ImageClassification(ImageTask):
@@ -50,6 +52,12 @@ class ImageClassification(ImageTask):
   The loss is the cross-entropy of a softmax, or with loss="binary" the sum over the classes of
   binary cross-entropies (Wightman et al., 2021, https://arxiv.org/abs/2110.00476; timm takes the
   mean over the classes), and so is the metric of test sets, whose labels are not smoothed.
+
+  With `class_weight` w the training loss is the sum of w_c t_c (-log p_c) over examples and classes,
+  divided by that of w_c t_c, for the target t: of hard labels as PyTorch's CrossEntropyLoss(weight=w).
+  So an example has the "weight" of its classes in the batch, float32 [batch], and K-FAC's Fisher
+  matrix the same. With loss="binary" this weight multiplies the sum over the classes. Metrics of test
+  sets are not weighted; `balanced_accuracy` is the mean over classes of `top1` of each.
 
   A model with batch normalisation has the averages of its statistics in the collection
   "batch_stats", which the loss renews; with `accum_steps` each part of a batch is normalised, and
@@ -84,6 +92,7 @@ class ImageClassification(ImageTask):
       pad=data.pad, resize=data.resize, random_crop=data.random_crop, crop=data.crop
     )
     start.check(config)
+    labels_lib.check_weight(config.class_weight)
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -107,9 +116,9 @@ class ImageClassification(ImageTask):
     return models.VARIANTS[group.name](num_classes=num_classes, **options.given(group))
 
   def _fresh(self, model: nn.Module, key: jax.Array) -> Variables:
-    size = self._augmentation.image_size
+    size = options.pair(self._augmentation.image_size)
     with as_user_error(f"model {self._config.model.name}", ValueError):
-      return dict(model.init(key, jnp.zeros((1, size, size, 3))))
+      return dict(model.init(key, jnp.zeros((1, *size, 3))))
 
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
@@ -131,16 +140,28 @@ class ImageClassification(ImageTask):
       mix_key = jax.random.fold_in(key, augment.KEYS)  # fold_in(key, i) is split(key)[i]
       images, shares = mixing.mix(mix_key, images, self._policy)
     batch, smoothing = {"image": images, "label": labels}, self._config.label_smoothing
+    weights = self._class_weights
     if shares is None and not smoothing:
-      return batch
+      return batch if weights is None else batch | {"weight": jnp.asarray(weights)[labels]}
     batch["target"] = mixing.soft_labels(labels, shares, len(self.class_names), smoothing)
+    if weights is not None:
+      batch["weight"] = batch["target"] @ weights
+      if not self._binary:  # weight times this cross-entropy weighs each class
+        batch["target"] *= weights / batch["weight"][:, None]
     if shares is not None:
       batch["label"] = jnp.where(shares >= 0.5, labels, labels[::-1])
     return batch
 
+  @functools.cached_property
+  def _class_weights(self) -> np.ndarray | None:
+    classes = len(self.class_names)
+    counts = lambda: np.bincount(self._labels, minlength=classes)
+    return labels_lib.class_weights(self._config.class_weight, classes, counts)
+
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     logits, changed = self._trained(variables, batch["image"], key)
-    loss, top1 = WeightedSum.of(self._losses(logits, batch)), _hits(logits, batch["label"])[0]
+    loss = WeightedSum.of(self._losses(logits, batch), batch.get("weight"))
+    top1 = _hits(logits, batch["label"])[0]
     return loss, Aux({"loss": loss, "top1": WeightedSum.of(top1)}, changed)
 
   def _trained(
@@ -181,14 +202,16 @@ class ImageClassification(ImageTask):
     # With five classes or fewer every answer is among the first five.
     names = ("loss", "top1", "top5")[: 3 if outputs.shape[1] > 5 else 2]
     scores = (self._losses(outputs, batch), *_hits(outputs, labels))
-    return {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
+    found = {k: WeightedSum.of(v, mask) for k, v in zip(names, scores)}
+    each = ClassMeans.of_labels(scores[1], labels, outputs.shape[1], mask)
+    return found | {"balanced_accuracy": each}
 
   def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
     def predict(variables: Variables, batch: Batch) -> Prediction:
       logits, targets = self.model.apply(_own(variables), batch["image"]), batch["label"]
       if self._binary:
         targets = batch.get("target", jax.nn.one_hot(targets, logits.shape[1]))
-      return Prediction(logits, targets)
+      return Prediction(logits, targets, batch.get("weight"))
 
     return predict
 
@@ -243,7 +266,8 @@ class ImageClassification(ImageTask):
     """Writes the weights in Linen's names, with the model's epsilons, see `pretrained.save`."""
     weights = pretrained.beside(variables)
     statistics = pretrained.Normalization(self._data.mean, self._data.std)
-    pretrained.save(path, weights, self._build(weights["head"]["bias"].size), statistics)
+    model = self._build(weights["head"]["bias"].size)
+    pretrained.save(path, weights, model, statistics, self._data.image_size)
 
 
 def _own(variables: Variables) -> Variables:

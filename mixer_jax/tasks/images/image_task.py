@@ -9,9 +9,10 @@ import numpy as np
 
 from mixer_jax import options
 from mixer_jax.data.dataset import Dataset
-from mixer_jax.errors import UserError, check_list, until_error
+from mixer_jax.errors import check_list, until_error
 from mixer_jax.images import crops, folder, sources
 from mixer_jax.images.image_data import ImageData
+from mixer_jax.tasks import labels
 from mixer_jax.tasks.task import BaseTask, Variables
 
 
@@ -30,7 +31,7 @@ class ImageTask(BaseTask):
     raise NotImplementedError
 
   def _answers(self, variables: Variables, images: np.ndarray) -> Iterable[Mapping[str, Any]]:
-    """The answer to each image of uint8 [n, side, side, 3], without its path."""
+    """The answer to each image of uint8 [n, height, width, 3], without its path."""
     raise NotImplementedError
 
   def datasets(self) -> Mapping[str, Dataset]:
@@ -53,6 +54,13 @@ class ImageTask(BaseTask):
     config.data.update(mean=data.mean, std=data.std, flip=data.flip)
     return config
 
+  @property
+  def _labels(self) -> np.ndarray:
+    return labels.of_examples(self._loaded.splits["train"])
+
+  def sampled_labels(self) -> np.ndarray | None:
+    return self._labels if self._data.sampling == "class" else None
+
   def notes(self) -> Mapping[str, Any]:
     return {"stored": self._stored}
 
@@ -61,16 +69,14 @@ class ImageTask(BaseTask):
       self._stored = tuple(notes["stored"])
 
   def read_images(self, paths: Sequence[str | os.PathLike]) -> np.ndarray:
-    """Reads image files as the run's own images are stored: uint8 [n, side, side, 3].
+    """Reads image files as the run's own images are stored: uint8 [n, height, width, 3].
 
-    A UserError if a file is missing or broken, or the run's images are not square.
+    A UserError if a file is missing or broken.
     """
-    data, (height, width) = self._data, self._stored
-    if height != width:
-      raise UserError(f"images of {data.name} are {width}x{height} pixels; allowed: squares")
-    fit = functools.partial(crops.square, side=height, fit=data.fit)
+    data = self._data
+    fit = functools.partial(crops.fitted, size=self._stored, fit=data.fit)
     if data.crop:
-      fit = functools.partial(crops.centre, shorter=data.resize, side=height)
+      fit = functools.partial(crops.centre, shorter=data.resize, size=self._stored)
     return np.stack([folder.read_image(path, fit) for path in paths])
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:

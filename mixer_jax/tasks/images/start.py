@@ -6,6 +6,7 @@ A run is one of any task with a `backbone` whose config has `model`, one of `mod
 
 import dataclasses
 import logging
+import math
 import os
 from typing import Annotated, Any, Mapping, NamedTuple, Sequence
 
@@ -60,7 +61,7 @@ class RunModel(NamedTuple):
   loss: str  # "" of a task without this field
   name: str  # of `models.VARIANTS`
   fields: Mapping[str, Any]  # that the config sets
-  image_size: int
+  image_size: options.Size
   mean: tuple[float, ...]
   std: tuple[float, ...]
 
@@ -71,7 +72,7 @@ def run_model(path: str) -> RunModel:
     case {
       "task": str(task),
       "model": {"name": str(name), **own},
-      "data": {"image_size": int(size), "mean": [*mean], "std": [*std]},
+      "data": {"image_size": (int() | [_, _]) as size, "mean": [*mean], "std": [*std]},
     } if name in models.VARIANTS:
       given = options.given(ml_collections.ConfigDict(own))
       loss = str(config.get("loss", ""))
@@ -90,7 +91,7 @@ def describe(path: str) -> Weights:
   with as_user_error(f"the model {run.name} of {path!r}", ValueError):
     own = {k: v for k, v in run.fields.items() if k not in _FREE}
     model = models.build(run.name, 1, **own)
-    images = jax.ShapeDtypeStruct((1, run.image_size, run.image_size, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((1, *options.pair(run.image_size), 3), jnp.float32)
     shapes = pretrained.beside(jax.eval_shape(model.init, jax.random.key(0), images))
   fields = {k: getattr(model, k) for k in models.fields(run.name) if k not in _FREE}
   arrays = {k: x for k, x in _flat(shapes).items() if not k.startswith("head/")}
@@ -133,9 +134,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     check_multiple("data.image_size", size, patch, config.model.name)
 
 
-def check_multiple(name: str, size: int, patch: int, model: str) -> None:
+def check_multiple(name: str, size: options.Size, patch: options.Size, model: str) -> None:
   """Raises a UserError if the size of the field `name` is no multiple of the patch size."""
-  if size % patch:
+  if any(n % side for n, side in zip(options.pair(size), options.pair(patch))):
     raise UserError(f"{name} is {size}; it must be a multiple of the patch size {patch} of {model}")
 
 
@@ -157,8 +158,10 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   if weights.num_tokens:  # told before the images are decoded
     patch = options.value(models.VARIANTS, config.model, "patch_size")
     fit.check_patches(weights.source, weights.patch_size, patch)
-    tokens = (data.image_size // patch) ** 2
-    fit.check_tokens(weights.source, weights.num_tokens, tokens, config.resize_tokens)
+    old, new = weights.grid, grid(config)
+    if old or weights.num_tokens != math.prod(new):
+      old = old or fit.square(weights.source, weights.num_tokens)
+      fit.check_grid(weights.source, old, new, config.resize_tokens)
   for name in ("mean", "std") if weights.normalization else ():
     if data[name] is None:
       data[name] = getattr(weights.normalization, name)
@@ -170,6 +173,14 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     )
     _LOG.info(line, weights.source)
   return config
+
+
+def grid(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+  """Rows and columns of the model's patches; () of a model without patches."""
+  if "patch_size" not in models.fields(config.model.name):
+    return ()
+  patch = options.pair(options.value(models.VARIANTS, config.model, "patch_size"))
+  return tuple(n // side for n, side in zip(options.pair(config.data.image_size), patch))
 
 
 def _check_model(config: ml_collections.ConfigDict, weights: Weights) -> None:
@@ -208,7 +219,7 @@ def variables(
     shapes: "params", and "batch_stats" of a model that has them; others are left out.
   """
   weights = read(config.pretrained, read_run)
-  return weights.fit_variables(shapes, config.resize_tokens, class_names)
+  return weights.fit_variables(shapes, config.resize_tokens, class_names, grid(config))
 
 
 def params(config: ml_collections.ConfigDict, shapes: Any, read_run: task_lib.ReadRun) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated, Mapping
 import numpy as np
 
 from mixer_jax.data.dataset import Arrays
+from mixer_jax.data.further import Place
 from mixer_jax.options import Option, one_of
 from mixer_jax.text import sample, sequences, text_data
 from mixer_jax.text.documents import documents
@@ -32,11 +33,12 @@ def load(data: Corpus, vocabulary: Vocabulary) -> Mapping[str, Arrays]:
   file is missing.
   """
   data.check_files()
-  field = sample.TEXT if data.name == "sample" else data.field
 
   def read(base):
     path, split = data.source(base)
-    found = documents(path, field, data.paragraphs, split, data.dir)
+    own = data.name == "sample" and not isinstance(base, Place)
+    field = sample.TEXT if own else data.field
+    found = documents(path, field, data.paragraphs, split, data.tfds_dir)
     packed = sequences.pack(found, vocabulary, data.max_length, data.packing, data.cache_dir)
     if line := packed.summary(data.max_length):
       _LOG.warning("%s: %s", path, line)

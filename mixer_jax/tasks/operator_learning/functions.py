@@ -4,19 +4,20 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from typing import Annotated, Callable
+from typing import Annotated, Callable, Mapping, NamedTuple
 import zlib
 
 import numpy as np
 
 from mixer_jax import options
-from mixer_jax.data import splits
+from mixer_jax.data import further, splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError
 from mixer_jax.models.spectral import shown
 from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files, generate
 from mixer_jax.pde.functions import Functions, check_step, subsampled
+from mixer_jax.tasks.operator_learning.losses import grid_of
 
 _LOG = logging.getLogger(__name__)
 _NAMES = (*generate.KINDS, "files")
@@ -31,6 +32,10 @@ _ARRAY = 'of the array in files, those that `predict` answers too; "": Li et al.
 _AXES = (
   'axes of files: "periodic", without the end point, "bounded", with it, or "auto": a single axis is'
   " periodic, two are bounded"
+)
+_GRID_AXES = (
+  "axes of the grid in files; the last axis of an array with one more has channels; 0: by the shapes, so"
+  " that [n, s, s] has two axes"
 )
 _AT_ONCE = 64  # functions averaged, or looked at, together
 _MOST_LOST = 1e-2  # a larger change by rounding, as a share of the deviation, is reported
@@ -50,6 +55,7 @@ class FunctionData:
   train_split: Annotated[str, Option(_SPLIT)] = "train"
   test_split: Annotated[str, Option("test set, written as train_split")] = "test"
   validation_split: Annotated[str, Option('picks the checkpoint; "": the test split does')] = ""
+  test_sets: further.option("a .mat or .npz, of which data.step takes points as of the others") = ""
   train_functions: Annotated[int, Option('generated as "train"', 1, generate.COUNT.high)] = 1024
   test_functions: Annotated[int, Option('generated as "test"', 1, generate.COUNT.high)] = 100
   points: Annotated[
@@ -70,6 +76,7 @@ class FunctionData:
   inputs_name: Annotated[str, Option(_ARRAY, free=True)] = ""
   outputs_name: Annotated[str, Option(_ARRAY, free=True)] = ""
   axes: one_of(_AXES, ("auto", "periodic", "bounded")) = "auto"
+  grid_axes: Annotated[int, Option(_GRID_AXES, 0, 2)] = 0
 
   @property
   def split_specs(self) -> dict[str, str]:
@@ -84,6 +91,11 @@ class FunctionData:
       allowed = "steps of 1 or more, separated by commas"
       raise UserError(f"data.extra_test_steps is {self.extra_test_steps!r}; allowed: {allowed}")
     return [step for step in dict.fromkeys(map(int, given)) if step != self.step]
+
+  @property
+  def further_sets(self) -> dict[str, further.Place]:
+    """Files of the test sets of other sources, by name."""
+    return further.places(self.test_sets, splits.OWN)
 
   @property
   def generated_grid(self) -> tuple[int, ...]:
@@ -101,7 +113,7 @@ class FunctionData:
 
   def check(self) -> None:
     """Raises a UserError for fields that contradict each other, before functions are generated."""
-    grid, extra = self.generated_grid, self.extra_steps
+    grid, extra, _ = self.generated_grid, self.extra_steps, self.further_sets
     if grid and self.dir:
       raise UserError(f"data.dir is {self.dir!r}, which {self.name!r} does not read; 'files' would")
     if self.output_step and (extra or not self.inverse or self.output_step % self.step):
@@ -111,8 +123,15 @@ class FunctionData:
       check_step(grid, self.periodic(len(grid)), step)
 
 
-def load(data: FunctionData) -> dict[str, Arrays]:
-  """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": uint32}.
+class Loaded(NamedTuple):
+  """The splits by name, and the number of axes of the grid."""
+
+  splits: Mapping[str, Arrays]
+  axes: int
+
+
+def load(data: FunctionData) -> Loaded:
+  """The splits: {"inputs": [*grid], "outputs": [*grid], float32, "id": uint32}; or [*grid, channels].
 
   Beside "train", "test" and maybe "validation" there is a "test_POINTS" for each further grid. The
   id of a function depends on its place in the generated split or file alone. A UserError if files
@@ -120,33 +139,34 @@ def load(data: FunctionData) -> dict[str, Arrays]:
   everywhere.
   """
   read = functools.cache(functools.partial(_read, data))
-  parts = {
-    name: splits.parts(spec, splits.field(name), lambda base: len(read(base)))
-    for name, spec in data.split_specs.items()
-  }
-  splits.check_apart(parts, data.split_specs)
+  number = lambda base: len(read(base))
+  parts = splits.checked_parts(data.split_specs, number, data.further_sets)
   found = {name: _taken(data, read, part, data.step) for name, part in parts.items()}
   whole, train = read(parts["train"][0][0]), found["train"]["inputs"]
   ends = "periodic" if whole.periodic else "with its ends"
-  sizes = f"{shown(train.shape[1:])} of {shown(whole.grid)} points (data.step={data.step})"
+  sizes = f"{shown(train.shape[1 : 1 + len(whole.grid)])} of {shown(whole.grid)} points (data.step={data.step})"
   _LOG.info("%s functions on %s, %s", f"{len(train):,}", sizes, ends)
   for step in data.extra_steps:
     arrays = _taken(data, read, parts["test"], step)
     found[f"test_{arrays['inputs'].shape[1]}"] = arrays
+  channels = lambda arrays: [arrays[x].shape[1 + len(whole.grid) :] for x in ("inputs", "outputs")]
   for name, arrays in found.items():
+    if (own := channels(arrays)) != (trained := channels(found["train"])):
+      told = f"channels of inputs and outputs of {name} are {own}, and {trained} of train"
+      raise UserError(f"{told}; allowed: the same")
     outputs = arrays["outputs"].reshape(len(arrays["outputs"]), -1)
     zero = np.maximum(outputs.max(1), -outputs.min(1)) < _ZERO
     if zero.any():
       why = "is 0 at all points, where it has no relative error"
       raise UserError(f"outputs of {name}: function {zero.argmax()} {why}")
-  return {name: Arrays(arrays) for name, arrays in found.items()}
+  return Loaded({name: Arrays(arrays) for name, arrays in found.items()}, len(whole.grid))
 
 
 def _read(data: FunctionData, base: str) -> Functions:
   """All functions of a base split, on their own grid."""
-  if data.name == "files":
-    path = str(pathlib.Path(data.dir) / base)
-    found = function_files.read(path, data.inputs_name, data.outputs_name)
+  if data.name == "files" or isinstance(base, further.Place):
+    path = base if isinstance(base, further.Place) else str(pathlib.Path(data.dir) / base)
+    found = function_files.read(path, data.inputs_name, data.outputs_name, data.grid_axes)
     return dataclasses.replace(found, periodic=data.periodic(len(found.grid)))
   counts = {"train": data.train_functions, "test": data.test_functions}
   if base not in counts:
@@ -164,14 +184,14 @@ def _taken(
   taken = {"inputs": [], "outputs": [], "id": []}
   for base, rows in parts:
     whole, some = read(base), slice(rows.start, rows.stop)
-    fine = Functions(whole.inputs[some], whole.outputs[some], whole.periodic)
+    fine = dataclasses.replace(whole, inputs=whole.inputs[some], outputs=whole.outputs[some])
     coarse = subsampled(fine, step)
     inputs, outputs = coarse.inputs, coarse.outputs
     if data.inverse:
       inputs, outputs = outputs, inputs
       if wide := data.output_step:
         check_step(fine.grid, fine.periodic, wide, "output_step", step)
-        outputs = averaged(fine.inputs, wide, fine.periodic)
+        outputs = averaged(fine.inputs, wide, fine.periodic, fine.axes)
     taken["inputs"].append(_in_float32(inputs, f"inputs of {base}"))
     taken["outputs"].append(_in_float32(outputs, f"outputs of {base}"))
     ids = zlib.crc32(base.encode()) + np.arange(rows.start, rows.stop)
@@ -190,14 +210,16 @@ def _in_float32(functions: np.ndarray, where: str) -> np.ndarray:
   return rounded
 
 
-def averaged(functions: np.ndarray, step: int, periodic: bool) -> np.ndarray:
-  """Functions [n, *grid] at every step-th point, each the mean over its cell, `step` wide.
+def averaged(
+  functions: np.ndarray, step: int, periodic: bool, axes: int | None = None
+) -> np.ndarray:
+  """Functions (`losses.grid_of`) at every step-th point, the mean over its cell, `step` wide.
 
   Points on the edge between two cells count half in both. Cells are cut at the ends of the domain,
   and points there count in full.
   """
   means = []
-  for points in functions.shape[1:]:
+  for points in grid_of(functions, axes):
     distance = np.abs(np.arange(points)[None] - np.arange(0, points, step)[:, None])
     distance = np.minimum(distance, points - distance) if periodic else distance
     weights = np.clip((step + 1 - 2 * distance) / 2, 0, 1)

@@ -1,4 +1,4 @@
-"""Relative errors of functions on uniform grids."""
+"""Relative errors of functions on uniform grids, [batch, *grid] or [batch, *grid, channels]."""
 
 import jax
 import jax.numpy as jnp
@@ -9,30 +9,37 @@ _LEAST = 1e-36  # added to mean squares of functions, whose largest value is abo
 _LEAST_SLOPES = 1e-6
 
 
+def grid_of(functions: jax.Array, axes: int | None = None) -> tuple[int, ...]:
+  """The grid of functions, of so many axes; None: all but that of the batch."""
+  return functions.shape[1 : None if axes is None else 1 + axes]
+
+
 def relative_l2(errors: jax.Array, targets: jax.Array) -> jax.Array:
-  """|e| / |u| of each function, [batch], from root mean squares of e and u [batch, *grid]."""
+  """|e| / |u| of each function, [batch], from root mean squares of e and u over all channels."""
   errors, targets = (x * _unit(targets) for x in (errors, targets))
   return jnp.sqrt(_ratio(_mean_square(errors), _mean_square(targets)))
 
 
-def relative_h1(errors: jax.Array, targets: jax.Array, periodic: bool) -> jax.Array:
+def relative_h1(
+  errors: jax.Array, targets: jax.Array, periodic: bool, axes: int | None = None
+) -> jax.Array:
   """|grad e| / |grad u| of each function, [batch], by central differences."""
   errors, targets = (x * _unit(targets) for x in (errors, targets))
-  wrong, right = (sum(map(_mean_square, slopes(x, periodic))) for x in (errors, targets))
+  wrong, right = (sum(map(_mean_square, slopes(x, periodic, axes))) for x in (errors, targets))
   least = _LEAST_SLOPES / (targets.shape[1] - (not periodic)) ** 2  # in their units
   return jnp.sqrt(_ratio(wrong, right + least * _mean_square(targets)))
 
 
-def slopes(functions: jax.Array, periodic: bool) -> list[jax.Array]:
-  """Central differences along each axis of [batch, *grid], on the unit interval or square.
+def slopes(functions: jax.Array, periodic: bool, axes: int | None = None) -> list[jax.Array]:
+  """Central differences along each axis of a grid (`grid_of`) on the unit interval or square.
 
   They are derivatives times the length of a cell of the first axis. Functions that are not periodic
   have them at inner points alone, [batch, *grid - 2].
   """
-  found, axes = [], range(1, functions.ndim)
-  inner = (slice(None), *(slice(1, -1) for _ in axes))
-  cells = [points if periodic else points - 1 for points in functions.shape[1:]]
-  for axis, number in zip(axes, cells):
+  found, grid = [], grid_of(functions, axes)
+  inner = (slice(None), *(slice(1, -1) for _ in grid))
+  cells = [points if periodic else points - 1 for points in grid]
+  for axis, number in enumerate(cells, 1):
     difference = (jnp.roll(functions, -1, axis) - jnp.roll(functions, 1, axis)) / 2
     found.append((difference if periodic else difference[inner]) * (number / cells[0]))
   return found

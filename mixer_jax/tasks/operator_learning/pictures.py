@@ -16,24 +16,33 @@ Attended = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def errors(outputs: np.ndarray, found: np.ndarray) -> np.ndarray:
-  """Relative L2 errors of functions [n, *grid], [n]."""
+  """Relative L2 errors of functions [n, ...] over all points and channels, [n]."""
   norm = lambda x: np.sqrt(np.square(np.float64(x)).reshape(len(x), -1).sum(1))
   return norm(found - outputs) / np.maximum(norm(outputs), 1e-300)
 
 
 def draw(
-  inputs: np.ndarray, outputs: np.ndarray, found: np.ndarray, periodic: bool
+  inputs: np.ndarray,
+  outputs: np.ndarray,
+  found: np.ndarray,
+  periodic: bool,
+  axes: int | None = None,
 ) -> Mapping[str, Any]:
-  """Figures "functions" and "errors" of functions [n, *grid] and the operator's answers.
+  """Figures "functions" and "errors" of functions and the operator's answers.
 
-  Functions from the one with the least error to the one with the largest are drawn.
+  Functions from the one with the least error to the one with the largest are drawn, and of several
+  channels in "functions_0" and so on, each beside the same channel of the input or its last one.
   """
-  by_error = errors(outputs, found)
+  axes, by_error = axes or inputs.ndim - 1, errors(outputs, found)
   order = np.argsort(by_error, kind="stable")
   chosen = order[np.linspace(0, len(order) - 1, min(_SHOWN, len(order))).round().astype(int)]
-  rows = (inputs[chosen], outputs[chosen], found[chosen], by_error[chosen])
-  drawn = _curves(*rows, periodic) if inputs.ndim == 2 else _maps(*rows)
-  return {"functions": drawn, "errors": _sorted(by_error)}
+  last = [x.reshape(*x.shape[: 1 + axes], -1)[chosen] for x in (inputs, outputs, found)]
+  figures = {"errors": _sorted(by_error)}
+  for channel in range(number := last[1].shape[-1]):
+    rows = (*(x[..., min(channel, x.shape[-1] - 1)] for x in last), by_error[chosen])
+    name = "functions" if number == 1 else f"functions_{channel}"
+    figures[name] = _curves(*rows, periodic) if axes == 1 else _maps(*rows)
+  return figures
 
 
 def attended(sown: Any, grid: tuple[int, ...]) -> Attended:

@@ -23,7 +23,7 @@ from mixer_jax.options import Option, one_of
 from mixer_jax.pde import function_files
 from mixer_jax.pde.functions import check_step
 from mixer_jax.runtime import draws
-from mixer_jax.tasks.metrics import Largest, Metric, Sums, WeightedSum
+from mixer_jax.tasks.metrics import Largest, MeanOrZero, Metric, Sums, WeightedSum
 from mixer_jax.tasks.operator_learning import functions, losses, normaliser, pictures
 from mixer_jax.tasks.task import Aux, BaseTask, Batch, Prediction, Variables, in_batches
 
@@ -46,7 +46,11 @@ class OperatorOptions:
 
 
 class OperatorLearning(BaseTask):
-  """Maps functions [batch, *grid] to functions [batch, *grid], on one or two axes.
+  """Maps functions [batch, *grid] to functions [batch, *grid], on a grid of one or two axes.
+
+  Functions of several channels, such as a velocity, are [batch, *grid, channels]; inputs and outputs
+  have their own numbers. An error is relative to all channels, |e| / |u| over all of them, and
+  `relative_l2_0` and so on are those of each channel, over the functions whose channel is not 0.
 
   A batch is {"inputs", "outputs"}, float32. Inputs get noise, the same in every epoch, and are
   normalised. The model's answer is brought back to the scale of the outputs, in which errors are
@@ -71,16 +75,21 @@ class OperatorLearning(BaseTask):
     if grid := data.generated_grid:
       periodic = data.periodic(len(grid))
       cells = [n - (not periodic) for n in grid]
-      _build(config, tuple(n // data.step + (not periodic) for n in cells), periodic)
+      shape = tuple(n // data.step + (not periodic) for n in cells)
+      _build(config, (shape, shape), len(shape), periodic)
 
   def datasets(self) -> Mapping[str, Dataset]:
     return self._splits
 
   @functools.cached_property
-  def _splits(self) -> Mapping[str, Dataset]:
+  def _loaded(self) -> functions.Loaded:
     found = functions.load(self._data)
-    normaliser.warn_of_units(found["train"].arrays()["outputs"], self._config.normalise)
+    normaliser.warn_of_units(found.splits["train"].arrays()["outputs"], self._config.normalise)
     return found
+
+  @property
+  def _splits(self) -> Mapping[str, Dataset]:
+    return self._loaded.splits
 
   @functools.cached_property
   def _grids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -89,24 +98,35 @@ class OperatorLearning(BaseTask):
     return spec["inputs"].shape, spec["outputs"].shape
 
   def notes(self) -> Mapping[str, Any]:
-    return {"grids": self._grids}
+    return {"grids": self._grids, "axes": self._axes}
 
   def recall(self, notes: Mapping[str, Any]) -> None:
     if "grids" in notes:
       self._grids = tuple(map(tuple, notes["grids"]))
+      self._axes = notes.get("axes", len(self._grids[0]))
+
+  @functools.cached_property
+  def _axes(self) -> int:
+    """Axes of the grid."""
+    return self._loaded.axes
+
+  @property
+  def _grid(self) -> tuple[int, ...]:
+    """The grid of the training inputs."""
+    return self._grids[0][: self._axes]
 
   @property
   def _periodic(self) -> bool:
-    return self._data.periodic(len(self._grids[0]))
+    return self._data.periodic(self._axes)
 
   @functools.cached_property
   def model(self) -> nn.Module:
-    """Maps values [batch, *grid, 1] and positions [*grid, axes] to values [batch, *grid, 1]."""
-    return _build(self._config, self._grids[0], self._periodic)
+    """Maps values [batch, *grid, inputs] and positions [*grid, axes] to [batch, *grid, outputs]."""
+    return _build(self._config, self._grids, self._axes, self._periodic)
 
   def init(self, key: jax.Array) -> Variables:
-    grid = self._grids[0]
-    variables = self.model.init(key, jnp.zeros((1, *grid, 1)), self._positions(grid))
+    grid, model = self._grid, self.model
+    variables = model.init(key, jnp.zeros((1, *grid, model.inputs)), self._positions(grid))
     if self._config.normalise != "none":
       variables = {**variables, "normaliser": self._statistics}
     if self.model.dirichlet:
@@ -120,7 +140,7 @@ class OperatorLearning(BaseTask):
       return
     held = variables.get("normaliser", {}).get("outputs", {"mean": 0})["mean"]
     off = np.abs(wanted - held)
-    off[(slice(None), *[slice(1, -1)] * (wanted.ndim - 1))] = 0
+    off[(slice(None), *[slice(1, -1)] * self._axes)] = 0
     if off.max() > _BOUNDARY * np.abs(wanted).max():
       differ = f"those of train differ from it by up to {off.max():.3g}; allowed: False"
       raise UserError(f"model.dirichlet is True, which fixes outputs on the boundary, but {differ}")
@@ -130,7 +150,7 @@ class OperatorLearning(BaseTask):
     arrays = self._splits["train"].arrays()
     fit = functools.partial(normaliser.fit, kind=self._config.normalise, periodic=self._periodic)
     sides = zip(("inputs", "outputs"), self._grids)
-    return {name: fit(arrays[name], grid=grid) for name, grid in sides}
+    return {name: fit(arrays[name], grid=shape[: self._axes]) for name, shape in sides}
 
   def _positions(self, grid: tuple[int, ...]) -> jax.Array:
     """Coordinates in [0, 1] of the points of a grid, [*grid, axes]."""
@@ -144,7 +164,8 @@ class OperatorLearning(BaseTask):
       first = draws.key(self._data.seed)
       keys = jax.vmap(functools.partial(jax.random.fold_in, first))(examples["id"])
       drawn = jax.vmap(lambda key: jax.random.normal(key, inputs.shape[1:], jnp.float32))(keys)
-      deviation = normaliser.at(self._deviation, inputs.shape[1:], self._periodic)
+      grid = losses.grid_of(inputs, self._axes)
+      deviation = normaliser.at(self._deviation, grid, self._periodic)
       inputs = inputs + self._data.noise * deviation * drawn
     return {"inputs": inputs, "outputs": outputs}
 
@@ -155,21 +176,25 @@ class OperatorLearning(BaseTask):
     return np.float32(np.std(inputs, axis=0, dtype=np.float64))
 
   def _answer(self, variables: Variables, inputs: jax.Array, **options: Any) -> jax.Array:
-    """The operator's answer [batch, *grid], at the points of the outputs."""
-    found = self._applied(variables, inputs, **options)[..., 0]
+    """The operator's answer [batch, *grid(, channels)], at the points of the outputs."""
+    found = self._applied(variables, inputs, **options)
+    if len(self._grids[1]) == self._axes:
+      found = found[..., 0]
     if every := self._data.output_step // self._data.step:
-      found = found[(slice(None), *[slice(None, None, every)] * (found.ndim - 1))]
+      found = found[(slice(None), *[slice(None, None, every)] * self._axes)]
     statistics = variables.get("normaliser", {}).get("outputs")
-    return normaliser.denormalised(found, statistics, self._periodic)
+    return normaliser.denormalised(found, statistics, self._periodic, self._axes)
 
   def _applied(self, variables: Variables, inputs: jax.Array, **options: Any) -> Any:
-    """What the model's `apply` gives for inputs [batch, *grid], such as values [batch, *grid, 1].
+    """What the model's `apply` gives for inputs, such as values [batch, *grid, outputs].
 
     A UserError if the model cannot take their grid.
     """
-    statistics, grid = variables.get("normaliser", {}).get("inputs"), inputs.shape[1:]
+    statistics = variables.get("normaliser", {}).get("inputs")
+    grid = losses.grid_of(inputs, self._axes)
     with as_user_error(f"model {self._config.model.name} on the grid {grid}", ValueError):
-      values = normaliser.normalised(inputs, statistics, self._periodic)[..., None]
+      values = normaliser.normalised(inputs, statistics, self._periodic, self._axes)
+      values = values.reshape(len(values), *grid, -1)
       params = {"params": variables["params"]}
       return self.model.apply(params, values, self._positions(grid), **options)
 
@@ -179,28 +204,33 @@ class OperatorLearning(BaseTask):
     return sums["loss"], Aux(sums)
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    """Functions [batch, *grid] and the true ones."""
+    """Functions [batch, *grid(, channels)] and the true ones."""
     return Prediction(self._answer(variables, batch["inputs"]), batch["outputs"])
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     return self._sums(self._answer(variables, batch["inputs"]), batch["outputs"], mask)
 
   def _sums(self, found: jax.Array, wanted: jax.Array, mask: Any = None) -> dict[str, Sums]:
-    """Metrics of functions [batch, *grid] for which the mask [batch] is true."""
+    """Metrics of the functions for which the mask [batch] is true."""
     errors = found - wanted
     relative = losses.relative_l2(errors, wanted)
     power = 2 if self._config.loss == "square" else 1
     loss = relative**power
     if self._config.h1:
-      side = math.prod(wanted.shape[1:]) ** (1 / (wanted.ndim - 1))
+      side = math.prod(losses.grid_of(wanted, self._axes)) ** (1 / self._axes)
       weight = (self._config.h1 / side) ** (power / 2)
-      loss += weight * losses.relative_h1(errors, wanted, self._periodic) ** power
+      loss += weight * losses.relative_h1(errors, wanted, self._periodic, self._axes) ** power
     worst = Largest.of(relative, True if mask is None else mask)
     of = functools.partial(WeightedSum.of, weights=mask)
-    return {"relative_l2": of(relative), "worst": worst, "loss": of(loss)}
+    sums = {"relative_l2": of(relative), "worst": worst, "loss": of(loss)}
+    for channel in range(self.model.outputs) if self.model.outputs > 1 else ():
+      e, u = errors[..., channel], wanted[..., channel]
+      own = u.any(tuple(range(1, u.ndim))) & (True if mask is None else mask)
+      sums[f"relative_l2_{channel}"] = MeanOrZero.of(losses.relative_l2(e, u), own)
+    return sums
 
   def curvature_view(self) -> Any:
-    """Outputs [batch, points, 1], scaled so that their squared errors are relative ones.
+    """Outputs [batch, points, channels], scaled so that their squared errors are relative ones.
 
     The loss of a function is |e| / |u|. Its quadratic model at e0 = e is |e|^2 / (2 |u| |e0|), which
     gives the scale. The H1 term, a small one, is left out.
@@ -212,7 +242,9 @@ class OperatorLearning(BaseTask):
       if self._config.loss == "norm":
         relative = jax.lax.stop_gradient(losses.relative_l2(found - wanted, wanted))
         scale *= jax.lax.rsqrt(2 * jnp.maximum(relative, _LEAST))
-      rows = lambda x: x.reshape(len(x), -1, 1) * scale[:, None, None]
+      channels = self.model.outputs  # a row's squares are added up, not averaged
+      scale *= channels**-0.5
+      rows = lambda x: x.reshape(len(x), -1, channels) * scale[:, None, None]
       return Prediction(rows(found), rows(wanted))
 
     return predict
@@ -225,7 +257,7 @@ class OperatorLearning(BaseTask):
     inputs = self.prepare(None, examples, train=False)["inputs"]
     apply = jax.jit(lambda x: self._applied(variables, x, mutable=["intermediates"])[1])
     sown = jax.device_get(apply(inputs)).get("intermediates", {})
-    return pictures.attended(sown, self.model.attention_grid(inputs.shape[1:]))
+    return pictures.attended(sown, self.model.attention_grid(losses.grid_of(inputs, self._axes)))
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
     arrays = split.arrays()
@@ -236,7 +268,7 @@ class OperatorLearning(BaseTask):
       return batch["inputs"], self.predict(variables, batch).outputs
 
     inputs, found = in_batches(answer, arrays, self._config.eval_batch_size)
-    drawn = pictures.draw(inputs, arrays["outputs"], found, self._periodic)
+    drawn = pictures.draw(inputs, arrays["outputs"], found, self._periodic, self._axes)
     first = {name: array[:1] for name, array in arrays.items()}
     return drawn | pictures.draw_attention(self.attended(variables, first), self._periodic)
 
@@ -246,16 +278,18 @@ class OperatorLearning(BaseTask):
     super().export({"params": {**variables["params"], **others}}, path)
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """The output of each input function [n, *grid] of .npz or .mat files, one at a time.
+    """The output of each input function of .npz or .mat files, one at a time.
 
     The inputs of an inverse problem are a file's outputs. A UserError names a file on a wrong grid.
     """
     answer, data = jax.jit(lambda x: self._answer(variables, x)), self._data
     name = data.outputs_name if data.inverse else data.inputs_name
     for path in inputs:
-      read = function_files.read_side(path, name, outputs=data.inverse)
+      form = self._axes, self._grids[0][self._axes :]
+      read = function_files.read_side(path, name, data.inverse, *form)
+      grid = losses.grid_of(read, self._axes)
       if every := data.output_step // data.step:
-        check_step(read.shape[1:], self._periodic, every, f"{path}: data.output_step / data.step")
+        check_step(grid, self._periodic, every, f"{path}: data.output_step / data.step")
       for i, function in enumerate(read):
         try:
           found = answer(jnp.asarray(function)[None])[0]
@@ -264,13 +298,19 @@ class OperatorLearning(BaseTask):
         yield {"path": path, "function": i, "output": np.asarray(found).tolist()}
 
 
-def _build(config: ml_collections.ConfigDict, grid: tuple[int, ...], periodic: bool) -> nn.Module:
-  """The model for a training grid; a UserError if it is for other grids."""
+def _build(
+  config: ml_collections.ConfigDict, shapes: Sequence[tuple[int, ...]], axes: int, periodic: bool
+) -> nn.Module:
+  """The model for training inputs and outputs of these shapes; a UserError if it is for other grids."""
   name, given = config.model.name, options.given(config.model)
-  if len(grid) not in (own := models.operator_axes(name)):
+  if axes not in (own := models.operator_axes(name)):
     allowed = " or ".join(map(str, own))
-    raise UserError(f"model.name is {name!r}; grids have {len(grid)} axes, allowed: {allowed}")
-  model = models.operator(name, grid=grid, **given)
+    raise UserError(
+      f"model.name is {name!r}; grids have {axes} axes, allowed: {allowed} (data.grid_axes=1 takes the"
+      " last axis of [n, s, c] for channels)"
+    )
+  inputs, outputs = (math.prod(shape[axes:]) for shape in shapes)
+  model = models.operator(name, grid=shapes[0][:axes], inputs=inputs, outputs=outputs, **given)
   if periodic and model.needs_ends:
     field, allowed = model.needs_ends
     given = f"model.{field} is {getattr(model, field)!r}, for domains with ends"

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from mixer_jax.images import augment, rand_augment, warp
+from mixer_jax.options import pair
 from mixer_jax.tasks.segmentation.data import SegmentationData
 
 
@@ -12,7 +13,7 @@ def train_input(
 ) -> tuple[jax.Array, jax.Array]:
   """Crops images [batch, height, width, 3] and masks [batch, height, width], uint8, at random scales.
 
-  The results have sides of `how.image_size`. Images are float32, normalised, interpolated
+  The results have the size `how.image_size`. Images are float32, normalised, interpolated
   (bilinear, antialiased), and 0 outside the old ones. Masks are uint8, take the nearest pixel, and
   are `how.void` outside. Each image has its own random numbers.
   """
@@ -28,9 +29,11 @@ def _placed(
   uniform: jax.Array, image: jax.Array, mask: jax.Array, how: SegmentationData
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """One crop, its mask, and which of its pixels lie inside the old image."""
-  side, spread = how.image_size, how.largest_scale - how.smallest_scale
-  length = side / (how.smallest_scale + spread * uniform[0])  # of the crop, in old pixels
-  axes = [_axis(u * (n - length), length, side, n) for u, n in zip(uniform[1:3], mask.shape)]
+  scale = how.smallest_scale + (how.largest_scale - how.smallest_scale) * uniform[0]
+  axes = []
+  for u, side, n in zip(uniform[1:3], pair(how.image_size), mask.shape):
+    length = side / scale  # of the crop, in old pixels
+    axes.append(_axis(u * (n - length), length, side, n))
   (rows, row_ids, row_in), (columns, column_ids, column_in) = axes
   # At a lower precision GPUs would round pixels to 10 bits or fewer.
   pixels = image.astype(jnp.float32)

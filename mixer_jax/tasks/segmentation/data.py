@@ -3,17 +3,18 @@
 import dataclasses
 import functools
 import logging
+import pathlib
 from typing import Annotated, Mapping, NamedTuple
 
 import numpy as np
 
 from mixer_jax import options
-from mixer_jax.data import splits
+from mixer_jax.data import further, splits
 from mixer_jax.data.dataset import Arrays
 from mixer_jax.errors import UserError, as_user_error
 from mixer_jax.images import folder
 from mixer_jax.images.image_data import CIFAR10, ImageData
-from mixer_jax.options import Option, one_of
+from mixer_jax.options import Option, Size, one_of, pair
 from mixer_jax.paths import user_path
 from mixer_jax.tasks.segmentation import shapes
 from mixer_jax.tasks.segmentation.pairs import Pairs
@@ -41,13 +42,16 @@ class SegmentationData:
   train_split: Annotated[str, _SAME["train_split"]] = "train"
   test_split: Annotated[str, _SAME["test_split"]] = "test"
   validation_split: Annotated[str, _SAME["validation_split"]] = ""
+  test_sets: further.option("a folder of images, DIR/SPLIT or DIR/images/SPLIT") = ""
   canvas: Annotated[tuple[int, ...], Option(_CANVAS, 1, 2**14)] = ()
   classes: Annotated[str, Option(_NAMES)] = ""
   void: Annotated[int, Option("id of pixels that do not count", 0, 255)] = 255
   examples: Annotated[int, Option("shapes: training images; a quarter as many for tests", 4)] = 512
-  image_size: Annotated[int, Option("side that the model sees, in pixels", 1, 2**14)] = 64
+  image_size: Annotated[
+    Size, Option("side that the model sees, in pixels, or height and width", 1, 2**14)
+  ] = 64
   stride: Annotated[
-    int, Option("between windows of larger test images; 0: 2/3 of image_size", 0, 2**14)
+    Size, Option("between windows of larger test images; 0: 2/3 of image_size", 0, 2**14)
   ] = 0
   smallest_scale: _Scale("of training images, at random") = 0.5
   largest_scale: _Scale("likewise") = 2.0
@@ -57,21 +61,29 @@ class SegmentationData:
   std: Annotated[tuple[float, ...], _SAME["std"]] = CIFAR10[1]
 
   @property
-  def window_stride(self) -> int:
-    return self.stride or max(1, self.image_size * 2 // 3)
+  def window_stride(self) -> tuple[int, int]:
+    """Rows and columns between windows."""
+    sides = zip(pair(self.stride), pair(self.image_size))
+    return tuple(stride or max(1, side * 2 // 3) for stride, side in sides)
 
   @property
   def split_specs(self) -> dict[str, str]:
     """The split strings by the name of the split."""
     return splits.by_name(self.train_split, self.test_split, self.validation_split)
 
+  @property
+  def further_sets(self) -> dict[str, further.Place]:
+    """Folders of images of the test sets of other sources, by name."""
+    return further.places(self.test_sets, splits.OWN)
+
   def check(self) -> None:
     """Raises a UserError for options that contradict each other."""
+    _ = self.further_sets
     if self.dir and self.name == "shapes":
       raise UserError(f"data.dir is {self.dir!r}, but data.name is 'shapes'; allowed: folder")
     if len(self.canvas) not in (0, 2):
       raise UserError(f"data.canvas is {self.canvas}; allowed: a height and a width, or []")
-    if self.stride > self.image_size:
+    if any(stride > side for stride, side in zip(pair(self.stride), pair(self.image_size))):
       why = f"pixels between windows have no answer; allowed: up to image_size, {self.image_size}"
       raise UserError(f"data.stride is {self.stride}: {why}")
 
@@ -87,8 +99,7 @@ def load(data: SegmentationData) -> Loaded:
   """Finds and decodes the set that the options name; a UserError if there is none."""
   read = functools.cache(functools.partial(_read, data))
   number = lambda base: len(read(base).images)
-  parts = {k: splits.parts(v, splits.field(k), number) for k, v in data.split_specs.items()}
-  splits.check_apart(parts, data.split_specs)
+  parts = splits.checked_parts(data.split_specs, number, data.further_sets)
   used = {base: read(base) for chosen in parts.values() for base, _ in chosen}
   trained = [used[base].ids[rows.start : rows.stop] for base, rows in parts["train"]]
   names = _names(data, np.flatnonzero(np.concatenate(trained).any(axis=0)))
@@ -123,6 +134,11 @@ def _ids(void: int, classes: int) -> np.ndarray:
 
 
 def _read(data: SegmentationData, base: str) -> _Base:
+  if isinstance(base, further.Place):
+    place = pathlib.Path(base)
+    root = place.parents[1] if place.parent.name == "images" else place.parent
+    files = Pairs(root, place.name, data.canvas, data.void)
+    return _Base(**files.arrays(data.cache_dir), files=files)
   if data.name == "shapes":
     if base not in ("train", "test"):
       raise UserError(f"the split {base!r} is none of shapes; allowed: train, test")

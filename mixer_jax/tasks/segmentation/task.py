@@ -1,5 +1,6 @@
 """Segmentation of images by an all-MLP backbone and UperNet, with a softmax for each pixel."""
 
+import dataclasses
 import functools
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -15,6 +16,7 @@ from mixer_jax.errors import as_user_error
 from mixer_jax.images import augment as images_lib
 from mixer_jax.images import folder
 from mixer_jax.models import upernet
+from mixer_jax.tasks import labels as labels_lib
 from mixer_jax.tasks.images import start
 from mixer_jax.tasks.metrics import Confusion, Hits, MeanIou, Metric, Sums, WeightedSum
 from mixer_jax.tasks.segmentation import augment, data, pairs, pictures, windows
@@ -36,11 +38,18 @@ _AUGMENTED, _DRAWS = 6, 7  # examples in the picture of augmentation, and draws 
 _LEAST = 1e-6  # weight of a batch of void pixels alone, so that its loss is 0, not NaN
 
 
+@dataclasses.dataclass(frozen=True)
+class Fields(start.Start):
+  """Fields of the config itself."""
+
+  class_weight: labels_lib.ClassWeight = ""
+
+
 class Segmentation(BaseTask):
   """A class for each pixel; a batch is {"image": float32, "label": int32, "weight": float32}.
 
   Images are [batch, height, width, 3], normalised; labels are classes [batch, height, width], with
-  the weight 0 where a pixel is void, else 1. The loss is the mean cross-entropy of the pixels with
+  the weight 0 where a pixel is void, else 1, or in training the `class_weight` of its class. The loss is the mean cross-entropy of the pixels with
   weight, in a batch and in a split, plus that of the decoder's second head times its weight. The
   model sees test images larger than `data.image_size` in windows of that size.
 
@@ -54,7 +63,7 @@ class Segmentation(BaseTask):
   """
 
   options = {
-    "": start.Start,
+    "": Fields,
     "model": models.BACKBONES,
     "decoder": upernet.upernet,
     "data": SegmentationData,
@@ -73,6 +82,7 @@ class Segmentation(BaseTask):
   def check(cls, config: ml_collections.ConfigDict) -> None:
     options.made(SegmentationData, config.data).check()
     start.check(config)
+    labels_lib.check_weight(config.class_weight)
 
   complete = staticmethod(start.complete)
 
@@ -92,7 +102,7 @@ class Segmentation(BaseTask):
 
   @functools.cached_property
   def model(self) -> upernet.UperNet:
-    """Maps images [batch, image_size, image_size, 3] to logits on a grid."""
+    """Maps images [batch, *image_size, 3] to logits on a grid."""
     return self._build(len(self.class_names))
 
   def _build(self, num_classes: int) -> upernet.UperNet:
@@ -101,8 +111,8 @@ class Segmentation(BaseTask):
     return upernet.upernet(backbone, num_classes, **options.given(self._config.decoder))
 
   def _fresh(self, model: upernet.UperNet, key: jax.Array) -> Variables:
-    size = self._data.image_size
-    return {"params": model.init(key, jnp.zeros((1, size, size, 3)))["params"]}
+    size = options.pair(self._data.image_size)
+    return {"params": model.init(key, jnp.zeros((1, *size, 3)))["params"]}
 
   def init(self, key: jax.Array) -> Variables:
     return self._fresh(self.model, key)
@@ -126,7 +136,20 @@ class Segmentation(BaseTask):
       images = images_lib.normalise(images, self._data)
     ids = masks.astype(jnp.int32)
     labels = jnp.where(ids == void, 0, ids - (ids > void))
-    return {"image": images, "label": labels, "weight": (ids != void).astype(jnp.float32)}
+    weights = (ids != void).astype(jnp.float32)
+    if train and self._class_weights is not None:
+      weights *= jnp.asarray(self._class_weights)[labels]
+    return {"image": images, "label": labels, "weight": weights}
+
+  @functools.cached_property
+  def _class_weights(self) -> np.ndarray | None:
+    def counts() -> np.ndarray:
+      """Pixels of each class in the training masks."""
+      masks = self._loaded.splits["train"].arrays()["mask"]
+      found = sum(np.bincount(mask.reshape(-1), minlength=256) for mask in masks)
+      return np.delete(found, self._data.void)[: len(self.class_names)]
+
+    return labels_lib.class_weights(self._config.class_weight, len(self.class_names), counts)
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     apply = functools.partial(self.model.apply, variables, train=True, rngs={"dropout": key})
@@ -152,8 +175,8 @@ class Segmentation(BaseTask):
 
   def logits(self, variables: Variables, images: jax.Array) -> jax.Array:
     """Logits of all pixels of normalised images, float32 [batch, height, width, classes]."""
-    size, classes = self._data.image_size, self.model.num_classes
-    seen = lambda x: upernet.resized(self.model.apply(variables, x)[0], (size, size))
+    size, classes = options.pair(self._data.image_size), self.model.num_classes
+    seen = lambda x: upernet.resized(self.model.apply(variables, x)[0], size)
     return windows.sliding(seen, images, classes, size, self._data.window_stride)
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:

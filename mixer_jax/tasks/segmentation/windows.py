@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixer_jax.options import Size, pair
+
 
 def starts(length: int, window: int, stride: int) -> list[int]:
   """Where windows begin on an axis that is at least a window long; the last ends with the axis."""
@@ -18,29 +20,30 @@ def sliding(
   function: Callable[[jax.Array], jax.Array],
   images: jax.Array,
   channels: int,
-  window: int,
-  stride: int,
+  window: Size,
+  stride: Size,
 ) -> jax.Array:
   """Applies a function to windows of images [batch, height, width, any].
 
-  The function maps [batch, window, window, any] to float32 [batch, window, window, channels]. Each
+  The function maps [batch, *window, any] to float32 [batch, *window, channels]. Each
   pixel of the result [batch, height, width, channels] is the mean over the windows that see it.
   Images with a side below `window` are padded with zeros.
   """
   _, height, width, _ = images.shape
-  if (height, width) == (window, window):
+  sides = pair(window)
+  if (height, width) == sides:
     return function(images)
-  rows, columns = max(height, window), max(width, window)
+  rows, columns = max(height, sides[0]), max(width, sides[1])
   images = jnp.pad(images, ((0, 0), (0, rows - height), (0, columns - width), (0, 0)))
-  each_axis = (starts(n, window, stride) for n in (rows, columns))
+  each_axis = map(starts, (rows, columns), sides, pair(stride))
   places = np.array([*itertools.product(*each_axis)], np.int32)
   counts = np.zeros((rows, columns, 1), np.float32)
   for i, j in places:
-    counts[i : i + window, j : j + window] += 1
+    counts[i : i + sides[0], j : j + sides[1]] += 1
 
   def add(total: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
     corner = jnp.pad(place, 1)
-    seen = jax.lax.dynamic_slice(images, corner, (len(images), window, window, images.shape[3]))
+    seen = jax.lax.dynamic_slice(images, corner, (len(images), *sides, images.shape[3]))
     values = function(seen)
     before = jax.lax.dynamic_slice(total, corner, values.shape)
     return jax.lax.dynamic_update_slice(total, before + values, corner), None

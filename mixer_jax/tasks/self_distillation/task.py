@@ -113,7 +113,7 @@ class SelfDistillation(ImageTask):
   def _check_sizes(self) -> None:
     """Raises a UserError if the model does not take views of both sizes with the same parameters."""
     side, local = self._data.image_size, self._views.local_size
-    images = lambda side: jnp.zeros((1, side, side, 3))
+    images = lambda size: jnp.zeros((1, *options.pair(size), 3))
     with as_user_error(f"model {self._config.model.name}", ValueError):
       variables = jax.eval_shape(self.model.init, jax.random.key(0), images(side))
     with as_user_error(f"views.local_size is {local}"):  # Flax has exceptions of its own
@@ -126,8 +126,8 @@ class SelfDistillation(ImageTask):
     return epoch, config.num_steps or max(1, round(config.num_epochs * epoch))
 
   def init(self, key: jax.Array) -> Variables:
-    side = self._data.image_size
-    params = self.model.init(key, jnp.zeros((1, side, side, 3)))["params"]
+    size = options.pair(self._data.image_size)
+    params = self.model.init(key, jnp.zeros((1, *size, 3)))["params"]
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
     centre = jnp.zeros(self._dino.out_dim)
     progress = dict(centre=centre, rate=zero, entropy=zero, step=count, collapsed=count)
@@ -289,4 +289,6 @@ class SelfDistillation(ImageTask):
   def export(self, variables: Variables, path: pathlib.Path) -> None:
     """Writes the teacher's model of images without a head, see `pretrained.save`."""
     statistics = pretrained.Normalization(self._data.mean, self._data.std)
-    pretrained.save(path, self.backbone(variables), self.model.backbone, statistics)
+    pretrained.save(
+      path, self.backbone(variables), self.model.backbone, statistics, self._data.image_size
+    )

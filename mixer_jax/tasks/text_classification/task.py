@@ -17,7 +17,8 @@ from mixer_jax.data.dataset import Dataset
 from mixer_jax.errors import UserError, check_list, until_error
 from mixer_jax.models import text_heads
 from mixer_jax.options import Option, one_of
-from mixer_jax.tasks.metrics import Metric, Sums, WeightedSum
+from mixer_jax.tasks import labels as labels_lib
+from mixer_jax.tasks.metrics import ClassMeans, Metric, Sums, WeightedSum
 from mixer_jax.tasks.task import (
   Aux,
   Batch,
@@ -48,6 +49,7 @@ class ClassificationOptions:
     text_heads.POOLINGS,
   ) = "mean"
   head_dropout: Annotated[float, Option("dropout before the head", 0, 0.999)] = 0.0
+  class_weight: labels_lib.ClassWeight = ""
   pretrained: encoders.Pretrained = ""
   frozen_from: Annotated[str, Option(_FROZEN)] = ""
   frozen: Annotated[str | None, Option(_FILLED_IN)] = None
@@ -57,7 +59,8 @@ class TextClassification(TextTask):
   """Softmax classification of text.
 
   A batch has "ids" and "segments" int32 [batch, tokens], "real" bool [batch, tokens] and "label"
-  int32 [batch]. GLUE's scores beside accuracy: F1 of the second class and Matthews' correlation,
+  int32 [batch]; with `class_weight` one for training also the "weight" of each class, float32 [batch],
+  by which the mean of the losses is weighted. GLUE's scores beside accuracy: F1 of the second class and Matthews' correlation,
   where there are two classes.
   """
 
@@ -85,6 +88,7 @@ class TextClassification(TextTask):
     if data.name == "sample" and columns != _SAMPLE_COLUMNS:
       own = ", ".join(map(repr, _SAMPLE_COLUMNS))
       raise UserError(f"{named}; allowed with data.name='sample': {own}")
+    labels_lib.check_weight(config.class_weight)
     if config.pretrained and config.frozen_from:
       why = "the model that reads a frozen encoder's outputs has no words of its own"
       raise UserError(f"pretrained is {config.pretrained!r} and frozen_from is set, but {why}")
@@ -176,13 +180,29 @@ class TextClassification(TextTask):
     real = jnp.arange(ids.shape[1]) < examples["length"][:, None]
     segments = jnp.arange(ids.shape[1]) >= examples["segment_start"][:, None]
     parts = {"ids": ids, "real": real, "segments": segments.astype(jnp.int32)}
-    return {**parts, "label": examples["label"]}
+    batch = {**parts, "label": examples["label"]}
+    if train and self._class_weights is not None:
+      batch["weight"] = jnp.asarray(self._class_weights)[batch["label"]]
+    return batch
+
+  @functools.cached_property
+  def _class_weights(self) -> np.ndarray | None:
+    classes = len(self.class_names)
+    counts = lambda: np.bincount(self._labels, minlength=classes)
+    return labels_lib.class_weights(self._config.class_weight, classes, counts)
+
+  @property
+  def _labels(self) -> np.ndarray:
+    return labels_lib.of_examples(self._loaded.splits["train"])
+
+  def sampled_labels(self) -> np.ndarray | None:
+    return self._labels if self._data.sampling == "class" else None
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
     inputs, params = self._inputs(variables, batch), {"params": variables["params"]}
     logits = self.model.apply(params, *inputs, train=True, rngs={"dropout": key})
     losses, hits = token_scores(logits, batch["label"])
-    loss = WeightedSum.of(losses)
+    loss = WeightedSum.of(losses, batch.get("weight"))
     return loss, Aux({"loss": loss, "accuracy": WeightedSum.of(hits)})
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
@@ -191,12 +211,13 @@ class TextClassification(TextTask):
   def _predict(self, model: nn.Module, variables: Variables, batch: Batch) -> Prediction:
     inputs = self._inputs(variables, batch)
     logits = model.apply({"params": variables["params"]}, *inputs)
-    return Prediction(logits, batch.get("label"), tokens=batch["real"])
+    return Prediction(logits, batch.get("label"), batch.get("weight"), tokens=batch["real"])
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
     logits, labels, *_ = self.predict(variables, batch)
     losses, hits = token_scores(logits, labels)
     sums = {"accuracy": WeightedSum.of(hits, mask), "loss": WeightedSum.of(losses, mask)}
+    sums["balanced_accuracy"] = ClassMeans.of_labels(hits, labels, logits.shape[1], mask)
     if logits.shape[1] > 2:
       return sums
     return sums | scores.of_two(jnp.argmax(logits, axis=1) == 1, labels == 1, mask)

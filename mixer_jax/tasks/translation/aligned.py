@@ -70,7 +70,7 @@ def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
   def read(base):
     path, split = data.source(base)
     languages = (data.source_language, data.target_language)
-    found = pairs.pairs(path, *languages, split, data.dir)
+    found = pairs.pairs(path, *languages, split, data.tfds_dir)
     if line := found.summary():
       _LOG.warning("%s: %s", path, line)
     references = {"reference": np.array(found.targets, object)}
@@ -83,7 +83,7 @@ def load(data: AlignedText, vocabulary: Subwords) -> dict[str, Arrays]:
 def _finished(name: str, tree: Mapping[str, np.ndarray], data: AlignedText) -> Arrays:
   """A split in the form for training, or for tests."""
   if line := pairs.Tokens(tree).summary(data.max_length, left_out=name == "train"):
-    _LOG.warning("%s: %s", data.split_specs[name], line)
+    _LOG.warning("%s: %s", (data.split_specs | data.further_sets)[name], line)
   arrays = {k: v for k, v in tree.items() if k not in ("cut", "reference")}
   lengths = np.stack([arrays["source_length"], arrays["target_length"]], axis=1)
   if name != "train":

@@ -241,3 +241,13 @@ def test_it_is_evaluated_and_predicted_and_drawn(run, images, tmp_path):
 def test_settings_of_jax_change_no_connection(config):
   config.model.initializer = "sparse"
   runs.assert_settings_change_no_draw(config)
+
+
+def test_images_that_are_not_square_are_resized_as_by_pillow():
+  images = np.random.default_rng(0).integers(0, 256, (3, 12, 20, 3)).astype(np.uint8)
+  data = pixels.PixelData("npz", image_size=(6, 10))
+  assert data.shape == (6, 10, 1)
+  grey = images.astype(np.float32).mean(3) / 255
+  wanted = [Image.fromarray(x, "F").resize((10, 6), Image.Resampling.BILINEAR) for x in grey]
+  found = pixels.rows(images, data)
+  np.testing.assert_allclose(found, np.stack(wanted).reshape(3, 60), atol=1e-6)

@@ -23,7 +23,7 @@ def test_the_inverse_problem_has_means_over_cells(folder):
   data = functions.FunctionData(name="files", dir=str(folder), step=2, output_step=4, inverse=True)
   data = dataclasses.replace(data, train_split="train_2d.npz", test_split="test_2d.npz")
   data.check()
-  arrays = functions.load(data)["test"].arrays()
+  arrays = functions.load(data).splits["test"].arrays()
   with np.load(folder / "test_2d.npz") as whole:
     np.testing.assert_array_equal(arrays["inputs"], whole["sol"][:, ::2, ::2])
     coefficient = np.float64(whole["coeff"])

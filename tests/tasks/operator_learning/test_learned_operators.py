@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mixer_jax
 from mixer_jax import config as config_lib
-from mixer_jax import experiment, models, optim
+from mixer_jax import evaluate, experiment, models, optim
 from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.operator_learning import pictures
-from mixer_jax.training import restore
+from mixer_jax.training import loop, restore
 from mixer_jax.training.evaluator import Evaluator
 from tests import children
 from tests.tasks import runs
@@ -225,3 +226,21 @@ def test_functions_are_drawn_from_the_least_to_the_largest_error():
   drawn = pictures.draw(outputs, outputs, found, periodic=True)["functions"]
   titles = [a.get_title() for a in drawn.axes if a.get_title()]
   assert titles == [f"relative L2 error {e:.1e}" for e in (0.01, 0.04, 0.07, 0.1)]
+
+
+def test_a_finished_run_is_tested_on_another_file(config, folder, tmp_path):
+  """Of the same points, and of twice as many; by the answers that the run gives to the files."""
+  config.update(num_epochs=1, normalise="global")
+  loop.train(config, str(tmp_path / "run"))
+  for points in (64, 128):
+    a, u = waves(7, 9, points)
+    np.savez(tmp_path / f"other{points}.npz", a=a, u=u)
+    np.savez(tmp_path / "seen.npz", a=a[:, ::2], u=u[:, ::2])
+    answers = mixer_jax.load_run(str(tmp_path / "run")).answer([str(tmp_path / "seen.npz")])
+    answers = np.float64([answer["output"] for answer in answers])
+    wanted = np.float64(u[:, ::2])
+    relative = np.linalg.norm(answers - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    place = f"other={tmp_path}/other{points}.npz"
+    found = evaluate.evaluate(str(tmp_path / "run"), split="other", test_sets=place)["other"]
+    expected = relative.mean(), relative.max()
+    assert (found["relative_l2"], found["worst"]) == pytest.approx(expected, rel=1e-5)

@@ -269,3 +269,58 @@ def test_labels_of_eight_bits_do_not_wrap():
   labels = np.array([0, 20, 5, 13], np.uint8)
   for metric in (Hits, MeanIou):
     assert metric.of(labels, labels.astype(np.int32), 21).value() == 1
+
+
+@pytest.mark.parametrize("ade", [False, True])
+def test_another_folder_is_tested_as_by_numpy(config, ade, tmp_path):
+  """By the classes of the answers to its images, which are larger than those of the run."""
+  root, size = files.write(tmp_path, {"other": 4}, (24, 28)), (4, 24, 28)
+  places = [root / "other", root / "otherannot"]
+  if ade:
+    for i, name in enumerate(("images", "annotations")):
+      (root / name).mkdir()
+      places[i] = places[i].rename(root / name / "other")
+  config.data.test_sets = f"other={places[0]}"
+  run = experiment.build(config)
+  variables = moved(run.task)
+  read = lambda place: np.stack([np.asarray(Image.open(place / f"a{i}.png")) for i in range(4)])
+  images, masks = map(read, places)
+  logits = np.zeros((*size, 3))
+  np.put_along_axis(logits, run.task.classes(variables, images)[..., None].astype(int), 9.0, -1)
+  expected = by_numpy(logits, np.where(masks == files.VOID, 0, masks), masks != files.VOID)
+  found = Evaluator(run, "other")(variables)
+  assert [found[k] for k in ("miou", "accuracy")] == pytest.approx(
+    [expected[k] for k in ("miou", "accuracy")], rel=1e-6
+  )
+
+
+def test_class_weights_are_those_of_the_pixels(config, pairs):
+  """Balanced by the files' own masks; void pixels have no weight."""
+  config.class_weight, config.decoder.dropout_rate = "balanced", 0.0
+  masks = np.stack([np.asarray(Image.open(pairs / "trainannot" / f"a{i}.png")) for i in range(16)])
+  counts = np.bincount(masks[masks != files.VOID], minlength=3)
+  wanted = counts.sum() / (3 * counts)
+  run = experiment.build(config)
+  arrays = {k: jnp.asarray(x[:4]) for k, x in run.datasets["train"].arrays().items()}
+  batch = jax.device_get(run.task.prepare(jax.random.key(0), arrays, train=True))
+  inside = batch["weight"] > 0
+  np.testing.assert_allclose(batch["weight"][inside], wanted[batch["label"][inside]], rtol=1e-5)
+  assert 0 < inside.mean() < 1
+  variables = moved(run.task)
+  logits = run.task.model.apply(variables, batch["image"])[0]
+  logits = np.float64(jax.image.resize(logits, (4, 8, 8, 3), "linear", antialias=False))
+  own = np.take_along_axis(logits, batch["label"][..., None], -1)[..., 0]
+  losses, weights = np.log(np.exp(logits).sum(-1)) - own, batch["weight"]
+  loss = run.task.loss(variables, batch, jax.random.key(0))[0].value()
+  np.testing.assert_allclose(loss, (weights * losses).sum() / weights.sum(), rtol=1e-4)
+
+
+def test_each_class_has_its_intersection_over_union(config):
+  run = experiment.build(config)
+  variables, arrays = moved(run.task), run.datasets["test"].arrays()
+  found, masks = run.task.classes(variables, arrays["image"]), arrays["mask"]
+  scores = Evaluator(run)(variables, per_class=True)
+  for c in range(3):
+    a, b = masks == c, (found == c) & (masks != files.VOID)
+    expected = (a & b).sum() / (a | b).sum() if (a | b).any() else np.nan
+    assert scores[f"miou/{c}"] == pytest.approx(expected, nan_ok=True)

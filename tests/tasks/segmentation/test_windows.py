@@ -27,6 +27,21 @@ def function(images):
   return jnp.concatenate([images * ramp, images[..., :1] + ramp], axis=-1)
 
 
+@pytest.mark.parametrize("size", [(6, 9), (11, 15), (4, 20)])
+def test_windows_that_are_not_square(size):
+  """The number of a pixel in its window, counted by a loop."""
+  window, stride = (6, 9), (3, 4)
+  number = jnp.arange(54.0).reshape(6, 9, 1)
+  found = windows.sliding(lambda x: x + number, jnp.zeros((1, *size, 1)), 1, window, stride)
+  rows, columns = (max(a, b) for a, b in zip(size, window))
+  total, count = np.zeros((2, rows, columns))
+  for i in sorted({min(3 * k, rows - 6) for k in range(9)}):
+    for j in sorted({min(4 * k, columns - 9) for k in range(9)}):
+      total[i : i + 6, j : j + 9] += np.arange(54).reshape(6, 9)
+      count[i : i + 6, j : j + 9] += 1
+  np.testing.assert_allclose(found[0, ..., 0], (total / count)[: size[0], : size[1]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("size", [(6, 6), (6, 13), (14, 9), (4, 8)])
 @pytest.mark.first(1)
 def test_overlapping_answers_are_averaged(size):

@@ -24,6 +24,7 @@ from mixer_jax.training.evaluator import Evaluator
 from tests import children
 from tests.tasks import runs
 from tests.tasks.runs import shaken
+from tests.tasks.text.conftest import sentences
 
 MODELS = ("gmlp_text_small", "mixer_text_small", "resmlp_text_small", "bert_tiny")
 
@@ -239,3 +240,24 @@ def test_a_mistake_names_its_field_or_file(config, named, field, value):
   config.update_from_flattened_dict({field: value})
   with pytest.raises(UserError, match=named):
     experiment.build(config)
+
+
+def test_another_file_is_tested_as_by_numpy(config, vocabulary, tmp_path):
+  """Its lines, a sequence each; the sets of the run are tables, and it is plain text."""
+  lines = [text for _, text in sentences(9, 21)]
+  (tmp_path / "other.txt").write_text("\n".join(lines) + "\n")
+  config.data.update(packing="cut", test_sets=f"other={tmp_path}/other.txt")
+  run = experiment.build(config)
+  variables = shaken(run.task.init(jax.random.key(0)))
+  ids, length = np.full((21, 16), vocabulary.pad), np.zeros(21, int)
+  for i, tokens in enumerate(vocabulary.encode(lines)):
+    length[i] = len(tokens) + 2
+    ids[i, : length[i]] = [vocabulary.cls, *tokens, vocabulary.sep]
+  examples = {"ids": jnp.asarray(ids), "length": jnp.asarray(length), "row": jnp.arange(21)}
+  batch = jax.device_get(run.task.prepare(None, examples, train=False))
+  logits = np.float64(run.task.predict(variables, batch).outputs)
+  logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+  losses = -np.take_along_axis(logits, batch["targets"][..., None], -1)[..., 0]
+  loss = np.average(losses, weights=batch["weights"])
+  found = Evaluator(run, "other")(variables)
+  assert (found["loss"], found["perplexity"]) == pytest.approx((loss, np.exp(loss)), rel=1e-5)

@@ -15,9 +15,12 @@ from mixer_jax.rundir import metrics_file
 from mixer_jax.tasks.text import encoders
 from mixer_jax.tasks.text_classification import scores
 from mixer_jax.training import contract, restore
+from mixer_jax.training.evaluator import Evaluator
 from tests import children
 from tests.pretrained.test_bert import Peer as Bert
 from tests.tasks import runs
+from tests.tasks.runs import shaken
+from tests.tasks.text.conftest import sentences
 
 
 @pytest.fixture
@@ -358,3 +361,41 @@ def test_numbers_are_classes_in_the_order_of_their_values(config, tmp_path):
   config.data.update(train_split="train.tsv[:6]", test_split="train.tsv[6:]", validation_split="")
   run = experiment.build(config)
   assert run.task.class_names == ("-1", "1.5", "2", "10", "more", "nan")
+
+
+def test_another_file_is_tested_as_by_numpy(config, vocabulary, tmp_path):
+  rows = list(sentences(9, 21))
+  lines = ["label\tsentence", *map("\t".join, rows)]
+  (tmp_path / "other.tsv").write_text("\n".join(lines) + "\n")
+  config.data.test_sets = f"other={tmp_path}/other.tsv"
+  run = experiment.build(config)
+  variables = shaken(run.task.init(jax.random.key(0)), 0.3)
+  ids = np.full((21, 16), vocabulary.pad)
+  for row, tokens in zip(ids, vocabulary.encode([text for _, text in rows])):
+    row[: len(tokens) + 2] = [vocabulary.cls, *tokens, vocabulary.sep]
+  logits = np.float64(run.task.model.apply(variables, ids, ids != vocabulary.pad, None, None))
+  own = np.array([label == "positive" for label, _ in rows]).astype(int)
+  losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(21), own]
+  found = Evaluator(run, "other")(variables)
+  expected = {"loss": losses.mean(), "accuracy": (logits.argmax(1) == own).mean()}
+  assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_class_weights_and_sampling_by_class(config, folder):
+  config.class_weight, config.data.sampling = "balanced", "class"
+  config.data.train_split = "train.tsv+more.tsv[:5]+more.tsv[7:8]"
+  run = experiment.build(config)
+  arrays = run.datasets["train"].arrays()
+  counts = np.bincount(arrays["label"])
+  assert (
+    counts.sum() == 646 and np.ptp(np.bincount(arrays["label"][run.order.indices(1)].ravel())) < 2
+  )
+  weights = 646 / (2 * counts)
+  examples = {name: jnp.asarray(x[:9]) for name, x in arrays.items()}
+  batch = run.task.prepare(None, examples, train=True)
+  variables = shaken(run.task.init(jax.random.key(0)), 0.3)
+  logits, own = np.float64(run.task.predict(variables, batch).outputs), arrays["label"][:9]
+  losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(9), own]
+  found = run.task.loss(variables, batch, jax.random.key(0))[0].value()
+  np.testing.assert_allclose(found, np.average(losses, weights=weights[own]), rtol=1e-5)
+  np.testing.assert_allclose(run.task.predict(variables, batch).weights, weights[own], rtol=1e-6)

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
+import sacrebleu
 
 from mixer_jax import config as config_lib
 from mixer_jax import experiment, predict, tasks
@@ -339,3 +340,27 @@ def test_the_sample_and_its_parts(tmp_path):
     "test": 200,
   }
   assert isinstance(splits["train"], Bucketed)
+
+
+def test_other_files_are_tested_as_by_numpy(config, tmp_path):
+  """A table of pairs, and its BLEU by the answers to its sentences."""
+  pairs = list(sentences(9, 7))
+  lines = ["de\ten", *(f"{target}\t{source}" for source, target in pairs)]
+  (tmp_path / "other.tsv").write_text("\n".join(lines) + "\n")
+  config.data.test_sets = f"other={tmp_path}/other.tsv"
+  config.beams = 1
+  run = experiment.build(config)
+  variables, vocabulary = started(run), run.task.vocabulary
+  total, count = 0.0, 0
+  for source, target in pairs:
+    ids = [[*tokens, vocabulary.eos] for tokens in vocabulary.encode([source, target])]
+    inputs = np.array([[vocabulary.bos, *ids[1][:-1]]])
+    batch = (np.array(ids[:1]), np.ones((1, len(ids[0])), bool), inputs, inputs >= 0)
+    logits = np.float64(run.task.model.apply(variables, *batch))[0]
+    total += np.sum(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), ids[1]])
+    count += len(logits)
+  answers = run.task.answer(variables, [source for source, _ in pairs])
+  translations = [answer["translation"] for answer in answers]
+  score = sacrebleu.corpus_bleu(translations, [[target for _, target in pairs]]).score
+  found = Evaluator(run, "other")(variables)
+  assert (found["loss"], found["bleu"]) == pytest.approx((total / count, score), rel=1e-5)
