@@ -12,6 +12,8 @@ from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kroneck
 from mixer_jax.optim.spread import of_each_matrix
 from mixer_jax.optim.trees import taken
 
+# The name of the programs that renew inverses or bases, for those who read a compiled program.
+SCOPE = "inverses"
 TINY = 1e-37  # a divisor below float32's smallest normal number, 1.2e-38, is zero
 # Of a factor without full rank, rounding leaves negative and vanishing eigenvalues: this part of the
 # largest is the least. Rounding errors reach 1e-7 of it; some of them stay.
