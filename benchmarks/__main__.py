@@ -31,6 +31,7 @@ _TAKEN = {
   "operator_peers": "models batch_size dtype points published rounds torch_python",
   "physics_peers": "problems candidates hidden seconds adam_steps peers_python",
   "scaling": "models",
+  "plans": "configs devices set out",
 }
 _FUNCTIONS = {"costs": ("optimizers", "of_study"), "zoo": ("inference", "zoo")}
 
@@ -80,7 +81,8 @@ if __name__ == "__main__":
   flags.DEFINE_multi_string(
     "set", [], "[VALUE:]FIELD=VALUE for runs of the study, FIELD=VALUE for configs."
   )
-  flags.DEFINE_string("out", None, "Picture of updates, a .png.")
+  flags.DEFINE_string("out", None, "Picture of updates, a .png, or rows of plans, a .csv.")
+  flags.DEFINE_multi_string("devices", [], "Of plans, as mixer_jax.plan takes them.")
   flags.DEFINE_multi_integer("points", [512], "Points of grids of functions.", lower_bound=64)
   flags.DEFINE_string("published", None, "Folder of the published code of operator_peers.")
   flags.DEFINE_list("problems", list(physics_problems.PROBLEMS), "Equations of physics_peers.")

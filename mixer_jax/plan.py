@@ -12,7 +12,6 @@ import json
 import tempfile
 
 from absl import flags
-import jax
 from ml_collections import ConfigDict, config_flags
 
 from mixer_jax import optimizers
@@ -81,7 +80,7 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_platforms", "cpu")  # a device that is here is left alone
+  cli.without_devices()
   config_flags.DEFINE_config_file("config", None, "Config file, with :MODEL where it takes one.")
   flags.DEFINE_string("devices", None, "KIND[:NUMBER], KIND:HOSTSxNUMBER or KIND:TOPOLOGY.")
   flags.DEFINE_bool("largest_batch", True, "Compile a larger batch as well, to find what fits.")

@@ -163,7 +163,7 @@ def warm_started_bases(
     same = Eigen(values, None)
     return same, same
 
-  found = of_each_matrix(refresh, factors, how.mesh, diagonal, beside=old)
+  found = of_each_matrix(refresh, factors, how.mesh, diagonal, old, method)
   one = lambda i: {name: tuple(side[i] for side in pair) for name, pair in found.items()}
   return one(0), one(1)
 
@@ -187,10 +187,15 @@ def factored_inverses(
     shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
     return Kronecker(*map(_shifted, block, shifts))
 
-  invert = functools.partial(linalg.inverse, method=method)
   inverse = lambda values: Diagonals(1.0 / values)
+
+  def inverses(method, damped):
+    invert = functools.partial(linalg.inverse, method=method)
+    return of_each_matrix(invert, damped, mesh, inverse, method=method)
+
+  each = (functools.partial(inverses, name) for name in ("library", "products"))
   damped = {name: shifted(block) for name, block in factors.items()}
-  return of_each_matrix(invert, damped, mesh, inverse)
+  return linalg.by(method, *each, damped)
 
 
 def mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:

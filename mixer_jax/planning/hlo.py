@@ -26,7 +26,7 @@ _FREE |= {"partition-id", "replica-id", "opt-barrier", "add-dependency", "async-
 _TYPE = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(
-  r"\b(?:calls|body|to_apply|true_computation|false_computation|branch_computations)="
+  r"\b(?:calls|body|condition|to_apply|true_computation|false_computation|branch_computations)="
   r"(\{[^}]*\}|%[\w.\-]+)"
 )
 _START = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
@@ -60,6 +60,7 @@ class Instruction(NamedTuple):
   results: list[Array]
   operands: list[str]
   attributes: str
+  value: str = ""  # of a constant
 
   @property
   def called(self) -> list[str]:
@@ -136,17 +137,28 @@ class _Reader:
     for instruction in own.values():
       opcode, called = instruction.opcode, instruction.called
       if opcode == "while":
-        body = next(c for c in called if f"body=%{c}" in instruction.attributes)
-        trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes)
-        if not trips:
+        [condition, body] = (_named(instruction, part) for part in ("condition", "body"))
+        turns = self._turns(instruction, condition)
+        if turns is None:
           self._open_loops.add(instruction.name)
-        yield from self._run(body, times * (int(trips[1]) if trips else 1), scope)
+        yield from self._run(body, times * (turns or 1), scope)
       elif opcode == "conditional":
         yield from self._chosen(called, times, scope)
       elif opcode in ("call", "async-start") and called:
         yield from self._run(called[0], times, scope)
       elif opcode not in _FREE and not opcode.endswith("-done"):
         yield self._operation(instruction, own, times, scope)
+
+  def _turns(self, loop: Instruction, condition: str) -> int | None:
+    """How often a loop runs; None if its data decide. Loops of JAX count from 0 up to a number."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+      return int(known[1])
+    own = self._computations[condition]
+    last = list(own.values())[-1]
+    if last.opcode != "compare" or "direction=LT" not in last.attributes:
+      return None
+    end = own[last.operands[1]]
+    return int(end.value) if end.opcode == "constant" else None
 
   def _chosen(self, branches: list[str], times: int, scope: str) -> Iterator[Operation]:
     """Those of the branch that renews something, as its scope; otherwise those of the costliest."""
@@ -260,7 +272,12 @@ def _instruction(line: str) -> Instruction:
   close = _closing(rest, len(opcode))
   arrays = [_array(*found) for found in _TYPE.findall(kind)]
   operands = _NAME.findall(rest[len(opcode) : close])
-  return Instruction(name.lstrip("%"), opcode, arrays, operands, rest[close + 1 :])
+  value = rest[len(opcode) + 1 : close] if opcode == "constant" else ""
+  return Instruction(name.lstrip("%"), opcode, arrays, operands, rest[close + 1 :], value)
+
+
+def _named(instruction: Instruction, part: str) -> str:
+  return re.search(rf"\b{part}=%([\w.\-]+)", instruction.attributes)[1]
 
 
 def _closing(text: str, start: int) -> int:

@@ -1,0 +1,110 @@
+"""What every config needs on accelerators, as the compiler plans it: no device is used."""
+
+import csv
+import pathlib
+import subprocess
+from typing import Any, Iterator
+
+import jax
+
+from benchmarks import configs, tables
+from mixer_jax import config as config_lib
+from mixer_jax import plan
+from mixer_jax.planning import report, targets
+from mixer_jax.planning.report import Plan
+from mixer_jax.runtime import cli
+from mixer_jax.study import plan as study_plan
+
+TARGETS = ("h100", "h100:8", "v5e:2x4")
+TITLES = (
+  *("config", "devices", "batch", "compiled in s", "memory GiB", "fits", "TFLOP a plain step"),
+  *("all-reduces", "MB", "step ms at least", "by"),
+)
+_FIELDS = (
+  *("study", "model", "data", "optimizer", "settings", "budget", "seed", "metric", "value"),
+  *("device", "versions", "commit", "command"),
+)
+
+
+def planned(name: str, spec: str, overrides: list[str]) -> Plan:
+  """The plan of a config, "NAME[:ARGUMENT]" of a file of `configs/`."""
+  [(path, argument)] = configs.chosen([name]).values()
+  config = study_plan.read_config(path, *(() if argument is None else (argument,)))
+  config_lib.override(config, overrides)
+  return plan.plan(config, targets.parse(spec))
+
+
+def numbers(found: Plan) -> dict[str, float]:
+  """By name and unit; without those of a program that the compiler refuses."""
+  training, evaluation = found.programs
+  own = {"training compiled [s]": training.seconds, "evaluation compiled [s]": evaluation.seconds}
+  if training.refused:
+    return own | {"fits": 0}
+  own |= {
+    "arguments [GiB]": training.arguments / 2**30,
+    "temporaries [GiB]": training.temporaries / 2**30,
+    "evaluation [GiB]": evaluation.bytes / 2**30,
+    "fits": float(report.fits(training, found.target.usable_memory)),
+    "least step [ms]": 1e3 * found.step_seconds,
+  }
+  for step in found.steps:
+    own[f"{step.kind} operations [TFLOP]"] = step.operations / 1e12
+    own[f"{step.kind} moved [GB]"] = step.bytes / 1e9
+    for kind, (number, payload) in step.collectives.items():
+      own[f"{step.kind} {kind} [number]"], own[f"{step.kind} {kind} [MB]"] = number, payload / 1e6
+  return own
+
+
+def cells(name: str, found: Plan) -> list[str]:
+  """A row of the table."""
+  training, own = found.programs[0], numbers(found)
+  begin = [f"`{name}`", f"`{found.target.spec}`", str(found.batch_size), f"{training.seconds:.0f}"]
+  if training.refused:
+    return [*begin, "-", f"no: {training.refused}", *["-"] * 5]
+  sums = [step.collectives.get("all-reduce", (0, 0)) for step in found.steps]
+  slowest = max(found.steps, key=lambda step: step.bound.seconds / step.every)
+  return [
+    *(*begin, f"{training.bytes / 2**30:.2f}", "yes" if own["fits"] else "no"),
+    *(f"{own['plain operations [TFLOP]']:.3g}", " + ".join(str(n) for n, _ in sums)),
+    *(" + ".join(f"{size / 1e6:.3g}" for _, size in sums), f"{1e3 * found.step_seconds:.3g}"),
+    slowest.bound.by,
+  ]
+
+
+def rows(name: str, found: Plan, overrides: list[str]) -> Iterator[dict[str, Any]]:
+  """Rows for a file of `results/`."""
+  commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True).stdout
+  optional = "".join(f" --set={override}" for override in overrides)
+  spec = found.target.spec
+  about = {
+    "study": "devices",
+    "model": name,
+    "settings": "; ".join([f"batch={found.batch_size}", f"devices={spec}", *overrides]),
+    "device": "compiled for, not run on",
+    "versions": f"JAX {jax.__version__}",
+    "commit": commit.strip(),
+    "command": f"python -m benchmarks plans --configs={name} --devices={spec}{optional}",
+  }
+  for metric, value in numbers(found).items():
+    yield dict.fromkeys(_FIELDS, "") | about | {"metric": metric, "value": f"{value:.4g}"}
+
+
+def main(options: Any) -> None:
+  cli.without_devices()
+  file = pathlib.Path(options.out) if options.out else None
+
+  def measured():
+    for name in configs.chosen(options.configs):
+      for spec in options.devices or TARGETS:
+        found = planned(name, spec, options.set)
+        jax.clear_caches()
+        if file:
+          begun = file.exists()
+          with file.open("a", newline="") as opened:
+            writer = csv.DictWriter(opened, _FIELDS, lineterminator="\n")
+            if not begun:
+              writer.writeheader()
+            writer.writerows(rows(name, found, options.set))
+        yield cells(name, found)
+
+  tables.show(TITLES, measured(), texts=2)
