@@ -18,7 +18,7 @@ from mixer_jax.study import plan as study_plan
 TARGETS = ("h100", "h100:8", "v5e:2x4")
 TITLES = (
   *("config", "devices", "batch", "compiled in s", "memory GiB", "fits", "TFLOP a plain step"),
-  *("all-reduces", "MB", "step ms at least", "by"),
+  *("collectives", "MB", "step ms at least", "by"),
 )
 _FIELDS = (
   *("study", "model", "data", "optimizer", "settings", "budget", "seed", "metric", "value"),
@@ -37,21 +37,23 @@ def planned(name: str, spec: str, overrides: list[str]) -> Plan:
 def numbers(found: Plan) -> dict[str, float]:
   """By name and unit; without those of a program that the compiler refuses."""
   training, evaluation = found.programs
-  own = {"training compiled [s]": training.seconds, "evaluation compiled [s]": evaluation.seconds}
+  own = {"compiled [s]": training.seconds, "fits": 0.0}
   if training.refused:
-    return own | {"fits": 0}
+    return own
+  sums = [pair for step in found.steps for pair in step.collectives.values()]
   own |= {
-    "arguments [GiB]": training.arguments / 2**30,
-    "temporaries [GiB]": training.temporaries / 2**30,
-    "evaluation [GiB]": evaluation.bytes / 2**30,
     "fits": float(report.fits(training, found.target.usable_memory)),
+    "memory [GiB]": training.bytes / 2**30,
+    "evaluation memory [GiB]": evaluation.bytes / 2**30,
+    "collectives [number]": sum(number for number, _ in sums),
+    "collectives [MB]": sum(payload for _, payload in sums) / 1e6,
     "least step [ms]": 1e3 * found.step_seconds,
   }
   for step in found.steps:
+    talk = sum(payload for _, payload in step.collectives.values())
     own[f"{step.kind} operations [TFLOP]"] = step.operations / 1e12
     own[f"{step.kind} moved [GB]"] = step.bytes / 1e9
-    for kind, (number, payload) in step.collectives.items():
-      own[f"{step.kind} {kind} [number]"], own[f"{step.kind} {kind} [MB]"] = number, payload / 1e6
+    own[f"{step.kind} collectives [MB]"] = talk / 1e6
   return own
 
 
@@ -61,13 +63,12 @@ def cells(name: str, found: Plan) -> list[str]:
   begin = [f"`{name}`", f"`{found.target.spec}`", str(found.batch_size), f"{training.seconds:.0f}"]
   if training.refused:
     return [*begin, "-", f"no: {training.refused}", *["-"] * 5]
-  sums = [step.collectives.get("all-reduce", (0, 0)) for step in found.steps]
   slowest = max(found.steps, key=lambda step: step.bound.seconds / step.every)
   return [
     *(*begin, f"{training.bytes / 2**30:.2f}", "yes" if own["fits"] else "no"),
-    *(f"{own['plain operations [TFLOP]']:.3g}", " + ".join(str(n) for n, _ in sums)),
-    *(" + ".join(f"{size / 1e6:.3g}" for _, size in sums), f"{1e3 * found.step_seconds:.3g}"),
-    slowest.bound.by,
+    f"{own['plain operations [TFLOP]']:.3g}",
+    *(f"{own['collectives [number]']:.0f}", f"{own['collectives [MB]']:.3g}"),
+    *(f"{own['least step [ms]']:.3g}", slowest.bound.by),
   ]
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from benchmarks import flops, optimizers, tables
 from mixer_jax import models, optim
 from mixer_jax.optim import Block, spread
+from mixer_jax.optim.curvature import library
 
 # A run of the Mixer paper: ImageNet-21k's images, epochs, global batch, classes.
 IMAGES, EPOCHS, BATCH_SIZE, CLASSES = 14_197_122, 300, 4096, 21_841
@@ -76,6 +77,7 @@ def parts(
   sizes = _sizes(blocks)
   shares = spread.share_out(sizes, devices)
   most = max(sum(flops.EIGH * sizes[i] ** 3 for i in share) for share in shares)
+  summed = sum(map(library.blocks().moment_numbers, sizes))
   exchanged = all_reduce(_FLOAT * sum(size * size for size in sizes), cluster, devices)
   # A pass like that of the gradient, and second moments in float32.
   moments = (costs.factors - costs.gradient) / devices / cluster.precise
@@ -83,7 +85,7 @@ def parts(
     gradient,
     gradient_sum,
     (gradient + moments) / factor_period,
-    exchanged / factor_period,
+    all_reduce(_FLOAT * summed, cluster, devices) / factor_period,
     most / cluster.eigh / inverse_period,
     exchanged / inverse_period,
     costs.preconditioning / cluster.precise,

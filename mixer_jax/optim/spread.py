@@ -101,7 +101,9 @@ def _spread(decompose: Callable, operands: list[tuple[jax.Array, ...]], mesh: Me
 
 # Matrices up to this share larger than others are made as large as these.
 _NEARLY = 1.05
-_ONE_BY_ONE = 256  # larger matrices are decomposed one after the other: a stack takes long to compile
+_ONE_BY_ONE = (
+  256  # larger matrices are decomposed one after the other: a stack takes long to compile
+)
 
 
 def _stacked(

@@ -9,7 +9,7 @@ import numpy as np
 from mixer_jax.data import feed
 from mixer_jax.errors import reason
 from mixer_jax.experiment import Experiment
-from mixer_jax.planning import hlo
+from mixer_jax.planning import operations
 from mixer_jax.planning.targets import Target
 from mixer_jax.runtime import mesh as mesh_lib
 from mixer_jax.training import evaluator, trainer
@@ -37,7 +37,7 @@ class Compiled(NamedTuple):
   results: int = 0
   temporaries: int = 0
   steps: int = 1
-  program: hlo.Program = hlo.Program([], 0)
+  program: operations.Program = operations.Program([], 0)
   refused: str = ""
 
   @property
@@ -72,7 +72,9 @@ def _hosts(run: Experiment) -> int:
   return len({device.process_index for device in run.mesh.devices.flat})
 
 
-def _compiled(name: str, program: Any, target: Target | None, steps: int, *arguments: Any) -> Compiled:
+def _compiled(
+  name: str, program: Any, target: Target | None, steps: int, *arguments: Any
+) -> Compiled:
   start = time.perf_counter()
   platforms = {} if target is None else {"lowering_platforms": (target.platform,)}
   try:
@@ -84,4 +86,4 @@ def _compiled(name: str, program: Any, target: Target | None, steps: int, *argum
   seconds, memory = time.perf_counter() - start, compiled.memory_analysis()
   results = memory.output_size_in_bytes - memory.alias_size_in_bytes
   sizes = memory.argument_size_in_bytes, results, memory.temp_size_in_bytes
-  return Compiled(name, seconds, *sizes, steps, hlo.read(compiled.as_text()))
+  return Compiled(name, seconds, *sizes, steps, operations.read(compiled.as_text()))

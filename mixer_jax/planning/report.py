@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from mixer_jax.planning.hlo import Operation
+from mixer_jax.planning.operations import Operation
 from mixer_jax.planning.programs import Compiled
 from mixer_jax.planning.targets import Target
 from mixer_jax.report.markdown import table
@@ -34,7 +34,7 @@ class Step:
   """A kind of step of training; numbers are those of a device.
 
   Attributes:
-    kind: "plain", or the scope of the program that it adds to a plain step (see `hlo.SCOPES`).
+    kind: "plain", or the scope of the program that it adds to a plain step (see `operations.SCOPES`).
     every: how many steps pass from one to the next.
     operations: arithmetic ones, of products and decompositions.
     bytes: moved from and to memory.
@@ -175,9 +175,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
       }
       for c in plan.programs
     ],
-    "steps": [
-      {**dataclasses.asdict(step), "bound": step.bound._asdict()} for step in plan.steps
-    ],
+    "steps": [{**dataclasses.asdict(step), "bound": step.bound._asdict()} for step in plan.steps],
     "step_seconds": plan.step_seconds,
     "epoch_seconds": plan.step_seconds * plan.steps_per_epoch,
     "largest": [{**o._asdict(), "seconds": s} for o, s in largest(plan.programs[0], target)],

@@ -59,7 +59,9 @@ def build(
   with config.unlocked():
     told = _replace(config, folder)
   config_lib.check(config)
-  size = _SETS.get(given.data.name) if told and issubclass(tasks.find(given.task), ImageTask) else None
+  size = (
+    _SETS.get(given.data.name) if told and issubclass(tasks.find(given.task), ImageTask) else None
+  )
   datasets = lambda task: _blank(task, config, size) if size else task.datasets()
   if size:
     told = f"{told}; of its shapes: {size.train:,} training images, {size.classes:,} classes"

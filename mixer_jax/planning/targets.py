@@ -193,7 +193,9 @@ def _gpus(target: Target) -> Sequence[jax.Device]:
 
 def _tpus(target: Target) -> Sequence[jax.Device]:
   kind, _, shape = target.spec.partition(":")
-  about = {"chip_config_name": "megacore"} if kind == "v4" else {}  # one device a chip, as JAX has it
+  about = (
+    {"chip_config_name": "megacore"} if kind == "v4" else {}
+  )  # one device a chip, as JAX has it
   if target.number == 1:
     shape = "1x1x1" if kind in ("v4", "v5p") else "1x1"
     about["chips_per_host_bounds"] = (1, 1, 1)  # a part of a host

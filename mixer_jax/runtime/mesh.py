@@ -51,9 +51,7 @@ def make_mesh(
     shape = f"mesh.data x mesh.model is {data} x {model}"
     raise UserError(f"{shape}; several processes use all {available} devices")
   # Automatic axes: kfac-jax's contractions are refused under explicit ones.
-  return jax.make_mesh(
-    (data, model), AXES, (AxisType.Auto,) * 2, devices=devices[: data * model]
-  )
+  return jax.make_mesh((data, model), AXES, (AxisType.Auto,) * 2, devices=devices[: data * model])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pytest
 
-from mixer_jax.planning import hlo
+from mixer_jax.planning import operations
 
 
 def read(function, *shapes, dtype=jnp.float32, shardings=None):
@@ -14,7 +14,7 @@ def read(function, *shapes, dtype=jnp.float32, shardings=None):
     arguments = [
       jax.ShapeDtypeStruct(a.shape, dtype, sharding=where) for a, where in zip(arguments, shardings)
     ]
-  return hlo.read(jax.jit(function).lower(*arguments).compile().as_text())
+  return operations.read(jax.jit(function).lower(*arguments).compile().as_text())
 
 
 def products(program, scope=None):
@@ -63,7 +63,7 @@ def test_a_branch_that_renews_is_apart_and_of_others_the_costliest_counts():
     return jax.lax.switch(i % 3, [lambda: x, lambda: x @ x @ x @ x, lambda: x @ x]) @ x
 
   text = jax.jit(step).lower(jnp.ones((16, 16)), 0).compile().as_text()
-  program, one = hlo.read(text), 2 * 16**3
+  program, one = operations.read(text), 2 * 16**3
   assert products(program, "factors") == 2 * one
   assert products(program, "plain") == (1 + 3 + 1) * one
 
