@@ -20,6 +20,7 @@ python -m benchmarks operator_peers [--points=512 --points=2048] [--published=DI
 python -m benchmarks physics_peers [--problems=poisson] [--seconds=60] [--peers_python=PYTHON]
 python -m benchmarks scaling [--models=mixer_b16,mixer_l16]
 python -m benchmarks plans [--configs=kfac_cifar10:s4] [--devices=h100:8] [--out=FILE.csv]
+python -m benchmarks plan_mixers [--models=mixer_b16] [--optimizers=kfac] [--devices=h100:32x8]
 python -m benchmarks plan_truth [--configs=mlm]
 python -m benchmarks device --minutes=10 [--out=device.json]
 

@@ -32,6 +32,7 @@ _TAKEN = {
   "physics_peers": "problems candidates hidden seconds adam_steps peers_python",
   "scaling": "models",
   "plans": "configs devices set out",
+  "plan_mixers": "models optimizers devices out",
   "plan_truth": "configs set",
   "device": "minutes set out",
   "device_steps": "config rounds out",

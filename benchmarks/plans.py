@@ -3,7 +3,7 @@
 import csv
 import pathlib
 import subprocess
-from typing import Any, Iterator
+from typing import Any
 
 import jax
 
@@ -72,22 +72,24 @@ def cells(name: str, found: Plan) -> list[str]:
   ]
 
 
-def rows(name: str, found: Plan, overrides: list[str]) -> Iterator[dict[str, Any]]:
-  """Rows for a file of `results/`."""
+def write(file: pathlib.Path, about: dict[str, str], found: Plan, own: dict[str, float]) -> None:
+  """Adds rows to a file of `results/`, one a number."""
   commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True).stdout
-  optional = "".join(f" --set={override}" for override in overrides)
-  spec = found.target.spec
+  settings = f"batch={found.batch_size}; devices={found.target.spec}"
   about = {
-    "study": "devices",
-    "model": name,
-    "settings": "; ".join([f"batch={found.batch_size}", f"devices={spec}", *overrides]),
+    "settings": settings,
     "device": "compiled for, not run on",
     "versions": f"JAX {jax.__version__}",
     "commit": commit.strip(),
-    "command": f"python -m benchmarks plans --configs={name} --devices={spec}{optional}",
-  }
-  for metric, value in numbers(found).items():
-    yield dict.fromkeys(_FIELDS, "") | about | {"metric": metric, "value": f"{value:.4g}"}
+  } | about
+  begun = file.exists()
+  with file.open("a", newline="") as opened:
+    writer = csv.DictWriter(opened, _FIELDS, lineterminator="\n")
+    if not begun:
+      writer.writeheader()
+    for metric, value in own.items():
+      row = dict.fromkeys(_FIELDS, "") | about | {"metric": metric, "value": f"{value:.4g}"}
+      writer.writerow(row)
 
 
 def main(options: Any) -> None:
@@ -100,12 +102,9 @@ def main(options: Any) -> None:
         found = planned(name, spec, options.set)
         jax.clear_caches()
         if file:
-          begun = file.exists()
-          with file.open("a", newline="") as opened:
-            writer = csv.DictWriter(opened, _FIELDS, lineterminator="\n")
-            if not begun:
-              writer.writeheader()
-            writer.writerows(rows(name, found, options.set))
+          command = f"python -m benchmarks plans --configs={name} --devices={spec}"
+          about = {"study": "devices", "model": name, "command": command}
+          write(file, about, found, numbers(found))
         yield cells(name, found)
 
   tables.show(TITLES, measured(), texts=2)
