@@ -19,6 +19,10 @@ python -m benchmarks translation_peers [--batch_size=32] [--max_length=32] [--to
 python -m benchmarks operator_peers [--points=512 --points=2048] [--published=DIR] [--torch_python=PYTHON]
 python -m benchmarks physics_peers [--problems=poisson] [--seconds=60] [--peers_python=PYTHON]
 python -m benchmarks scaling [--models=mixer_b16,mixer_l16]
+python -m benchmarks plans [--configs=kfac_cifar10:s4] [--devices=h100:8] [--out=FILE.csv]
+python -m benchmarks plan_mixers [--models=mixer_b16] [--optimizers=kfac] [--devices=h100:32x8]
+python -m benchmarks plan_truth [--configs=mlm]
+python -m benchmarks device --minutes=10 [--out=device.json]
 
 A command measures in one run a figure and the figure that it is compared with. Machines are
 noisy: the candidates take turns, and medians are reported.

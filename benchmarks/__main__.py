@@ -31,8 +31,17 @@ _TAKEN = {
   "operator_peers": "models batch_size dtype points published rounds torch_python",
   "physics_peers": "problems candidates hidden seconds adam_steps peers_python",
   "scaling": "models",
+  "plans": "configs devices set out",
+  "plan_mixers": "models optimizers devices out",
+  "plan_truth": "configs set",
+  "device": "minutes set out",
+  "device_steps": "config rounds out",
 }
-_FUNCTIONS = {"costs": ("optimizers", "of_study"), "zoo": ("inference", "zoo")}
+_FUNCTIONS = {
+  "costs": ("optimizers", "of_study"),
+  "zoo": ("inference", "zoo"),
+  "device_steps": ("device", "of_steps"),
+}
 
 
 def _run(name: str, _: list[str]) -> None:
@@ -47,7 +56,7 @@ def _run(name: str, _: list[str]) -> None:
 
 if __name__ == "__main__":
   config_flags.DEFINE_config_file(
-    "config", None, "Config file of input, dispatch, optimizers and updates."
+    "config", None, "Config file of input, dispatch, optimizers, updates and device_steps."
   )
   flags.DEFINE_integer("rounds", 20, "Timed rounds of each candidate.", lower_bound=1)
   flags.DEFINE_bool(
@@ -80,7 +89,11 @@ if __name__ == "__main__":
   flags.DEFINE_multi_string(
     "set", [], "[VALUE:]FIELD=VALUE for runs of the study, FIELD=VALUE for configs."
   )
-  flags.DEFINE_string("out", None, "Picture of updates, a .png.")
+  flags.DEFINE_string(
+    "out", None, "Picture of updates, .png; rows of plans, .csv; answers of device, .json."
+  )
+  flags.DEFINE_float("minutes", 10, "Time of device.", lower_bound=0.1)
+  flags.DEFINE_multi_string("devices", [], "Of plans, as mixer_jax.plan takes them.")
   flags.DEFINE_multi_integer("points", [512], "Points of grids of functions.", lower_bound=64)
   flags.DEFINE_string("published", None, "Folder of the published code of operator_peers.")
   flags.DEFINE_list("problems", list(physics_problems.PROBLEMS), "Equations of physics_peers.")

@@ -1,6 +1,5 @@
 """Memory and speed of a training step of every config, at its own batch, on one device."""
 
-import json
 import pathlib
 import tempfile
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -10,37 +9,13 @@ import jax
 from benchmarks import optimizers, steps, tables
 from benchmarks.timing import fits
 from mixer_jax import config as config_lib
-from mixer_jax import experiment
 from mixer_jax.errors import UserError
 from mixer_jax.experiment import Experiment
+from mixer_jax.planning import stand_ins
 from mixer_jax.runtime import devices
 from mixer_jax.study import plan
 
 _FOLDER = pathlib.Path(__file__).parent.parent / "configs"
-# Bundled or generated data in the place of sets that are downloaded, at the config's own sizes.
-_IMAGES = {"data.name": "sample", "data.train_split": "train", "data.test_split": "test"}
-_SHAPES = {
-  **{"data.name": "shapes", "data.classes": "", "data.void": 255},
-  **{"data.train_split": "train", "data.validation_split": "", "data.test_split": "test"},
-}
-_FUNCTIONS = {"data.train_functions": 8, "data.test_functions": 2}
-_TEACHER = dict(name="resnet_20", fields={}, image_size=32, mean=[0.5] * 3, std=[0.25] * 3)
-_STAND_INS = {
-  "ade20k": _SHAPES,
-  "camvid": _SHAPES,
-  **{name: _FUNCTIONS for name in ("burgers", "darcy", "darcy_inverse")},
-  "mnli": {
-    **{"data.name": "sample", "data.text": "sentence", "data.pair": ""},
-    **{"data.train_split": "train", "data.test_split": "test", "data.extra_test_splits": ""},
-  },
-  "distill_cifar": {"distillation.described": json.dumps(_TEACHER)},
-} | {
-  name: _IMAGES
-  for name in (
-    *("adam_cifar10", "adam_cifar100", "sgd_cifar10", "sgd_cifar100", "kfac_cifar10"),
-    *("kfac_cifar100", "graft_cifar10", "dino_resmlp", "resmlp_imagenet", "transfer"),
-  )
-}
 
 
 class Row(NamedTuple):
@@ -58,8 +33,7 @@ def built(
 ) -> Experiment:
   """A config's experiment on one device, with data that need no network.
 
-  Sizes of images, sequences and grids and the batch are the config's own; the numbers of classes
-  and of words are those of the data that stand in.
+  Sizes of images, sequences and grids and the batch are the config's own, see `stand_ins`.
 
   Args:
     path: of the config file.
@@ -68,15 +42,9 @@ def built(
     overrides: "FIELD=VALUE" each.
   """
   config = plan.read_config(path, *(() if argument is None else (argument,)))
-  with config.unlocked():
-    config.update_from_flattened_dict(_STAND_INS.get(path.stem, {}))
-  if config.task == "operator_learning":
-    config.data.cache_dir = folder
-  config.mesh.data, config.require_accelerator = 1, False
-  if config.get("pretrained") == config_lib.REQUIRED:
-    config.pretrained = ""
+  config.mesh.data = 1
   config_lib.override(config, overrides)
-  return experiment.build(config)
+  return stand_ins.build(config, None, folder)[0]
 
 
 def measure(name: str, run: Experiment, rounds: int) -> Row:

@@ -12,11 +12,7 @@ import jax
 from jax.extend import core
 
 from mixer_jax.optim import Block
-
-# Operations of a symmetric eigendecomposition over n^3: reduction to tridiagonal
-# form 4/3, its eigenproblem and the back-transformation of the vectors about 4
-# each (Golub and Van Loan, Section 8.3).
-EIGH = 9.0
+from mixer_jax.planning.arithmetic import EIGH
 
 
 def multiply_adds(function: Callable, *args: Any) -> int:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from benchmarks import flops, optimizers, tables
 from mixer_jax import models, optim
 from mixer_jax.optim import Block, spread
+from mixer_jax.optim.curvature import library
 
 # A run of the Mixer paper: ImageNet-21k's images, epochs, global batch, classes.
 IMAGES, EPOCHS, BATCH_SIZE, CLASSES = 14_197_122, 300, 4096, 21_841
@@ -68,26 +69,35 @@ def parts(
   """
   costs = flops.step_costs(blocks, batch_size)
   gradient = costs.gradient / devices / cluster.products
-  total = sum(math.prod(shape) for block in blocks for shape in block.shapes)
-  gradient_sum = all_reduce(_FLOAT * total, cluster, devices)
+  sums = {k: all_reduce(size, cluster, devices) for k, size in payloads(blocks).items()}
   if periods is None:
-    return Parts(gradient, gradient_sum)
+    return Parts(gradient, sums["gradient"])
   factor_period, inverse_period = periods
   sizes = _sizes(blocks)
   shares = spread.share_out(sizes, devices)
   most = max(sum(flops.EIGH * sizes[i] ** 3 for i in share) for share in shares)
-  exchanged = all_reduce(_FLOAT * sum(size * size for size in sizes), cluster, devices)
   # A pass like that of the gradient, and second moments in float32.
   moments = (costs.factors - costs.gradient) / devices / cluster.precise
   return Parts(
     gradient,
-    gradient_sum,
+    sums["gradient"],
     (gradient + moments) / factor_period,
-    exchanged / factor_period,
+    sums["factors"] / factor_period,
     most / cluster.eigh / inverse_period,
-    exchanged / inverse_period,
+    sums["inverses"] / inverse_period,
     costs.preconditioning / cluster.precise,
   )
+
+
+def payloads(blocks: Sequence[Block]) -> dict[str, int]:
+  """Bytes that a step sums over devices: its gradient and, where they are renewed, factors and inverses."""
+  total = sum(math.prod(shape) for block in blocks for shape in block.shapes)
+  sizes = _sizes(blocks)
+  return {
+    "gradient": _FLOAT * total,
+    "factors": _FLOAT * sum(map(library.blocks().moment_numbers, sizes)),
+    "inverses": _FLOAT * sum(size * size for size in sizes),
+  }
 
 
 def _sizes(blocks: Sequence[Block]) -> list[int]:

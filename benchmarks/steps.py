@@ -92,7 +92,9 @@ class Real(_Steps):
       raise UserError("batches have several shapes; allowed: one, as with data.batch_tokens=0")
     source = _feed(run)
     default = trainer.steps_per_dispatch(run.mesh)
-    self.length = run.config.steps_per_dispatch or source.fitting(default)
+    self.length = run.config.steps_per_dispatch or feed.fitting(
+      run.datasets["train"], default, run.config.batch_size
+    )
     windows = source.windows((step, self.length) for step in itertools.count(0, self.length))
     first = next(windows)
     self._windows = itertools.chain([first], windows)

@@ -2,6 +2,8 @@
 
 from typing import Iterable, Sequence
 
+from mixer_jax.report import markdown
+
 
 def show(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> None:
   """Prints a table, each row as soon as it is known.
@@ -11,11 +13,8 @@ def show(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
     rows: cells in the order of the titles.
     texts: how many of the first columns are texts; the others are numbers.
   """
-  marks = [":--"] * texts + ["--:"] * (len(titles) - texts)
-  for cells in (titles, marks):
-    print(f"| {' | '.join(cells)} |", flush=True)
-  for cells in rows:
-    print(f"| {' | '.join(cells)} |", flush=True)
+  for line in markdown.table(titles, rows, texts):
+    print(line, flush=True)
 
 
 def number(value: float | None, form: str, unit: float = 1.0) -> str:

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 import os
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from flax import traverse_util
 import jax
@@ -150,31 +150,41 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   return make(config)
 
 
-def make(config: ml_collections.ConfigDict, notes: Mapping[str, Any] | None = None) -> Experiment:
+def make(
+  config: ml_collections.ConfigDict,
+  notes: Mapping[str, Any] | None = None,
+  devices: Sequence[jax.Device] | None = None,
+  datasets: Callable[[tasks.Task], Mapping[str, Dataset]] = lambda task: task.datasets(),
+) -> Experiment:
   """As `build`, of a config that has been checked.
 
-  `notes` are those of a finished run's record, which the task recalls. Such a run is not trained: its
-  training set may be any.
+  Args:
+    config: of the run.
+    notes: those of a finished run's record, which the task recalls. Such a run is not trained: its
+      training set may be any.
+    devices: of the mesh; None: all that JAX has.
+    datasets: takes the task and gives the splits by name.
   """
   config = copy.deepcopy(config)
   precision.take(config)
-  check_accelerator(config)
-  mesh = mesh_lib.make_mesh(config)
+  if devices is None:
+    check_accelerator(config)
+  mesh = mesh_lib.make_mesh(config, devices)
   task = tasks.find(config.task)(config)
   if notes:
     task.recall(notes)
   task = freeze.frozen(task, config.freeze)
-  datasets = dict(task.datasets())
-  for name in {"train": 0, "test": 0} | datasets:
-    if not len(datasets.get(name, ())):
+  found = dict(datasets(task))
+  for name in {"train": 0, "test": 0} | found:
+    if not len(found.get(name, ())):
       raise UserError(f"task {config.task} gives no example of the split {name!r}")
-  run = Experiment(config, mesh, task, datasets)
+  run = Experiment(config, mesh, task, found)
   if notes is None:
     _check_batch(run)
   name = config.model.name if "model" in config and "name" in config.model else config.task
   with as_user_error(f"model {name}", ValueError):  # a Linen module's own check
     shapes = run.variable_shapes
-  for split, dataset in datasets.items():
+  for split, dataset in found.items():
     labels.check(task, split, dataset, shapes)
   _check_trained(run)
   return run

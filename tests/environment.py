@@ -6,6 +6,7 @@ is compiled in one piece, as splitting it costs a sixth of the time, and all pro
 that one has compiled, in a directory that goes with the session. Where
 JAX_COMPILATION_CACHE_DIR is set, they stay there, for the next session, too. Programs keep no lines
 of the source for their operations, which would take a tenth of the time.
+MIXER_JAX_TEST_PLATFORM=cuda runs them on a GPU; those of several devices need as many.
 """
 
 import atexit
@@ -28,7 +29,7 @@ def prepare() -> None:
   # Each flag once, though a process inherits them: JAX looks programs up by the flags, too.
   given = os.environ.get("XLA_FLAGS", "").split()
   os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in _FLAGS if flag not in given)])
-  os.environ["JAX_PLATFORMS"] = "cpu"
+  os.environ["JAX_PLATFORMS"] = os.environ.get("MIXER_JAX_TEST_PLATFORM", "cpu")
   os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands do
   # Huge pages for the workers and their children: a tenth of the time here.
   os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")

@@ -36,6 +36,34 @@ def take(examples: Any, rows: Any, sharding: NamedSharding) -> Any:
   return jax.lax.with_sharding_constraint(batch, sharding)
 
 
+def is_resident(dataset: Dataset) -> bool:
+  """Whether a set is copied to every device whole."""
+  arrays = dataset.arrays()
+  return arrays is not None and sum(x.nbytes for x in jax.tree.leaves(arrays)) <= DEVICE_BYTES
+
+
+def window_shapes(
+  dataset: Dataset, sharding: NamedSharding, steps: int, batch_size: int
+) -> tuple[Any, Any]:
+  """Shapes of a `Window` of some steps, placed as a `Feed` places it."""
+  whole = mesh_lib.replicated(sharding.mesh)
+  shape = lambda lead, x, where: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype, sharding=where)
+  if is_resident(dataset):
+    ids = jax.ShapeDtypeStruct((steps, batch_size), np.int32, sharding=whole)
+    return jax.tree.map(lambda x: shape((len(dataset),), x, whole), dataset.spec), ids
+  split = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+  return None, jax.tree.map(lambda x: shape((steps, batch_size), x, split), dataset.spec)
+
+
+def fitting(dataset: Dataset, steps: int, local_batch: int) -> int:
+  """`steps`, the length of a window, or fewer where they would take too much memory."""
+  if is_resident(dataset):
+    return steps
+  arrays = jax.tree.leaves(dataset.spec)
+  example = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+  return max(1, min(steps, WINDOW_BYTES // (local_batch * example)))
+
+
 def local_rows(
   sharding: NamedSharding, batch_size: int, devices: Iterable[jax.Device] | None = None
 ) -> np.ndarray:
@@ -67,7 +95,7 @@ class Feed:
     self._arrays = dataset.arrays()
     if self._arrays is None:
       self.reorder(ids)
-    elif sum(x.nbytes for x in jax.tree.leaves(self._arrays)) <= DEVICE_BYTES:
+    elif is_resident(dataset):
       everywhere = mesh_lib.replicated(sharding.mesh)
       self._resident = mesh_lib.place(jax.tree.map(np.asarray, self._arrays), everywhere)
 
@@ -77,14 +105,6 @@ class Feed:
     self._ids = ids
     if self._arrays is None:
       self._stream = stream.Stream(self._dataset, ids, self._rows, self._seed)
-
-  def fitting(self, steps: int) -> int:
-    """Returns `steps`, the length of a window, or fewer where they would take too much memory."""
-    if self._resident is not None:
-      return steps
-    arrays = jax.tree.leaves(self._dataset.spec)
-    example = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
-    return max(1, min(steps, WINDOW_BYTES // (len(self._rows) * example)))
 
   def windows(self, plan: Iterable[tuple[int, int]]) -> Iterator[Window]:
     """Yields a window for each first step and number of steps of a plan, read one entry ahead.

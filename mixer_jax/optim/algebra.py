@@ -12,6 +12,8 @@ from mixer_jax.optim.curvature.blocks import Block, Diagonal, Diagonals, Kroneck
 from mixer_jax.optim.spread import of_each_matrix
 from mixer_jax.optim.trees import taken
 
+# The name of the programs that renew inverses or bases, for those who read a compiled program.
+SCOPE = "inverses"
 TINY = 1e-37  # a divisor below float32's smallest normal number, 1.2e-38, is zero
 # Of a factor without full rank, rounding leaves negative and vanishing eigenvalues: this part of the
 # largest is the least. Rounding errors reach 1e-7 of it; some of them stay.
@@ -161,7 +163,7 @@ def warm_started_bases(
     same = Eigen(values, None)
     return same, same
 
-  found = of_each_matrix(refresh, factors, how.mesh, diagonal, beside=old)
+  found = of_each_matrix(refresh, factors, how.mesh, diagonal, old, method)
   one = lambda i: {name: tuple(side[i] for side in pair) for name, pair in found.items()}
   return one(0), one(1)
 
@@ -185,10 +187,15 @@ def factored_inverses(
     shifts = pi * jnp.sqrt(damping), jnp.sqrt(damping) / pi
     return Kronecker(*map(_shifted, block, shifts))
 
-  invert = functools.partial(linalg.inverse, method=method)
   inverse = lambda values: Diagonals(1.0 / values)
+
+  def inverses(method, damped):
+    invert = functools.partial(linalg.inverse, method=method)
+    return of_each_matrix(invert, damped, mesh, inverse, method=method)
+
+  each = (functools.partial(inverses, name) for name in ("library", "products"))
   damped = {name: shifted(block) for name, block in factors.items()}
-  return of_each_matrix(invert, damped, mesh, inverse)
+  return linalg.by(method, *each, damped)
 
 
 def mean_eigenvalue(factor: jax.Array | Diagonals) -> jax.Array:

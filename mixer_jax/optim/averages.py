@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from mixer_jax.optim import algebra
 from mixer_jax.optim.curvature.blocks import Diagonal, Kronecker
 
+# The name of the programs that renew factors, for those who read a compiled program.
+SCOPE = "factors"
+
 
 def averaged(
   old: dict[str, Any],

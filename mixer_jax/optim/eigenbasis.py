@@ -161,12 +161,14 @@ class _InBasis(NamedTuple):
 
     def average():
       about = state.estimates, self.factor_decay
-      return averages.averaged(state.factors, fresh(), *about, skip_zeros=not source.after)
+      with jax.named_scope(averages.SCOPE):
+        return averages.averaged(state.factors, fresh(), *about, skip_zeros=not source.after)
 
     def new_basis():
       about = state.basis, count, self.decomposition
-      basis, reordered = algebra.renewed_bases(factors, *about, floor=0.0)
-      return basis, _carried(state.inner, state.basis, basis, reordered)
+      with jax.named_scope(algebra.SCOPE):
+        basis, reordered = algebra.renewed_bases(factors, *about, floor=0.0)
+        return basis, _carried(state.inner, state.basis, basis, reordered)
 
     kept = lambda: (state.factors, state.estimates)
     factors, estimates = jax.lax.cond(count % self.factor_period == 0, average, kept)

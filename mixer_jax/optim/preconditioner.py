@@ -187,15 +187,18 @@ class _Preconditioner(NamedTuple):
     def new_factors():
       estimate = axes.automatic(self.curvature.estimate, (whole, some))
       about = state.estimates, self.factor_decay, self.identity_start
-      return averages.averaged(state.factors, estimate(whole, some, rng), *about)
+      with jax.named_scope(averages.SCOPE):
+        return averages.averaged(state.factors, estimate(whole, some, rng), *about)
 
     def new_inverses():
-      inverses = self._inverses({name: factors[name] for name in state.inverses}, state, lam)
+      with jax.named_scope(algebra.SCOPE):
+        inverses = self._inverses({name: factors[name] for name in state.inverses}, state, lam)
       return inverses, {n: algebra.eigenvalues(inverses[n]) for n in state.second_moments}
 
     def new_moments():
       estimate = axes.automatic(self.curvature.second_moments, (whole, some, inverses))
-      fresh = estimate(whole, some, rng, inverses)
+      with jax.named_scope(averages.SCOPE):
+        fresh = estimate(whole, some, rng, inverses)
       age = state.count % self.inverse_period // self.factor_period
       return ekfac.averaged_moments(moments, fresh, age, self.moment_decay)
 

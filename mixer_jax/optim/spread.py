@@ -1,12 +1,14 @@
 """Decompositions of many matrices, spread over the devices of a mesh."""
 
 import functools
+import math
 from typing import Any, Callable, Sequence
 
 import jax
 from jax.experimental import layout
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.scipy.linalg import block_diag
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mixer_jax.optim.curvature.blocks import Diagonals, Kronecker
 
@@ -17,6 +19,7 @@ def of_each_matrix(
   mesh: Mesh | None,
   of_diagonal: Callable = Diagonals,
   beside: dict[str, tuple[Any, Any]] | None = None,
+  method: str = "library",
 ) -> dict[str, tuple[Any, ...]]:
   """Applies a function to all matrices, each on one device of the mesh.
 
@@ -26,6 +29,8 @@ def of_each_matrix(
     mesh: the devices; None: every device computes all.
     of_diagonal: maps the values [..., d] of a diagonal factor to its result.
     beside: `Eigen` pairs by layer path, whose vectors are a second argument of `decompose`.
+    method: of `decompose`, see `linalg`. With "products" its results have axes of size d alone, and
+      matrices of nearly one size share a program.
 
   Returns:
     (inputs, outputs) by layer path.
@@ -42,7 +47,10 @@ def of_each_matrix(
   operands = [operand for members in apart for operand in members]
   with jax.default_matmul_precision("highest"):
     alone = mesh is None or mesh.size == 1
-    done = iter(_mapped(decompose, operands) if alone else _spread(decompose, operands, mesh))
+    if method == "products":
+      done = iter(_stacked(decompose, operands, None if alone else mesh))
+    else:
+      done = iter(_mapped(decompose, operands) if alone else _spread(decompose, operands, mesh))
 
   def result(factor, members):
     if is_factor(factor):
@@ -89,6 +97,74 @@ def _spread(decompose: Callable, operands: list[tuple[jax.Array, ...]], mesh: Me
 
   specs = dict(in_specs=PartitionSpec(), out_specs=PartitionSpec())
   return jax.shard_map(on_device, mesh=mesh, check_vma=False, **specs)(operands)
+
+
+# Matrices up to this share larger than others are made as large as these.
+_NEARLY = 1.05
+_ONE_BY_ONE = (
+  256  # larger matrices are decomposed one after the other: a stack takes long to compile
+)
+
+
+def _stacked(
+  decompose: Callable, operands: list[tuple[jax.Array, ...]], mesh: Mesh | None
+) -> list[Any]:
+  """Decomposes stacks of matrices of nearly one size, of which each device takes an equal part.
+
+  One program of few sizes compiles fast; that a device has more or less to do than in `_spread` is its
+  price.
+  """
+  sizes = [len(operand[0]) for operand in operands]
+  results: list[Any] = [None] * len(operands)
+  for size, members in _alike(sizes).items():
+    stacks = [_padded(size, *operands[i]) for i in members]
+    parts = 1 if mesh is None else mesh.size
+    stacks += stacks[:1] * (-len(stacks) % parts)  # each device has as many
+    done = _of_stack(decompose, jax.tree.map(lambda *xs: jnp.stack(xs), *stacks), mesh)
+    for place, i in enumerate(members):
+      rest = slice(size - sizes[i], None)
+      own = jax.tree.map(lambda x, place=place: x[place], done)
+      results[i] = jax.tree.map(lambda x, rest=rest: x[(rest,) * x.ndim], own)
+  return results
+
+
+def _of_stack(decompose: Callable, stack: tuple[jax.Array, ...], mesh: Mesh | None) -> Any:
+  def each(stack):
+    if stack[0].shape[-1] <= _ONE_BY_ONE:
+      return jax.vmap(decompose)(*stack)
+    return jax.lax.map(lambda operands: decompose(*operands), stack)
+
+  if mesh is None:
+    return each(stack)
+  parts = PartitionSpec(mesh.axis_names)
+  done = jax.shard_map(each, mesh=mesh, check_vma=False, in_specs=parts, out_specs=parts)(stack)
+  return jax.lax.with_sharding_constraint(done, NamedSharding(mesh, PartitionSpec()))
+
+
+def _alike(sizes: Sequence[int]) -> dict[int, list[int]]:
+  """Groups matrices by the largest size that is nearly their own: size to indices."""
+  found: dict[int, list[int]] = {}
+  for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    least = min(found, default=math.inf)
+    size = least if sizes[i] * _NEARLY >= least else sizes[i]
+    found.setdefault(size, []).append(i)
+  return found
+
+
+def _padded(size: int, matrix: jax.Array, *bases: jax.Array) -> tuple[jax.Array, ...]:
+  """A matrix and its basis [d, d] with rows and columns in front of them, [size, size].
+
+  The matrix has there an eigenvalue that none of its own exceeds, so that these rows stay first when
+  eigenvectors are sorted, and no decomposition mixes them with others.
+  """
+  more = size - len(matrix)
+  if not more:
+    return matrix, *bases
+  largest = jnp.max(jnp.abs(matrix))
+  unit = jnp.where(largest > 0, largest, 1.0)  # squares may leave float32
+  norm = unit * jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(matrix / unit)), 1.0))
+  fill = jnp.eye(more, dtype=matrix.dtype)
+  return block_diag(norm * fill, matrix), *(block_diag(fill, basis) for basis in bases)
 
 
 _STACKED = 48  # matrices of one size that are decomposed together, on a CPU as well

@@ -12,6 +12,7 @@ from mixer_jax.optimizers.build import (
   leaves,
   makes_whole_steps,
   of_curvature,
+  periods,
   table,
 )
 from mixer_jax.optimizers.registry import OPTIMIZERS, Problem

@@ -87,6 +87,20 @@ def check(config: ml_collections.ConfigDict, path: str = "optimizer") -> None:
   options.check(rest, own, path)
 
 
+def periods(config: ml_collections.ConfigDict) -> dict[str, int]:
+  """Updates between renewals of "factors" and of "inverses" or bases; {} if it has none.
+
+  Of a pair they are those of the side that has some.
+  """
+  if config.name in _PAIRS:
+    sides = (periods(config[side]) for side in _PAIRS[config.name][1])
+    return next(filter(None, sides), {})
+  known = options.of(OPTIMIZERS[config.name])
+  value = lambda name: options.value(OPTIMIZERS, config, name) if name in known else None
+  last = value("inverse_period") or value("basis_period")
+  return {"factors": value("factor_period") or 1, "inverses": last} if last else {}
+
+
 def build(
   config: ml_collections.ConfigDict,
   multiplier: Schedule,

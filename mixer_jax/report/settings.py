@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
+from mixer_jax.report.markdown import escaped
 from mixer_jax.study import plan
 
 # Of an optimizer, and not shown.
@@ -65,8 +66,3 @@ def _group(config: ConfigDict, fields: dict[str, Any], group: str) -> str:
 def _listed(fields: dict[str, Any]) -> str:
   shown = lambda x: f"{x:.6g}" if isinstance(x, float) else escaped(str(x))
   return ", ".join(f"{name}={shown(value)}" for name, value in fields.items())
-
-
-def escaped(text: str) -> str:
-  """Text for a cell of a table."""
-  return text.replace("|", r"\|")

@@ -9,9 +9,8 @@ from flax import traverse_util
 from mixer_jax import config as config_lib
 from mixer_jax.errors import as_user_error
 from mixer_jax.optim.graft import SIDES
-from mixer_jax.report import results, study_figures
+from mixer_jax.report import markdown, results, study_figures
 from mixer_jax.report.results import CellResult
-from mixer_jax.report.settings import escaped
 from mixer_jax.study import plan, record
 from mixer_jax.study.record import Record
 from mixer_jax.tasks import Metric
@@ -48,13 +47,8 @@ def _section(title: str, *parts: str) -> str:
   return "\n\n".join((f"## {title}", *parts))
 
 
-# Ours and not `pandas.to_markdown`, which needs two libraries more for these lines, and escapes
-# nothing: the cells are texts of means and deviations by then.
 def _table(header: Sequence[str], rows: Iterable[Iterable[Any]], words: int = 1) -> str:
-  """A Markdown table; the first `words` columns are text, the others numbers."""
-  rule = [":--"] * words + ["--:"] * (len(header) - words)
-  lines = ([escaped(str(cell)) for cell in line] for line in (header, rule, *rows))
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+  return "\n".join(markdown.table(header, rows, words))
 
 
 def _spread(values: Sequence[float], mean: str = ".1f", deviation: str = ".1f") -> str:

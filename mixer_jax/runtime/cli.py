@@ -55,6 +55,11 @@ def define(*names: str) -> None:
     flags.DEFINE_string(name, "latest" if name == "checkpoint" else None, _SHARED[name])
 
 
+def without_devices() -> None:
+  """Leaves accelerators alone: for commands that compute nothing, before JAX looks for devices."""
+  jax.config.update("jax_platforms", "cpu")
+
+
 def workdir() -> str:
   """The flag of this name; a UserError if it is missing."""
   if not flags.FLAGS.workdir:

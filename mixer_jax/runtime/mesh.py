@@ -6,7 +6,7 @@ Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054).
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Sequence
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -29,9 +29,15 @@ class Devices:
   model: Annotated[int, Option("devices that share parameters and state", 1, free=True)] = 1
 
 
-def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
-  """A mesh of `config.mesh.data` x `config.mesh.model` devices; a UserError if there are too few."""
-  data, model, available = config.mesh.data, config.mesh.model, jax.device_count()
+def make_mesh(
+  config: ml_collections.ConfigDict, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+  """A mesh of `config.mesh.data` x `config.mesh.model` devices; a UserError if there are too few.
+
+  `devices` are those that it may take; None: all that JAX has.
+  """
+  devices = jax.devices() if devices is None else devices
+  data, model, available = config.mesh.data, config.mesh.model, len(devices)
   if model > available:
     raise UserError(f"mesh.model is {model}; allowed: 1 to {available} devices")
   most, rest = divmod(available, model)
@@ -45,8 +51,7 @@ def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
     shape = f"mesh.data x mesh.model is {data} x {model}"
     raise UserError(f"{shape}; several processes use all {available} devices")
   # Automatic axes: kfac-jax's contractions are refused under explicit ones.
-  devices = jax.devices()[: data * model]
-  return jax.make_mesh((data, model), AXES, (AxisType.Auto,) * 2, devices=devices)
+  return jax.make_mesh((data, model), AXES, (AxisType.Auto,) * 2, devices=devices[: data * model])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -17,7 +17,6 @@ import time
 from typing import Sequence
 
 from absl import flags
-import jax
 
 from mixer_jax.errors import UserError
 from mixer_jax.paths import user_path
@@ -32,7 +31,7 @@ def main(_: list[str]) -> None:
     if not options[name].value:
       raise UserError(f"--{name} is missing; for example --{name}={example}")
   # This process only plans and waits: accelerators belong to the runs.
-  jax.config.update("jax_platforms", "cpu")
+  cli.without_devices()
   file = str(user_path(options.study))
   study = plan.load(file)
   if options.list:

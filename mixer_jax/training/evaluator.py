@@ -25,20 +25,10 @@ def each_batch(
   is jitted, its results are whole on every device.
   """
   rows = np.arange(len(run.datasets[split])) if rows is None else rows
-  devices, number = run.mesh.size, len(rows)
-  # A multiple of the devices, and no larger than the split needs: more rows would all be padding.
-  size = -(-min(run.config.eval_batch_size, number) // devices) * devices
-  ids, masks = order.test_indices(number, size)
+  ids, masks = order.test_indices(len(rows), batch_size(run, len(rows)))
   ids = rows[ids]
-  batched = mesh_lib.batched(run.mesh)
-  examples_feed = feed.Feed(run.datasets[split], ids.__getitem__, batched)
-
-  @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(run.mesh))
-  def compute(variables, examples, rows, mask, number):
-    key = jax.random.fold_in(draws.key(0), number)  # the same in every evaluation
-    examples = feed.take(examples, jax.tree.map(lambda x: x[0], rows), batched)
-    batch = run.task.prepare(key, examples, train=False)
-    return function(mesh_lib.gathered(run.mesh, variables), batch, mask)
+  examples_feed = feed.Feed(run.datasets[split], ids.__getitem__, mesh_lib.batched(run.mesh))
+  compute = program(run, function)
 
   def results(variables, padding=False):
     windows = examples_feed.windows((i, 1) for i in range(len(masks)))
@@ -49,6 +39,29 @@ def each_batch(
       examples_feed.close()
 
   return results
+
+
+def batch_size(run: Experiment, number: int) -> int:
+  """Rows of a batch that evaluates some examples.
+
+  A multiple of the devices, and no larger than these need: more rows would all be padding.
+  """
+  devices = run.mesh.size
+  return -(-min(run.config.eval_batch_size, number) // devices) * devices
+
+
+def program(run: Experiment, function: Callable) -> Callable:
+  """The jitted `function` of variables, a window of one step (see `data.feed`), a mask and its number."""
+  batched = mesh_lib.batched(run.mesh)
+
+  @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(run.mesh))
+  def compute(variables, examples, rows, mask, number):
+    key = jax.random.fold_in(draws.key(0), number)  # the same in every evaluation
+    examples = feed.take(examples, jax.tree.map(lambda x: x[0], rows), batched)
+    batch = run.task.prepare(key, examples, train=False)
+    return function(mesh_lib.gathered(run.mesh, variables), batch, mask)
+
+  return compute
 
 
 class Evaluator:

@@ -24,6 +24,20 @@ def steps_per_dispatch(mesh: jax.sharding.Mesh) -> int:
   return 1 if mesh.devices.flat[0].platform == "cpu" else 16
 
 
+def window(run: Experiment, hosts: int) -> int:
+  """Steps in a call: a divisor of the steps between evaluations and checkpoints.
+
+  `hosts` share the reading of a batch.
+  """
+  clock, order, train = run.clock, run.order, run.datasets["train"]
+  if isinstance(order, buckets.BucketOrder):
+    return 1  # batches of several sizes do not stack
+  default = feed.fitting(train, steps_per_dispatch(run.mesh), order.batch_size // hosts)
+  wanted = run.config.steps_per_dispatch or default
+  together = math.gcd(clock.eval_every, clock.checkpoint_every, clock.num_steps)
+  return max(w for w in range(1, min(wanted, together) + 1) if together % w == 0)
+
+
 class Trainer:
   """Feeds the steps of a run, from a state on, through the compiled program.
 
@@ -32,20 +46,16 @@ class Trainer:
     state: after the last step made.
     step: its number, known without waiting for the device.
     seconds: of training since the last evaluation, without compilation.
-    window: steps in a call: a divisor of the steps between evaluations and checkpoints.
+    window: steps in a call, see `window`.
   """
 
   def __init__(self, run: Experiment, state: TrainState, seconds: float = 0.0):
-    self.run, clock = run, run.clock
+    self.run = run
     self._programs: dict[Any, Callable] = {}  # by shapes of data
     self._order = run.order
     batched = mesh_lib.batched(run.mesh)
     self._feed = feed.Feed(run.datasets["train"], self._order, batched, run.config.seed)
-    wanted = run.config.steps_per_dispatch or self._feed.fitting(steps_per_dispatch(run.mesh))
-    together = math.gcd(clock.eval_every, clock.checkpoint_every, clock.num_steps)
-    if isinstance(self._order, buckets.BucketOrder):
-      together = 1  # batches of several sizes do not stack
-    self.window = max(w for w in range(1, min(wanted, together) + 1) if together % w == 0)
+    self.window = window(run, jax.process_count())
     self.reset(state, seconds)
 
   def reset(self, state: TrainState, seconds: float) -> None:

@@ -157,7 +157,7 @@ class Squares:
 def test_any_tree_can_be_streamed():
   ordered, sharding = order.Order(seed=1, num_examples=30, batch_size=4), batched(2)
   opened = feed.Feed(Squares(), ordered, sharding, seed=6)
-  assert opened.fitting(16) == 16
+  assert feed.fitting(Squares(), 16, 4) == 16
   windows = list(opened.windows([(5, 2), (7, 1)]))
   opened.close()
   steps = [(window, i) for _, window in windows for i in range(len(window["x"][0]))]
@@ -189,10 +189,9 @@ def test_large_windows_are_made_shorter(monkeypatch):
   images = Arrays({"image": np.broadcast_to(np.uint8(0), (50, 64, 64, 3))})  # 12 KiB each
   monkeypatch.setattr(feed, "DEVICE_BYTES", 0)
   monkeypatch.setattr(feed, "WINDOW_BYTES", 5 * 10 * 12288)
-  opened = feed.Feed(images, lambda _: np.zeros(10, int), batched(1))
-  assert (opened.fitting(16), opened.fitting(2)) == (5, 2)
+  assert (feed.fitting(images, 16, 10), feed.fitting(images, 2, 10)) == (5, 2)
   monkeypatch.setattr(feed, "WINDOW_BYTES", 1)
-  assert opened.fitting(16) == 1
+  assert feed.fitting(images, 16, 10) == 1
 
 
 @pytest.mark.parametrize("arranged", ["as they are", "interleaved"])

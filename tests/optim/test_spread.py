@@ -86,3 +86,37 @@ def test_shares_are_balanced():
   loads = [sum(sizes[i] ** 3 for i in share) for share in shares]
   assert max(loads) < 1.01 * sum(loads) / 8
   assert spread.share_out([3, 5], 4) == [[1], [0], []]
+
+
+@pytest.mark.parametrize("shape", [None, (2, 2), (8, 1)], ids=str)
+def test_stacks_of_nearly_one_size_have_the_inverses_of_each(shape):
+  """By products; sizes 64 and 65 are made alike, and devices share the stacks."""
+  rng = np.random.default_rng(0)
+  rows = {size: rng.normal(size=(3 * size, size)).astype(np.float32) for size in (64, 65, 9)}
+  moment = {size: jnp.asarray(x.T @ x / len(x)) for size, x in rows.items()}
+  given = {"a": Kronecker(moment[64], moment[65]), "b": Kronecker(moment[9], moment[64])}
+  where = shape and mesh(*shape)
+  inverses = lambda f: algebra.factored_inverses(f, 0.01, where, "products")
+  found = jax.jit(inverses)(given)
+  wanted = jax.jit(lambda f: algebra.factored_inverses(f, 0.01, None, "library"))(given)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-5, rtol=3e-5), found, wanted)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])
+def test_bases_of_padded_matrices_are_their_own(scale):
+  """Also of one without full rank, whose eigenvalues of 0 must not mix with the padding."""
+  rng = np.random.default_rng(0)
+  rows = {size: rng.normal(size=(40, size)) for size in (64, 66)}
+  moment = {s: jnp.asarray(scale * x.T @ x / len(x), jnp.float32) for s, x in rows.items()}
+  given = {"a": Kronecker(moment[64], moment[66])}
+  eye = lambda d: algebra.Eigen(jnp.ones(d), jnp.eye(d))
+  start, how = {"a": (eye(64), eye(66))}, algebra.Decomposition(linear_algebra="products")
+  turn = jax.jit(lambda f, b, count: algebra.renewed_bases(f, b, count, how)[0])
+  found = start
+  for count in range(200):
+    found = turn(given, found, count)
+  for size, eigen in zip((64, 66), found["a"]):
+    exact = np.linalg.eigvalsh(np.float64(moment[size]) / scale)[::-1]
+    np.testing.assert_allclose(eigen.values[:40] / scale, exact[:40], rtol=2e-2)
+    np.testing.assert_allclose(eigen.values[40:] / scale, 0, atol=1e-5)
+    np.testing.assert_allclose(eigen.vectors.T @ eigen.vectors, np.eye(size), atol=1e-5)

@@ -82,6 +82,14 @@ def _equation(*shapes: tuple[int, ...]) -> Any:
 _equation((1, 1), (1, 1))  # with another JAX it fails here, not in a run's first step
 
 
+def moment_numbers(width: int) -> int:
+  """How many numbers of x^T x, [width, width], are computed, and summed over devices."""
+  if width < _WIDE:
+    return width * width
+  left, right = width // 2, width - width // 2
+  return moment_numbers(left) + left * right + moment_numbers(right)
+
+
 def _moment(x: jax.Array, dtype: Any, diagonal: bool = False) -> jax.Array:
   """x^T x in a type, or its diagonal; of a wide x the lower half is mirrored, not computed."""
   if diagonal:
