@@ -87,10 +87,10 @@ class Weights:
     not allow it.
     """
     hidden = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/bias")
-    if resize_tokens != fit_lib.BLOCK_DIAGONAL or not (hidden and self.side):
+    if resize_tokens != fit_lib.BLOCK_DIAGONAL or not (hidden and self.only_size):
       return dict(self.fields)
     new = tuple(n // side for n, side in zip(pair(image_size), pair(self.patch_size)))
-    tiles = fit_lib.times(self.grid or fit_lib.square(self.source, self.num_tokens), new)
+    tiles = fit_lib.times(self.grid, new)
     return self.fields | {"tokens_mlp_dim": hidden[0] * math.prod(tiles)}
 
   def fit(
