@@ -16,7 +16,8 @@ def centre(image: Image.Image, shorter: Size, size: Size) -> Image.Image:
 
   With `shorter` of height and width the resized image is the smallest that covers them.
 
-  Sizes and places are rounded as by torchvision's Resize and CenterCrop. An `Image.DecompressionBombError` if the resized image would have too many pixels.
+  Sizes and places are rounded as by torchvision's Resize and CenterCrop. An
+  `Image.DecompressionBombError` if the resized image would have too many pixels.
   """
   least, crop = pair(shorter)[::-1], pair(size)[::-1]  # width and height, as Pillow has them
   n, length = max(zip(least, image.size), key=lambda side: side[0] / side[1])
