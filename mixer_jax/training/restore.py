@@ -77,7 +77,8 @@ def _opened(
   """The directory of a run and its config, changed as `restore` says and checked."""
   directory = directory_lib.existing(path)
   config = config_lib.of_run(directory)
-  own = {k: os.fspath(v) for k, v in data.items() if v is not None}
+  path_as_text = lambda v: os.fspath(v) if isinstance(v, os.PathLike) else v
+  own = {k: path_as_text(v) for k, v in data.items() if v is not None}
   if own and "data" not in config:
     raise UserError(f"task {config.task} has no group data, and so no data.{min(own)}")
   if own:
