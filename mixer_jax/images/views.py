@@ -26,7 +26,7 @@ class Views:
 
   local: Annotated[int, Option("views of a small part of each image", 0, 64)] = 8
   local_size: Annotated[
-    int, Option("side of local views in pixels; 0: data.image_size", 0, 2**14)
+    Size, Option("side of local views in pixels, or height and width; 0: data.image_size", 0, 2**14)
   ] = 0
   global_share: _Shares("least and most share of the area of the two large views") = (0.4, 1.0)
   local_share: _Shares("least and most share of the area of the small views") = (0.05, 0.4)
@@ -68,7 +68,7 @@ def views(
 
   Returns:
     "global" [batch, 2, *data.image_size, 3] and "local" [batch, how.local,
-    side, side, 3] with the side `how.local_size`.
+    *how.local_size, 3].
   """
   n, side = how.local, data.image_size
   shares = [how.global_share] * GLOBAL + [how.local_share] * n

@@ -78,7 +78,8 @@ def _opened(
   directory = directory_lib.existing(path)
   config = config_lib.of_run(directory)
   directory_lib.check_place(directory / directory_lib.CONFIG)
-  own = {k: os.fspath(v) for k, v in data.items() if v is not None}
+  path_as_text = lambda v: os.fspath(v) if isinstance(v, os.PathLike) else v
+  own = {k: path_as_text(v) for k, v in data.items() if v is not None}
   if own and "data" not in config:
     raise UserError(f"task {config.task} has no group data, and so no data.{min(own)}")
   if own:

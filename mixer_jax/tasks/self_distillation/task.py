@@ -34,8 +34,8 @@ _LOG = logging.getLogger(__name__)
 class SelfDistillation(ImageTask):
   """DINO (`dino.py`). Labels serve the metric alone, k-NN by the teacher's features.
 
-  A training batch has the views of each image, {"global": [batch, 2, side, side, 3], "local": [batch,
-  any, side, side, 3]}; a test batch is {"image": float32, "label": int32 [batch]}. All-MLP models
+  A training batch has the views of each image, {"global": [batch, 2, height, width, 3], "local": [batch,
+  any, height, width, 3]}; a test batch is {"image": float32, "label": int32 [batch]}. All-MLP models
   have a fixed number of tokens, so small views are resized to the size of the large ones, unless
   `views.local_size` sets another size and the model takes it.
 

@@ -165,6 +165,8 @@ def test_random_areas_and_views_have_the_size(folder):
   images = np.zeros((2, 18, 24, 3), np.uint8)
   found = views(jax.random.key(0), images, Views(local=3), data)
   assert found["global"].shape == (2, 2, 12, 16, 3) and found["local"].shape == (2, 3, 12, 16, 3)
+  found = views(jax.random.key(0), images, Views(local=3, local_size=(6, 8)), data)
+  assert found["global"].shape == (2, 2, 12, 16, 3) and found["local"].shape == (2, 3, 6, 8, 3)
 
 
 def test_masks_are_cropped_with_their_images():
