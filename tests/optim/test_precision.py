@@ -12,11 +12,12 @@ import pytest
 from mixer_jax import optim
 from mixer_jax.optim import algebra
 from mixer_jax.optim.curvature import views
-from mixer_jax.optim.curvature.blocks import Block
+from mixer_jax.optim.curvature.blocks import Block, Kronecker
 from mixer_jax.optim.ekfac import precondition as by_moments
 from tests.optim.test_conventions import BATCH, GRADIENTS, MAKES, PARAMS, curvature, made, run
 
 STEPS = 60
+_FIRST = ("adam", "soap", "kfac", "ekfac", "gauss_newton")
 
 
 def rounded(x):
@@ -58,7 +59,8 @@ def test_operands_are_rounded_and_sums_are_not(damping_type):
   assert error > 0.05  # the rounding is there to be seen
 
 
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize("name", sorted(MAKES, key=lambda name: name not in _FIRST))
+@pytest.mark.first(len(_FIRST))
 def test_steps_of_bfloat16_are_those_of_float32_within_its_rounding(name):
   """Parameters, gradients and activations of 16 bits, against the same numbers in float32."""
   narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (PARAMS, GRADIENTS, BATCH["x"]))
@@ -76,6 +78,32 @@ def test_steps_of_bfloat16_are_those_of_float32_within_its_rounding(name):
   # Gauss-Newton's damping falls, and a smaller one makes more of an error.
   limit = 0.05 if name == "gauss_newton" else 0.02
   assert np.all(error <= limit * np.linalg.norm(wanted, axis=1)), error
+
+
+def precisions(jaxpr):
+  """The precisions of all matrix products of a program, the branches of all platforms included."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      yield equation.params["precision"]
+    for inner in jax.core.jaxprs_in_params(equation.params):
+      yield from precisions(inner)
+
+
+@pytest.mark.parametrize("method", ["products", "platform"])
+@pytest.mark.parametrize("kind", ["inverses", "bases"])
+def test_decompositions_keep_all_bits_where_products_have_fewer(kind, method):
+  """A GPU's TF32, or a TPU's bfloat16, would be the default there."""
+  moment = lambda d: jnp.eye(d) + 0.1
+  factors = {"a": Kronecker(moment(4), moment(3))}
+  old = {"a": tuple(algebra.Eigen(jnp.ones(d), jnp.eye(d)) for d in (4, 3))}
+  how = algebra.Decomposition("qr", linear_algebra=method)
+  make = {
+    "inverses": lambda f: algebra.factored_inverses(f, 0.1, method=method),
+    "bases": lambda f: algebra.renewed_bases(f, old, jnp.int32(1), how),
+  }[kind]
+  with jax.default_matmul_precision("bfloat16"):
+    found = list(precisions(jax.make_jaxpr(make)(factors).jaxpr))
+  assert found and set(found) == {(jax.lax.Precision.HIGHEST,) * 2}
 
 
 class Net(nn.Module):

@@ -149,13 +149,10 @@ def losses_of_an_operator(name):
 
 STEPS = {f"model {x}": (losses_of_a_model, i) for i, x in enumerate(MODEL_IDS)}
 STEPS |= {f"operator {x}": (losses_of_an_operator, x) for x in OPERATORS}
-# Of each kind one by default; others take seconds to compile.
-_QUICK = ("model resmlp_s12", "operator fno_1d")
 
 
-@pytest.mark.parametrize(
-  "name", [x if x in _QUICK else pytest.param(x, marks=pytest.mark.thorough) for x in STEPS]
-)
+@pytest.mark.parametrize("name", sorted(STEPS, key=lambda name: name != "operator fno_1d"))
+@pytest.mark.first(1)  # others take seconds to compile
 def test_the_loss_after_a_step_is_unchanged_and_lower_as_the_gradient_says(name):
   make, argument = STEPS[name]
   *losses, predicted = make(argument)
