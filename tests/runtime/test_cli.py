@@ -44,7 +44,7 @@ CONFIGS = {
       "data.points is 7; allowed: 8 to 10000",
     ),
     ([OWN, "--config.data.points=7", "--config.data.points=None"], "data.points is None"),
-    ([QUICKSTART, "--config.data.name=~/my.npz"], "is a path; allowed are sample, folder, npz"),
+    ([QUICKSTART, "--config.data.name=~/my.npz"], "data.name=~/my.npz is a path"),
     (
       [GRAFT, "--config.data.name=sample", "--config.optimizer.scope=layer"],
       "scope is 'layer'; allowed: tensor, global",
