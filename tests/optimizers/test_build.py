@@ -26,6 +26,7 @@ NEEDS = {
   "damping_decay": dict(adaptive_damping=True, damping_period=2),
   "min_damping": dict(adaptive_damping=True, damping_period=1, damping_decay=0.5),
   "max_damping": dict(adaptive_damping=True, damping_period=1, damping_decay=0.5),
+  "max_increase": dict(adaptive_damping=True, damping_period=1, learning_rate=9.0),
   "decay_from": dict(weight_decay=0.1),
   "norm_constraint": dict(learning_rate=1.0),
   "weight_decay": dict(decay_from=0),
@@ -35,6 +36,7 @@ OTHERS = dict(max_factor=2, full_factors="^one/", adam_paths="^one/", unprecondi
 OTHERS |= dict(factor_fraction=0.5, factor_damping_period=2, damping_period=2, decay_from=1)
 OTHERS |= dict(min_damping=1.0, max_damping=1e-4, norm_constraint=1e-6, basis_period=3)
 OTHERS |= dict(inverse_period=3, factor_period=3, tolerance=1.0, newton_schulz=2, ridge=0.5)
+OTHERS |= dict(linear_algebra="products")  # a CPU takes the library's by default
 
 
 class Net(nn.Module):
