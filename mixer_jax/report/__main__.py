@@ -50,7 +50,7 @@ def _augment(_: list[str]) -> None:
     own, out = config.of_run(_workdir()), _workdir() / "pictures"
   else:
     own, out = cli.checked_config(_FLAGS.config), pathlib.Path("pictures")
-  restore.change(own, dir=_FLAGS.data_dir)
+  restore.change_data(own, dir=_FLAGS.data_dir)
   config.check(own)
   task = tasks.find(own.task)(own)
   task.datasets()

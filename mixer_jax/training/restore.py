@@ -71,6 +71,16 @@ def restore(
   return Restored(run, variables, step)
 
 
+def change_data(config: ConfigDict, **data: Any) -> None:
+  """Sets fields of the config's data; None leaves a field as it is."""
+  path_as_text = lambda v: os.fspath(v) if isinstance(v, os.PathLike) else v
+  own = {k: path_as_text(v) for k, v in data.items() if v is not None}
+  if own and "data" not in config:
+    raise UserError(f"task {config.task} has no group data, and so no data.{min(own)}")
+  if own:
+    config.data.update(own)
+
+
 def _opened(
   path: str, overrides: Sequence[str] | str, **data: str | None
 ) -> tuple[pathlib.Path, ConfigDict]:
@@ -78,12 +88,7 @@ def _opened(
   directory = directory_lib.existing(path)
   config = config_lib.of_run(directory)
   directory_lib.check_place(directory / directory_lib.CONFIG)
-  path_as_text = lambda v: os.fspath(v) if isinstance(v, os.PathLike) else v
-  own = {k: path_as_text(v) for k, v in data.items() if v is not None}
-  if own and "data" not in config:
-    raise UserError(f"task {config.task} has no group data, and so no data.{min(own)}")
-  if own:
-    config.data.update(own)
+  change_data(config, **data)
   free = config_lib.free_fields(config)
   overrides = [overrides] if isinstance(overrides, str) and overrides else overrides
   for assignment in overrides:

@@ -48,7 +48,10 @@ def test_images(batch_size, devices, tiny_config):
   log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
   assert metrics["top1"] == pytest.approx(np.mean(logits.argmax(1) == split["label"]), abs=1e-7)
   assert metrics["loss"] == pytest.approx(-log_p[np.arange(90), split["label"]].mean(), rel=1e-5)
-  assert metrics.keys() == {"loss", "top1"}  # of four classes a top-5 is always right
+  hits = logits.argmax(1) == split["label"]
+  balanced = np.mean([hits[split["label"] == c].mean() for c in range(4)])
+  assert metrics["balanced_accuracy"] == pytest.approx(balanced, abs=1e-6)
+  assert metrics.keys() == {"loss", "top1", "balanced_accuracy"}  # top-5 of four is always right
 
 
 def test_the_training_set_is_evaluated_when_asked():
