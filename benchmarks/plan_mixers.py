@@ -55,7 +55,10 @@ def main(options: Any) -> None:
           )
           if file:
             about = {"study": "devices_mixers", "data": "ImageNet-21k's shapes", "model": model}
-            about |= {"optimizer": {"sgd": "SGD", "adam": "Adam", "kfac": "K-FAC"}[optimizer], "command": command}
+            about |= {
+              "optimizer": {"sgd": "SGD", "adam": "Adam", "kfac": "K-FAC"}[optimizer],
+              "command": command,
+            }
             plans.write(file, about, found, own)
           kinds = ("plain", "factors", "inverses")
           both = [f"{own.get(f'{kind} collectives [MB]', 0):.4g}" for kind in kinds]

@@ -1,5 +1,7 @@
 """A plan for a CPU beside what a run takes there: memory of a step, and its operations."""
 
+import ctypes
+import gc
 import pathlib
 import re
 from typing import Any
@@ -29,8 +31,10 @@ def measure(name: str, run: Experiment) -> list[str]:
   """A row of the table."""
   planned = programs.training(run)
   real = steps.Real(run).start()
-  real()  # memory of the first call that stays
+  jax.block_until_ready(real.state)
   held = sum(x.nbytes for x in jax.tree.leaves((real.state, run.datasets["train"].arrays())))
+  gc.collect()
+  ctypes.CDLL(None).malloc_trim(0)  # what compilation has left would hide what the step takes
   _RESET.write_text("5")
   before = _resident()
   real()

@@ -78,7 +78,8 @@ def _compiled(
   start = time.perf_counter()
   platforms = {} if target is None else {"lowering_platforms": (target.platform,)}
   try:
-    compiled = program.trace(*arguments).lower(**platforms).compile()
+    lowered = program.trace(*arguments).lower(**platforms)
+    compiled = _compile(lowered, target)
   except jax.errors.JaxRuntimeError as e:
     if "RESOURCE_EXHAUSTED" not in str(e):
       raise
@@ -87,3 +88,16 @@ def _compiled(
   results = memory.output_size_in_bytes - memory.alias_size_in_bytes
   sizes = memory.argument_size_in_bytes, results, memory.temp_size_in_bytes
   return Compiled(name, seconds, *sizes, steps, operations.read(compiled.as_text()))
+
+
+def _compile(lowered: Any, target: Target | None) -> Any:
+  """Compiles a program, for GPUs without Triton's products where these do not compile.
+
+  Without a device XLA cannot try tiles out, and for some shapes it picks some that do not work.
+  """
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as e:
+    if target is None or target.platform != "cuda" or "tile sizes" not in str(e):
+      raise
+    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})

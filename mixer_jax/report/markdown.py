@@ -1,5 +1,6 @@
 """Tables in Markdown."""
 
+import itertools
 from typing import Any, Iterable, Iterator, Sequence
 
 
@@ -8,7 +9,7 @@ from typing import Any, Iterable, Iterator, Sequence
 def table(header: Sequence[str], rows: Iterable[Iterable[Any]], words: int = 1) -> Iterator[str]:
   """The lines of a table; the first `words` columns are text, the others numbers."""
   rule = [":--"] * words + ["--:"] * (len(header) - words)
-  for line in (header, rule, *rows):
+  for line in itertools.chain((header, rule), rows):  # rows may take their time
     yield f"| {' | '.join(escaped(str(cell)) for cell in line)} |"
 
 
