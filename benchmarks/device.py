@@ -27,7 +27,7 @@ from mixer_jax.runtime import cli, devices
 
 _KFAC = "configs/kfac_cifar10.py:s4"
 _STUDY = "configs/studies/cifar10_optimizers.py"
-_ROWS = "s4-kfac,s4-sgd,s4-adam"
+_ROWS = "s4-kfac-seed0,s4-sgd-seed0,s4-adam-seed0"
 _TESTS = "tests/optim/test_kfac.py tests/optim/test_linalg.py tests/optim/curvature tests/models"
 _PLATFORMS = {"gpu": "cuda"}  # JAX's name of a device's platform: the one that it is asked by
 

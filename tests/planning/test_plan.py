@@ -40,30 +40,27 @@ def parsed(spec):
   return target
 
 
-def parameters(config):
-  run, _ = stand_ins.build(config)
+def parameters(run):
   return sum(x.size for x in jax.tree.leaves(run.variable_shapes["params"]))
 
 
 @pytest.mark.parametrize("spec", ["h100:8", "v5e:2x4"])
 def test_a_step_of_kfac_for_eight_devices(spec):
   config, target = small(factor_period=10, inverse_period=100), parsed(spec)
-  found = plan.plan(config, target)
-  plain, factors, inverses = found.steps
-  assert [(s.kind, s.every) for s in found.steps] == [
-    ("plain", 1),
-    ("factors", 10),
-    ("inverses", 100),
-  ]
+  run, _ = stand_ins.build(config, targets.devices(target))
+  training = programs.training(run, target)
+  found = report.steps(training, target, optimizers.periods(config.optimizer))
+  kinds = [("plain", 1), ("factors", 10), ("inverses", 100)]
+  assert [(step.kind, step.every) for step in found] == kinds
+  plain, factors, inverses = found
   # The gradient is summed, in few messages, with the loss and its like.
   assert {*plain.collectives} == {"all-reduce"}
   number, size = plain.collectives["all-reduce"]
-  assert number <= 4 and size == pytest.approx(4 * parameters(config), rel=0.01)
+  assert number <= 4 and size == pytest.approx(4 * parameters(run), rel=0.01)
   # The batch is split: nothing of its size travels, and each device has an eighth of the products.
   image = 4 * _BATCH * 32 * 32 * 3
-  for operation in found.programs[0].program.operations:
+  for operation in training.program.operations:
     assert operation.payload < image / 8
-  run, _ = stand_ins.build(config)
   whole = 2 * flops.multiply_adds(jax.grad(mean_loss(run)), *shapes(run))
   assert plain.operations == pytest.approx(whole / 8, rel=0.25)
   # Factors and bases travel whole; those of products (TPUs) come with padding.
@@ -76,7 +73,7 @@ def test_a_step_of_kfac_for_eight_devices(spec):
   assert factors.operations > 0 and inverses.operations > 0
   assert payload(factors) == pytest.approx(squares, rel=0.1)
   assert squares < payload(inverses) < 1.5 * squares
-  assert found.programs[0].bytes < target.usable_memory
+  assert training.bytes < target.usable_memory
 
 
 def payload(step):
@@ -103,7 +100,7 @@ def test_operations_of_a_step_are_those_of_its_gradient(name):
 def test_arguments_are_the_state_and_the_data():
   run, _ = stand_ins.build(small("sgd"))
   compiled = programs.training(run)
-  state = 2 * 4 * parameters(small("sgd"))  # with momentum
+  state = 2 * 4 * parameters(run)  # with momentum
   data = 50_000 * (32 * 32 * 3 + 4)
   assert compiled.arguments == pytest.approx(state + data, rel=0.01)
 
