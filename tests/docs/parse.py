@@ -62,7 +62,7 @@ def main() -> None:
       _parse(module, arguments)
       results.append(None)
     except (Exception, SystemExit) as e:
-      results.append(f"{type(e).__name__}: {' '.join(str(e).split())[-600:]}")
+      results.append(f"{type(e).__name__}: {' '.join(str(e).split())[-1200:]}")
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)
     flags.FLAGS.unparse_flags()

@@ -23,7 +23,7 @@ OTHERS = (
   r"python -m tests\.fuzz( --(cases|seed)=\d+)*",
   r"python -m venv \S+",
   r"ruff (format|check) \.",
-  r"pip install -e \.(?P<extra>\[\w+\])?( ruff)?",
+  r"pip install -e \.(?P<extra>\[[\w,]+\])?( ruff)?",
   r"(python -m )?pytest( -m (slow|thorough))?( -n 0 -s)?( tests/\S+)*",
   r"python (?P<script>\S+\.py).*",
   r"python -m (mixer_jax|benchmarks)\S*",
@@ -64,7 +64,8 @@ def wrong(words):
   named = found.groupdict()
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
-  if named.get("extra") and named["extra"].strip("[]") not in setup["options.extras_require"]:
+  extras = (named.get("extra") or "").strip("[]").split(",")
+  if not {x for x in extras if x} <= set(setup["options.extras_require"]):
     return "no such extra"
   files = [named.get("script") or "", *(word for word in words if word.startswith("tests/"))]
   return next((f"no {file}" for file in files if not (ROOT / file).exists()), None)

@@ -48,7 +48,6 @@ def test_each_picture_of_a_task_is_a_file_of_its_name(flags, tmp_path, monkeypat
     command._pictures([])
 
 
-@pytest.mark.thorough
 def test_augmented_images_of_a_config_are_drawn_without_a_run(flags, tmp_path, capsys, tiny_config):
   flags.config = tiny_config
   tiny_config.augment.mixup = 0.8
