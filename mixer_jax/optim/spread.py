@@ -8,7 +8,7 @@ import jax
 from jax.experimental import layout
 import jax.numpy as jnp
 from jax.scipy.linalg import block_diag
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from mixer_jax.optim.curvature.blocks import Diagonals, Kronecker
 
@@ -136,9 +136,17 @@ def _of_stack(decompose: Callable, stack: tuple[jax.Array, ...], mesh: Mesh | No
 
   if mesh is None:
     return each(stack)
-  parts = PartitionSpec(mesh.axis_names)
-  done = jax.shard_map(each, mesh=mesh, check_vma=False, in_specs=parts, out_specs=parts)(stack)
-  return jax.lax.with_sharding_constraint(done, NamedSharding(mesh, PartitionSpec()))
+
+  def share(stack):
+    # Not by a split of the inputs: XLA would send the matrices, which all devices have, once more.
+    number = len(stack[0]) // mesh.size
+    first = number * jax.lax.axis_index(mesh.axis_names)
+    own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, number), stack)
+    gather = lambda x: jax.lax.all_gather(x, mesh.axis_names, tiled=True)
+    return jax.tree.map(gather, each(own))
+
+  specs = dict(in_specs=PartitionSpec(), out_specs=PartitionSpec())
+  return jax.shard_map(share, mesh=mesh, check_vma=False, **specs)(stack)
 
 
 def _alike(sizes: Sequence[int]) -> dict[int, list[int]]:

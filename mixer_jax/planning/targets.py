@@ -5,6 +5,8 @@ plug-in compiles for a GPU whose figures a text gives.
 """
 
 import dataclasses
+import functools
+import importlib.util
 import math
 import os
 import re
@@ -173,9 +175,9 @@ def devices(target: Target) -> Sequence[jax.Device]:
   os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")  # where it would look for one
   try:
     found = _gpus(target) if target.kind.is_gpu else _tpus(target)
-  except NotImplementedError as e:
-    needs = "jax-cuda12-plugin and jax-cuda12-pjrt of JAX's version"
-    raise UserError(f"--devices={target.spec}: needs {needs}: {_INSTALL}") from e
+  except (NotImplementedError, ModuleNotFoundError) as e:
+    wheels = f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}"
+    raise UserError(f"--devices={target.spec}: needs pip install {wheels}") from e
   except (RuntimeError, ValueError) as e:  # JAX's own error is one of the first
     if "not installed" in str(e):
       raise UserError(f"--devices={target.spec}: needs libtpu: {_INSTALL}") from e
@@ -188,7 +190,15 @@ def devices(target: Target) -> Sequence[jax.Device]:
 def _gpus(target: Target) -> Sequence[jax.Device]:
   shape = f"{target.hosts} x 1 x {target.number // target.hosts}"
   about = dict(target_config=_described(target.kind), topology=shape)
-  return topologies.get_topology_desc(target.spec, platform="cuda", **about).devices
+  describe = functools.partial(topologies.get_topology_desc, target.spec, platform="cuda", **about)
+  try:
+    return describe().devices
+  except NotImplementedError:
+    if importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
+      raise
+    # JAX has looked for GPUs before, and has left the plug-in out because it found no driver.
+    importlib.import_module("jax_plugins.xla_cuda12").initialize()
+    return describe().devices
 
 
 def _tpus(target: Target) -> Sequence[jax.Device]:
