@@ -10,6 +10,7 @@ from mixer_jax import config as config_lib
 from mixer_jax import experiment, tasks
 from mixer_jax.data.dataset import Arrays, Dataset
 from mixer_jax.experiment import Experiment
+from mixer_jax.options import pair
 from mixer_jax.tasks.images.image_task import ImageTask
 
 _OWN = ("folder", "files", "npz")  # names of data that are where `data.dir` says
@@ -92,10 +93,7 @@ def _blank(task: Any, config: ml_collections.ConfigDict, size: _Set) -> Mapping[
   task.class_names = tuple(map(str, range(size.classes)))
   data = config.data
   side = data.image_size if data.crop else data.stored_size or size.side or data.image_size
-  split = lambda n: Arrays(
-    {
-      "image": np.broadcast_to(np.uint8(0), (n, side, side, 3)),
-      "label": np.broadcast_to(np.int32(0), (n,)),
-    }
-  )
+  black = lambda n: np.broadcast_to(np.uint8(0), (n, *pair(side), 3))
+  labels = lambda n: np.arange(n, dtype=np.int32) % size.classes
+  split = lambda n: Arrays({"image": black(n), "label": labels(n)})
   return {"train": split(size.train), "test": split(size.test)}
