@@ -19,6 +19,7 @@ from mixer_jax.optim.curvature import library
 # A run of the Mixer paper: ImageNet-21k's images, epochs, global batch, classes.
 IMAGES, EPOCHS, BATCH_SIZE, CLASSES = 14_197_122, 300, 4096, 21_841
 _FLOAT = 4  # bytes of a parameter, a factor or an inverse
+_HALF = 2
 
 
 class Cluster(NamedTuple):
@@ -90,11 +91,15 @@ def parts(
 
 
 def payloads(blocks: Sequence[Block]) -> dict[str, int]:
-  """Bytes that a step sums over devices: its gradient and, where they are renewed, factors and inverses."""
+  """Bytes that a step sums over devices: its gradient and, where they are renewed, factors and inverses.
+
+  Of layers that compute in bfloat16, all but the head, the kernels' gradients are summed in bfloat16.
+  """
   total = sum(math.prod(shape) for block in blocks for shape in block.shapes)
+  kernels = sum(math.prod(b.shapes[0]) for b in blocks if b.kind == "kronecker")
   sizes = _sizes(blocks)
   return {
-    "gradient": _FLOAT * total,
+    "gradient": _FLOAT * (total - kernels) + _HALF * kernels,
     "factors": _FLOAT * sum(map(library.blocks().moment_numbers, sizes)),
     "inverses": _FLOAT * sum(size * size for size in sizes),
   }
