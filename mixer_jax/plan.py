@@ -17,12 +17,13 @@ from ml_collections import ConfigDict, config_flags
 from mixer_jax import optimizers
 from mixer_jax.errors import UserError
 from mixer_jax.planning import programs, report, stand_ins, targets
+from mixer_jax.planning.programs import Compiled
 from mixer_jax.planning.report import Plan
 from mixer_jax.planning.targets import Target
 from mixer_jax.runtime import cli
 
-# The batch of a second compilation, over the config's: memory between the two grows in proportion.
-_LARGER = 8
+_LARGER = 8  # a second batch that is compiled, over the config's
+_PROBES = 3  # compilations of other batches
 
 
 def plan(config: ConfigDict, target: Target, largest_batch: bool = False) -> Plan:
@@ -41,28 +42,39 @@ def plan(config: ConfigDict, target: Target, largest_batch: bool = False) -> Pla
     run, told = stand_ins.build(config, devices, folder)
     training = programs.training(run, target)
     found = [training, programs.evaluation(run, target)]
-    most = None
-    if largest_batch and not training.refused and not config.get("data", {}).get("batch_tokens"):
-      larger = config.copy_and_resolve_references()
-      larger.batch_size = _LARGER * config.batch_size
-      another, _ = stand_ins.build(larger, devices, folder)
-      most = _largest(training, programs.training(another, target), run, target)
+    most = _largest(config, run, training, devices, target, folder) if largest_batch else None
   steps = report.steps(training, target, optimizers.periods(config.optimizer))
   about = run.config.batch_size, found, steps if not training.refused else []
   return Plan(target, *about, run.order.steps_per_epoch, most, [told] if told else [])
 
 
-def _largest(one, larger, run, target: Target) -> int | None:
-  """The batch that fills the memory if it grows with the batch as it does between two programs."""
-  size = run.config.batch_size
-  if larger.refused:
+def _largest(config, run, training: Compiled, devices, target: Target, folder: str) -> int | None:
+  """About the largest batch that fits, or the whole training set; None if it is not known.
+
+  Memory grows with the batch, but not in a straight line: programs are compiled where the line through
+  the last two says that the memory is full.
+  """
+  if training.refused or config.get("data", {}).get("batch_tokens"):
     return None
-  each = (larger.bytes - one.bytes) / (size * (_LARGER - 1))
-  if each <= 0:
-    return None
-  unit = run.mesh.size * run.config.accum_steps
-  most = size + (target.usable_memory - one.bytes) / each
-  return max(int(most) // unit * unit, 0)
+  unit, number = run.mesh.size * run.config.accum_steps, len(run.datasets["train"])
+  whole = lambda size: min(int(size), number) // unit * unit
+  points = [(config.batch_size, training.bytes)]
+  size = whole(_LARGER * config.batch_size)
+  for _ in range(_PROBES):
+    if size in (0, *dict(points)):
+      break
+    larger = config.copy_and_resolve_references()
+    larger.batch_size = size
+    compiled = programs.training(stand_ins.build(larger, devices, folder)[0], target)
+    if compiled.refused:
+      return None
+    points.append((size, compiled.bytes))
+    (one, its), (other, theirs) = points[-2:]
+    each = (theirs - its) / (other - one)
+    if each <= 0:
+      return None
+    size = whole(max(other + (target.usable_memory - theirs) / each, unit))
+  return size
 
 
 def main(_: list[str]) -> None:

@@ -57,7 +57,9 @@ def check(how: ImageData, shape: tuple[int, ...]) -> None:
   """Raises a UserError if images of a [..., height, width, channels] shape do not suit `how`."""
   height, width = shape[-3:-1]
   if not how.resize and (height, width) != pair(how.image_size):
-    found = f"data.image_size={how.image_size}: the images have {width}x{height} pixels"
+    found = (
+      f"data.image_size={how.image_size}: the images are {height} pixels high and {width} wide"
+    )
     instead = "set it to their size"
     if height != width:
       instead += f", or data.stored_size to {how.image_size}, which fits files to it"

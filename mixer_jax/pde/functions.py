@@ -7,6 +7,7 @@ import numpy as np
 from mixer_jax.errors import UserError
 
 _NAMED = 12  # divisors, in a message
+_FEW = 8  # points that are rather channels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,10 @@ def check_step(
       cells = points if periodic else points - 1
       divisors = [d for d in range(least, cells, least) if cells % d == 0]
       some = ", ".join(map(str, divisors[:_NAMED])) + (", ..." if divisors[_NAMED:] else "")
-      raise UserError(f"{name}={step} leaves no grid of {points} points; allowed: {some or None}")
+      raise UserError(
+        f"{name}={step} leaves no grid of {points} points; allowed: {some or None}"
+        + (" (data.grid_axes=1 takes a last axis for channels)" if points < _FEW else "")
+      )
 
 
 def leaves_grid(points: int, step: int, periodic: bool) -> bool:

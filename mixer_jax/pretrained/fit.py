@@ -87,7 +87,7 @@ def check_grid(source: str, old: Grid, new: Grid, resize: str) -> None:
   if old != new and not resize:
     raise UserError(
       f"{source} mixes a {shown(old)} grid of patches, the model one of {shown(new)};"
-      f" set resize_tokens to {' or '.join(RESIZES)}"
+      f" take images of the size that has that grid, or set resize_tokens to {' or '.join(RESIZES)}"
     )
 
 

@@ -52,7 +52,11 @@ def _chosen(
   if state is None:
     raise ValueError("there is no state dict in it")
   if any(key in _AVERAGED for key in place):
-    _LOG.info("%s: took the moving average, %s; use_ema=False takes the others", path, place[-1])
+    _LOG.info(
+      "%s: took the moving average, %s; pretrained.load(..., use_ema=False) takes the others",
+      path,
+      place[-1],
+    )
   return {str(k): array(v) for k, v in state.items() if isinstance(v, _Tensor)}
 
 
