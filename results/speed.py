@@ -166,34 +166,33 @@ def _devices() -> Table:
   columns = {}
   for spec in ("h100", "h100:8", "v5e:2x4"):
     where = {"devices": spec}
-    columns[f"`{spec}`: GiB"] = Column("{memory [GiB]}", where)
+    columns[f"`{spec}`: GiB"] = Column("{memory [GiB]:.3g}", where)
     if ":" in spec:
       columns[f"`{spec}`: collectives (MB)"] = Column(
-        "{collectives [number]} ({collectives [MB]})", where
+        "{collectives [number]} ({collectives [MB]:.3g})", where
       )
-    columns[f"`{spec}`: ms"] = Column("{least step [ms]}", where)
+    columns[f"`{spec}`: ms"] = Column("{least step [ms]:.3g}", where)
     columns[f"`{spec}`: compiled in s"] = Column("{compiled [s]:.0f}", where)
   first = {"batch": Column("{batch}", {"devices": "h100"})}
   return Table(file="devices", lines=models("devices"), columns=first | columns, corner="config")
 
 
 def _devices_mixers() -> Table:
-  specs = ("h100:8", "h100:4x8", "h100:32x8")
-  lines = dict.fromkeys((r["model"], r["optimizer"], spec) for r in read("devices_mixers") for spec in specs)
+  lines = dict.fromkeys((r["model"], r["optimizer"], r["devices"]) for r in read("devices_mixers"))
   return Table(
     file="devices_mixers",
     lines={
       f"`{m}`, {o}, `{spec}`": {"model": m, "optimizer": o, "devices": spec} for m, o, spec in lines
     },
     columns={
-      "GiB": Column("{memory [GiB]}"),
+      "GiB": Column("{memory [GiB]:.3g}"),
       "gradient (MB)": Column("{plain collectives [MB]}"),
       "model": Column("{gradient [MB]}"),
       "factors": Column("{factors collectives [MB]}"),
       "model ": Column("{factors [MB]}"),
       "inverses": Column("{inverses collectives [MB]}"),
       "model  ": Column("{inverses [MB]}"),
-      "least step (ms)": Column("{least step [ms]}"),
+      "least step (ms)": Column("{least step [ms]:.3g}"),
       "compiled (s)": Column("{compiled [s]:.0f}"),
     },
     corner="Mixer",
