@@ -6,7 +6,8 @@ plug-in compiles for a GPU whose figures a text gives.
 
 import dataclasses
 import functools
-import importlib.util
+import importlib
+from importlib import metadata
 import math
 import os
 import re
@@ -22,7 +23,6 @@ _GPUS_PER_HOST = 8  # at most
 _BETWEEN_HOSTS = 50e9
 # Of a GPU's memory JAX takes this share, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 _GPU_SHARE = 0.75
-_INSTALL = "pip install 'mixer_jax[plan]'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,18 +173,31 @@ def devices(target: Target) -> Sequence[jax.Device]:
   os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
   os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")  # where it would look for one
+  _check_wheels(target)
   try:
     found = _gpus(target) if target.kind.is_gpu else _tpus(target)
-  except (NotImplementedError, ModuleNotFoundError) as e:
-    wheels = f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}"
-    raise UserError(f"--devices={target.spec}: needs pip install {wheels}") from e
   except (RuntimeError, ValueError) as e:  # JAX's own error is one of the first
-    if "not installed" in str(e):
-      raise UserError(f"--devices={target.spec}: needs libtpu: {_INSTALL}") from e
     raise UserError(f"--devices={target.spec}: {reason(e)}") from e
   if len(found) != target.number:
     raise UserError(f"--devices={target.spec}: the compiler makes {len(found)} devices of it")
   return found
+
+
+def _check_wheels(target: Target) -> None:
+  """Raises a UserError for a compiler that is missing, or that JAX's version does not fit."""
+  own = {"jax-cuda12-plugin": jax.__version__, "jax-cuda12-pjrt": jax.__version__}
+  if not target.kind.is_gpu:  # JAX names the versions that it takes, as libtpu==0.0.35.*
+    known = re.compile(r"libtpu==([\d.]+)")
+    named = filter(None, map(known.match, metadata.requires("jax") or []))
+    own = {"libtpu": next((match[1].rstrip(".") for match in named), "")}
+  for name, version in own.items():
+    try:
+      found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+      found = "missing"
+    if not f"{found}.".startswith(f"{version}." if version else "") or found == "missing":
+      needs = " ".join(f"'{n}=={v}{'' if target.kind.is_gpu else '.*'}'" for n, v in own.items())
+      raise UserError(f"--devices={target.spec}: {name} is {found}; pip install {needs}")
 
 
 def _gpus(target: Target) -> Sequence[jax.Device]:
@@ -194,8 +207,6 @@ def _gpus(target: Target) -> Sequence[jax.Device]:
   try:
     return describe().devices
   except NotImplementedError:
-    if importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
-      raise
     # JAX has looked for GPUs before, and has left the plug-in out because it found no driver.
     importlib.import_module("jax_plugins.xla_cuda12").initialize()
     return describe().devices
