@@ -133,6 +133,7 @@ def _call(logs: list[str], devices: int, function, args) -> None:
     stream.flush()
     os.dup2(os.open(log, os.O_WRONLY), stream.fileno())
   signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+  signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what `nohup` starts this one
   flag = "--xla_force_host_platform_device_count="
   os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(f"{flag}8", f"{flag}{devices}")
   function(*args)

@@ -114,6 +114,6 @@ def test_depends_on_the_key_only_and_jit_changes_nothing():
 
 def test_another_size_is_refused():
   with pytest.raises(
-    UserError, match="the images have 32x30 pixels; set .* or data.stored_size to 224"
+    UserError, match="the images are 30 pixels high and 32 wide; set .* or data.stored_size to 224"
   ):
     augment.eval_input(np.zeros((1, 30, 32, 3), np.uint8), augmentation(224))
