@@ -166,12 +166,12 @@ def _devices() -> Table:
   columns = {}
   for spec in ("h100", "h100:8", "v5e:2x4"):
     where = {"devices": spec}
-    columns[f"`{spec}`: GiB"] = Column("{memory [GiB]:.3g}", where)
+    columns[f"`{spec}`: GiB"] = Column("{memory [GiB]:.4g}", where)
     if ":" in spec:
       columns[f"`{spec}`: collectives (MB)"] = Column(
-        "{collectives [number]} ({collectives [MB]:.3g})", where
+        "{collectives [number]} ({collectives [MB]:.4g})", where
       )
-    columns[f"`{spec}`: ms"] = Column("{least step [ms]:.3g}", where)
+    columns[f"`{spec}`: ms"] = Column("{least step [ms]:.4g}", where)
     columns[f"`{spec}`: compiled in s"] = Column("{compiled [s]:.0f}", where)
   first = {"batch": Column("{batch}", {"devices": "h100"})}
   return Table(file="devices", lines=models("devices"), columns=first | columns, corner="config")
@@ -185,14 +185,14 @@ def _devices_mixers() -> Table:
       f"`{m}`, {o}, `{spec}`": {"model": m, "optimizer": o, "devices": spec} for m, o, spec in lines
     },
     columns={
-      "GiB": Column("{memory [GiB]:.3g}"),
+      "GiB": Column("{memory [GiB]:.4g}"),
       "gradient (MB)": Column("{plain collectives [MB]}"),
       "model": Column("{gradient [MB]}"),
       "factors": Column("{factors collectives [MB]}"),
       "model ": Column("{factors [MB]}"),
       "inverses": Column("{inverses collectives [MB]}"),
       "model  ": Column("{inverses [MB]}"),
-      "least step (ms)": Column("{least step [ms]:.3g}"),
+      "least step (ms)": Column("{least step [ms]:.4g}"),
       "compiled (s)": Column("{compiled [s]:.0f}"),
     },
     corner="Mixer",
