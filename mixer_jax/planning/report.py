@@ -74,7 +74,7 @@ class Plan:
 
   @property
   def step_seconds(self) -> float:
-    """The least mean time of a step: parts that come rarely count by their share."""
+    """The least mean time of a step: its parts come one after the other, rare ones count by their share."""
     return sum(step.bound.seconds / step.every for step in self.steps)
 
 

@@ -14,7 +14,7 @@ from mixer_jax.options import pair
 from mixer_jax.tasks.images.image_task import ImageTask
 
 _OWN = ("folder", "files", "npz")  # names of data that are where `data.dir` says
-_HERE = ("sample", "shapes", "generated")
+_HERE = ("sample", "shapes")
 _SPLITS = {"train_split": "train", "test_split": "test", "validation_split": ""}
 _SPLITS |= {"extra_test_splits": "", "test_sets": "", "test_labels": ""}
 # By task the options of bundled or generated data; those that a task does not have are left out.

@@ -185,19 +185,19 @@ def devices(target: Target) -> Sequence[jax.Device]:
 
 def _check_wheels(target: Target) -> None:
   """Raises a UserError for a compiler that is missing, or that JAX's version does not fit."""
-  own = {"jax-cuda12-plugin": jax.__version__, "jax-cuda12-pjrt": jax.__version__}
-  if not target.kind.is_gpu:  # JAX names the versions that it takes, as libtpu==0.0.35.*
-    known = re.compile(r"libtpu==([\d.]+)")
-    named = filter(None, map(known.match, metadata.requires("jax") or []))
-    own = {"libtpu": next((match[1].rstrip(".") for match in named), "")}
-  for name, version in own.items():
+  if target.kind.is_gpu:
+    wanted = {"jax-cuda12-plugin": jax.__version__, "jax-cuda12-pjrt": jax.__version__}
+  else:  # JAX names the versions that it takes, as libtpu==0.0.35.*
+    found = (re.match(r"libtpu==([\d.]+)\.\*", line) for line in metadata.requires("jax"))
+    wanted = {"libtpu": f"{next(filter(None, found))[1]}.*"}
+  for name, version in wanted.items():
     try:
-      found = metadata.version(name)
+      own = metadata.version(name)
     except metadata.PackageNotFoundError:
-      found = "missing"
-    if not f"{found}.".startswith(f"{version}." if version else "") or found == "missing":
-      needs = " ".join(f"'{n}=={v}{'' if target.kind.is_gpu else '.*'}'" for n, v in own.items())
-      raise UserError(f"--devices={target.spec}: {name} is {found}; pip install {needs}")
+      own = "missing"
+    if not f"{own}.".startswith(version.removesuffix("*").removesuffix(".") + "."):
+      needs = " ".join(f"'{name}=={version}'" for name, version in wanted.items())
+      raise UserError(f"--devices={target.spec}: {name} is {own}; pip install {needs}")
 
 
 def _gpus(target: Target) -> Sequence[jax.Device]:
@@ -214,9 +214,8 @@ def _gpus(target: Target) -> Sequence[jax.Device]:
 
 def _tpus(target: Target) -> Sequence[jax.Device]:
   kind, _, shape = target.spec.partition(":")
-  about = (
-    {"chip_config_name": "megacore"} if kind == "v4" else {}
-  )  # one device a chip, as JAX has it
+  # One device a chip, as JAX has it.
+  about = {"chip_config_name": "megacore"} if kind == "v4" else {}
   if target.number == 1:
     shape = "1x1x1" if kind in ("v4", "v5p") else "1x1"
     about["chips_per_host_bounds"] = (1, 1, 1)  # a part of a host

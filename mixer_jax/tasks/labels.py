@@ -1,7 +1,7 @@
 """Labels of training examples: their check, when data are read, and weights of classes."""
 
 import math
-from typing import Annotated, Any, Callable
+from typing import Annotated, Any, Callable, Sequence
 
 import jax
 from jax.interpreters import partial_eval
@@ -58,6 +58,14 @@ def class_weights(given: str, classes: int, counts: Callable[[], np.ndarray]) ->
   if len(weights := _numbers(given)) != classes:
     raise UserError(f"class_weight has {len(weights)} numbers; allowed: {classes}, one a class")
   return np.float32(weights)
+
+
+def weights_of_labels(
+  given: str, class_names: Sequence[str], labels: Callable[[], np.ndarray]
+) -> np.ndarray | None:
+  """`class_weights` of the classes of training examples, whose labels [n] are read if they are needed."""
+  counts = lambda: np.bincount(labels(), minlength=len(class_names))
+  return class_weights(given, len(class_names), counts)
 
 
 def _numbers(given: str) -> list[float]:

@@ -131,6 +131,8 @@ class ClassMeans(WeightedSum):
   def empty(self) -> "ClassMeans":
     return self.replace(total=jnp.zeros_like(self.total), weight=jnp.zeros_like(self.weight))
 
+  of_each = "accuracy"
+
   def by_class(self) -> jax.Array:
     """The mean of each class, [classes]; NaN of one without examples."""
     return self.total / self.weight
@@ -188,6 +190,8 @@ class Confusion:
 class MeanIou(Confusion):
   """The mean of intersection over union of the classes in labels or answers, as mmsegmentation's."""
 
+  of_each = "iou"
+
   def by_class(self) -> jax.Array:
     """The `ious` of the counts, [classes]."""
     return ious(self.counts())
@@ -232,8 +236,8 @@ def merge(a: Mapping[str, Sums], b: Mapping[str, Sums]) -> dict[str, Sums]:
 
 
 def by_class(metrics: Mapping[str, Sums], names: Sequence[str]) -> dict[str, float]:
-  """The numbers of each class, as "METRIC/CLASS", of metrics that have them (`by_class`)."""
-  found = {name: sums.by_class() for name, sums in metrics.items() if hasattr(sums, "by_class")}
+  """The numbers of each class, as "accuracy/cat", of metrics that have them (`by_class`, `of_each`)."""
+  found = {s.of_each: s.by_class() for s in metrics.values() if hasattr(s, "by_class")}
   return {f"{name}/{own}": float(x) for name, each in found.items() for own, x in zip(names, each)}
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pytest
 
+from mixer_jax.optim.curvature import library
 from mixer_jax.planning import operations
 
 
@@ -105,3 +106,11 @@ def test_collectives_of_a_data_parallel_gradient(devices):
   assert found.sent == pytest.approx(2 * (devices - 1) / devices * 4 * 32 * 16)
   # Each device has its share of the batch.
   assert products(program) == 2 * 2 * 64 * 32 * 16 / devices
+
+
+@pytest.mark.parametrize("width", [600, 1024, 2049])
+def test_numbers_of_a_second_moment_are_those_that_are_computed(width):
+  """The cost model sends so many for each factor."""
+  blocks = library.blocks()
+  moments = lambda a: blocks.second_moments(a, a[:, :4], (width, width), (4, 4))[0]
+  assert products(read(moments, (8, width))) == 2 * 8 * blocks.moment_numbers(width)

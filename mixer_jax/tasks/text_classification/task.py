@@ -187,9 +187,8 @@ class TextClassification(TextTask):
 
   @functools.cached_property
   def _class_weights(self) -> np.ndarray | None:
-    classes = len(self.class_names)
-    counts = lambda: np.bincount(self._labels, minlength=classes)
-    return labels_lib.class_weights(self._config.class_weight, classes, counts)
+    given, labels = self._config.class_weight, lambda: self._labels
+    return labels_lib.weights_of_labels(given, self.class_names, labels)
 
   @property
   def _labels(self) -> np.ndarray:

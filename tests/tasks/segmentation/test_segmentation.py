@@ -323,4 +323,4 @@ def test_each_class_has_its_intersection_over_union(config):
   for c in range(3):
     a, b = masks == c, (found == c) & (masks != files.VOID)
     expected = (a & b).sum() / (a | b).sum() if (a | b).any() else np.nan
-    assert scores[f"miou/{c}"] == pytest.approx(expected, nan_ok=True)
+    assert scores[f"iou/{c}"] == pytest.approx(expected, nan_ok=True)
