@@ -74,9 +74,10 @@ class Stack(Checked):
 class Model(Stack, kw_only=True):
   """Image patches, blocks, a normalisation, the mean over tokens, a head.
 
-  With num_classes=0 there is no head: the mean is the output. `feature_blocks` are numbers of
-  blocks, from 0, in rising order, with the last block among them: then the outputs are the grids of
-  tokens after these blocks, for decoders of pixels.
+  Attributes:
+    num_classes: width of the head; 0 means no head: the mean is the output.
+    feature_blocks: numbers of blocks, from 0, in rising order, with the last block among them. The
+      outputs are then the grids of tokens after these blocks, for decoders of pixels.
   """
 
   num_classes: int

@@ -101,7 +101,11 @@ class BottleneckBlock(Block):
 
 
 class ConvNet(family.Checked):
-  """A stem, stages of blocks, the mean over places, a head."""
+  """A stem, stages of blocks, the mean over places, a head.
+
+  Attributes:
+    num_classes: width of the head; 0 means no head: the mean is the output.
+  """
 
   num_classes: int
   stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1)]
