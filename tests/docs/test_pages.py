@@ -68,7 +68,7 @@ def test_models_tasks_and_public_files_are_all_named():
     "docs/models.md": models.VARIANTS,
     "docs/README.md": tasks.TASKS,
     "docs/weights.md": pretrained.CATALOG,
-    "docs/kfac.md": [*optimizers.OPTIMIZERS, "graft"],
+    "docs/optimizers.md": [*optimizers.OPTIMIZERS, "graft"],
   }
   for page, names in named.items():
     text = (ROOT / page).read_text()
@@ -119,7 +119,7 @@ def usable(name):
 def test_the_snippets_about_optimizers_learn():
   """In their order; the same net of each library has the same layers. Libraries may be missing."""
   names = {}
-  for snippet in snippets("docs/kfac.md"):
+  for snippet in snippets("docs/optimizers.md"):
     if any(f"import {name}" in snippet and not usable(name) for name in ("equinox", "haiku")):
       continue
     exec(snippet, names)

@@ -17,7 +17,7 @@ STUDIES = ROOT / "configs" / "studies"
 SIZES = {
   found[1]: int(found[2])
   for found in re.finditer(
-    r"^\| `(\w+)\.py` \|[^|]*\| (\d+) \|", (ROOT / "docs" / "study.md").read_text(), re.MULTILINE
+    r"^\| `(\w+)\.py` \|[^|]*\| (\d+) \|", (ROOT / "docs" / "studies.md").read_text(), re.MULTILINE
   )
 }
 
