@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from docs import site
 from mixer_jax import models, optim, optimizers, pretrained, tasks
 from mixer_jax.rundir import directory as directory_lib
 from tests.docs.commands import PAGES, ROOT, snippets
@@ -19,7 +20,7 @@ _FILE = re.compile(r"\.(?:py|md|json|jsonl|txt|npz|png|pth|gz|svg|safetensors)$"
 
 def links(page):
   """(text, file, heading) of the links of a page to files of the repository."""
-  found = _LINK.finditer((ROOT / page).read_text())
+  found = _LINK.finditer(site.local((ROOT / page).read_text()))
   file = lambda target: (ROOT / page).parent / target if target else ROOT / page
   own = (m for m in found if "://" not in m["target"])
   return [(m["text"], file(m["target"]), m["heading"]) for m in own]
@@ -66,12 +67,12 @@ def test_names_in_backticks_exist(page, words):
 def test_models_tasks_and_public_files_are_all_named():
   named = {
     "docs/models.md": models.VARIANTS,
-    "docs/README.md": tasks.TASKS,
+    "docs/configs.md": tasks.TASKS,
     "docs/weights.md": pretrained.CATALOG,
     "docs/optimizers.md": [*optimizers.OPTIMIZERS, "graft"],
   }
   for page, names in named.items():
-    text = (ROOT / page).read_text()
+    text = site.filled((ROOT / page).read_text())
     assert not [name for name in names if f"`{name}`" not in text], page
 
 
