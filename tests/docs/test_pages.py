@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import re
+import types
 
 import jax
 import numpy as np
@@ -135,6 +136,18 @@ def test_the_snippets_about_optimizers_learn():
   assert names["losses"][-1] < names["losses"][0] / 20
   assert names["errors"][-1] < names["errors"][0] / 1000
   assert {block.kind for block in names["physics"].blocks} == {"kronecker"}
+
+
+def test_the_task_of_the_page_fits_its_line():
+  """Its metric is zero on the line, and the mean square of y for a net that is zero."""
+  exec(snippets("docs/own_task.md")[0], names := {})
+  task = names["Line"](types.SimpleNamespace(data={"examples": 50}))
+  test = task.datasets()["test"].arrays()
+  on_line = {"params": {"kernel": np.full((1, 1), 3.0), "bias": np.ones(1)}}
+  zero = jax.tree.map(np.zeros_like, on_line)
+  mean = lambda variables: task.evaluate(variables, test, np.ones(200))["squares"].value()
+  assert float(mean(on_line)) < 1e-9
+  np.testing.assert_allclose(mean(zero), np.square(test["y"]).mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
