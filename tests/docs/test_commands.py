@@ -15,6 +15,8 @@ EXAMPLES = {
   "--study=FILE": "--study=configs/studies/frontier.py",
   "STUDY.py:RUN": "configs/studies/small.py:mini8-sgd-seed0",
   "--num_processes=N --process_id=I": "--num_processes=2 --process_id=0",
+  "--config=FILE:ARG": "--config=configs/quickstart.py:sgd",
+  "transfer.py:folder,NAME": "transfer.py:folder,mixer_b16",
 }
 # Commands of other programs, whose files and extras exist.
 OTHERS = (
@@ -27,6 +29,7 @@ OTHERS = (
   r"(python -m )?pytest( -m (slow|thorough))?( -n 0 -s)?( tests/\S+)*",
   r"python (?P<script>\S+\.py).*",
   r"python -m (mixer_jax|benchmarks)\S*",
+  r"python -m big_vision\.train .*",
 )
 WRONG = {
   "mixer_jax.main --config=configs/none.py": "none.py",
