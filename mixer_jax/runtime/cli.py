@@ -37,7 +37,7 @@ _SHARED = {
   "checkpoint": '"latest", "best", a step, or "mean:N", the mean parameters of the N latest.',
   "data_dir": "Where the data are now; default: as trained.",
   "set": "FIELD=VALUE of the config, for a field on which training does not depend.",
-  "compilation_cache": "Directory of compiled programs, '' for none; see docs/compilation.md.",
+  "compilation_cache": "Directory of compiled programs, '' for none; see docs/devices.md.",
 }
 _LESS = (
   "less of it takes a smaller batch_size or eval_batch_size, more accum_steps, or model.remat=True"
