@@ -27,7 +27,7 @@ PAGES = {
   "contributing.md": "CONTRIBUTING.md",
 }
 PAGES |= {"measurements.md": "results/README.md"}
-PAGES |= {f"notebooks/{path.name}": f"colabs/{path.name}" for path in ROOT.glob("colabs/*.ipynb")}
+PAGES |= {f"colabs/{path.name}": f"colabs/{path.name}" for path in ROOT.glob("colabs/*.ipynb")}
 
 _MARK = re.compile(r"^<!-- (table|made): (\S+) -->(\n\n(?:\|.*\n)+\n<!-- end -->)?", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)")
@@ -115,8 +115,14 @@ def on_files(files, config):
   from mkdocs.structure.files import File  # tests fill pages without it
 
   for name, file in PAGES.items():
-    files.append(File.generated(config, name, content=(ROOT / file).read_bytes()))
+    if name == file:  # mkdocs-jupyter reads notebooks from their place
+      files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    else:
+      files.append(File.generated(config, name, content=(ROOT / file).read_text()))
   return files
+
+
+on_files.mkdocs_priority = 100  # before the plugin that looks for notebooks
 
 
 def on_page_markdown(text, page, config, files):
