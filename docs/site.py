@@ -15,6 +15,7 @@ import re
 
 from mixer_jax import config as config_lib
 from mixer_jax.report import settings
+from mixer_jax.study import plan
 from results import markdown, rows, tables
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -54,11 +55,21 @@ def config_results() -> str:
   return "\n".join(lines)
 
 
+def studies() -> str:
+  """The first line of each study's docstring, and the number of its runs."""
+  lines = ["| `configs/studies/` | runs | content |", "| :-- | --: | :-- |"]
+  for path in sorted(ROOT.glob("configs/studies/*.py")):
+    doc, _, _ = ast.get_docstring(ast.parse(path.read_text())).partition("\n")
+    lines.append(f"| `{path.name}` | {len(plan.load(str(path)).runs())} | {doc} |")
+  return "\n".join(lines)
+
+
 MADE = {
   "options": config_lib.table,
   "configs": lambda: settings.of_all(ROOT / "configs"),
   "config_files": config_files,
   "config_results": config_results,
+  "studies": studies,
 }
 
 

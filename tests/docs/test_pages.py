@@ -18,7 +18,7 @@ from tests.docs.commands import PAGES, ROOT, snippets
 
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]*)(?:#(?P<heading>[\w-]+))?\)")
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-_FILE = re.compile(r"\.(?:py|md|json|jsonl|txt|npz|png|pth|gz|svg|safetensors)$")
+_FILE = re.compile(r"\.(?:py|md|json|jsonl|txt|npz|png|pth|gz|svg|safetensors|yml)$")
 
 
 def links(page):
