@@ -132,6 +132,15 @@ def test_the_snippets_about_optimizers_learn():
   assert {block.kind for block in names["physics"].blocks} == {"kronecker"}
 
 
+def test_the_snippet_about_models_builds_one():
+  (snippet,) = snippets("docs/models.md")
+  exec(snippet, names := {})
+  assert names["logits"].shape == (1, 10)
+  assert {"ResMlpBlock_0", "ResMlpBlock_1"} == {
+    name for name in names["variables"]["params"] if "Block" in name
+  }
+
+
 @pytest.mark.parametrize(
   "name, fields", [("mixer_small", dict(scan_blocks=True, num_blocks=2)), ("resnet_20", {})]
 )
