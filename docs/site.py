@@ -14,6 +14,8 @@ import pathlib
 import re
 
 from mixer_jax import config as config_lib
+from mixer_jax import pretrained
+from mixer_jax.pretrained import catalog
 from mixer_jax.report import settings
 from mixer_jax.study import plan
 from results import markdown, rows, tables
@@ -64,12 +66,28 @@ def studies() -> str:
   return "\n".join(lines)
 
 
+def weights() -> str:
+  """The public files by name, with what a config needs to know of each."""
+  half, zero = catalog.MINUS_ONE_TO_ONE, catalog.ZERO_TO_ONE
+  pixels = {catalog.IMAGENET: "ImageNet", half: "half", zero: "[0, 1]"}
+  lines = [
+    "| name for `--config.pretrained` | model | classes | pixels |",
+    "| :-- | :-- | --: | :-- |",
+  ]
+  for name, entry in pretrained.CATALOG.items():
+    fields = "".join(f", `model.{key}={value}`" for key, value in entry.overrides.items())
+    known = f"{entry.num_classes:,} | {pixels[entry.normalization]}"
+    lines.append(f"| `{name}` | `{entry.model}`{fields} | {known} |")
+  return "\n".join(lines)
+
+
 MADE = {
   "options": config_lib.table,
   "configs": lambda: settings.of_all(ROOT / "configs"),
   "config_files": config_files,
   "config_results": config_results,
   "studies": studies,
+  "weights": weights,
 }
 
 

@@ -150,6 +150,15 @@ def test_the_task_of_the_page_fits_its_line():
   np.testing.assert_allclose(mean(zero), np.square(test["y"]).mean(), rtol=1e-5)
 
 
+def test_the_snippet_about_models_builds_one():
+  (snippet,) = snippets("docs/models.md")
+  exec(snippet, names := {})
+  assert names["logits"].shape == (1, 10)
+  assert {"ResMlpBlock_0", "ResMlpBlock_1"} == {
+    name for name in names["variables"]["params"] if "Block" in name
+  }
+
+
 @pytest.mark.parametrize(
   "name, fields", [("mixer_small", dict(scan_blocks=True, num_blocks=2)), ("resnet_20", {})]
 )
