@@ -1,6 +1,9 @@
 """All-MLP models and second-order training in JAX."""
 
-__version__ = "0.1.0"
+from mixer_jax import extras as _extras
+
+__version__ = "0.2.0"
+_extras.announce_missing()
 
 
 def __getattr__(name):

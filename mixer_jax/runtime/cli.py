@@ -29,6 +29,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mixer_jax.errors import Unwritten, UserError, as_user_error, reason
+from mixer_jax.paths import shipped
 from mixer_jax.runtime import devices, overrides
 
 # Flags that several commands have.
@@ -100,6 +101,7 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
       _fail_without_devices(e)
       raise
 
+  sys.argv[1:] = map(shipped, sys.argv[1:])  # ml_collections reads them there
   app.run(guarded, flags_parser=_parse_flags)
 
 
