@@ -90,11 +90,14 @@ def neurons_balanced(step: jax.Array, squares: jax.Array) -> tuple[jax.Array, ja
   Returns:
     The step and the mean squares, renewed.
   """
-  unit, norm = _normalised(step)
-  fresh = step.shape[-1] * jnp.sum(jnp.square(unit), axis=-2)
+  lengths = jnp.sum(jnp.square(step), axis=-2)  # squared, as is the whole one
+  whole = jnp.sum(lengths, axis=-1, keepdims=True)
+  fresh = step.shape[-1] * lengths / jnp.maximum(whole, _TINY)
   squares = _NEURON_DECAY * squares + (1 - _NEURON_DECAY) * fresh
-  unit, _ = _normalised(unit / (jnp.sqrt(squares) + _NEURON_EPS)[..., None, :])
-  return unit * norm, squares
+  scales = 1.0 / (jnp.sqrt(squares) + _NEURON_EPS)
+  new = jnp.sum(lengths * jnp.square(scales), axis=-1, keepdims=True)
+  scales = scales * jnp.sqrt(whole / jnp.maximum(new, _TINY))
+  return step * scales[..., None, :], squares
 
 
 def _inverse_root(side: Eigen, ridge: float) -> jax.Array:
