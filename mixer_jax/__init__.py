@@ -2,9 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+from mixer_jax import extras as _extras
+
 __all__ = ("LoadedRun", "__version__", "load_run")
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """The version of the package."""
+_extras.announce_missing()
 
 if TYPE_CHECKING:  # for those who read this file without running it
   from mixer_jax.training.restore import LoadedRun, load_run

@@ -99,7 +99,7 @@ class Run:
   ) = "stop"
   require_accelerator: _option(bool, "refuse to start on a CPU", free=True) = False
   deterministic: _option(
-    bool, "require deterministic GPU kernels; see docs/trust.md", free=True
+    bool, "require deterministic GPU kernels; see docs/running.md", free=True
   ) = False
 
 

@@ -14,12 +14,14 @@ import inspect
 import math
 import types
 import typing
-from typing import Annotated, Any, Callable, Iterable, Mapping, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Iterable, Mapping, TypeVar
 
-from ml_collections import ConfigDict, FieldReference
 import numpy as np
 
 from mixer_jax.errors import UserError
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
 
 __all__ = ("Option", "one_of")
 _FEW = 16  # names that a message lists all
@@ -180,12 +182,14 @@ def of(function: Callable) -> Mapping[str, Option]:
   return types.MappingProxyType(found)
 
 
-def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
+def group(made_of: Group, /, name: str = "", **values: Any) -> "ConfigDict":
   """A group of a config: the defaults but for some values.
 
   It is made of a function or class with options; or of several by name, and the field `name`
   chooses one. Then fields that are None take the defaults of the chosen one.
   """
+  from ml_collections import ConfigDict, FieldReference  # late: models have options, and no config
+
   several = isinstance(made_of, Mapping)
   values |= {"name": name} if name else {}
   config = ConfigDict({"name": name} if several else {})
@@ -204,7 +208,7 @@ def any_of(made_of: Group) -> dict[str, Option]:
   return {k: option for function in functions for k, option in of(function).items()}
 
 
-def given(config: ConfigDict) -> dict[str, Any]:
+def given(config: "ConfigDict") -> dict[str, Any]:
   """The set fields of a group but for its name: keywords of its function."""
   return {
     name: tuple(value) if isinstance(value, list) else value
@@ -213,13 +217,13 @@ def given(config: ConfigDict) -> dict[str, Any]:
   }
 
 
-def made(made_of: Callable[..., T], config: ConfigDict) -> T:
+def made(made_of: Callable[..., T], config: "ConfigDict") -> T:
   """The dataclass of a group's set fields, with the group's name if the dataclass has a name."""
   name = {"name": config.name} if "name" in of(made_of) else {}
   return made_of(**given(config) | name)
 
 
-def value(made_of: Mapping[str, Callable], config: ConfigDict, field: str) -> Any:
+def value(made_of: Mapping[str, Callable], config: "ConfigDict", field: str) -> Any:
   """A field of a group that has a name: as set, or the default of the chosen function."""
   own = config.get(field)
   return of(made_of[config.name])[field].default if own is None else own

@@ -15,7 +15,7 @@ SOURCES = {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in PACKAGE.rgl
 
 # Each room may import the rooms before it.
 ORDER = (
-  "errors paths npz options models runtime rundir pretrained data images text pde optim optimizers tasks"
+  "extras errors paths npz options models runtime rundir pretrained data images text pde optim optimizers tasks"
   " config recipes experiment training study report planning commands"
 ).split()
 COMMANDS = ("main.py", "evaluate.py", "predict.py", "export.py", "probe.py", "plan.py")

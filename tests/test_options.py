@@ -2,18 +2,14 @@
 
 import dataclasses
 import functools
-import pathlib
 from typing import Annotated
 
 import flax.linen as nn
 import pytest
 
-from mixer_jax import config as config_lib
 from mixer_jax import options
 from mixer_jax.errors import UserError
 from mixer_jax.options import Option
-
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
 def inner(
@@ -142,8 +138,3 @@ def test_a_table_escapes_bars_and_marks_free_options():
 
   [*_, row] = options.table(function, "").splitlines()
   assert row == r"| `pattern` | `'(x\|y)'` | text | a \| b (free) |"
-
-
-def test_the_docs_have_the_table_of_all_options():
-  text = (DOCS / "options.md").read_text()
-  assert text.endswith(config_lib.table()), "docs/options.md is stale; its first lines make it anew"

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from mixer_jax.optim import trees
+from mixer_jax.optim import polar, trees
 from mixer_jax.optim.matrices import Matrices
 
 Transform = optax.GradientTransformation
@@ -334,6 +334,7 @@ def muon(
   momentum: float = 0.95,
   nesterov: bool = True,
   rms: float = 0.2,
+  normuon: bool = False,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
@@ -352,6 +353,8 @@ def muon(
     momentum: decay of the momentum.
     nesterov: whether the momentum is Nesterov's; Adam then is NAdam.
     rms: root mean square of an update of a matrix, at a rate of 1.
+    normuon: whether this is NorMuon (Li et al., 2025, https://arxiv.org/abs/2510.05491): each
+      neuron's part of an update is divided by its running root mean square, of decay 0.95.
     b1: decay of Adam's first moments.
     b2: decay of Adam's second moments.
     eps: number added to the root of Adam's second moments.
@@ -404,5 +407,8 @@ def muon(
     ),
     optax.scale(-1.0),
   )
+  if normuon:
+    of_matrices = {"matrices": True, "others": False}
+    inner = optax.chain(inner, optax.masked(polar.balance_neurons(), of_matrices))
   rule = chosen.apart(inner, is_muon)
   return with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)

@@ -134,6 +134,7 @@ def scale_by_kfac_muon(
   ridge: float = 1.0,
   rms: float = 0.2,
   newton_schulz: int = 3,
+  normuon: bool = False,
   adam_paths: str = first_order.NOT_BY_MUON,
   others: optax.GradientTransformation | None = None,
   factor_decay: float = 0.8,
@@ -161,6 +162,8 @@ def scale_by_kfac_muon(
     ridge: number added to the eigenvalues of a factor, whose mean is 1.
     rms: root mean square of the update of a kernel with its bias, at a rate of 1.
     newton_schulz: steps of the iteration to the polar factor.
+    normuon: whether each output direction of U, in the basis, is divided by its running root mean
+      square, as each neuron's is in NorMuon (Li et al., 2025, https://arxiv.org/abs/2510.05491).
     adam_paths: a regular expression of layers that take `others`, "" for none; by default of paths
       with a part `head` or `embedding`. A head of another name takes Muon's steps.
     others: transform of parameters without a basis; None: Nesterov's Adam.
@@ -184,7 +187,7 @@ def scale_by_kfac_muon(
     updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
     ```
   """
-  rule = polar.orthogonal(momentum, ridge, rms, newton_schulz)
+  rule = polar.orthogonal(momentum, ridge, rms, newton_schulz, normuon)
   others = optax.scale_by_adam(0.9, 0.999, 1e-8, nesterov=True) if others is None else others
   source = _source(curvature, factor_fraction, adam_paths)
   return in_basis(
@@ -199,6 +202,7 @@ def kfac_muon(
   momentum: float = 0.9,
   ridge: float = 1.0,
   rms: float = 0.2,
+  normuon: bool = False,
   adam_paths: str = first_order.NOT_BY_MUON,
   weight_decay: optax.ScalarOrSchedule = 1e-2,
   decay_mask: Any = None,
@@ -217,6 +221,8 @@ def kfac_muon(
     momentum: decay of the momentum, which is Nesterov's.
     ridge: number added to the eigenvalues of a factor, whose mean is 1.
     rms: root mean square of the update of a kernel with its bias, at a rate of 1.
+    normuon: whether each output direction of a step is divided by its running root mean square, see
+      `scale_by_kfac_muon`.
     adam_paths: a regular expression of layers that take Adam, "" for none; by default of paths with
       a part `head` or `embedding`.
     weight_decay: decoupled, a number or a schedule.
@@ -245,6 +251,7 @@ def kfac_muon(
     momentum=momentum,
     ridge=ridge,
     rms=rms,
+    normuon=normuon,
     adam_paths=adam_paths,
     factor_decay=factor_decay,
     factor_period=factor_period,

@@ -1,7 +1,7 @@
 """The contract between a task and the commands, which know nothing else of it.
 
 A task defines its examples, loss, metrics and pictures. It is built from the whole config. Its name
-is a key of `TASKS`, or "module.path:Class" outside the package; `docs/adding_a_task.md` builds one.
+is a key of `TASKS`, or "module.path:Class" outside the package; `docs/own_task.md` builds one.
 """
 
 import functools

@@ -25,7 +25,7 @@ PAGES = (
 NEEDS = ("gpu", "network", "long", "suite")
 # Pages, and a section of the others, whose commands made the numbers around them: each takes hours.
 MEASURED = "\n## Measured\n"
-MEASUREMENTS = ("docs/results.md", "docs/study.md")
+MEASUREMENTS = ("docs/results.md", "docs/studies.md")
 
 _STARTS = ("python ", "pip ", "pytest ", "ruff ", "for ", "git ")
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -37,7 +37,7 @@ _INLINE = re.compile(r"`((?:python -m|python \w|pytest) ?[^`]+)`")
 class Block(NamedTuple):
   """Commands that belong together."""
 
-  page: str  # the document, as "docs/study.md"
+  page: str  # the document, as "docs/studies.md"
   text: str  # the commands
   needs: tuple[str, ...]  # of `NEEDS`, beside a CPU
 
@@ -97,7 +97,7 @@ def arguments(block: Block, directory: pathlib.Path) -> list[list[str]]:
   """
   stubs, record = directory / "stubs", directory / "record"
   stubs.mkdir()
-  for name in ("python", "pip", "pytest", "ruff", "git"):
+  for name in ("python", "pip", "pytest", "ruff", "pyright", "git"):
     (stubs / name).write_text(_RECORD)
     (stubs / name).chmod(0o755)
   record.touch()

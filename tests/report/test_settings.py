@@ -1,14 +1,11 @@
 """The settings of configs as tables."""
 
-import fnmatch
-import re
 
 import pytest
 
 from mixer_jax import config as config_lib
 from mixer_jax.errors import UserError
 from mixer_jax.report import settings
-from tests.colabs import ROOT
 
 
 def test_a_config_s_own_settings_stand_before_the_table():
@@ -41,13 +38,3 @@ def test_a_folder_s_configs_are_rows(tmp_path):
   )
   with pytest.raises(UserError, match="--folder is '.*none', which has no config"):
     settings.of_all(tmp_path / "none")
-
-
-def test_the_docs_have_the_settings_and_the_argument_of_all_configs():
-  text, _, arguments = (ROOT / "docs" / "configs.md").read_text().partition("\n## Arguments\n")
-  stale = "docs/configs.md is stale; its first lines make it anew"
-  assert settings.of_all(ROOT / "configs") in text, stale
-  rows = [row.split("|")[1] for row in arguments.splitlines() if row.startswith("| `")]
-  patterns = [pattern for cell in rows for pattern in re.findall(r"`([^`]+)`", cell)]
-  for path in (ROOT / "configs").glob("*.py"):
-    assert any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns), path.name
