@@ -23,6 +23,7 @@ from mixer_jax.errors import UserError
 if TYPE_CHECKING:
   from ml_collections import ConfigDict
 
+__all__ = ("Option", "one_of")
 _FEW = 16  # names that a message lists all
 
 _SET_BY_FILE = (
@@ -56,16 +57,44 @@ def python_number(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """One option; `of` fills in name, type, default and whether None is a value, too."""
+  """One option of a config, the annotation of a keyword or field, with its help and range.
 
-  help: str  # one line
-  low: float = -math.inf  # lowest value, allowed
-  high: float = math.inf  # highest value, allowed
-  choices: tuple[Any, ...] = ()  # all allowed values; () if a range, or any text, is meant
-  length: int = 0  # of a tuple; 0: any
-  free: bool = False  # may differ when a run is resumed, since results do not depend on it
+  The name, type and default are those of the keyword.
+
+  Attributes:
+    help: what the option means, one line.
+    low: lowest value, allowed.
+    high: highest value, allowed.
+    choices: all allowed values; () if a range, or any text, is meant.
+    length: length of a tuple; 0: any.
+    free: whether it may differ when a run is resumed, since results do not depend on it.
+    name: filled in from the keyword.
+    type: filled in from the annotation: bool, int, float, str, tuple (of numbers) or object (of a
+      `Size`).
+    default: filled in from the keyword.
+    optional: filled in: whether None is a value, too.
+
+  Example:
+    ```python
+    import dataclasses
+    from typing import Annotated
+
+    from mixer_jax.options import Option
+
+    @dataclasses.dataclass(frozen=True)
+    class Waves:
+      points: Annotated[int, Option("points of the grid", 8, 10**4)] = 32
+    ```
+  """
+
+  help: str
+  low: float = -math.inf
+  high: float = math.inf
+  choices: tuple[Any, ...] = ()
+  length: int = 0
+  free: bool = False
   name: str = ""
-  type: type = str  # bool, int, float, str, tuple (of numbers) or object (of a `Size`)
+  type: type = str
   default: Any = None  # `REQUIRED` if there is none
   optional: bool = False
 
@@ -105,7 +134,27 @@ class Option:
 
 
 def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
-  """The type of an option that takes names."""
+  """Returns the type of an option that takes one of several names.
+
+  Args:
+    help: what the option means, one line.
+    choices: the allowed names.
+    **fields: other attributes of the `Option`.
+
+  Returns:
+    An annotation.
+
+  Example:
+    ```python
+    import dataclasses
+
+    from mixer_jax.options import one_of
+
+    @dataclasses.dataclass(frozen=True)
+    class Net:
+      activation: one_of("activation of the hidden layers", ("tanh", "sine")) = "tanh"
+    ```
+  """
   return Annotated[str, Option(help, choices=choices, **fields)]
 
 

@@ -20,14 +20,14 @@ from mixer_jax.optim.trees import by_path, covered_by, taken, with_directions
 
 
 class InBasisState(NamedTuple):
-  """State of `in_basis`.
+  """State of SOAP, Shampoo, `scale_by_kfac_adam` and `scale_by_kfac_muon`, by the path of a layer.
 
   Attributes:
     count: number of updates so far, an int32 scalar.
-    factors: moving averages, `Kronecker` by layer path.
-    estimates: how many estimates each layer's averages are of, int32 [*stacked] by layer path.
-    basis: pairs (inputs, outputs) of `Eigen` by layer path.
-    inner: state of the transform of matrices in the basis, by layer path.
+    factors: moving averages, a `Kronecker` for each layer.
+    estimates: how many estimates each layer's averages are of, int32 `[*stacked]`.
+    basis: a pair (inputs, outputs) of eigendecompositions for each layer.
+    inner: state of the transform of matrices in the basis.
     others: state of the transform of all other parameters, by path.
   """
 

@@ -33,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 BLOCK_DIAGONAL = "block_diagonal"
 _INTERPOLATIONS = {"interpolate_bilinear": "linear", "interpolate_bicubic": "cubic"}
 RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
+"""Values of `resize_tokens`: what becomes of weights over tokens for another number of patches."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 Grid = tuple[int, ...]  # rows and columns; () if it is not known

@@ -20,7 +20,7 @@ from mixer_jax.optim.curvature.traced import Traced
 
 
 class Residuals(NamedTuple):
-  """The residuals at some parameters.
+  """The residuals of a batch at some parameters, made by `Curvature.residuals`.
 
   Attributes:
     vector: r, [N]: by term, by output of an example, by example.
