@@ -12,7 +12,8 @@ PACKAGES += [
   f"mixer_jax.{x}" for x in ("optim", "models", "pretrained", "config", "tasks", "study")
 ]
 PACKAGES += [f"mixer_jax.{x}" for x in ("data.dataset", "options", "errors")]
-_DIRECTIVE = re.compile(r"^::: (\S+)(?:\n +options: .*members: \[(.*?)\])?", re.MULTILINE)
+PAGES = sorted((ROOT / "docs/api").glob("*.md"))
+DIRECTIVE = re.compile(r"^::: (\S+)(?:\n +options: .*members: \[(.*?)\])?", re.MULTILINE)
 
 
 class Name(NamedTuple):
@@ -47,8 +48,8 @@ def public() -> list[Name]:
 def shown() -> list[Name]:
   """What the pages show: public names, and the members of classes that a page lists."""
   found = []
-  for page in sorted((ROOT / "docs/api").glob("*.md")):
-    for path, members in _DIRECTIVE.findall(page.read_text()):
+  for page in PAGES:
+    for path, members in DIRECTIVE.findall(page.read_text()):
       package, _, name = path.rpartition(".")
       # A function with the name of its module has the module's path in front.
       package = package if package in PACKAGES else package.rpartition(".")[0]
