@@ -76,7 +76,6 @@ def levenberg_marquardt(
   Raises:
     ValueError: in the update no `value_fn`.
   """
-
   rule = damping_period, damping_decay, min_damping, max_damping, max_increase
   own = _Adapted(tx, curvature, damping, weight_decay, decay_mask, *rule)
   return optax.GradientTransformationExtraArgs(own.init, own.update)

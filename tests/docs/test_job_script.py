@@ -20,9 +20,9 @@ esac
 def scripts():
   """The whole script, and that with the second way to start the run in the place of its own."""
   job, start = re.findall(
-    r"^```bash\n(.*?)^```", (ROOT / "docs/running.md").read_text(), re.M | re.S
+    r"^```bash\n(.*?)^```", (ROOT / "docs/running.md").read_text(), re.MULTILINE | re.DOTALL
   )
-  return job, re.sub(r"^srun .*\ncode=\$\?\n", lambda _: start, job, flags=re.M)
+  return job, re.sub(r"^srun .*\ncode=\$\?\n", lambda _: start, job, flags=re.MULTILINE)
 
 
 def ended(script, code, directory):
