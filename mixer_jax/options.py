@@ -160,7 +160,10 @@ def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
 
 REQUIRED = inspect.Parameter.empty
 _KINDS = {
-  **{bool: "True or False", int: "an integer", float: "a finite number", str: "text"},
+  bool: "True or False",
+  int: "an integer",
+  float: "a finite number",
+  str: "text",
   tuple: "a list of finite numbers",
 }
 
@@ -252,7 +255,7 @@ def check(
   known = {**also, **of(chosen(config, made_of, path) if several else made_of)}
   for name, its_value in config.items():
     option = known.get(name)
-    if several and (name == "name" or its_value is None and name not in also):
+    if several and (name == "name" or (its_value is None and name not in also)):
       continue  # None stands for the default of the entry, or the field is of another entry
     if option is None:
       noun = f"option of {config['name']}" if several else "field of a config"

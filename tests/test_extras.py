@@ -14,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 
 _STEP = """
-import functools, http.server, pathlib, sys, threading
+import functools, http.server, pathlib, runpy, sys, threading
 import jax, jax.numpy as jnp, numpy as np, optax
 from mixer_jax import models, optim, pretrained
 
@@ -50,6 +50,8 @@ with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
   _, found, _ = pretrained.load(address, "mixer_s16", image_size=32, cache_dir=folder / "cache", **size)
   server.shutdown()
 assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(stepped)))
+
+runpy.run_path(sys.argv[2])
 """
 
 
@@ -90,7 +92,7 @@ def small(tmp_path_factory):
 
 def test_models_optimizers_and_weights_need_no_more(small, tmp_path):
   """They also import neither TensorFlow nor PyTorch where these are installed."""
-  result = small("-c", _STEP, tmp_path)
+  result = small("-c", _STEP, tmp_path, ROOT / "tests/typed_use.py")
   assert result.returncode == 0, result.stderr
 
 

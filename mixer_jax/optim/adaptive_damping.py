@@ -89,7 +89,6 @@ def levenberg_marquardt(
     updates, state = tx.update(grads, tx.init(params), params, **told)
     ```
   """
-
   rule = damping_period, damping_decay, min_damping, max_damping, max_increase
   own = _Adapted(tx, curvature, damping, weight_decay, decay_mask, *rule)
   return optax.GradientTransformationExtraArgs(own.init, own.update)

@@ -209,7 +209,7 @@ def conjugate_gradients(
   size = _dot(residual, ahead)
 
   def goes_on(carry):
-    i, x, residual, _, size, values = carry
+    i, _x, _residual, _, size, values = carry
     span = jnp.maximum(_LEAST_SPAN, i // 10)
     value = values[i]
     slow = (value < 0) & (value - values[jnp.maximum(i - span, 0)] > span * tolerance * value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # `help` shows names, not what they stand for
 
+import itertools
 from typing import Any, NamedTuple, Sequence
 
 import jax
@@ -57,7 +58,7 @@ def in_turn(
   """
   transforms = [optax.with_extra_args_support(tx) for tx in optimizers]
   starts = [0, *boundaries]
-  if len(starts) != len(transforms) or any(x >= y for x, y in zip(starts, starts[1:])):
+  if len(starts) != len(transforms) or any(x >= y for x, y in itertools.pairwise(starts)):
     raise ValueError(
       f"boundaries are {list(boundaries)} for {len(transforms)} optimizers; allowed:"
       f" {len(transforms) - 1} numbers of updates that rise, the first above 0"

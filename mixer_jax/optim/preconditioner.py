@@ -8,7 +8,7 @@ V [d_in + 1, d_out] becomes (A (x) G + damping I)^-1 V, with the factors A, G of
 from __future__ import annotations  # `help` shows names, not what they stand for
 
 import functools
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from mixer_jax.optim.algebra import Decomposition
 from mixer_jax.optim.curvature.curvature import Curvature
 from mixer_jax.optim.curvature.patterns import check_choice
 
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = optax.Schedule
 
 
 class ScaleByKfacState(NamedTuple):

@@ -124,7 +124,8 @@ def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
   fields |= _unseen(config, where, fields["hidden_dim"])
   ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   tree = jax.eval_shape(models.Bert(**fields).init, jax.random.key(0), ids, ids)["params"]
-  shapes = {name: x.shape for name, x in traverse_util.flatten_dict(tree, sep="/").items()}
+  flat: dict[str, Any] = traverse_util.flatten_dict(tree, sep="/")
+  shapes = {name: x.shape for name, x in flat.items()}
   fit.compare(source, encoder, shapes, _NAMES.theirs)
   for name, own in _SHOWN.items():
     if config.get(name, fields[own]) != fields[own]:
@@ -134,8 +135,8 @@ def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
     raise UserError(f"{source}: {why}; allowed: BERT, whose positions begin with 0")
   count = sum(array.size for array in encoder.values())
   _LOG.info("Read %s: BERT, %d parameters, SHA-256 %s", source, count, sha256)
-  trees = (traverse_util.unflatten_dict(arrays, sep="/") for arrays in (encoder, heads))
-  return LoadedBert(fields, *trees, _class_names(config))
+  params, others = (traverse_util.unflatten_dict(x, sep="/") for x in (encoder, heads))
+  return LoadedBert(fields, params, others, _class_names(config))
 
 
 def _parts(source: str, found: Arrays) -> tuple[Arrays, Arrays]:

@@ -71,6 +71,7 @@ def times(old: Grid, new: Grid) -> Grid:
 
 
 def shown(size: Grid) -> str:
+  """A size for a message, "14x14"."""
   return "x".join(map(str, size))
 
 

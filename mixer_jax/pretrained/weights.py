@@ -170,7 +170,8 @@ class Weights:
       ```
     """
     unrolled = jax.eval_shape(models.unrolled, template)
-    shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
+    flat: dict[str, Any] = traverse_util.flatten_dict(unrolled, sep="/")
+    shapes = {path: x.shape for path, x in flat.items()}
     arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens, self.grid, grid)
     others = bool(self.class_names and class_names) and self.class_names != tuple(class_names)
     arrays = fit_lib.with_head(self.source, arrays, shapes, others)

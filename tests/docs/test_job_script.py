@@ -16,7 +16,9 @@ esac
 
 
 def script():
-  (job,) = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/running.md").read_text(), re.M | re.S)
+  (job,) = re.findall(
+    r"^```bash\n(.*?)^```", (ROOT / "docs/running.md").read_text(), re.MULTILINE | re.DOTALL
+  )
   return job
 
 

@@ -71,7 +71,7 @@ def test_lamb_equals_that_of_apex():
   tx = first_order.lamb(rate, b1=b1, b2=b2, weight_decay=decay, decay_mask=mask)
   params = jax.tree.map(np.float32, start)
   state = tx.init(params)
-  expected, moments = dict(start), {name: (0.0, 0.0) for name in start}
+  expected, moments = dict(start), dict.fromkeys(start, (0.0, 0.0))
   for count in range(1, 26):
     gradient = jax.tree.map(lambda w, t: w - t, params, targets)
     updates, state = tx.update(jax.tree.map(np.float32, gradient), state, params)

@@ -46,7 +46,7 @@ def test_muon_in_the_metric_of_kfac():
   options = dict(factor_decay=0.7, factor_period=3, basis_period=6)
   options |= dict(momentum=0.8, ridge=0.1, rms=0.5, newton_schulz=4)
   tx = optim.scale_by_kfac_muon(empirical(*sequence()[0][:2]), **options)
-  wanted, mean, roots = [], {name: 0.0 for name in SIZES}, {}
+  wanted, mean, roots = [], dict.fromkeys(SIZES, 0.0), {}
   for t, factors in averages(0.7, 3):
     wanted.append({})
     for name, factor in factors.items():

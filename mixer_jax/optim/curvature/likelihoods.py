@@ -212,7 +212,7 @@ def likelihood_of(given: Any) -> Likelihood:
 
 def _is_weight(given: Any) -> bool:
   """Whether it is a number of 0 or more, or an array, which may be traced."""
-  return hasattr(given, "shape") or isinstance(given, int | float) and given >= 0
+  return hasattr(given, "shape") or (isinstance(given, int | float) and given >= 0)
 
 
 def _weighted(weight: float, likelihood: Likelihood) -> Likelihood:

@@ -119,7 +119,7 @@ class _Order:
     return [own(part) for part in self._parts]
 
   def flat_part(self, part: Any, examples: int) -> jax.Array:
-    """[outputs of an example, examples]"""
+    """The outputs of a batch, [outputs of an example, examples]."""
     return jnp.concatenate([y.reshape(examples, -1) for y in jax.tree.leaves(part)], axis=1).T
 
   def flat(self, tree: Any) -> jax.Array:
