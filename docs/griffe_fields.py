@@ -1,4 +1,4 @@
-"""A griffe extension of the site: the fields of a model in its docstring, made from its options."""
+"""A griffe extension of the site: fields of models from options, signatures of named tuples."""
 
 import inspect
 import re
@@ -32,8 +32,25 @@ def with_fields(doc: str, cls: type) -> str:
   return f"{start.rstrip()}\n\nAttributes:\n{''.join(lines)}{begin}{example}"
 
 
+def add_signature(cls: griffe.Class) -> None:
+  """Gives a named tuple with defaults an `__init__`, as griffe gives one to dataclasses."""
+  if "NamedTuple" not in map(str, cls.bases):
+    return
+  fields = [x for x in cls.attributes.values() if x.annotation and "property" not in x.labels]
+  if any(x.value for x in fields):
+    kind = griffe.ParameterKind.positional_or_keyword
+    own = [griffe.Parameter("self", kind=kind)]
+    for x in fields:
+      own.append(griffe.Parameter(x.name, annotation=x.annotation, default=x.value, kind=kind))
+    init = griffe.Function("__init__", parameters=griffe.Parameters(*own), returns="None")
+    cls.set_member("__init__", init)
+
+
 class Fields(griffe.Extension):
-  """Adds the fields to the classes that `mixer_jax.models` lists."""
+  """Adds both to the docstrings of the package."""
+
+  def on_class(self, *, cls: griffe.Class, **kwargs) -> None:
+    add_signature(cls)
 
   def on_package(self, *, pkg: griffe.Module, **kwargs) -> None:
     for name in models.__all__:
