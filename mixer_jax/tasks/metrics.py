@@ -87,7 +87,7 @@ class WeightedSum:
     return self.replace(total=self.total + other.total, weight=self.weight + other.weight)
 
   def value(self) -> jax.Array:
-    """The mean, NaN if the weights are 0."""
+    """Returns the mean, NaN if the weights are 0."""
     return self.total / self.weight
 
 

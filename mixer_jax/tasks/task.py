@@ -89,7 +89,7 @@ class Task(Protocol):
   def __init__(self, config: ml_collections.ConfigDict): ...
 
   def datasets(self) -> Mapping[str, Dataset]:
-    """Returns the splits: "train", "test", maybe "validation" and further test sets; called once."""
+    """Returns the splits once: "train", "test", maybe "validation" and further test sets."""
 
   def init(self, key: jax.Array) -> Variables:
     """Returns fresh variables; parameters are float32, or float64 of such a run (traceable)."""
@@ -115,7 +115,13 @@ class Task(Protocol):
 
 
 class BaseTask:
-  """The optional parts of the contract, with their defaults."""
+  """The parts of the contract that a task may leave out, with their defaults.
+
+  Attributes:
+    options: the groups of the config that are the task's own, see `Task`.
+    repeats: how often in a row a training example comes.
+    class_names: names of the labels, in their order; a finished run has them in its record.
+  """
 
   options: ClassVar[Mapping[str, Group]] = {}
   repeats = 1  # how often in a row a training example comes, see `order.train_indices`
@@ -125,79 +131,88 @@ class BaseTask:
 
   @classmethod
   def check(cls, config: ml_collections.ConfigDict) -> None:
-    """Raises a UserError for fields that contradict each other. Called before data are read."""
+    """Raises a UserError for fields that contradict each other; called before data are read."""
 
   @classmethod
   def complete(cls, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Returns the config of a fresh run, completed from its files. Later starts take it as it is."""
+    """Returns the config of a fresh run, completed from its files."""
     return config
 
   @classmethod
   def files(cls, config: ml_collections.ConfigDict) -> Mapping[str, str]:
-    """Paths of files of which a run keeps and reads copies, by the field that names them."""
+    """Returns paths of files of which a run keeps and reads copies, by field."""
     return {}
 
   def sampled_labels(self) -> np.ndarray | None:
-    """Labels [n] of the training examples, if each class is to come equally often; or None."""
+    """Returns labels [n] of the training examples if each class is to come equally often."""
 
   def initial(self, shapes: Variables, read_run: ReadRun) -> Variables | None:
-    """Variables of these shapes, on the host, to start from; None stands for those of `init`."""
+    """Returns variables of these shapes, on the host, to start from; None: those of `init`.
+
+    `read_run` maps the path of a run to its config and the variables of its latest checkpoint.
+    """
 
   def backbone(self, variables: Variables) -> Any:
-    """The parameters of the model of images, from which other tasks start. It needs no data.
+    """Returns the parameters of the model of images, from which other tasks start; needs no data.
 
     Statistics of batch normalisation stand beside them, see `pretrained.beside`.
     """
     return variables["params"]
 
   def host_metrics(self, variables: Variables, split: Dataset) -> Mapping[str, float]:
-    """Metrics of a test set that are not sums over examples, such as BLEU."""
+    """Returns metrics of a test set that are not sums over examples, such as BLEU."""
     return {}
 
   def complaint(self, variables: Variables) -> str:
-    """Why a run has to stop, after a checkpoint; "" if it goes on. Asked at evaluations and saves."""
+    """Returns why a run has to stop, after a checkpoint; "" if it goes on.
+
+    It is asked at evaluations and saves.
+    """
     return ""
 
   def notes(self) -> Mapping[str, Any]:
-    """Facts about data and metrics for the record of a run, as JSON takes them."""
+    """Returns facts about data and metrics for the record of a run, as JSON takes them."""
     return {}
 
   def recall(self, notes: Mapping[str, Any]) -> None:
-    """Restores the `notes` of a finished run, so that its answers need no data. Called first."""
+    """Takes the `notes` of a finished run, so that its answers need no data. It is called first."""
 
   def curvature_view(self) -> Callable[[Variables, Batch], Prediction]:
-    """The function of variables and a training batch whose curvature K-FAC takes."""
+    """Returns the function of variables and a training batch whose curvature K-FAC takes."""
     return self.predict
 
   def layer_kind(self, path: str) -> str:
-    """The kind of layer of a parameter, such as "MixerBlock_0/token_mixing/Dense_0/kernel"."""
+    """Returns the kind of layer of a parameter, as of "MixerBlock_0/token_mixing/Dense_0/kernel"."""
     return path.partition("/")[0]
 
   def decayed(self, path: str) -> bool:
-    """Whether weight decay of "kernels" acts on the parameter with this path."""
+    """Tells whether weight decay of "kernels" acts on the parameter with this path."""
     return path.rpartition("/")[2] == "kernel"
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """Arrays [batch, ...] by name, such as codes, that the command `predict` writes (traceable).
+    """Returns arrays [batch, ...] by name, such as codes, that `predict` writes (traceable).
 
     They join the parts of a `Prediction`, and replace a part of the same name.
     """
     return {}
 
   def texts(self, variables: Variables, split: Dataset) -> Mapping[str, Sequence[str]]:
-    """The lines that `predict` writes for a split: answers first, then references."""
+    """Returns the lines that `predict` writes for a split: answers first, then references."""
     raise UserError(f"{type(self).__name__} answers with no texts; take --out=FILE.npz")
 
   def pictures(self, variables: Variables, split: Dataset) -> Mapping[str, Any]:
-    """Matplotlib figures of a trained model, by name."""
+    """Returns Matplotlib figures of a trained model, by name."""
     return {}
 
   def answer(self, variables: Variables, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """A JSON object for each input, a path or a sentence; a UserError if one cannot be read."""
+    """Returns a JSON object for each input, a path or a sentence.
+
+    A UserError is raised if one cannot be read.
+    """
     raise UserError(f"{type(self).__name__} answers no inputs; leave them out to predict a split")
 
   def prepared_pictures(self, key: jax.Array) -> Mapping[str, Any]:
-    """Matplotlib figures of training examples as `prepare` makes them, by name."""
+    """Returns Matplotlib figures of training examples as `prepare` makes them, by name."""
     return {}
 
   def export(self, variables: Variables, path: pathlib.Path) -> None:
