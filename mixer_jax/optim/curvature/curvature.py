@@ -344,7 +344,7 @@ class Curvature:
 
       ```python
       space = curvature.residuals(params, batch)
-      gradient = space.pull(space.vector)  # equals grads
+      assert jnp.allclose(space.pull(space.vector)["w"], grads["w"], atol=1e-5)
       ```
     """
     return residuals_lib.residuals(self._traced(batch), self._predictor, params, batch)
@@ -456,7 +456,7 @@ class Curvature:
       After the example of `Curvature`:
 
       ```python
-      curved = curvature.product(params, batch, grads)
+      curved = curvature.product(params, batch, grads)  # a tree like grads
       ```
     """
     return self.products(params, batch)(vector)
