@@ -60,7 +60,7 @@ def get_study():
       "model": ("mini8", "mini16"),
       "optimizer": tuple(_COST),
     },
-    tuning=study.Tuning({name: tries for name in _COST}),
+    tuning=study.Tuning(dict.fromkeys(_COST, tries)),
     notes=[
       "Each optimizer had the same four pairs of rate and decay in every cell. Steps of an optimizer"
       " are as many as take the time of Muon's with batches of 64 by their relative cost.",

@@ -12,8 +12,9 @@ PACKAGES += [
   f"mixer_jax.{x}" for x in ("optim", "models", "pretrained", "config", "tasks", "study")
 ]
 PACKAGES += [f"mixer_jax.{x}" for x in ("data.dataset", "options", "errors")]
-PAGES = sorted((ROOT / "docs/api").glob("*.md"))
-DIRECTIVE = re.compile(r"^::: (\S+)(?:\n +options: *\{?(?:\n +)?members: \[(.*?)\])?", re.MULTILINE)
+_DIRECTIVE = re.compile(
+  r"^::: (\S+)(?:\n +options: *\{?(?:\n +)?members: \[(.*?)\])?", re.MULTILINE
+)
 
 
 class Name(NamedTuple):
@@ -45,13 +46,18 @@ def public() -> list[Name]:
   return [Name(x, name) for x in PACKAGES for name in importlib.import_module(x).__all__]
 
 
+def is_module(path: str) -> bool:
+  return (ROOT / path.replace(".", "/")).with_suffix(".py").exists()
+
+
 def shown() -> list[Name]:
   """What the pages show: public names, and the members of classes that a page lists."""
   found = []
-  for page in PAGES:
-    for path, members in DIRECTIVE.findall(page.read_text()):
+  for page in sorted((ROOT / "docs/api").glob("*.md")):
+    for path, members in _DIRECTIVE.findall(page.read_text()):
       package, _, name = path.rpartition(".")
-      # A function with the name of its module has the module's path in front.
+      # Where a module has the name, too, the site has to be told the module that defines it.
+      assert not is_module(path), path
       package = package if package in PACKAGES else package.rpartition(".")[0]
       found.append(Name(package, name))
       found += [Name(package, f"{name}.{x}") for x in re.findall(r"\w+", members)]

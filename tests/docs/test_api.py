@@ -28,17 +28,6 @@ def test_pages_show_what_is_public():
   assert sorted(found) == sorted(api.public())
 
 
-def test_no_page_shows_a_module_in_the_place_of_its_function():
-  """mkdocstrings takes `optim.kfac` for the module."""
-  paths = [path for page in api.PAGES for path, _ in api.DIRECTIVE.findall(page.read_text())]
-  assert len(paths) > 100
-  assert not [
-    x
-    for x in paths
-    if x.startswith("mixer_jax.") and (api.ROOT / f"{x.replace('.', '/')}.py").exists()
-  ]
-
-
 def test_each_public_function_has_an_example():
   """Of a method that of its class is enough."""
   classes = {name for name in NAMES if example(name) and not name.is_function}

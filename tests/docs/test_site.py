@@ -19,7 +19,7 @@ def test_options_and_configs_are_all_there():
   options, configs = (
     site.filled((ROOT / "docs" / f"{name}.md").read_text()) for name in ("options", "configs")
   )
-  flat = (f"`{name}`" for name in config_lib.default().keys() if name != "data")
+  flat = (f"`{name}`" for name in config_lib.default() if name != "data")
   assert not [name for name in flat if name not in options and name.strip("`") not in GROUPS]
   for path in ROOT.glob("configs/*.py"):
     assert f"| `{path.name}` |" in configs and f"--config=configs/{path.name}" in configs, path
