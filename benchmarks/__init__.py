@@ -6,6 +6,7 @@ python -m benchmarks optimizers --config=configs/quickstart.py
 python -m benchmarks costs --study=configs/studies/frontier.py --run='1x-cifar10-mini8-*-seed0'
 python -m benchmarks updates --config=configs/quickstart.py [--steps=300] [--out=updates.png]
 python -m benchmarks uses
+python -m benchmarks precision
 python -m benchmarks gauss_newton [--rounds=5]
 python -m benchmarks other_models
 python -m benchmarks train [--models=mixer_s16] [--optimizers=sgd,kfac] [--dtype=bfloat16]

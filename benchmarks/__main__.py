@@ -18,6 +18,7 @@ _TAKEN = {
   "costs": "study run set rounds kfac_jax",
   "updates": "config steps out",
   "uses": "",
+  "precision": "",
   "gauss_newton": "rounds",
   "other_models": "",
   "train": "models optimizers batch_size dtype rounds",

@@ -1,5 +1,6 @@
 """jinns on the problems of `physics_peers`, by `jinns.solve` as its notebooks use it."""
 
+import itertools
 from typing import Any
 
 import equinox as eqx
@@ -69,7 +70,7 @@ _BOOL = jax.ShapeDtypeStruct((), np.bool_)
 
 def _net(options: Any, kind: str) -> tuple[Any, Any]:
   sizes = [2, *options.hidden, 1]
-  layers = [(eqx.nn.Linear, a, b) for a, b in zip(sizes, sizes[1:])]
+  layers = [(eqx.nn.Linear, a, b) for a, b in itertools.pairwise(sizes)]
   listed = [x for layer in layers for x in (layer, (jax.nn.tanh,))][:-1]
   u, start = jinns.nn.PINN_MLP.create(key=jax.random.key(0), eqx_list=tuple(listed), eq_type=kind)
   wanted = physics_peers.layers_of(options)

@@ -9,6 +9,7 @@ beginning. Points, and the parameters that a net begins with, are functions of t
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def initial_layers(sizes: list[int], seed: int) -> list[tuple[np.ndarray, np.nda
   """Kernels [inputs, outputs] by Glorot's uniform rule, and biases of 0."""
   rng = np.random.default_rng(seed)
   layers = []
-  for rows, columns in zip(sizes, sizes[1:]):
+  for rows, columns in itertools.pairwise(sizes):
     limit = np.sqrt(6 / (rows + columns))
     layers.append((rng.uniform(-limit, limit, (rows, columns)), np.zeros(columns)))
   return layers

@@ -2,7 +2,7 @@
 
   python -m mixer_jax.main --config=configs/dino_cifar.py[:mixer|resmlp] --config.data.name=cifar10
 
-`mixer` is a small Mixer, with which k-NN rose at every evaluation on CIFAR-10 (docs/recipes.md);
+`mixer` is a small Mixer, with which k-NN rose at every evaluation on CIFAR-10 (docs/tables.md);
 `resmlp` the model of `configs/resmlp_cifar.py`. Two large views and no small ones, mild colours and a
 small head make steps that two cores can take; the teacher's temperature stays at 0.04, for with 0.07
 its outputs came close to uniform. The 5,000 images of the bundled sample, which are the default, are

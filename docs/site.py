@@ -14,7 +14,10 @@ import pathlib
 import re
 
 from mixer_jax import config as config_lib
+from mixer_jax import pretrained
+from mixer_jax.pretrained import catalog
 from mixer_jax.report import settings
+from mixer_jax.study import plan
 from results import markdown, rows, tables
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -26,7 +29,7 @@ PAGES = {
   "contributing.md": "CONTRIBUTING.md",
 }
 PAGES |= {"measurements.md": "results/README.md"}
-PAGES |= {f"notebooks/{path.name}": f"colabs/{path.name}" for path in ROOT.glob("colabs/*.ipynb")}
+PAGES |= {f"colabs/{path.name}": f"colabs/{path.name}" for path in ROOT.glob("colabs/*.ipynb")}
 
 _MARK = re.compile(r"^<!-- (table|made): (\S+) -->(\n\n(?:\|.*\n)+\n<!-- end -->)?", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)")
@@ -54,11 +57,37 @@ def config_results() -> str:
   return "\n".join(lines)
 
 
+def studies() -> str:
+  """The first line of each study's docstring, and the number of its runs."""
+  lines = ["| `configs/studies/` | runs | content |", "| :-- | --: | :-- |"]
+  for path in sorted(ROOT.glob("configs/studies/*.py")):
+    doc, _, _ = ast.get_docstring(ast.parse(path.read_text())).partition("\n")
+    lines.append(f"| `{path.name}` | {len(plan.load(str(path)).runs())} | {doc} |")
+  return "\n".join(lines)
+
+
+def weights() -> str:
+  """The public files by name, with what a config needs to know of each."""
+  half, zero = catalog.MINUS_ONE_TO_ONE, catalog.ZERO_TO_ONE
+  pixels = {catalog.IMAGENET: "ImageNet", half: "half", zero: "[0, 1]"}
+  lines = [
+    "| name for `--config.pretrained` | model | classes | pixels |",
+    "| :-- | :-- | --: | :-- |",
+  ]
+  for name, entry in pretrained.CATALOG.items():
+    fields = "".join(f", `model.{key}={value}`" for key, value in entry.overrides.items())
+    known = f"{entry.num_classes:,} | {pixels[entry.normalization]}"
+    lines.append(f"| `{name}` | `{entry.model}`{fields} | {known} |")
+  return "\n".join(lines)
+
+
 MADE = {
   "options": config_lib.table,
   "configs": lambda: settings.of_all(ROOT / "configs"),
   "config_files": config_files,
   "config_results": config_results,
+  "studies": studies,
+  "weights": weights,
 }
 
 
@@ -104,8 +133,14 @@ def on_files(files, config):
   from mkdocs.structure.files import File  # tests fill pages without it
 
   for name, file in PAGES.items():
-    files.append(File.generated(config, name, content=(ROOT / file).read_bytes()))
+    if name == file:  # mkdocs-jupyter reads notebooks from their place
+      files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    else:
+      files.append(File.generated(config, name, content=(ROOT / file).read_text()))
   return files
+
+
+on_files.mkdocs_priority = 100  # before the plugin that looks for notebooks
 
 
 def on_page_markdown(text, page, config, files):

@@ -12,12 +12,26 @@ from ml_collections import ConfigDict
 
 from mixer_jax import optimizers, options, tasks
 from mixer_jax.errors import UserError, as_user_error
+from mixer_jax.optimizers import group as optimizer
 from mixer_jax.options import Option, one_of
 from mixer_jax.rundir import directory
-from mixer_jax.runtime import mesh, overrides
+from mixer_jax.runtime import mesh
+from mixer_jax.runtime.overrides import override
 
-# Value of a field that a command line has to give.
+__all__ = (
+  "REQUIRED",
+  "data",
+  "default",
+  "grafted",
+  "in_turn",
+  "model",
+  "model_and_optimizer",
+  "optimizer",
+  "override",
+)
+
 REQUIRED = "(required)"
+"""Value of a field that a command line has to give."""
 _FREEZE = (
   'regular expression of the paths of parameters to keep fixed; "backbone" means all but the head,'
   ' "" none'
@@ -85,7 +99,7 @@ class Run:
   ) = "stop"
   require_accelerator: _option(bool, "refuse to start on a CPU", free=True) = False
   deterministic: _option(
-    bool, "require deterministic GPU kernels; see docs/trust.md", free=True
+    bool, "require deterministic GPU kernels; see docs/running.md", free=True
   ) = False
 
 
@@ -95,9 +109,29 @@ def _groups(task: str) -> dict[str, options.Group]:
 
 
 def default(task: str = "image_classification", model: str = "mixer_b4") -> ConfigDict:
-  """A config with the defaults of a task and, if it has several, of the named model; and SGD.
+  """Returns a config with the defaults of a task, of the named model if it has several, and SGD.
 
-  Another group with several names, such as `problem`, has its first one.
+  Another group with several names, such as `problem`, has its first one. A field that is None takes
+  the default of the model or optimizer that its group names.
+
+  Args:
+    task: a key of `tasks.TASKS`, or "module.path:Class".
+    model: name of the model, of a task that has several.
+
+  Returns:
+    A config to be changed and returned by a config file's `get_config`.
+
+  Raises:
+    UserError: there is no such task.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    config = config_lib.default(model="resmlp_s12")
+    config.num_epochs = 10
+    config.schedule.update(name="cosine", warmup_epochs=0.5)
+    ```
   """
   config = options.group(Run, task=task)
   for name, made_of in _groups(task).items():
@@ -114,21 +148,51 @@ def default(task: str = "image_classification", model: str = "mixer_b4") -> Conf
 
 
 def model(name: str, task: str = "image_classification", **overrides: Any) -> ConfigDict:
-  """The model part: a name and any fields of a task's models."""
+  """Returns the model part of a config.
+
+  Args:
+    name: name of a model of the task.
+    task: a key of `tasks.TASKS`, or "module.path:Class".
+    **overrides: values of any fields of the task's models.
+
+  Returns:
+    The part, for `config.model`.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    config = config_lib.default()
+    config.model = config_lib.model("mixer_b16", dropout_rate=0.1)
+    ```
+  """
   return options.group(tasks.find(task).options["model"], name, **overrides)
-
-
-# The optimizer part: a name, a learning rate and options of any optimizer.
-optimizer = optimizers.group
 
 
 def model_and_optimizer(
   choice: str, optimizers: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, ConfigDict]:
-  """The model's name and the optimizer part that "MODEL[,OPTIMIZER]" names.
+  """Splits the argument of a config file, "MODEL[,OPTIMIZER]", in a name and an optimizer part.
 
-  `optimizers` are settings by name, with a field "name" where the optimizer has another one; the
-  first is the default, an unknown name a UserError.
+  Args:
+    choice: the argument, such as "mixer_s4" or "mixer_s4,kfac".
+    optimizers: settings by name, with a field "name" where the optimizer has another one; the first
+      is the default.
+
+  Returns:
+    The model's name and the part for `config.optimizer`.
+
+  Raises:
+    UserError: there are no settings of this name.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    settings = {"adamw": dict(learning_rate=1e-3), "kfac": dict(learning_rate=0.05)}
+    name, optimizer = config_lib.model_and_optimizer("mixer_s4,kfac", settings)
+    assert (name, optimizer.name) == ("mixer_s4", "kfac")
+    ```
   """
   model, _, name = choice.partition(",")
   name = name or next(iter(optimizers))
@@ -138,17 +202,51 @@ def model_and_optimizer(
 
 
 def grafted(magnitude: ConfigDict, direction: ConfigDict) -> ConfigDict:
-  """The optimizer part for `graft`: two complete optimizers."""
+  """Returns the optimizer part of a config for `optim.graft` of two complete optimizers.
+
+  Args:
+    magnitude: part of the optimizer that gives the norm.
+    direction: part of the optimizer that gives the direction.
+
+  Returns:
+    The part, for `config.optimizer`.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    config = config_lib.default()
+    sgd, adam = (config_lib.optimizer(name, learning_rate=0.1) for name in ("sgd", "adam"))
+    config.optimizer = config_lib.grafted(magnitude=sgd, direction=adam)
+    ```
+  """
   config = options.group(optimizers.Graft)
   config.update(dict(name="graft", magnitude=magnitude, direction=direction))
   return config
 
 
 def in_turn(first: ConfigDict, second: ConfigDict, steps: int) -> ConfigDict:
-  """The optimizer part for one optimizer after another, as Adam and then L-BFGS.
+  """Returns the optimizer part of a config for one optimizer after another.
 
-  The first makes `steps` updates; then the second begins, as if the run began there: its schedule
+  Adam and then L-BFGS are such a pair. The second begins as if the run began there: its schedule
   counts from 0, too.
+
+  Args:
+    first: part of the first optimizer.
+    second: part of the second optimizer.
+    steps: updates that the first makes.
+
+  Returns:
+    The part, for `config.optimizer`.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    adam = config_lib.optimizer("adam", learning_rate=1e-3)
+    config = config_lib.default("physics")
+    config.optimizer = config_lib.in_turn(adam, config_lib.optimizer("lbfgs"), steps=1000)
+    ```
   """
   config = options.group(optimizers.InTurn, steps=steps)
   config.update(dict(name="in_turn", first=first, second=second))
@@ -156,9 +254,23 @@ def in_turn(first: ConfigDict, second: ConfigDict, steps: int) -> ConfigDict:
 
 
 def data(name: str, like: str = "", **fields: Any) -> ConfigDict:
-  """The data part of image classification, with the augmentation of 32x32 images.
+  """Returns the data part of image classification, with the augmentation of 32x32 images.
 
-  Pixels are normalised, and images mirrored, as those of the set `like`; "": by `name`.
+  Args:
+    name: name of the data set.
+    like: pixels are normalised, and images mirrored, as those of this set; "": as of `name`.
+    **fields: values of any other fields of the part.
+
+  Returns:
+    The part, for `config.data`.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    config = config_lib.default()
+    config.data = config_lib.data("folder", like="cifar10", dir="my_images")
+    ```
   """
   made_of = tasks.find("image_classification").options["data"]
   same = made_of(name=like) if like else None
@@ -234,7 +346,3 @@ def table(task: str = "image_classification") -> str:
   parts |= {f"`{name}`": options.table(made_of, f"{name}.") for name, made_of in groups.items()}
   parts["`optimizer`"] = optimizers.table()
   return "\n\n".join(f"### {head}\n\n{text}" for head, text in parts.items()) + "\n"
-
-
-# Sets fields by "field=value", as a command line does.
-override = overrides.override

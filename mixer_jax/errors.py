@@ -3,27 +3,28 @@
 import contextlib
 from typing import Any, Iterable, Iterator
 
+__all__ = ("Diverged", "Unwritten", "UserError")
 _LONGEST = 300  # characters of another library's message
 
 
 class UserError(Exception):
   """Something the user can mend: a config field, a file, an environment.
 
-  The message is one line that names the thing, its value and what is allowed.
-  The commands print it and exit with `exit_code`.
+  The message is one line that names the thing, its value and what is allowed. The commands print it
+  and exit with `exit_code`, 2.
   """
 
   exit_code = 2
 
 
 class Unwritten(UserError):
-  """A file that could not be written, as on a full disk; nothing saved before is lost."""
+  """A file could not be written, as on a full disk; nothing saved before is lost. Exit code 75."""
 
   exit_code = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on later
 
 
 class Diverged(UserError):
-  """Training gave numbers that are not finite, or its task refuses to go on."""
+  """Training gave numbers that are not finite, or its task refuses to go on. Exit code 3."""
 
   exit_code = 3
 

@@ -3,7 +3,7 @@
   python -m mixer_jax.main --config=configs/kfac_cifar100.py:b16 --workdir=DIR \
       --config.optimizer.damping=1e-2
 
-docs/scaling.md has the flags of several hosts, or of several processes on one.
+docs/devices.md has the flags of several hosts, or of several processes on one.
 """
 
 import contextlib

@@ -14,13 +14,16 @@ import inspect
 import math
 import types
 import typing
-from typing import Annotated, Any, Callable, Iterable, Mapping, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Iterable, Mapping, TypeVar
 
-from ml_collections import ConfigDict, FieldReference
 import numpy as np
 
 from mixer_jax.errors import UserError
 
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
+
+__all__ = ("Option", "one_of")
 _FEW = 16  # names that a message lists all
 
 _SET_BY_FILE = (
@@ -54,16 +57,44 @@ def python_number(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """One option; `of` fills in name, type, default and whether None is a value, too."""
+  """One option of a config, the annotation of a keyword or field, with its help and range.
 
-  help: str  # one line
-  low: float = -math.inf  # lowest value, allowed
-  high: float = math.inf  # highest value, allowed
-  choices: tuple[Any, ...] = ()  # all allowed values; () if a range, or any text, is meant
-  length: int = 0  # of a tuple; 0: any
-  free: bool = False  # may differ when a run is resumed, since results do not depend on it
+  The name, type and default are those of the keyword.
+
+  Attributes:
+    help: what the option means, one line.
+    low: lowest value, allowed.
+    high: highest value, allowed.
+    choices: all allowed values; () if a range, or any text, is meant.
+    length: length of a tuple; 0: any.
+    free: whether it may differ when a run is resumed, since results do not depend on it.
+    name: filled in from the keyword.
+    type: filled in from the annotation: bool, int, float, str, tuple (of numbers) or object (of a
+      `Size`).
+    default: filled in from the keyword.
+    optional: filled in: whether None is a value, too.
+
+  Example:
+    ```python
+    import dataclasses
+    from typing import Annotated
+
+    from mixer_jax.options import Option
+
+    @dataclasses.dataclass(frozen=True)
+    class Waves:
+      points: Annotated[int, Option("points of the grid", 8, 10**4)] = 32
+    ```
+  """
+
+  help: str
+  low: float = -math.inf
+  high: float = math.inf
+  choices: tuple[Any, ...] = ()
+  length: int = 0
+  free: bool = False
   name: str = ""
-  type: type = str  # bool, int, float, str, tuple (of numbers) or object (of a `Size`)
+  type: type = str
   default: Any = None  # `REQUIRED` if there is none
   optional: bool = False
 
@@ -103,13 +134,36 @@ class Option:
 
 
 def one_of(help: str, choices: tuple[str, ...], **fields: Any) -> Any:
-  """The type of an option that takes names."""
+  """Returns the type of an option that takes one of several names.
+
+  Args:
+    help: what the option means, one line.
+    choices: the allowed names.
+    **fields: other attributes of the `Option`.
+
+  Returns:
+    An annotation.
+
+  Example:
+    ```python
+    import dataclasses
+
+    from mixer_jax.options import one_of
+
+    @dataclasses.dataclass(frozen=True)
+    class Net:
+      activation: one_of("activation of the hidden layers", ("tanh", "sine")) = "tanh"
+    ```
+  """
   return Annotated[str, Option(help, choices=choices, **fields)]
 
 
 REQUIRED = inspect.Parameter.empty
 _KINDS = {
-  **{bool: "True or False", int: "an integer", float: "a finite number", str: "text"},
+  bool: "True or False",
+  int: "an integer",
+  float: "a finite number",
+  str: "text",
   tuple: "a list of finite numbers",
 }
 
@@ -131,12 +185,14 @@ def of(function: Callable) -> Mapping[str, Option]:
   return types.MappingProxyType(found)
 
 
-def group(made_of: Group, /, name: str = "", **values: Any) -> ConfigDict:
+def group(made_of: Group, /, name: str = "", **values: Any) -> "ConfigDict":
   """A group of a config: the defaults but for some values.
 
   It is made of a function or class with options; or of several by name, and the field `name`
   chooses one. Then fields that are None take the defaults of the chosen one.
   """
+  from ml_collections import ConfigDict, FieldReference  # late: models have options, and no config
+
   several = isinstance(made_of, Mapping)
   values |= {"name": name} if name else {}
   config = ConfigDict({"name": name} if several else {})
@@ -155,7 +211,7 @@ def any_of(made_of: Group) -> dict[str, Option]:
   return {k: option for function in functions for k, option in of(function).items()}
 
 
-def given(config: ConfigDict) -> dict[str, Any]:
+def given(config: "ConfigDict") -> dict[str, Any]:
   """The set fields of a group but for its name: keywords of its function."""
   return {
     name: tuple(value) if isinstance(value, list) else value
@@ -164,13 +220,13 @@ def given(config: ConfigDict) -> dict[str, Any]:
   }
 
 
-def made(made_of: Callable[..., T], config: ConfigDict) -> T:
+def made(made_of: Callable[..., T], config: "ConfigDict") -> T:
   """The dataclass of a group's set fields, with the group's name if the dataclass has a name."""
   name = {"name": config.name} if "name" in of(made_of) else {}
   return made_of(**given(config) | name)
 
 
-def value(made_of: Mapping[str, Callable], config: ConfigDict, field: str) -> Any:
+def value(made_of: Mapping[str, Callable], config: "ConfigDict", field: str) -> Any:
   """A field of a group that has a name: as set, or the default of the chosen function."""
   own = config.get(field)
   return of(made_of[config.name])[field].default if own is None else own
@@ -199,7 +255,7 @@ def check(
   known = {**also, **of(chosen(config, made_of, path) if several else made_of)}
   for name, its_value in config.items():
     option = known.get(name)
-    if several and (name == "name" or its_value is None and name not in also):
+    if several and (name == "name" or (its_value is None and name not in also)):
       continue  # None stands for the default of the entry, or the field is of another entry
     if option is None:
       noun = f"option of {config['name']}" if several else "field of a config"

@@ -4,9 +4,13 @@ import functools
 import hashlib
 import os
 import pathlib
+import re
 from typing import Any, Callable
 
 import platformdirs
+
+# A flag or nothing, the file, the argument of a config file.
+_CONFIG = re.compile(r"((?:--?\w+=)?)(configs/[\w/]+\.py)((?::.*)?)", re.DOTALL)
 
 
 def user_path(path: str | os.PathLike) -> pathlib.Path:
@@ -20,6 +24,17 @@ def user_path(path: str | os.PathLike) -> pathlib.Path:
 def cache_path() -> pathlib.Path:
   """The user's cache of this package: on Linux `$XDG_CACHE_HOME/mixer_jax`, else `~/.cache/mixer_jax`."""
   return platformdirs.user_cache_path("mixer_jax")
+
+
+def shipped(argument: str) -> str:
+  """A command's argument with the package's own configs/NAME.py where that file is not here.
+
+  `--config=configs/quickstart.py:kfac` so works in any folder, and in a clone means the clone's file.
+  """
+  if not (found := _CONFIG.fullmatch(argument)) or os.path.exists(found[2]):
+    return argument
+  own = pathlib.Path(__file__).parent / found[2]
+  return f"{found[1]}{own}{found[3]}" if own.is_file() else argument
 
 
 def sha256(path: str | os.PathLike) -> str:

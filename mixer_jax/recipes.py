@@ -56,7 +56,7 @@ def small_deit(config: ConfigDict) -> None:
   """Sets the parts of `deit` at a strength for 50 to 100 epochs of small images.
 
   DeiT's own strength is for 300 epochs of ImageNet. AdamW, as in DeiT itself, takes the place of
-  LAMB, whose rate is for large batches (docs/recipes.md). Areas and shares are drawn for each
+  LAMB, whose rate is for large batches. Areas and shares are drawn for each
   example. Parameters are averaged over about 50 steps: an average over 500 still has much of the
   initial ones.
   """

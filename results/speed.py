@@ -161,60 +161,6 @@ def _config_memory() -> Table:
   )
 
 
-def _devices() -> Table:
-  """Every config for some devices, each with its memory, messages and the least time of a step."""
-  columns = {}
-  for spec in ("h100", "h100:8", "v5e:2x4"):
-    where = {"devices": spec}
-    columns[f"`{spec}`: GiB"] = Column("{memory [GiB]:.4g}", where)
-    if ":" in spec:
-      columns[f"`{spec}`: collectives (MB)"] = Column(
-        "{collectives [number]} ({collectives [MB]:.4g})", where
-      )
-    columns[f"`{spec}`: ms"] = Column("{least step [ms]:.4g}", where)
-    columns[f"`{spec}`: compiled in s"] = Column("{compiled [s]:.0f}", where)
-  first = {"batch": Column("{batch}", {"devices": "h100"})}
-  return Table(file="devices", lines=models("devices"), columns=first | columns, corner="config")
-
-
-def _devices_mixers() -> Table:
-  lines = dict.fromkeys((r["model"], r["optimizer"], r["devices"]) for r in read("devices_mixers"))
-  return Table(
-    file="devices_mixers",
-    lines={
-      f"`{m}`, {o}, `{spec}`": {"model": m, "optimizer": o, "devices": spec} for m, o, spec in lines
-    },
-    columns={
-      "GiB": Column("{memory [GiB]:.4g}"),
-      "gradient (MB)": Column("{plain collectives [MB]}"),
-      "model": Column("{gradient [MB]}"),
-      "factors": Column("{factors collectives [MB]}"),
-      "model ": Column("{factors [MB]}"),
-      "inverses": Column("{inverses collectives [MB]}"),
-      "model  ": Column("{inverses [MB]}"),
-      "least step (ms)": Column("{least step [ms]:.4g}"),
-      "compiled (s)": Column("{compiled [s]:.0f}"),
-    },
-    corner="Mixer",
-  )
-
-
-def _plan_truth() -> Table:
-  return Table(
-    file="plan_truth",
-    lines=models("plan_truth"),
-    columns={
-      "arguments, planned (MiB)": Column("{arguments planned [MiB]}"),
-      "held": Column("{arguments held [MiB]}"),
-      "temporaries, planned (MiB)": Column("{temporaries planned [MiB]}"),
-      "taken": Column("{temporaries taken [MiB]}"),
-      "GFLOP, planned": Column("{operations planned [GFLOP]}"),
-      "counted": Column("{operations counted [GFLOP]}"),
-    },
-    corner="config",
-  )
-
-
 def _zoo() -> Table:
   return Table(
     file="zoo",
@@ -253,9 +199,6 @@ TABLES = {
   "compile": _compile(),
   "remat": _remat(),
   "config_memory": _config_memory(),
-  "devices": _devices(),
-  "devices_mixers": _devices_mixers(),
-  "plan_truth": _plan_truth(),
   "zoo": _zoo(),
   "kills": _kills(),
 }

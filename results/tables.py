@@ -1,6 +1,6 @@
 """The tables of the pages, by the names in their markers."""
 
-from results import images, operators, physics, speed, text
+from results import devices, images, operators, physics, speed, text
 from results.markdown import Column, Lead, Leads, Table
 
 CELLS = {
@@ -211,4 +211,6 @@ TABLES |= {
     corner="optimizer",
   ),
 }
-TABLES |= images.TABLES | operators.TABLES | physics.TABLES | speed.TABLES | text.TABLES
+TABLES |= (
+  devices.TABLES | images.TABLES | operators.TABLES | physics.TABLES | speed.TABLES | text.TABLES
+)

@@ -1,6 +1,7 @@
 """Files that a process reads twice, and what it remembers of them."""
 
 import os
+import pathlib
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from mixer_jax import models, pretrained
 from mixer_jax.errors import reason
-from mixer_jax.paths import remembered
+from mixer_jax.paths import remembered, shipped
 from mixer_jax.tasks.distillation import teacher
 from mixer_jax.tasks.images import start
 from mixer_jax.text import text_data
@@ -56,3 +57,16 @@ def test_weights_that_were_written_anew_are_read_anew(read, tmp_path):
     params["head"]["bias"] = np.full(2, bias, np.float32)
     pretrained.save(path, params, model)
     assert read(str(path)).arrays["head/bias"].tolist() == [bias] * 2
+
+
+def test_configs_of_the_package_are_found_by_name_in_any_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  found = shipped("--config=configs/quickstart.py:kfac")
+  path = found.removeprefix("--config=").removesuffix(":kfac")
+  assert "def get_config" in pathlib.Path(path).read_text()
+  assert pathlib.Path(shipped("configs/studies/small.py")).is_absolute()
+  for other in ("--config=configs/none.py", "--config.data.dir=configs/quickstart.py", "x"):
+    assert shipped(other) == other
+  (tmp_path / "configs").mkdir()
+  (tmp_path / "configs/quickstart.py").touch()
+  assert shipped("--config=configs/quickstart.py") == "--config=configs/quickstart.py"

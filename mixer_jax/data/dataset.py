@@ -6,15 +6,16 @@ from typing import Any, Callable, Iterable, Protocol
 import jax
 import numpy as np
 
+__all__ = ("Arrays", "Bucketed", "Dataset", "Streamed")
 # Step -> example ids of its batch, [batch_size].
 Ids = Callable[[int], np.ndarray]
 _SAMPLED = 8  # examples of `sample`
 
 
 class Dataset(Protocol):
-  """The examples of a split.
+  """The contract of a split: its examples are any pytree of arrays.
 
-  One of files may have `paths`, bytes [n], below the directory of the set.
+  A split of files may have `paths`, bytes [n], below the directory of the set.
   """
 
   @property
@@ -24,17 +25,22 @@ class Dataset(Protocol):
   def __len__(self) -> int: ...
 
   def arrays(self) -> Any | None:
-    """All examples stacked, [n, ...] each, maybe memory maps; None of a `Streamed` split."""
+    """Returns all examples stacked, [n, ...] each; None of a `Streamed` split."""
 
 
 class Streamed(Dataset, Protocol):
-  """A split whose `arrays` are None."""
+  """A split that is read example by example; its `arrays` returns None.
 
-  workers: int  # processes that read; 0: a thread of this one
-  read_ahead: int  # examples that each worker reads ahead
+  Attributes:
+    workers: processes that read; 0: a thread of this one.
+    read_ahead: examples that each worker reads ahead.
+  """
+
+  workers: int
+  read_ahead: int
 
   def read(self, i: int, rng: np.random.Generator) -> Any:
-    """Example i, NumPy arrays as `spec` says; a UserError names the broken file or record.
+    """Reads example i: NumPy arrays as `spec` says; a UserError names the broken file or record.
 
     Worker processes call it: no JAX in it.
     """
@@ -42,7 +48,24 @@ class Streamed(Dataset, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-  """A split that is held as arrays [n, ...], in the structure of an example."""
+  """A split that is held as arrays.
+
+  Attributes:
+    tree: arrays [n, ...], in the structure of an example.
+    paths: file of each example, bytes [n]; None: there are none.
+
+  Raises:
+    ValueError: the arrays differ in length.
+
+  Example:
+    ```python
+    import numpy as np
+    from mixer_jax.data.dataset import Arrays
+
+    train = Arrays({"image": np.zeros((100, 8, 8, 3), np.uint8), "label": np.zeros(100, np.int32)})
+    assert len(train) == 100 and train.spec["image"].shape == (8, 8, 3)
+    ```
+  """
 
   tree: Any
   paths: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
@@ -65,7 +88,7 @@ class Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Bucketed(Arrays):
-  """A training split whose batches have about equally many tokens; see `buckets.BucketOrder`.
+  """A training split of sequences whose batches have about equally many tokens.
 
   Its arrays of more than one axis, [n, tokens, ...], are cut to the length of a batch.
 

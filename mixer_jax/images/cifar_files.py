@@ -23,6 +23,8 @@ _LARGEST = 1 << 28  # bytes that are unpacked of an archive: either takes 187 MB
 
 
 class Format(NamedTuple):
+  """How the files of a set are laid out."""
+
   archive: str
   md5: str
   folder: str  # in the archive

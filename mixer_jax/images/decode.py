@@ -62,7 +62,7 @@ class Decoded:
 
   @property
   def arrays(self) -> dict[str, np.ndarray]:
-    """ "image", "label" and, of files, "path", [n, ...] each."""
+    """Returns "image", "label" and, of files, "path", [n, ...] each."""
     paths = {} if self.paths is None else {"path": self.paths}
     return {"image": self.images, "label": self.labels} | paths
 

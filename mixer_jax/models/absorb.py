@@ -94,7 +94,7 @@ class AbsorbedResMlp(resmlp.ResMlp, kw_only=True):
 def absorb_affine(
   model: resmlp.ResMlp, params: Params, image_size: tuple[int, int] | None = None
 ) -> tuple[AbsorbedResMlp, Params]:
-  """Folds Aff and LayerScale into the neighbouring layers, for inference.
+  """Folds Aff and LayerScale of a ResMLP into the neighbouring layers, for inference.
 
   Args:
     model: a ResMLP with normalization "affine".
@@ -106,7 +106,21 @@ def absorb_affine(
     A model and its parameters (NumPy, float32) with the outputs of the given ones.
 
   Raises:
-    ValueError: LayerNorm, which no linear layer can absorb, or no image_size where it is needed.
+    ValueError: the model has LayerNorm, which no linear layer can absorb, or image_size is missing
+      where it is needed.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    model = models.build("resmlp_s12", num_classes=10, num_blocks=1, hidden_dim=8)
+    images = jnp.ones((1, 32, 32, 3))
+    params = jax.jit(model.init)(jax.random.key(0), images)["params"]
+    model, params = models.absorb_affine(model, params)
+    logits = model.apply({"params": params}, images)
+    ```
   """
   if model.normalization != "affine":
     raise ValueError(f"normalization is {model.normalization!r}; only 'affine' can be absorbed")

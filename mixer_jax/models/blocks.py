@@ -90,16 +90,52 @@ def apart(model: Any) -> Any:
 
 
 def unrolled(tree: Any) -> Any:
-  """Stacked blocks as one subtree each: "MixerBlock_0" and so on for "MixerBlocks".
+  """Takes stacked blocks apart: "MixerBlocks" becomes "MixerBlock_0", "MixerBlock_1" and so on.
 
-  The tree is one of parameters or has such trees in it, as the state of an optimizer, of arrays of
-  NumPy or JAX (for shapes, use `jax.eval_shape`). It may have no such blocks.
+  The parameters of a model with `scan_blocks=True` are stacked; public files have one subtree a
+  block.
+
+  Args:
+    tree: parameters, or a tree with such trees in it, as the state of an optimizer, of arrays of
+      NumPy or JAX (for shapes, use `jax.eval_shape`). It may have no stacked blocks.
+
+  Returns:
+    The tree with one subtree for each block.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    params = {"MixerBlocks": {"LayerNorm_0": {"scale": jnp.ones((2, 8))}}}
+    assert list(models.unrolled(params)) == ["MixerBlock_0", "MixerBlock_1"]
+    ```
   """
   return _where(_ALL, _unroll, tree)
 
 
 def stacked(tree: Any) -> Any:
-  """The inverse of `unrolled`; raises a KeyError if a block is missing."""
+  """Stacks blocks that stand one by one, the inverse of `unrolled`.
+
+  Args:
+    tree: a tree as `unrolled` returns it.
+
+  Returns:
+    The tree with the blocks of a kind in one subtree, whose arrays have a leading axis of blocks.
+
+  Raises:
+    KeyError: the number of a block is missing.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    block = {"LayerNorm_0": {"scale": jnp.ones(8)}}
+    tree = models.stacked({"MixerBlock_0": block, "MixerBlock_1": block})
+    assert tree["MixerBlocks"]["LayerNorm_0"]["scale"].shape == (2, 8)
+    ```
+  """
   return _where(_ONE, _stack, tree)
 
 

@@ -74,9 +74,10 @@ class Stack(Checked):
 class Model(Stack, kw_only=True):
   """Image patches, blocks, a normalisation, the mean over tokens, a head.
 
-  With num_classes=0 there is no head: the mean is the output. `feature_blocks` are numbers of
-  blocks, from 0, in rising order, with the last block among them: then the outputs are the grids of
-  tokens after these blocks, for decoders of pixels.
+  Attributes:
+    num_classes: width of the head; 0 means no head: the mean is the output.
+    feature_blocks: numbers of blocks, from 0, in rising order, with the last block among them. The
+      outputs are then the grids of tokens after these blocks, for decoders of pixels.
   """
 
   num_classes: int
@@ -86,14 +87,20 @@ class Model(Stack, kw_only=True):
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes].
+    """Maps images [batch, height, width, 3] to float32 logits [batch, num_classes].
 
     Without a head the output is the features [batch, hidden_dim], float32; with `feature_blocks` it
     is a list of [batch, rows, columns, hidden_dim], the last one normalised. Tokens are rows of
     patches from the top, each from the left. Those after the last block are sown as "tokens"
     [batch, tokens, channels] into the collection "intermediates". The head starts as `head_init`
-    has it: zero, hence uniform predictions, as in the published Mixer. A ValueError is raised if
-    `patch_size` does not divide the images.
+    has it: zero, hence uniform predictions, as in the published Mixer.
+
+    Args:
+      images: normalised pixels.
+      train: whether stochastic depth and dropout act, which need the rng "dropout".
+
+    Raises:
+      ValueError: `patch_size` does not divide the images.
     """
     patch, (height, width) = pair(self.patch_size), images.shape[1:3]
     if height % patch[0] or width % patch[1]:

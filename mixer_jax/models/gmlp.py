@@ -204,10 +204,22 @@ class GmlpStack(family.Stack, kw_only=True):
 
 
 class Gmlp(GmlpStack, family.Model, kw_only=True):
-  """gMLP for images.
+  """gMLP, aMLP and tMLP for images.
 
-  Stochastic depth has one rate for all blocks and rescales the branches that it keeps, as in timm;
-  the paper gives only survival probabilities (Ti 1, S 0.95, B 0.8). The epsilons are timm's.
+  Liu et al., 2021, https://arxiv.org/abs/2105.08050. Stochastic depth has one rate for all blocks
+  and rescales the branches that it keeps, as in timm; the paper gives only survival probabilities
+  (Ti 1, S 0.95, B 0.8). The epsilons are timm's.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    model = models.Gmlp(num_classes=10, patch_size=8, hidden_dim=8, num_blocks=1, ffn_dim=16)
+    images = jnp.zeros((2, 32, 32, 3))
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), images)
+    ```
   """
 
 

@@ -127,9 +127,22 @@ class MixerStack(family.Stack, kw_only=True):
 class Mixer(MixerStack, family.Model, kw_only=True):
   """MLP-Mixer for images, or the same with attention in place of token mixing.
 
-  The token-mixing MLP tells tokens apart by their order. Attention does not: it gets the centres of
-  the patches, in [0, 1]^2, as coordinates prepended to each head's queries, keys and values (Cao,
-  2021), and takes images of any size.
+  Tolstikhin et al., 2021, https://arxiv.org/abs/2105.01601. The token-mixing MLP tells tokens apart
+  by their order. Attention does not: it gets the centres of the patches, in [0, 1]^2, as
+  coordinates prepended to each head's queries, keys and values (Cao, 2021), and takes images of any
+  size.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    sizes = dict(hidden_dim=8, num_blocks=1, tokens_mlp_dim=4, channels_mlp_dim=16)
+    model = models.Mixer(num_classes=10, patch_size=8, **sizes)
+    images = jnp.zeros((2, 32, 32, 3))
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), images)
+    ```
   """
 
   token_mixer: TokenMixer = "mlp"

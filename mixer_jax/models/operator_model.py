@@ -20,7 +20,7 @@ Dirichlet = Annotated[bool, Option(_DIRICHLET)]
 
 
 class Operator(family.Checked, kw_only=True):
-  """Maps values and positions on a grid to values; a family has its layers in `features`.
+  """Maps values and positions on a grid to values; the models of `OPERATORS` are subclasses.
 
   A field that does not fit the grid raises a UserError.
 
@@ -29,6 +29,18 @@ class Operator(family.Checked, kw_only=True):
     inputs: values at a point.
     outputs: values that a point gets.
     axes: allowed numbers of axes of the grid.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    model = models.operator("fno_2d", grid=(16, 16), modes=4)
+    assert isinstance(model, models.Operator)
+    values, positions = jnp.zeros((2, 16, 16, 1)), jnp.zeros((16, 16, 2))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), values, positions)
+    ```
   """
 
   grid: tuple[int, ...]
@@ -50,15 +62,15 @@ class Operator(family.Checked, kw_only=True):
 
   @nn.compact
   def __call__(self, values: jax.Array, positions: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps values to float32 [batch, *grid, outputs].
+    """Maps values of functions on a grid to float32 values `[batch, *grid, outputs]`.
 
     Args:
-      values: [batch, *grid, inputs].
-      positions: [*grid, axes], coordinates of the points.
+      values: `[batch, *grid, inputs]`.
+      positions: coordinates of the points, `[*grid, axes]`.
       train: whether to drop, which needs the rng "dropout".
 
     Raises:
-      ValueError: other shapes, or a grid that the model cannot take.
+      ValueError: the shapes are others, or the model cannot take the grid.
     """
     grid, rank = values.shape[1:-1], len(self.grid)
     if values.ndim != rank + 2 or values.shape[-1] != self.inputs:

@@ -25,7 +25,7 @@ _FEATURES = "random Fourier features, a cosine and a sine each; 0: none"
 
 
 class PointMlp(nn.Module):
-  """Maps a point [dim] to the values of functions [functions].
+  """Maps a point [dim] to the values of functions [functions], for equations that they shall solve.
 
   An axis with a period enters as cosines and sines of its harmonics, so that the functions are
   periodic to all orders (Dong and Ni, 2021, https://arxiv.org/abs/2007.07442). Fourier features are
@@ -35,9 +35,22 @@ class PointMlp(nn.Module):
 
   Attributes:
     functions: number of values.
-    low, high: corners of the domain, [dim] each.
+    low: lower corner of the domain, [dim].
+    high: upper corner of the domain, [dim].
     periods: period of each axis, [dim], 0 for an axis that has none; () if none has one.
     param_dtype: type of the parameters and of the computation.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    net = models.PointMlp(functions=1, low=(0.0, 0.0), high=(1.0, 1.0), hidden_dims=(8,))
+    params = net.init(jax.random.key(0), jnp.zeros(2))
+    u = lambda x: net.apply(params, x)[0]
+    laplacian = jnp.trace(jax.hessian(u)(jnp.array([0.3, 0.4])))
+    ```
   """
 
   functions: int
@@ -56,6 +69,7 @@ class PointMlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps a point [dim] to values [functions]."""
     x = self._embedded(x.astype(self.param_dtype))
     for i, width in enumerate(self.hidden_dims):
       x = self._dense(int(width), x, first=i == 0)

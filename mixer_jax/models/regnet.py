@@ -49,7 +49,22 @@ class RegNetYBlock(resnet.Block):
 
 
 class RegNetY(resnet.ConvNet, kw_only=True):
-  """Stages of blocks, each with half the side of the one before."""
+  """RegNetY: stages of blocks with groups and squeeze-and-excitation, each with half the side.
+
+  Radosavovic et al., 2020, https://arxiv.org/abs/2003.13678. RegNetY-16GF is the teacher of DeiT
+  and ResMLP.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    model = models.RegNetY(num_classes=10, stages=(1,), widths=(8,), group_width=4)
+    images = jnp.zeros((2, 16, 16, 3))
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), images)
+    ```
+  """
 
   widths: Annotated[tuple[int, ...], Option("channels of each stage", 1)]
   group_width: family.width("channels of a group; it divides all widths")

@@ -185,11 +185,24 @@ class ResMlpStack(family.Stack, kw_only=True):
 
 
 class ResMlp(ResMlpStack, family.Model, kw_only=True):
-  """ResMLP for images, and the ablations of Table 3.
+  """ResMLP for images, and the ablations of its Table 3.
 
-  At 224x224 and 1,000 classes all published parameter counts are met, and all published
-  multiply-adds but one: with patch communication "mlp" S12 takes 4.249 G, printed as 4.3.
-  Stochastic depth has one rate at all depths and rescales the branches that it keeps (deit, timm).
+  Touvron et al., 2022, https://arxiv.org/abs/2105.03404. At 224x224 and 1,000 classes all published
+  parameter counts are met, and all published multiply-adds but one: with patch communication "mlp"
+  S12 takes 4.249 G, printed as 4.3. Stochastic depth has one rate at all depths and rescales the
+  branches that it keeps (deit, timm).
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    sizes = dict(hidden_dim=8, num_blocks=1, channels_mlp_dim=16, layer_scale_init=0.1)
+    model = models.ResMlp(num_classes=10, patch_size=8, **sizes)
+    images = jnp.zeros((2, 32, 32, 3))
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), images)
+    ```
   """
 
   pooling: one_of("mean of the tokens, or a class token with two more layers", POOLINGS) = "average"

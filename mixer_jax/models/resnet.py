@@ -101,7 +101,11 @@ class BottleneckBlock(Block):
 
 
 class ConvNet(family.Checked):
-  """A stem, stages of blocks, the mean over places, a head."""
+  """A stem, stages of blocks, the mean over places, a head.
+
+  Attributes:
+    num_classes: width of the head; 0 means no head: the mean is the output.
+  """
 
   num_classes: int
   stages: Annotated[tuple[int, ...], Option("blocks of each stage", 1)]
@@ -109,12 +113,16 @@ class ConvNet(family.Checked):
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [batch, height, width, 3] to float32 logits [batch, num_classes], without a head if 0.
+    """Maps images [batch, height, width, 3] to float32 logits [batch, num_classes].
 
-    If `train`, activations are normalised by the mean and the variance of the whole batch, over all
-    devices, and the averages in the collection "batch_stats" have to be mutable: each is 0.9 times
-    itself and 0.1 times the batch's. Else by these averages. The variance is that of n numbers
-    divided by n; PyTorch's average has n - 1.
+    Without a head (num_classes=0) the output is the mean over places.
+
+    Args:
+      images: normalised pixels.
+      train: whether activations are normalised by the mean and the variance of the whole batch,
+        over all devices; then the averages in the collection "batch_stats" have to be mutable: each
+        is 0.9 times itself and 0.1 times the batch's. Otherwise these averages normalise. The
+        variance is that of n numbers divided by n; PyTorch's average has n - 1.
     """
     x = self.enter(images, train)
     places = [(stage, i) for stage, n in enumerate(self.stages) for i in range(n)]
@@ -141,7 +149,22 @@ class ConvNet(family.Checked):
 
 
 class ResNet(ConvNet, kw_only=True):
-  """Stages of blocks, each with half the side and twice the width of the one before."""
+  """ResNet: stages of blocks, each with half the side and twice the width of the one before.
+
+  He et al., 2016, https://arxiv.org/abs/1512.03385. It is a convolutional teacher for distillation.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    model = models.ResNet(num_classes=10, stages=(1, 1), width=4)
+    images = jnp.zeros((2, 16, 16, 3))
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), images)
+    assert sorted(variables) == ["batch_stats", "params"]
+    ```
+  """
 
   width: family.width("channels of the first stage, of a 3x3 layer")
   bottleneck: Annotated[bool, Option("blocks of 1x1, 3x3 and 1x1 layers, not two of 3x3")] = False

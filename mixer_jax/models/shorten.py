@@ -11,15 +11,34 @@ from mixer_jax.models.roles import token_axes
 
 
 def shortened(params: Any, max_length: int) -> Any:
-  """The parameters of the same function of sequences of up to max_length tokens.
+  """Cuts the parameters of an encoder of text to those of the same function of shorter sequences.
 
   Matrices over tokens keep their leading parts, Toeplitz ones their central diagonals, BERT's
-  positions their first rows. Raises a UserError if the parameters are for shorter sequences, or of a
-  model that changes with its max_length: ResMLP's "mlp" over tokens and Mixer's attention.
+  positions their first rows.
 
   Args:
-    params: of an encoder, or of a model that has one as "encoder"; unrolled or scanned.
-    max_length: of the encoder that gets the result.
+    params: parameters of an encoder, or of a model that has one as "encoder"; unrolled or scanned.
+    max_length: `max_length` of the encoder that gets the result.
+
+  Returns:
+    A tree like `params`.
+
+  Raises:
+    UserError: the parameters are for shorter sequences, or of a model that changes with its
+      max_length: ResMLP's "mlp" over tokens and Mixer's attention.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    model = models.encoder("gmlp_text_small", vocab_size=11, max_length=8, num_blocks=1)
+    ids, mask = jnp.ones((2, 8), int), jnp.ones((2, 8), bool)
+    params = jax.jit(model.init)(jax.random.key(0), ids, mask)["params"]
+    params = models.shortened(params, max_length=4)
+    tokens = model.clone(max_length=4).apply({"params": params}, ids[:, :4], mask[:, :4])
+    ```
   """
   tree = unrolled(params)
   flat = traverse_util.flatten_dict(tree, sep="/")

@@ -112,7 +112,23 @@ class TextModel(family.Stack, kw_only=True):
 
 
 class GmlpText(gmlp.GmlpStack, TextModel, kw_only=True):
-  """gMLP, aMLP and tMLP for text. LayerNorm's epsilons, which the paper does not print, are 1e-5."""
+  """gMLP, aMLP and tMLP for text.
+
+  Liu et al., 2021, https://arxiv.org/abs/2105.08050. LayerNorm's epsilons, which the paper does not
+  print, are 1e-5.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    sizes = dict(vocab_size=11, max_length=4, hidden_dim=8, num_blocks=1)
+    model = models.GmlpText(ffn_dim=16, spatial="toeplitz", **sizes)
+    ids, mask = jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ids, mask)
+    ```
+  """
 
   layer_norm_epsilon: family.Epsilon = 1e-5
 
@@ -122,6 +138,18 @@ class MixerText(mixer.MixerStack, TextModel, kw_only=True):
 
   Attention instead of the MLP over tokens gets the place of a token, in (0, 1), as a fraction of
   max_length.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    sizes = dict(vocab_size=11, max_length=4, hidden_dim=8, num_blocks=1)
+    model = models.MixerText(tokens_mlp_dim=4, channels_mlp_dim=16, **sizes)
+    ids, mask = jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ids, mask)
+    ```
   """
 
   token_mixer: mixer.TokenMixer = "mlp"
@@ -129,7 +157,20 @@ class MixerText(mixer.MixerStack, TextModel, kw_only=True):
 
 
 class ResMlpText(resmlp.ResMlpStack, TextModel, kw_only=True):
-  """ResMLP for text, without convolutions and class token."""
+  """ResMLP for text, without convolutions and class token.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    sizes = dict(vocab_size=11, max_length=4, hidden_dim=8, num_blocks=1)
+    model = models.ResMlpText(channels_mlp_dim=16, layer_scale_init=0.1, **sizes)
+    ids, mask = jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ids, mask)
+    ```
+  """
 
 
 _TABLES = {GmlpText: _GMLP, MixerText: _MIXER, ResMlpText: _RESMLP}

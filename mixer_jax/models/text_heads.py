@@ -18,10 +18,27 @@ _POOLING = (
 
 
 class MaskedLm(nn.Module):
-  """Words of a vocabulary for chosen tokens of an encoder.
+  """Predicts the words at chosen tokens of an encoder (masked language model).
 
   Tied, the embedding of words is the matrix of the head, beside a bias, as in BERT. BERT's dense
   layer before it is left out, for the published all-MLP models of text print none.
+
+  Attributes:
+    encoder: the encoder of text, as `encoder` builds it.
+    tied: whether the embedding of words is the head's matrix.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    encoder = models.encoder("gmlp_text_small", vocab_size=11, max_length=4, num_blocks=1)
+    ids, mask, masked = jnp.ones((2, 4), int), jnp.ones((2, 4), bool), jnp.array([[1], [2]])
+    model = models.MaskedLm(encoder)
+    logits, _ = jax.jit(model.init_with_output)(jax.random.key(0), ids, mask, None, masked)
+    assert logits.shape == (2, 1, 11)
+    ```
   """
 
   encoder: TextModel
@@ -38,10 +55,18 @@ class MaskedLm(nn.Module):
     *,
     train: bool = False,
   ) -> jax.Array:
-    """Float32 logits [batch, k, vocab_size] of the tokens at positions, [batch, k], int.
+    """Computes float32 logits [batch, k, vocab_size] of the words at k positions of each sequence.
 
-    Other arguments, and errors, are those of the encoder. A tied head on features raises a
-    ValueError, too.
+    Args:
+      ids: words [batch, tokens], int; None if there are features.
+      mask: [batch, tokens], True for a real token.
+      segments: [batch, tokens], int; None means all 0.
+      positions: tokens whose words are predicted, [batch, k], int.
+      features: frozen features [batch, tokens, features_dim] in the place of words.
+      train: whether to drop, which needs the rng "dropout".
+
+    Raises:
+      ValueError: the encoder does not take the inputs, or a tied head has features.
     """
     x = self.encoder(ids, mask, segments, features, train=train)
     x = jnp.take_along_axis(x, positions[..., None], axis=1).astype(jnp.float32)
@@ -51,9 +76,26 @@ class MaskedLm(nn.Module):
 
 
 class TextClassifier(family.Checked):
-  """Classes of sequences, from the first token or the mean of all; the head starts at zero.
+  """Classifies sequences by their first token or the mean of all; the head starts at zero.
 
   With the pooling "pooler" the first token goes through a dense layer and tanh, as in BERT.
+
+  Attributes:
+    encoder: the encoder of text, as `encoder` builds it.
+    num_classes: width of the head.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    encoder = models.encoder("gmlp_text_small", vocab_size=11, max_length=4, num_blocks=1)
+    ids, mask = jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+    model = models.TextClassifier(encoder, num_classes=3, pooling="mean")
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), ids, mask)
+    assert logits.shape == (2, 3)
+    ```
   """
 
   encoder: TextModel
@@ -71,7 +113,18 @@ class TextClassifier(family.Checked):
     *,
     train: bool = False,
   ) -> jax.Array:
-    """Float32 logits [batch, num_classes]; arguments and errors are those of the encoder."""
+    """Computes float32 logits [batch, num_classes].
+
+    Args:
+      ids: words [batch, tokens], int; None if there are features.
+      mask: [batch, tokens], True for a real token.
+      segments: [batch, tokens], int; None means all 0.
+      features: frozen features [batch, tokens, features_dim] in the place of words.
+      train: whether to drop, which needs the rng "dropout".
+
+    Raises:
+      ValueError: the encoder does not take the inputs.
+    """
     x = self.encoder(ids, mask, segments, features, train=train).astype(jnp.float32)
     if self.pooling == "first":
       x = x[:, 0]

@@ -61,7 +61,20 @@ class TransformerBlock(nn.Module):
 class Bert(TextModel, kw_only=True):
   """BERT's encoder, with learned positions; the last block's norm is the output's.
 
-  Dropout acts on the embeddings, the attention weights and the end of each branch, as in the paper.
+  Devlin et al., 2019, https://arxiv.org/abs/1810.04805. Dropout acts on the embeddings, the
+  attention weights and the end of each branch, as in the paper.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    sizes = dict(vocab_size=11, max_length=4, hidden_dim=8, num_blocks=1)
+    model = models.Bert(ffn_dim=16, num_heads=2, segments=2, **sizes)
+    ids, mask = jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ids, mask)
+    ```
   """
 
   ffn_dim: family.width("hidden width of the MLP over channels")

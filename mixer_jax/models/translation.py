@@ -59,6 +59,18 @@ class Translator(family.Checked):
   Attributes:
     vocab_size: number of words of source and target together.
     max_length: largest number of tokens of a source, and of a target.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models
+
+    sizes = dict(hidden_dim=8, num_blocks=1, channels_mlp_dim=16, num_heads=2)
+    model = models.Translator(vocab_size=11, max_length=4, mixing="attention", **sizes)
+    ids, mask = jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ids, mask, ids, mask)
+    ```
   """
 
   vocab_size: int
@@ -99,18 +111,22 @@ class Translator(family.Checked):
     *,
     train: bool = False,
   ) -> jax.Array:
-    """Float32 logits [batch, m, vocab_size] of the words that follow those of the target.
+    """Computes logits of the words that follow those of the target.
 
     The logits of word t depend only on the target's words 0 to t.
 
     Args:
-      source_ids: [batch, n], int, n at most max_length.
+      source_ids: words of the source, [batch, n], int, n at most max_length.
       source_mask: [batch, n], True for a real token.
-      target_ids, target_mask: the same, [batch, m].
+      target_ids: words of the target, [batch, m], int, m at most max_length.
+      target_mask: [batch, m], True for a real token.
       train: whether to drop, which needs the rng "dropout".
 
+    Returns:
+      Float32 logits [batch, m, vocab_size].
+
     Raises:
-      ValueError: too many tokens, or heads that do not divide the channels.
+      ValueError: there are too many tokens, or heads that do not divide the channels.
     """
     encoded, memory_mask = self.encode(source_ids, source_mask, train=train), source_mask != 0
     x, mask = self._embedded(target_ids, "target", train), target_mask != 0
@@ -119,17 +135,35 @@ class Translator(family.Checked):
     return self._logits(x)
 
   def encode(self, ids: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
-    """The encoder's outputs [batch, n, hidden_dim] of `dtype`; arguments as of the call."""
+    """Encodes sources.
+
+    Args:
+      ids: words of the source, [batch, n], int.
+      mask: [batch, n], True for a real token.
+      train: whether to drop, which needs the rng "dropout".
+
+    Returns:
+      Outputs [batch, n, hidden_dim] of `dtype`.
+    """
     x, mask = self._embedded(ids, "source", train), mask != 0
     for block in self.encoder:
       x = block(x, mask, train=train)
     return self.encoder_norm(x)
 
   def start(self, ids: jax.Array, mask: jax.Array, *, beams: int, length: int) -> tuple[Any, Any]:
-    """The memory of sources [batch, n], and an empty cache, both for `step`.
+    """Returns the memory of sources and an empty cache, both for `step`.
 
-    The arrays of the cache are [batch, beams, length, ...]. Raises a ValueError if `length` is more
-    than max_length.
+    Args:
+      ids: words of the source, [batch, n], int.
+      mask: [batch, n], True for a real token.
+      beams: number of targets that are decoded for each source.
+      length: most tokens of a target.
+
+    Returns:
+      The memory, and the cache, whose arrays are [batch, beams, length, ...].
+
+    Raises:
+      ValueError: `length` is more than max_length.
     """
     self._check(length)
     encoded = self.encode(ids, mask)
@@ -137,11 +171,13 @@ class Translator(family.Checked):
     return memory, [block.empty_cache(len(ids), beams, length) for block in self.decoder]
 
   def step(self, ids: jax.Array, t: jax.Array, memory: Any, cache: Any) -> tuple[jax.Array, Any]:
-    """One token of each beam: the call's float32 logits at t, without the other places.
+    """Decodes one token of each beam: the call's float32 logits at t, without the other places.
 
     Args:
       ids: token t of the targets, [batch, beams].
       t: its place; the steps of 0 to t - 1 have filled the cache.
+      memory: the memory of `start`.
+      cache: the cache of the step before, or of `start`.
 
     Returns:
       Logits [batch, beams, vocab_size], and the cache for place t + 1.

@@ -4,6 +4,8 @@ Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Section 6.5; the mod
 h is that of `quadratic`, without damping.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +26,8 @@ class LevenbergMarquardtState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the optimizer.
-    damping: of the next update, a scalar.
-    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
+    damping: damping of the next update, a scalar.
+    ratio: last reduction ratio, the loss's change over the model's; 1 before the first.
   """
 
   count: jax.Array
@@ -39,7 +41,7 @@ def levenberg_marquardt(
   curvature: Curvature,
   damping: float = 1e-2,
   *,
-  weight_decay: Any = 0.0,
+  weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
   damping_period: int = 5,
   damping_decay: float = 0.95,
@@ -47,36 +49,46 @@ def levenberg_marquardt(
   max_damping: float = 1e8,
   max_increase: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Adapts the damping of an optimizer to how well the model predicts the change of the loss.
+  """Adapts the damping of an optimizer to how well the quadratic model predicts the loss.
 
   Every `damping_period` updates the damping is multiplied by w = damping_decay^damping_period if
   the reduction ratio is above 3/4, and divided by w if it is below 1/4 or if the model expects no
-  reduction (Section 6.5). The model is taken without damping there.
+  reduction (Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Section 6.5). The model is
+  taken without damping there.
 
   The update needs the extra argument `value_fn`, which maps parameters to the loss on the same
   batch; `value`, the loss before the step, saves an evaluation.
 
   Args:
-    tx: gets the extra argument `damping`.
-    curvature: of the model, whose likelihood is that of the loss.
-    damping: the first one, a number.
-    weight_decay: of the objective, where `tx` is `by_quadratic_model` with this decay.
+    tx: an optimizer whose update takes the extra argument `damping`.
+    curvature: the `Curvature` of the model, whose likelihood is that of the loss.
+    damping: the first damping, a number.
+    weight_decay: decay of the objective, where `tx` is `by_quadratic_model` with this decay.
     decay_mask: as in `by_quadratic_model`.
-    damping_period: updates between changes.
+    damping_period: updates between changes of the damping.
     damping_decay: change of the damping per update, see above.
-    min_damping: the damping stays at this or above.
-    max_damping: the damping stays at this or below.
+    min_damping: least damping.
+    max_damping: largest damping.
     max_increase: a step after which the loss of its batch is more than this times the loss before
-      is not made, and the damping grows; for losses without noise, whose damping may become so
-      small that a single step ends the training. It costs an evaluation of the loss an update.
+      is not made, and the damping grows. It is for losses without noise, whose damping may become
+      so small that a single step ends the training, and costs an evaluation of the loss an update.
 
   Returns:
     A transform with a `LevenbergMarquardtState`.
 
   Raises:
-    ValueError: in the update no `value_fn`.
-  """
+    ValueError: the update gets no `value_fn`.
 
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    model = optim.by_quadratic_model(optim.scale_by_kfac(curvature), curvature)
+    tx = optim.levenberg_marquardt(model, curvature, damping=0.1)
+    told = dict(batch=batch, rng=key, value=value, value_fn=loss)
+    updates, state = tx.update(grads, tx.init(params), params, **told)
+    ```
+  """
   rule = damping_period, damping_decay, min_damping, max_damping, max_increase
   own = _Adapted(tx, curvature, damping, weight_decay, decay_mask, *rule)
   return optax.GradientTransformationExtraArgs(own.init, own.update)

@@ -28,18 +28,18 @@ class Decomposition(NamedTuple):
   """How eigenbases of factors are renewed, and multiplied with.
 
   Attributes:
-    refresh: "eigh" decomposes anew; "qr" makes one warm-started step of orthogonal iteration, after a
-      first `eigh`.
-    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this, which saves time
-      on a CPU; None: it renews all.
+    refresh: "eigh" decomposes anew; "qr" makes one warm-started step of orthogonal iteration, after
+      a first `eigh`.
+    tolerance: "qr" leaves a basis whose relative off-diagonal part is at most this, which saves
+      time on a CPU; None: it renews all.
     products: type of the operands of products with a basis or inverse, "float32" (or float64, as
-      the factors) or "bfloat16"; sums, factors and inverses stay as they are. NVIDIA GPUs round float32 operands to TF32, unless
-      `jax_default_matmul_precision` says otherwise.
+      the factors) or "bfloat16"; sums, factors and inverses stay as they are. NVIDIA GPUs round
+      float32 operands to TF32, unless `jax_default_matmul_precision` says otherwise.
     mesh: devices that share the decompositions, a matrix on each; None: that of the curvature, if
       there is one.
-    linear_algebra: "library" decomposes by LAPACK and its like, "products" by matrix products alone, see
-      `linalg`; "platform" takes products on a TPU, where bases are always warm-started, the first
-      one by some steps from the identity.
+    linear_algebra: "library" decomposes by LAPACK and its like, "products" by matrix products
+      alone; "platform" takes products on a TPU, where bases are always warm-started, the first one
+      by some steps from the identity.
   """
 
   refresh: str = "eigh"

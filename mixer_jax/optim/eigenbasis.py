@@ -20,14 +20,14 @@ from mixer_jax.optim.trees import by_path, covered_by, taken, with_directions
 
 
 class InBasisState(NamedTuple):
-  """State of `in_basis`.
+  """State of SOAP, Shampoo, `scale_by_kfac_adam` and `scale_by_kfac_muon`, by the path of a layer.
 
   Attributes:
     count: number of updates so far, an int32 scalar.
-    factors: moving averages, `Kronecker` by layer path.
-    estimates: how many estimates each layer's averages are of, int32 [*stacked] by layer path.
-    basis: pairs (inputs, outputs) of `Eigen` by layer path.
-    inner: state of the transform of matrices in the basis, by layer path.
+    factors: moving averages, a `Kronecker` for each layer.
+    estimates: how many estimates each layer's averages are of, int32 `[*stacked]`.
+    basis: a pair (inputs, outputs) of eigendecompositions for each layer.
+    inner: state of the transform of matrices in the basis.
     others: state of the transform of all other parameters, by path.
   """
 
@@ -77,12 +77,13 @@ def in_basis(
   When a basis changes, the first moments `mu` of the inner state turn with it exactly,
   R mu S^T with R = U_A,new^T U_A,old and S alike, so that they equal moments kept outside of
   the basis, without their two products a step. Second moments `nu` turn by the squares of R
-  and S, as variances of uncorrelated elements do; with refresh="qr" they follow their vectors to
-  other places and do not turn, as in the code of SOAP's authors.
+  and S, as variances of uncorrelated elements do, and their means over the inputs, `outputs`, by those
+  of S; with refresh="qr" they follow their vectors to other places and do not turn, as in the code of
+  SOAP's authors.
 
   Args:
     inner: of matrices in the basis, such as `optax.scale_by_adam`. It gets the extra argument
-      `basis`, and its state may have fields `mu` and `nu`.
+      `basis`, and its state may have fields `mu`, `nu` and `outputs`.
     others: of the parameters without a basis.
     source: of the factors. With `after`, the first update is zero: it makes the first basis.
     factor_decay: of the moving averages of the factors, per renewal.
@@ -216,11 +217,12 @@ def _carried(
   `reordered` has the vectors that second moments go to: the new ones, or the old ones in the
   order of the new ones.
   """
-  for field, basis, power in (("mu", new, 1), ("nu", reordered, 2)):
+  for field, basis, power in (("mu", new, 1), ("nu", reordered, 2), ("outputs", reordered, 2)):
     if hasattr(inner, field):
       pairs = {name: zip(old[name], basis[name]) for name in new}
       turns = {name: [_turn(*sides, power) for sides in pairs[name]] for name in new}
-      moments = {n: _turned(x, *turns[n]) for n, x in getattr(inner, field).items()}
+      turned = _turned if field != "outputs" else _turned_outputs
+      moments = {n: turned(x, *turns[n]) for n, x in getattr(inner, field).items()}
       inner = inner._replace(**{field: moments})
   return inner
 
@@ -229,6 +231,10 @@ def _carried(
 def _turned(x: jax.Array, left: jax.Array | None, right: jax.Array | None) -> jax.Array:
   x = x if left is None else left @ x
   return x if right is None else x @ jnp.swapaxes(right, -2, -1)
+
+
+def _turned_outputs(x: jax.Array, _: Any, right: jax.Array | None) -> jax.Array:
+  return _turned(x[..., None, :], None, right)[..., 0, :]
 
 
 @jax.default_matmul_precision("highest")

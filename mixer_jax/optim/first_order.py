@@ -13,6 +13,8 @@ All take
 States are float32 where parameters have 16 bits: squares of their gradients would be rounded away.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import re
 from typing import Any
 
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from mixer_jax.optim import trees
+from mixer_jax.optim import polar, trees
 from mixer_jax.optim.matrices import Matrices
 
 Transform = optax.GradientTransformation
@@ -90,70 +92,168 @@ def with_decoupled_decay(
 
 
 def sgd(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   momentum: float = 0.9,
   nesterov: bool = False,
-  weight_decay: Any = 0.0,
+  weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
-) -> Transform:
-  """SGD with momentum and L2 regularisation: m <- momentum m + g, an update of -rate m.
+) -> optax.GradientTransformation:
+  """SGD with momentum and L2 regularisation: `m <- momentum m + g`, an update of `-rate m`.
 
-  As in PyTorch; with `nesterov` the update is -rate (momentum m + g).
+  This is PyTorch's form; with `nesterov` the update is `-rate (momentum m + g)`.
+
+  Args:
+    learning_rate: a number, or a schedule of the update count.
+    momentum: decay of the momentum m.
+    nesterov: whether the momentum is Nesterov's.
+    weight_decay: a number or a schedule; this times the parameters is added to the gradient.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+
+  Returns:
+    A transform; its update needs parameters.
+
+  Raises:
+    ValueError: the learning rate is an array of 16 bits.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 0.1)}
+    tx = optim.sgd(0.1, momentum=0.9)
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   return with_l2(optax.trace(momentum, nesterov), learning_rate, weight_decay, decay_mask)
 
 
 def adam(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
-  weight_decay: Any = 0.0,
+  weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
-) -> Transform:
-  """Adam (Kingma and Ba, 2015, https://arxiv.org/abs/1412.6980, Algorithm 1) with L2 regularisation.
+) -> optax.GradientTransformation:
+  """Adam with L2 regularisation.
 
-  The K-FAC study's code calls this Adam; `adamw` decouples the decay.
+  Kingma and Ba, 2015, https://arxiv.org/abs/1412.6980, Algorithm 1. The K-FAC study's code calls
+  this Adam; `adamw` decouples the decay.
+
+  Args:
+    learning_rate: a number, or a schedule of the update count.
+    b1: decay of the first moments.
+    b2: decay of the second moments.
+    eps: number added to the root of the second moments.
+    weight_decay: a number or a schedule; this times the parameters is added to the gradient.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+
+  Returns:
+    A transform; its update needs parameters.
+
+  Raises:
+    ValueError: the learning rate is an array of 16 bits.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 0.1)}
+    tx = optim.adam(1e-3)
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   return with_l2(optax.scale_by_adam(b1, b2, eps), learning_rate, weight_decay, decay_mask)
 
 
 def adamw(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
-  weight_decay: Any = 1e-2,
+  weight_decay: optax.ScalarOrSchedule = 1e-2,
   decay_mask: Any = None,
-) -> Transform:
-  """AdamW (Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, Algorithm 2): decoupled.
+) -> optax.GradientTransformation:
+  """AdamW: Adam with decoupled weight decay.
 
-  As in PyTorch and optax, but not in the paper, the decay is multiplied by the learning rate.
+  Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, Algorithm 2. As in PyTorch and
+  optax, but not in the paper, the decay is multiplied by the learning rate.
+
+  Args:
+    learning_rate: a number, or a schedule of the update count.
+    b1: decay of the first moments.
+    b2: decay of the second moments.
+    eps: number added to the root of the second moments.
+    weight_decay: decoupled, a number or a schedule.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+
+  Returns:
+    A transform; its update needs parameters.
+
+  Raises:
+    ValueError: the learning rate is an array of 16 bits.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 0.1)}
+    tx = optim.adamw(1e-3, weight_decay=0.05)
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   rule = optax.scale_by_adam(b1, b2, eps)
   return with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
 
 
 def lamb(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-6,
-  weight_decay: Any = 0.0,
+  weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
   matrices: Matrices | None = None,
-) -> Transform:
-  """LAMB (You et al., 2020, https://arxiv.org/abs/1904.00962, Algorithm 2), of ResMLP's recipes.
+) -> optax.GradientTransformation:
+  """LAMB: Adam with decoupled decay, and a step of each array as long as the array times the rate.
 
-  As in the code that trained ResMLP (FusedLAMB of apex), a parameter without weight decay, by its
-  mask, makes Adam's step: a bias that starts at 0 would hardly grow by steps of its own length.
+  You et al., 2020, https://arxiv.org/abs/1904.00962, Algorithm 2, as in ResMLP's recipes. As in the
+  code that trained ResMLP (FusedLAMB of apex), a parameter without weight decay, by its mask, makes
+  Adam's step: a bias that starts at 0 would hardly grow by steps of its own length.
 
   Args:
-    matrices: see `matrix_axes`; each layer of a stack then has a norm of its own. None: each array.
+    learning_rate: a number, or a schedule of the update count.
+    b1: decay of the first moments.
+    b2: decay of the second moments.
+    eps: number added to the root of the second moments.
+    weight_decay: decoupled, a number or a schedule.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+    matrices: which axes count layers of a stack, each of which then has a norm of its own, see
+      `matrix_axes`; None: one norm for each array.
+
+  Returns:
+    A transform; its update needs parameters.
+
+  Raises:
+    ValueError: the learning rate is an array of 16 bits; in `init`, the parameters are one vector
+      without a name.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 0.1)}
+    tx = optim.lamb(5e-3, weight_decay=0.2)
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   adapted = _scale_by_trust_ratio(matrices)
   return optax.chain(
@@ -186,18 +286,37 @@ def _scale_by_trust_ratio(matrices: Matrices | None) -> Transform:
 
 
 def adagrad(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   initial_accumulator: float = 0.1,
   eps: float = 1e-7,
-  weight_decay: Any = 0.0,
+  weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
-) -> Transform:
+) -> optax.GradientTransformation:
   """Adagrad (Duchi et al., 2011, https://jmlr.org/papers/v12/duchi11a.html) with L2 regularisation.
 
   Args:
-    initial_accumulator: the sum of squares to start from.
-    eps: added to the sum of squares, under the root.
+    learning_rate: a number, or a schedule of the update count.
+    initial_accumulator: sum of squares to start from.
+    eps: number added to the sum of squares, under the root.
+    weight_decay: a number or a schedule; this times the parameters is added to the gradient.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+
+  Returns:
+    A transform; its update needs parameters.
+
+  Raises:
+    ValueError: the learning rate is an array of 16 bits.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 0.1)}
+    tx = optim.adagrad(0.1)
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   return with_l2(
     optax.scale_by_rss(initial_accumulator, eps), learning_rate, weight_decay, decay_mask
@@ -210,39 +329,57 @@ def takes_adam(name: str, adam_paths: str) -> bool:
 
 
 def muon(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   momentum: float = 0.95,
   nesterov: bool = True,
   rms: float = 0.2,
+  normuon: bool = False,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
   adam_paths: str = NOT_BY_MUON,
   matrices: Matrices | None = None,
-  weight_decay: Any = 1e-2,
+  weight_decay: optax.ScalarOrSchedule = 1e-2,
   decay_mask: Any = None,
-) -> Transform:
+) -> optax.GradientTransformation:
   """Muon (Jordan, 2024) for matrices, Adam for the rest, one rate for both, as optax has it.
 
   An update of a matrix has the root mean square `rms`, as one of Adam has about (Liu et al., 2025,
   https://arxiv.org/abs/2502.16982, Section 2.2). The head and embeddings take Adam, as is usual.
 
   Args:
-    learning_rate: a number or a schedule of the update count.
+    learning_rate: a number, or a schedule of the update count.
     momentum: decay of the momentum.
     nesterov: whether the momentum is Nesterov's; Adam then is NAdam.
     rms: root mean square of an update of a matrix, at a rate of 1.
-    b1: of Adam, as are b2 and eps; of NAdam with `nesterov`.
-    adam_paths: a regular expression of matrices that take Adam; "" matches none. Tables that ids
-      look up take Adam, too.
-    matrices: see `matrix_axes`. None: arrays named kernel or weight of two or more axes, see
-      `Matrices`.
-    weight_decay: decoupled.
-    decay_mask: as in `optax.add_decayed_weights`.
+    normuon: whether this is NorMuon (Li et al., 2025, https://arxiv.org/abs/2510.05491): each
+      neuron's part of an update is divided by its running root mean square, of decay 0.95.
+    b1: decay of Adam's first moments.
+    b2: decay of Adam's second moments.
+    eps: number added to the root of Adam's second moments.
+    adam_paths: a regular expression of the paths of matrices that take Adam; "" matches none.
+      Tables that ids look up take Adam, too.
+    matrices: which axes are inputs, outputs and layers of stacks, see `matrix_axes`. None: arrays
+      of two or more axes named kernel or weight are matrices, see `Matrices`.
+    weight_decay: decoupled, a number or a schedule.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+
+  Returns:
+    A transform; its update needs parameters.
 
   Raises:
-    ValueError: of `init`, no matrix is left for Muon.
+    ValueError: the learning rate is an array of 16 bits; in `init`, no matrix is left for Muon.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"kernel": jnp.ones((2, 3))}, {"kernel": jnp.full((2, 3), 0.1)}
+    tx = optim.muon(3e-3)
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   chosen = matrices or Matrices()
 
@@ -270,5 +407,8 @@ def muon(
     ),
     optax.scale(-1.0),
   )
+  if normuon:
+    of_matrices = {"matrices": True, "others": False}
+    inner = optax.chain(inner, optax.masked(polar.balance_neurons(), of_matrices))
   rule = chosen.apart(inner, is_muon)
   return with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)

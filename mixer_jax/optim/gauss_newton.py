@@ -17,6 +17,8 @@ and 2020, https://arxiv.org/abs/1412.1193). Dangel et al. (2024, https://arxiv.o
 approximate the same matrix for such losses by K-FAC.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import math
 from typing import Any, Callable, NamedTuple
 
@@ -38,10 +40,10 @@ class GaussNewtonState(NamedTuple):
 
   Attributes:
     count: number of updates so far, an int32 scalar.
-    damping: of the next update, a scalar.
-    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
-    rate: where the next line search begins, a scalar.
-    previous: the last direction, like the parameters, in the type of sums.
+    damping: damping of the next update, a scalar.
+    ratio: last reduction ratio, the loss's change over the model's; 1 before the first.
+    rate: multiplier at which the next line search begins, a scalar.
+    previous: last direction, like the parameters, in the type of sums.
   """
 
   count: jax.Array
@@ -54,7 +56,7 @@ class GaussNewtonState(NamedTuple):
 def gauss_newton(
   curvature: Curvature,
   *,
-  learning_rate: Any = 1.0,
+  learning_rate: optax.ScalarOrSchedule = 1.0,
   damping: float = 1e-3,
   momentum: float = 0.0,
   bias_correction: bool = False,
@@ -65,59 +67,69 @@ def gauss_newton(
   max_damping: float = 1e8,
   max_rows: int = MAX_ROWS,
 ) -> optax.GradientTransformationExtraArgs:
-  """Damped Gauss-Newton steps, exact, for batches of up to a few thousand residuals or parameters.
+  """Makes exact, damped Gauss-Newton steps, for up to a few thousand residuals or parameters.
 
-  The step follows from the batch alone: its targets give the residuals (without targets, as of
-  equations, they are zero), so the likelihood must be that of the loss, and what was done to the
-  gradient before, such as clipping or decay, does not count. The first update warns if the gradient
-  is not that of the residuals. Only parameters in the tree of the gradient move; others are
-  constants.
+  The step is -J^T (J J^T + damping I)^-1 r, with the residuals r [N] of the batch and their
+  derivative J (`Curvature.residuals`). It follows from the batch alone: its targets give the
+  residuals (without targets, as of equations, they are zero), so the likelihood must be that of the
+  loss, and what was done to the gradient before, such as clipping or decay, does not count. The
+  first update warns if the gradient is not that of the residuals. Only parameters in the tree of
+  the gradient move; others are constants.
 
-  The update takes `batch`. A batch whose residuals are not finite makes no step. With the extra argument `value_fn`, which maps parameters to the loss on
-  the same batch (`value`, the loss before the step, saves an evaluation), the damping adapts in
-  every update by the ratio of the loss's reduction to the model's, see `model_steps`, and a step
-  that does not lessen the loss is tried again with more damping, up to eight times for the same
-  matrix, or not made. The rule has no scale of its own: as residuals vanish, the model becomes
-  exact, and the damping falls to 1e-16 and below, where rounding hides the small eigenvalues of the matrix; where Cholesky's method
-  fails there, the damping of this update is tenfold until it does not.
+  The update takes `batch`. A batch whose residuals are not finite makes no step. The extra argument
+  `value_fn` maps parameters to the loss on the same batch (`value`, the loss before the step, saves
+  an evaluation). With it the damping adapts in every update to the ratio of the loss's reduction to
+  the model's, and a step that does not lessen the loss is tried again with more damping, up to
+  eight times for the same matrix, or not made. The rule has no scale of its own: as residuals
+  vanish, the model becomes exact, and the damping falls to 1e-16 and below, where rounding hides
+  the small eigenvalues of the matrix. Where Cholesky's method fails there, the damping of this
+  update is multiplied by ten until it succeeds.
 
   With a `momentum` mu the direction is that of SPRING (Goldshlager et al., 2024,
   https://arxiv.org/abs/2401.10190, Section 3; for equations arXiv:2505.12149),
 
-    d = argmin |J d + r|^2 + damping |d - mu d_previous|^2
-      = mu d_previous - J^T (J J^T + damping I)^-1 (r + mu J d_previous).
+      d = argmin |J d + r|^2 + damping |d - mu d_previous|^2
+        = mu d_previous - J^T (J J^T + damping I)^-1 (r + mu J d_previous).
 
   With `acceleration` the direction d becomes d - J^T (J J^T + damping I)^-1 b / 2, with the second
-  derivative b of the outputs along d as residuals see it (`Residuals.bend`): it follows the curved
+  derivative b of the outputs along d as residuals see it (`Residuals.bend`). It follows the curved
   valley of such losses (Transtrum and Sethna, 2012, https://arxiv.org/abs/1201.5885, Section 2.4),
-  for a pass in forward mode of second order and one backward. Where b's part without the half is
+  for one forward pass of second order and one backward pass. Where b's part without the half is
   longer than 3/4 of d, the damping is too small, and the step is tried again as above. On a small
   net that solves Poisson's equation, 100 steps with it went further than 800 without.
 
   Args:
-    curvature: of the model, whose likelihood has a factor; of its options `likelihood`, `in_axes`
-      and `mesh` count.
+    curvature: the `Curvature` of the model, whose likelihood has a factor; of its options
+      `likelihood`, `in_axes` and `mesh` count.
     learning_rate: a number or a schedule, multiplies the direction.
-    damping: the first one, in the units of loss / parameter^2.
-    momentum: mu; 0: none.
-    bias_correction: divides the t-th direction, from t = 1 on, by (1 - mu^(2t))^(1/2): directions
-      begin without a previous one. The published code has none.
+    damping: the first damping, in the units of loss / parameter^2.
+    momentum: mu above; 0 means none.
+    bias_correction: whether the t-th direction, from t = 1 on, is divided by (1 - mu^(2t))^(1/2),
+      since directions begin without a previous one. The published code does not.
     acceleration: whether the second order is added, see above.
-    line_search: multiplies the step by the power of two with the least loss, see
-      `model_steps.search`.
-    damping_decay: factor of the damping where the ratio is above 3/4; below 1/4 it is divided by
-      it.
-    min_damping: the damping stays at this or above.
-    max_damping: the damping stays at this or below.
-    max_rows: most residuals of a batch, unless there is a parameter for four of them or fewer; the
-      matrix of 8,192 in float64 takes 512 MiB.
+    line_search: whether the step is multiplied by the power of two with the least loss.
+    damping_decay: factor of the damping where the ratio is above 3/4; where it is below 1/4, the
+      damping is divided by it.
+    min_damping: least damping.
+    max_damping: largest damping.
+    max_rows: most residuals of a batch, unless there are at least four residuals for each
+      parameter; the matrix of 8,192 in float64 takes 512 MiB.
 
   Returns:
     A transform with a `GaussNewtonState`.
 
   Raises:
-    ValueError: a likelihood without a factor, or a curvature with an axis_name; in the update more
-      residuals than max_rows, or a line search without `value_fn`.
+    ValueError: the likelihood has no factor, or the curvature has an axis_name; in the update there
+      are more residuals than max_rows, or a line search without `value_fn`.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.gauss_newton(curvature)
+    state = tx.init(params)
+    updates, state = tx.update(grads, state, params, batch=batch, value_fn=loss)
+    ```
   """
   if curvature.likelihood.factor is None:
     raise ValueError("gauss_newton needs a likelihood with a factor")

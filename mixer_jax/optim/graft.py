@@ -4,6 +4,8 @@ Agarwal et al., "Disentangling adaptive gradient methods from learning rates",
 2020, https://arxiv.org/abs/2002.11803, Algorithm 1.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import collections
 from typing import Any, Callable, NamedTuple
 
@@ -26,9 +28,9 @@ class GraftState(NamedTuple):
   Attributes:
     magnitude: state of the optimizer that gives the norm.
     direction: state of the optimizer that gives the direction.
-    norms: Euclidean norms of both updates of the last step, before they were
-      combined: (magnitude's, direction's), each a tree of float32 scalars like
-      the parameters; zeros before the first step. `squared_norms` reports them.
+    norms: Euclidean norms of both updates of the last step, before they were combined:
+      (magnitude's, direction's), each a tree of float32 scalars like the parameters; zeros before
+      the first step.
   """
 
   magnitude: Any
@@ -43,22 +45,39 @@ def graft(
   eps: float = 1e-16,
   matrices: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Takes steps along one optimizer's updates, as long as the other's.
+  """Takes steps along one optimizer's updates, as long as the other's (learning-rate grafting).
 
-  Both are complete optimizers that see the same gradients, parameters and extra
-  arguments; learning rates, momentum and weight decay live inside each. With m
-  and d their updates, the step is ||m|| d / (||d|| + eps).
+  Agarwal et al., 2020, https://arxiv.org/abs/2002.11803, Algorithm 1. Both are complete optimizers
+  that see the same gradients, parameters and extra arguments; learning rates, momentum and weight
+  decay live inside each. With m and d their updates, the step is ||m|| d / (||d|| + eps).
 
-  `graft(a, a)` makes the steps of `a`, as long as their norms are far above eps. Where the direction is
-  exactly zero, so is the step.
+  `graft(a, a)` makes the steps of `a`, as long as their norms are far above eps. Where the
+  direction is exactly zero, so is the step.
 
   Args:
-    magnitude: gives the norm.
-    direction: gives the direction.
-    scope: "tensor" compares norms of each array (the study's code), "global"
-      those of the whole tree.
-    eps: added to the norm of the direction, the study's 1e-16.
-    matrices: see `matrix_axes`; with scope "tensor" each layer of a stack then has a norm of its own.
+    magnitude: the optimizer that gives the norm.
+    direction: the optimizer that gives the direction.
+    scope: "tensor" compares norms of each array, as the K-FAC study's code, "global" those of the
+      whole tree.
+    eps: number added to the norm of the direction; the default is the study's.
+    matrices: with scope "tensor", which axes count layers of a stack, each of which then has a norm
+      of its own, see `matrix_axes`; None: one norm for each array.
+
+  Returns:
+    A transform with a `GraftState`.
+
+  Raises:
+    ValueError: scope is unknown.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.1)}
+    tx = optim.graft(magnitude=optim.sgd(0.1), direction=optim.adam(1e-3))
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   check_choice("scope", scope, SCOPES)
   each = (matrices or Matrices(axes=lambda path, shape: None)).each

@@ -6,6 +6,8 @@ Martens (2010), "Deep learning via Hessian-free optimization", and Martens and S
 reverse. Unlike `gauss_newton`, it has no limit to the number of residuals.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -28,11 +30,11 @@ class HessianFreeState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the preconditioner.
-    damping: of the next update, a scalar.
-    ratio: the last reduction ratio, the loss's change over the model's; 1 before the first.
-    rate: where the next line search begins, a scalar.
-    previous: the last solution, like the parameters, in the type of sums.
-    iterations: how many the last solution took, an int32 scalar.
+    damping: damping of the next update, a scalar.
+    ratio: last reduction ratio, the loss's change over the model's; 1 before the first.
+    rate: multiplier at which the next line search begins, a scalar.
+    previous: last solution, like the parameters, in the type of sums.
+    iterations: number of iterations of the last solution, an int32 scalar.
   """
 
   count: jax.Array
@@ -47,7 +49,7 @@ class HessianFreeState(NamedTuple):
 def hessian_free(
   curvature: Curvature,
   *,
-  learning_rate: Any = 1.0,
+  learning_rate: optax.ScalarOrSchedule = 1.0,
   damping: float = 1e-3,
   max_iterations: int = 50,
   cg_tolerance: float = 5e-4,
@@ -59,35 +61,49 @@ def hessian_free(
   min_damping: float = 1e-20,
   max_damping: float = 1e8,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes steps -(F + damping I)^-1 g by conjugate gradients, F the exact Gauss-Newton matrix of a batch.
+  """Makes Gauss-Newton steps -(F + damping I)^-1 g by conjugate gradients, preconditioned by K-FAC.
 
-  The update takes `batch` and, for sampled factors, `rng`; with `value_fn`, and maybe `value`,
-  damping adapts and steps that do not lessen the loss are not made, see `gauss_newton`. Unlike
-  there, g is the gradient that the caller gives. The iterations end where the model of the loss
-  falls by less than a share of k `cg_tolerance` over the last k, k = max(10, i / 10) (Martens, 2010,
-  Section 4.4).
+  F is the exact Gauss-Newton matrix of the batch; it is never formed, and there is no limit to the
+  number of residuals. Unlike in `gauss_newton`, g is the gradient that the caller gives. The
+  iterations end where the model of the loss falls by less than a share of k `cg_tolerance` over the
+  last k, with k = max(10, i / 10) at iteration i (Martens, 2010, Section 4.4).
+
+  The update takes `batch` and, for sampled factors, `rng`. With `value_fn`, and maybe `value`, the
+  damping adapts and steps that do not lessen the loss are not made, as in `gauss_newton`.
 
   Args:
-    curvature: of the model, whose likelihood is that of the loss.
+    curvature: the `Curvature` of the model, whose likelihood is that of the loss.
     learning_rate: a number or a schedule, multiplies the solution.
-    damping: the first one, in the units of loss / parameter^2.
+    damping: the first damping, in the units of loss / parameter^2.
     max_iterations: most products with F for a step.
-    cg_tolerance: see above; 0: all iterations are made.
+    cg_tolerance: progress, for each iteration, at which iterations end, see above; 0 makes all.
     warm_start: the iterations begin at the last solution times this (Martens and Sutskever, 2012,
       Section 20.9.3), or at 0 if the model is better there.
-    acceleration: adds the second order of `gauss_newton`, where it is not too large, by as many
-      iterations.
-    line_search: as in `gauss_newton`.
-    precondition: `scale_by_kfac` of the same curvature, with exact damping, whose factors and
+    acceleration: whether the second order of `gauss_newton` is added, where it is not too large, by
+      as many iterations.
+    line_search: whether the step is multiplied by the power of two with the least loss.
+    precondition: a `scale_by_kfac` of the same curvature with exact damping, whose factors and
       inverses precondition; its own damping does not count. None: one that renews both in every
       update, which costs less than the products with F.
-    damping_decay: as in `gauss_newton`, as are min_damping and max_damping.
+    damping_decay: factor of the damping where the reduction ratio is above 3/4; where it is below
+      1/4, the damping is divided by it.
+    min_damping: least damping.
+    max_damping: largest damping.
 
   Returns:
     A transform with a `HessianFreeState`.
 
   Raises:
-    ValueError: a likelihood without a factor; in the update a line search without `value_fn`.
+    ValueError: the likelihood has no factor; in the update, a line search has no `value_fn`.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.hessian_free(curvature, max_iterations=5)
+    state = tx.init(params)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=key, value_fn=loss)
+    ```
   """
   if curvature.likelihood.factor is None:
     raise ValueError("hessian_free needs a likelihood with a factor")
@@ -193,7 +209,7 @@ def conjugate_gradients(
   size = _dot(residual, ahead)
 
   def goes_on(carry):
-    i, x, residual, _, size, values = carry
+    i, _x, _residual, _, size, values = carry
     span = jnp.maximum(_LEAST_SPAN, i // 10)
     value = values[i]
     slow = (value < 0) & (value - values[jnp.maximum(i - span, 0)] > span * tolerance * value)

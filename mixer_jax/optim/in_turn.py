@@ -1,5 +1,8 @@
 """One optimizer after another in a run, such as Adam and then L-BFGS."""
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
+import itertools
 from typing import Any, NamedTuple, Sequence
 
 import jax
@@ -12,7 +15,7 @@ class InTurnState(NamedTuple):
 
   Attributes:
     count: number of updates so far, an int32 scalar.
-    turn: which of the optimizers made the last one, from 0, an int32 scalar.
+    turn: index of the optimizer that made the last update, from 0, an int32 scalar.
     states: the state of each optimizer. An optimizer that has not begun holds a state made from the
       parameters of `init`, which it never uses; one that is done keeps its last.
   """
@@ -25,14 +28,15 @@ class InTurnState(NamedTuple):
 def in_turn(
   optimizers: Sequence[optax.GradientTransformation], boundaries: Sequence[int]
 ) -> optax.GradientTransformationExtraArgs:
-  """Joins optimizers as `optax.join_schedules` joins schedules.
+  """Runs one optimizer after another, such as Adam and then L-BFGS.
 
-  The first makes the updates before boundaries[0], the second those from boundaries[0] on, and so
-  forth. Each begins as if the run began there: its state is made from the parameters of that moment,
-  and its schedules count from 0. All of them get the extra arguments.
+  Optimizers are joined as `optax.join_schedules` joins schedules: the first makes the updates
+  before boundaries[0], the second those from boundaries[0] on, and so forth. Each begins as if the
+  run began there: its state is made from the parameters of that moment, and its schedules count
+  from 0. All of them get the extra arguments.
 
   Args:
-    optimizers: in their order.
+    optimizers: the optimizers in their order.
     boundaries: updates at which the next optimizer begins, one fewer than optimizers, rising.
 
   Returns:
@@ -41,10 +45,20 @@ def in_turn(
   Raises:
     ValueError: there are too few or too many boundaries, or they do not rise; or the update gets no
       parameters.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 0.1)}
+    tx = optim.in_turn([optim.adam(1e-3), optim.sgd(0.1)], boundaries=[1000])
+    updates, state = tx.update(grads, tx.init(params), params)
+    ```
   """
   transforms = [optax.with_extra_args_support(tx) for tx in optimizers]
   starts = [0, *boundaries]
-  if len(starts) != len(transforms) or any(x >= y for x, y in zip(starts, starts[1:])):
+  if len(starts) != len(transforms) or any(x >= y for x, y in itertools.pairwise(starts)):
     raise ValueError(
       f"boundaries are {list(boundaries)} for {len(transforms)} optimizers; allowed:"
       f" {len(transforms) - 1} numbers of updates that rise, the first above 0"

@@ -4,6 +4,8 @@ Both take the layers of a `Curvature`: kernel and bias are one matrix [d_in + 1,
 parameters take Adam.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import re
 from typing import Any
 
@@ -30,21 +32,34 @@ def scale_by_kfac_adam(
 ) -> optax.GradientTransformationExtraArgs:
   """Adam in the eigenbasis of K-FAC's factors.
 
-  The update takes `batch`, `rng` and `model_params` as that of `scale_by_kfac`.
+  A layer's gradient [d_in + 1, d_out], of kernel and bias, is turned into the basis, Adam makes its
+  step there element by element, and the step is turned back. Parameters without a layer take Adam
+  as they are. The extra arguments of the update are those of `scale_by_kfac`.
 
   Args:
-    curvature: of the model; it needs some layer.
+    curvature: the `Curvature` of the model, with at least one layer.
     b1: decay of the first moments.
     b2: decay of the second moments.
-    eps: added to the root of the second moments.
-    factor_decay: of the moving averages of the factors, per renewal.
+    eps: number added to the root of the second moments.
+    factor_decay: decay of the factors' moving averages, per renewal.
     factor_period: updates between renewals of the factors.
-    basis_period: the same of the basis.
-    factor_fraction: part of the batch that factors are estimated from, every n-th example.
+    basis_period: updates between renewals of the basis.
+    factor_fraction: share 1/n of the batch that factors are estimated from; None: all of it.
     decomposition: how bases are renewed.
 
   Returns:
     A transform with an `InBasisState`.
+
+  Raises:
+    ValueError: the curvature has no layer; in the update, `batch` or parameters are missing.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.scale_by_kfac_adam(curvature)
+    updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+    ```
   """
   rule = optax.scale_by_adam(b1, b2, eps)
   source = _source(curvature, factor_fraction)
@@ -54,13 +69,13 @@ def scale_by_kfac_adam(
 
 
 def kfac_adam(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   curvature: Curvature,
   *,
   b1: float = 0.9,
   b2: float = 0.95,
   eps: float = 1e-8,
-  weight_decay: Any = 1e-4,
+  weight_decay: optax.ScalarOrSchedule = 1e-4,
   decay_mask: Any = None,
   factor_decay: float = 0.8,
   factor_period: int = 10,
@@ -68,7 +83,36 @@ def kfac_adam(
   factor_fraction: float | None = None,
   decomposition: Decomposition = Decomposition(),
 ) -> optax.GradientTransformationExtraArgs:
-  """Adam in K-FAC's eigenbasis with decoupled weight decay; see `scale_by_kfac_adam`."""
+  """Adam in the eigenbasis of K-FAC's factors, with decoupled weight decay and a learning rate.
+
+  Args:
+    learning_rate: a number, or a schedule of the update count.
+    curvature: the `Curvature` of the model, with at least one layer.
+    b1: decay of the first moments.
+    b2: decay of the second moments.
+    eps: number added to the root of the second moments.
+    weight_decay: decoupled, a number or a schedule.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+    factor_decay: decay of the factors' moving averages, per renewal.
+    factor_period: updates between renewals of the factors.
+    basis_period: updates between renewals of the basis.
+    factor_fraction: share 1/n of the batch that factors are estimated from; None: all of it.
+    decomposition: how bases are renewed.
+
+  Returns:
+    A transform whose update needs parameters, `batch` and `rng`.
+
+  Raises:
+    ValueError: the curvature has no layer; in the update, `batch` or parameters are missing.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.kfac_adam(1e-2, curvature)
+    updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+    ```
+  """
   rule = scale_by_kfac_adam(
     curvature,
     b1=b1,
@@ -90,6 +134,7 @@ def scale_by_kfac_muon(
   ridge: float = 1.0,
   rms: float = 0.2,
   newton_schulz: int = 3,
+  normuon: bool = False,
   adam_paths: str = first_order.NOT_BY_MUON,
   others: optax.GradientTransformation | None = None,
   factor_decay: float = 0.8,
@@ -100,32 +145,49 @@ def scale_by_kfac_muon(
 ) -> optax.GradientTransformationExtraArgs:
   """Muon in K-FAC's metric: its steps are orthogonal where K-FAC's curvature is the identity.
 
-  Of all steps U with a spectral norm of A^(1/2) U G^(1/2) of at most 1, that along which a loss with
-  the gradient M falls most is
+  Of all steps U with a spectral norm of A^(1/2) U G^(1/2) of at most 1, that along which a loss
+  with the gradient M falls most is
 
-    U = A^(-1/2) polar(A^(-1/2) M G^(-1/2)) G^(-1/2),
+      U = A^(-1/2) polar(A^(-1/2) M G^(-1/2)) G^(-1/2),
 
-  with polar(X) = X (X^T X)^(-1/2). Zhang et al. (2026, https://arxiv.org/abs/2603.09697) take factors
-  of the gradient; A and G are K-FAC's here, of mean eigenvalue 1, `ridge` added. M is the momentum, and
-  U is scaled to the root mean square `rms`. A factor of zeros, as behind a head that starts at
-  zero, counts as the identity. With a large `ridge` (1e6) and `newton_schulz=5` this is Muon.
-
-  The update takes `batch`, `rng` and `model_params` as that of `scale_by_kfac`.
+  with polar(X) = X (X^T X)^(-1/2). Zhang et al. (2026, https://arxiv.org/abs/2603.09697) take
+  factors of the gradient; A and G are K-FAC's here, of mean eigenvalue 1, `ridge` added. M is the
+  momentum, and U is scaled to the root mean square `rms`. A factor of zeros, as behind a head that
+  starts at zero, counts as the identity. With a large `ridge` (1e6) and `newton_schulz=5` this is
+  Muon. The extra arguments of the update are those of `scale_by_kfac`.
 
   Args:
-    curvature: see `scale_by_kfac_adam`, as are the arguments that are not named here.
+    curvature: the `Curvature` of the model, with at least one layer.
     momentum: decay of the momentum, which is Nesterov's.
-    ridge: added to the eigenvalues of a factor, whose mean is 1.
+    ridge: number added to the eigenvalues of a factor, whose mean is 1.
     rms: root mean square of the update of a kernel with its bias, at a rate of 1.
     newton_schulz: steps of the iteration to the polar factor.
+    normuon: whether each output direction of U, in the basis, is divided by its running root mean
+      square, as each neuron's is in NorMuon (Li et al., 2025, https://arxiv.org/abs/2510.05491).
     adam_paths: a regular expression of layers that take `others`, "" for none; by default of paths
       with a part `head` or `embedding`. A head of another name takes Muon's steps.
-    others: of parameters without a basis; None: Nesterov's Adam.
+    others: transform of parameters without a basis; None: Nesterov's Adam.
+    factor_decay: decay of the factors' moving averages, per renewal.
+    factor_period: updates between renewals of the factors.
+    basis_period: updates between renewals of the basis.
+    factor_fraction: share 1/n of the batch that factors are estimated from; None: all of it.
+    decomposition: how bases are renewed.
 
   Returns:
     A transform with an `InBasisState`.
+
+  Raises:
+    ValueError: no layer is left for the basis; in the update, `batch` or parameters are missing.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.scale_by_kfac_muon(curvature, ridge=0.1)
+    updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+    ```
   """
-  rule = polar.orthogonal(momentum, ridge, rms, newton_schulz)
+  rule = polar.orthogonal(momentum, ridge, rms, newton_schulz, normuon)
   others = optax.scale_by_adam(0.9, 0.999, 1e-8, nesterov=True) if others is None else others
   source = _source(curvature, factor_fraction, adam_paths)
   return in_basis(
@@ -134,26 +196,62 @@ def scale_by_kfac_muon(
 
 
 def kfac_muon(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   curvature: Curvature,
   *,
   momentum: float = 0.9,
   ridge: float = 1.0,
   rms: float = 0.2,
+  normuon: bool = False,
   adam_paths: str = first_order.NOT_BY_MUON,
-  weight_decay: Any = 1e-2,
+  weight_decay: optax.ScalarOrSchedule = 1e-2,
   decay_mask: Any = None,
   factor_decay: float = 0.8,
   factor_period: int = 10,
   basis_period: int = 20,
   factor_fraction: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Muon in K-FAC's metric with decoupled weight decay; see `scale_by_kfac_muon`."""
+  """Muon in K-FAC's metric, with decoupled weight decay and a learning rate.
+
+  The step is that of `scale_by_kfac_muon`; parameters without a layer take Nesterov's Adam.
+
+  Args:
+    learning_rate: a number, or a schedule of the update count.
+    curvature: the `Curvature` of the model, with at least one layer.
+    momentum: decay of the momentum, which is Nesterov's.
+    ridge: number added to the eigenvalues of a factor, whose mean is 1.
+    rms: root mean square of the update of a kernel with its bias, at a rate of 1.
+    normuon: whether each output direction of a step is divided by its running root mean square, see
+      `scale_by_kfac_muon`.
+    adam_paths: a regular expression of layers that take Adam, "" for none; by default of paths with
+      a part `head` or `embedding`.
+    weight_decay: decoupled, a number or a schedule.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+    factor_decay: decay of the factors' moving averages, per renewal.
+    factor_period: updates between renewals of the factors.
+    basis_period: updates between renewals of the basis.
+    factor_fraction: share 1/n of the batch that factors are estimated from; None: all of it.
+
+  Returns:
+    A transform whose update needs parameters, `batch` and `rng`.
+
+  Raises:
+    ValueError: no layer is left for the basis; in the update, `batch` or parameters are missing.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.kfac_muon(1e-2, curvature)
+    updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+    ```
+  """
   rule = scale_by_kfac_muon(
     curvature,
     momentum=momentum,
     ridge=ridge,
     rms=rms,
+    normuon=normuon,
     adam_paths=adam_paths,
     factor_decay=factor_decay,
     factor_period=factor_period,

@@ -5,6 +5,8 @@ one. The shape of an array does not tell which of its axes are inputs, outputs, 
 the program that reads the array does.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import math
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -20,7 +22,13 @@ from mixer_jax.optim.curvature.predictor import Predictor
 
 
 class Axes(NamedTuple):
-  """The axes of an array that count stacked layers, inputs and outputs; () where it has none."""
+  """The axes of an array that count stacked layers, inputs and outputs.
+
+  Attributes:
+    stacked: axes that count layers of a stack; () for a single array.
+    inputs: axes that are inputs of the product; () if the array is no matrix.
+    outputs: axes that are outputs of the product; () if the array is no matrix.
+  """
 
   stacked: tuple[int, ...] = ()
   inputs: tuple[int, ...] = ()
@@ -48,15 +56,24 @@ class Part(NamedTuple):
 
 
 class Matrices:
-  """The parts of each array of a tree, by path.
+  """Tells which arrays of a tree are matrices [d_in, d_out], or stacks of them.
+
+  `matrix_axes` makes one from a program. Without any argument the outputs of an array of two or
+  more axes are the last axes that its bias has (the last one without a bias in sight), its inputs
+  are all others, and a warning says so once where there are more than two.
 
   Args:
-    known: by path; made by `matrix_axes`.
+    known: parts of each array by its path, as `matrix_axes` finds them.
     axes: a function of a path and a shape to `Axes`, or None for an array that is no matrix.
 
-  Without either, the outputs of an array of two or more axes are the last axes that its bias has (the
-  last one without a bias in sight), its inputs are all others, and a warning says so once where
-  there are more than two.
+  Example:
+    ```python
+    from mixer_jax import optim
+
+    kernel = optim.Axes(stacked=(0,), inputs=(1,), outputs=(2,))  # [layers, d_in, d_out]
+    matrices = optim.Matrices(axes=lambda path, shape: kernel if len(shape) == 3 else None)
+    tx = optim.soap(3e-3, matrices=matrices)
+    ```
   """
 
   def __init__(
@@ -198,18 +215,33 @@ def matrix_axes(
   in_axes: Any = 0,
   fused: bool = False,
 ) -> Matrices:
-  """The matrices of a function's parameters, found in its program as `Curvature` finds layers.
+  """Finds the matrices of a function's parameters in its program, as `Curvature` finds layers.
 
-  Kernels in any layout, fused heads and stacks of layers are told apart. Parameters that are no matrix
-  of a product stay whole, layers of a stack apart.
+  Kernels in any layout, fused heads and stacks of layers are told apart. Parameters that are no
+  matrix of a product stay whole, layers of a stack apart. `soap`, `shampoo`, `muon`, `lamb` and
+  `graft` take the result as `matrices`.
 
   Args:
     predict: maps (params, batch) to outputs; those of a mapping may have batches of their own.
     params: the parameters, or their shapes.
     batch: an example batch, or its shapes.
-    in_axes: see `Curvature`.
-    fused: whether a kernel stays one matrix if the outputs of its product are cut to pieces, as those
-      of fused heads or of gated units.
+    in_axes: the axis of examples of the arrays of the batch, see `Curvature`.
+    fused: whether a kernel stays one matrix if the outputs of its product are cut to pieces, as
+      those of fused heads or of gated units.
+
+  Returns:
+    The `Matrices` of the parameters.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params = {"kernel": jnp.ones((3, 2, 4))}  # from 3 channels to 2 heads of 4 channels
+    predict = lambda params, x: jnp.einsum("bi,ihc->bhc", x, params["kernel"]).reshape(len(x), 8)
+    matrices = optim.matrix_axes(predict, params, jnp.ones((5, 3)))
+    tx = optim.muon(1e-2, matrices=matrices)
+    ```
   """
   shapes = jax.eval_shape(lambda *trees: trees, params, batch)
   predictor = Predictor(predict, None)

@@ -1,5 +1,7 @@
 """Gradients of single examples, a few at a time."""
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import functools
 from typing import Any, Callable, Iterator
 
@@ -9,7 +11,7 @@ import jax
 def per_example_grads(
   loss: Callable[[Any, Any], jax.Array], params: Any, batch: Any, chunk: int = 32
 ) -> Iterator[Any]:
-  """The gradient of each example's loss, in chunks.
+  """Iterates over the gradients of single examples' losses, a chunk at a time.
 
   The mean over all examples is the gradient of the mean loss, as long as the loss of one
   example does not depend on the others (as it does where BatchNorm trains). A chunk costs
@@ -28,7 +30,19 @@ def per_example_grads(
     An iterator of trees like `params`, with a leading axis of examples, in their order.
 
   Raises:
-    ValueError: a chunk below 1, or arrays of different lengths.
+    ValueError: chunk is below 1, or the arrays of the batch differ in length.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    def loss(params, batch):
+      return jnp.mean((batch @ params["w"]) ** 2)
+
+    for grads in optim.per_example_grads(loss, {"w": jnp.ones(3)}, jnp.eye(3), chunk=2):
+      print(grads["w"].shape)  # (2, 3), then (1, 3)
+    ```
   """
   if chunk < 1:
     raise ValueError(f"chunk is {chunk}; allowed: 1 or more")

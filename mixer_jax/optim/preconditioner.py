@@ -8,7 +8,7 @@ V [d_in + 1, d_out] becomes (A (x) G + damping I)^-1 V, with the factors A, G of
 from __future__ import annotations  # `help` shows names, not what they stand for
 
 import functools
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,21 @@ from mixer_jax.optim.algebra import Decomposition
 from mixer_jax.optim.curvature.curvature import Curvature
 from mixer_jax.optim.curvature.patterns import check_choice
 
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = optax.Schedule
 
 
 class ScaleByKfacState(NamedTuple):
-  """State of `scale_by_kfac`, a pytree of arrays by layer path, float32 but for the counts.
+  """State of `scale_by_kfac` and `scale_by_ekfac`, a pytree of arrays by the path of a layer.
+
+  All are of `Curvature.dtype` but for the counts.
 
   Attributes:
     count: number of updates so far, an int32 scalar.
-    factors: `Kronecker` (or `Diagonal`) moving averages.
-    estimates: how many estimates each layer's averages are of, int32 [*stacked].
-    inverses: per Kronecker block (inputs, outputs): `Eigen` pairs for exact
-      damping, damped inverse matrices for factored damping.
-    second_moments: per Kronecker block those of EK-FAC [..., d_in, d_out]; {} for K-FAC.
+    factors: moving averages, a `Kronecker` (or `Diagonal`) for each layer.
+    estimates: how many estimates each layer's averages are of, int32 `[*stacked]`.
+    inverses: a pair (inputs, outputs) for each Kronecker block: `Eigen` for exact damping, damped
+      inverse matrices for factored damping.
+    second_moments: EK-FAC's [..., d_in, d_out] for each Kronecker block; {} for K-FAC.
   """
 
   count: jax.Array
@@ -44,7 +46,7 @@ class ScaleByKfacState(NamedTuple):
 def scale_by_kfac(
   curvature: Curvature,
   *,
-  damping: float | Schedule = 1e-2,
+  damping: optax.ScalarOrSchedule = 1e-2,
   damping_type: str = "exact",
   factor_decay: float = 0.8,
   factor_period: int = 10,
@@ -53,33 +55,51 @@ def scale_by_kfac(
   identity_start: bool = True,
   decomposition: Decomposition = Decomposition(),
 ) -> optax.GradientTransformationExtraArgs:
-  """Preconditions gradients with Kronecker-factored curvature.
+  """Preconditions gradients by Kronecker-factored curvature: (A (x) G + damping I)^-1 V.
 
-  The update needs two extra arguments: `batch`, which the curvature's function gets, and `rng`, a key
-  for the sampled targets; an extra argument `damping` takes the place of the option. Everything
-  happens under `lax.cond` inside the caller's `jit`, `lax.scan` or mesh, so a step that renews neither
-  factors nor inverses pays for the preconditioning products alone. Where a wrapper such as
+  Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671. V [d_in + 1, d_out] is the gradient of
+  a layer's kernel and bias, A and G are moving averages of the factors of `Curvature.estimate`.
+
+  The update needs two extra arguments: `batch`, which the curvature's function gets, and `rng`, a
+  key for the sampled targets; an extra argument `damping` takes the place of the option. Renewals
+  happen under `lax.cond` inside the caller's `jit`, `lax.scan` or mesh, so that a step which renews
+  neither factors nor inverses pays for the preconditioning products alone. Where a wrapper such as
   `optax.multi_transform` hides part of the parameters, the whole tree is passed as a third extra
   argument, `model_params`.
 
   Args:
-    curvature: of the model.
-    damping: added to the curvature, which has the units of loss / parameter^2; positive, or a
+    curvature: the `Curvature` of the model.
+    damping: positive number added to the curvature, in the units of loss / parameter^2, or a
       schedule of the update count.
     damping_type: "exact" adds it to the eigenvalues of the product A (x) G, as published;
       "factored" adds pi sqrt(damping) to A and sqrt(damping) / pi to G (Martens and Grosse,
       Section 6.3), which needs two matrix products a step instead of four.
-    factor_decay: of the moving averages of the factors, per renewal.
+    factor_decay: decay of the factors' moving averages, per renewal.
     factor_period: updates between renewals of the factors.
-    inverse_period: the same of the inverses.
-    factor_fraction: part of the batch that factors are estimated from, every n-th example.
-    identity_start: start the averages at the identity, as published. It keeps the first
+    inverse_period: updates between renewals of the inverses.
+    factor_fraction: share 1/n of the batch that factors are estimated from, every n-th example;
+      None: all of it.
+    identity_start: whether the averages start at the identity, as published. This keeps the first
       inverses finite where a zero head makes all other gradient factors zero. False: averages of
       the estimates alone, with weights factor_decay^age that sum to 1.
-    decomposition: how bases are renewed; `refresh` needs exact damping.
+    decomposition: how bases are renewed; its `refresh="qr"` needs exact damping.
 
   Returns:
     A transform with a `ScaleByKfacState`, to be chained with momentum and a learning rate.
+
+  Raises:
+    ValueError: damping_type is unknown or does not fit the decomposition; in the update, `batch`
+      or parameters are missing.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    import optax
+
+    tx = optax.chain(optim.scale_by_kfac(curvature, damping=1e-3), optax.scale(-0.1))
+    updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+    ```
   """
   check_choice("damping_type", damping_type, ("exact", "factored"))
   if damping_type == "factored" and decomposition.refresh == "qr":
@@ -93,7 +113,7 @@ def scale_by_kfac(
 def scale_by_ekfac(
   curvature: Curvature,
   *,
-  damping: float | Schedule = 1e-2,
+  damping: optax.ScalarOrSchedule = 1e-2,
   moments: str = "batch",
   moment_decay: float = 0.95,
   factor_decay: float = 0.8,
@@ -103,19 +123,38 @@ def scale_by_ekfac(
   identity_start: bool = True,
   decomposition: Decomposition = Decomposition(),
 ) -> optax.GradientTransformationExtraArgs:
-  """EK-FAC: second moments of gradients in K-FAC's eigenbasis in the place of its eigenvalues.
+  """Preconditions gradients by their second moments in the eigenbasis of K-FAC's factors (EK-FAC).
 
-  George et al., 2018, https://arxiv.org/abs/1806.03884; `ekfac` has the two estimates.
+  George et al., 2018, https://arxiv.org/abs/1806.03884. The extra arguments of the update are those
+  of `scale_by_kfac`.
 
   Args:
-    curvature: see `scale_by_kfac`, as are all arguments that are not named here.
-    damping: added to the second moments.
-    moments: "batch", of every update's gradient, or "examples", of single examples when factors are
-      renewed; then inverse_period is a multiple of factor_period.
-    moment_decay: of their averages.
+    curvature: the `Curvature` of the model.
+    damping: number added to the second moments, or a schedule of the update count.
+    moments: "batch": second moments of every update's gradient; "examples": those of single
+      examples when factors are renewed, for which inverse_period is a multiple of factor_period.
+    moment_decay: decay of the second moments' averages.
+    factor_decay: decay of the factors' moving averages, per renewal.
+    factor_period: updates between renewals of the factors.
+    inverse_period: updates between renewals of the eigenbasis.
+    factor_fraction: share 1/n of the batch that factors are estimated from; None: all of it.
+    identity_start: whether the averages of the factors start at the identity.
+    decomposition: how bases are renewed.
 
   Returns:
     A transform with a `ScaleByKfacState`.
+
+  Raises:
+    ValueError: moments is unknown, the periods do not fit it, or (with "batch") outputs differ in
+      their rows; in the update, `batch` or parameters are missing.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.scale_by_ekfac(curvature, moments="examples")
+    updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+    ```
   """
   check_choice("moments", moments, ("batch", "examples"))
   known = isinstance(factor_period, int) and isinstance(inverse_period, int)
@@ -244,12 +283,28 @@ def constrain_norm(
   tx: optax.GradientTransformationExtraArgs,
   curvature: Curvature,
   norm_constraint: Any,
-  learning_rate: float | Schedule,
+  learning_rate: optax.ScalarOrSchedule,
 ) -> optax.GradientTransformationExtraArgs:
-  """Scales the update v of a preconditioner by min(1, sqrt(limit / (learning_rate^2 <v, g>))).
+  """Scales the update v of a preconditioner by `min(1, sqrt(limit / (learning_rate^2 <v, g>)))`.
 
-  kl_clip of the K-FAC study's code; sums are over the parameters with curvature, and `learning_rate`
-  is the one that is applied later. The state is that of `tx`.
+  This is the kl_clip of the K-FAC study's code; `<v, g>` sums over the parameters with curvature.
+
+  Args:
+    tx: a preconditioner such as `scale_by_kfac`, whose state has a `count`.
+    curvature: the `Curvature` of the model.
+    norm_constraint: the limit, a number.
+    learning_rate: the number or schedule that is applied to the update later.
+
+  Returns:
+    A transform with the state of `tx`.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.constrain_norm(optim.scale_by_kfac(curvature), curvature, 1e-2, learning_rate=0.1)
+    updates, state = tx.update(grads, tx.init(params), params, batch=batch, rng=key)
+    ```
   """
   names = {path for b in curvature.blocks if b.kind != "gradient" for path in b.paths}
 

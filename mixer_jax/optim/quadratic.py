@@ -10,6 +10,8 @@ Delta the preconditioned gradient, negative, and delta the update before. F is n
 B B^T their Fisher matrix, v^T F w is the inner product of B^T J v and B^T J w.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 from typing import Any, NamedTuple, Sequence
 
 import jax
@@ -32,8 +34,9 @@ class ByModelState(NamedTuple):
   Attributes:
     count: number of updates so far, an int32 scalar.
     inner: state of the preconditioner.
-    previous: the last update, like the parameters, in the type of sums.
-    coefficients: alpha and mu of the last update, [2], before the learning rate.
+    previous: last update, like the parameters, in the type of sums.
+    coefficients: multipliers [2] of the preconditioned gradient and of the previous update in the
+      last update, before the learning rate.
     factor_damping: the preconditioner's own damping gamma^2, a scalar; None if it has none.
   """
 
@@ -48,31 +51,47 @@ def by_quadratic_model(
   precondition: optax.GradientTransformationExtraArgs,
   curvature: Curvature,
   *,
-  learning_rate: Any = 1.0,
-  damping: Any = 1e-2,
-  weight_decay: Any = 0.0,
+  learning_rate: optax.ScalarOrSchedule = 1.0,
+  damping: optax.ScalarOrSchedule = 1e-2,
+  weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
   factor_damping_period: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Steps to the minimum of the damped model along the direction and the update before.
+  """Chooses learning rate and momentum in every update by the exact quadratic model of the loss.
 
-  With a `factor_damping_period` of T the factors' damping gamma is one of its own, which begins as
+  The step goes to the minimum of the damped model over the span of the preconditioned gradient and
+  the update before (Martens and Grosse, 2015, https://arxiv.org/abs/1503.05671, Section 7).
+
+  With a `factor_damping_period` of T the factors have a damping gamma of their own, which begins as
   sqrt(damping + decay). Every T updates, the first included, it becomes the one of gamma, w gamma
   and gamma / w, w = (19/20)^(T/2), whose step has the least damped model (Section 6.6). Such an
   update preconditions three times more, renewals of factors and inverses included.
 
   Args:
-    precondition: `scale_by_kfac` or `scale_by_ekfac`; it gets the gradient of h, and the decay on top
-      of the damping.
-    curvature: of the model, whose likelihood is that of the loss.
+    precondition: a `scale_by_kfac` or `scale_by_ekfac`. It gets the gradient of loss + decay / 2
+      |params|^2, and the decay on top of the damping.
+    curvature: the `Curvature` of the model, whose likelihood is that of the loss.
     learning_rate: a number or a schedule, multiplies the step.
-    damping: a number or a schedule; the extra argument `damping` takes precedence.
-    weight_decay: a number or a schedule, a part of the objective.
+    damping: a number or a schedule; an extra argument `damping` of the update takes precedence.
+    weight_decay: a number or a schedule; the decay is a part of the objective.
     decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
-    factor_damping_period: with factored damping a multiple of inverse_period; or None.
+    factor_damping_period: T above, with factored damping a multiple of inverse_period; None: the
+      factors have the damping of the model.
 
   Returns:
-    A transform with a `ByModelState`, whose update needs parameters and `batch`.
+    A transform with a `ByModelState`, whose update needs parameters, `batch` and `rng`.
+
+  Raises:
+    ValueError: in the update, `batch` or parameters are missing.
+
+  Example:
+    After the example of `Curvature`:
+
+    ```python
+    tx = optim.by_quadratic_model(optim.scale_by_kfac(curvature), curvature)
+    state = tx.init(params)
+    updates, state = tx.update(grads, state, params, batch=batch, rng=key)
+    ```
   """
   own = _ByModel(
     *(precondition, curvature, learning_rate, damping, weight_decay, decay_mask),

@@ -15,6 +15,8 @@ gradient's. `QuasiNewtonState.failed` counts such iterations in a row. At 2 or m
 gradient itself led nowhere: the loss is as low as its precision lets it become, which float64 moves.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 from typing import Any, Callable, NamedTuple
 
 import jax
@@ -29,9 +31,10 @@ class QuasiNewtonState(NamedTuple):
 
   Attributes:
     count: number of updates so far, an int32 scalar.
-    memory: what H is made of, a `PairsMemory` or a `broyden.InverseMemory`.
+    memory: pairs of steps and gradients (`lbfgs`), or the inverse Hessian matrix (`ssbroyden`).
     step_size: multiplier of the last direction, a scalar; 0: the search found no lower loss.
-    failed: iterations in a row without a lower loss, up to the last, an int32 scalar.
+    failed: iterations in a row without a lower loss, up to the last, an int32 scalar. At 2 or more
+      on one batch the loss is as low as its precision lets it become.
   """
 
   count: jax.Array
@@ -65,30 +68,47 @@ class _Rule(NamedTuple):
 
 
 def lbfgs(
-  learning_rate: Any = 1.0,
+  learning_rate: optax.ScalarOrSchedule = 1.0,
   *,
   memory_size: int = 10,
   iterations: int = 1,
   max_linesearch_steps: int = 20,
 ) -> optax.GradientTransformationExtraArgs:
-  """L-BFGS (Liu and Nocedal, 1989, https://doi.org/10.1007/BF01589116) by `optax.scale_by_lbfgs`.
+  """L-BFGS (Liu and Nocedal, 1989, https://doi.org/10.1007/BF01589116) with a line search.
 
-  The search meets the strong Wolfe conditions (Nocedal and Wright, Algorithms 3.5 and 3.6), by
-  `optax.scale_by_zoom_linesearch`. The first direction is the gradient's, no longer than 1.
+  The direction is that of `optax.scale_by_lbfgs`. The search meets the strong Wolfe conditions
+  (Nocedal and Wright, Algorithms 3.5 and 3.6), by `optax.scale_by_zoom_linesearch`. The first
+  direction is the gradient's, no longer than 1.
+
+  The update needs the extra argument `value_fn`, which maps parameters to the loss on the batch of
+  the gradient; `value`, the loss before the step, saves an evaluation.
 
   Args:
-    learning_rate: the first step that a search tries, as a multiple of -H g: a number or a schedule
-      of the update count. Only 1 lets the method converge fast.
-    memory_size: pairs that are kept.
+    learning_rate: the first step that a search tries, as a multiple of the direction: a number or a
+      schedule of the update count. Only 1 lets the method converge fast.
+    memory_size: pairs of steps and gradients that are kept.
     iterations: steps of an update, all on its batch. The gradient that an update gets is computed
       anew though the last search knew it; with several iterations that costs next to nothing.
-    max_linesearch_steps: evaluations of the loss and its gradient in a search, at most.
+    max_linesearch_steps: most evaluations of the loss and its gradient in a search.
 
   Returns:
     A transform with a `QuasiNewtonState`.
 
   Raises:
-    ValueError: of the update, no `value_fn`, or no parameters.
+    ValueError: the update gets no `value_fn`, or no parameters.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    loss = lambda params: jnp.sum((params["w"] - 1) ** 2)
+    params = {"w": jnp.arange(3.0)}
+    tx = optim.lbfgs()
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, state = tx.update(grads, tx.init(params), params, value=value, value_fn=loss)
+    ```
   """
   by_pairs = optax.scale_by_lbfgs(memory_size)
 
@@ -118,31 +138,48 @@ def lbfgs(
 
 
 def ssbroyden(
-  learning_rate: Any = 1.0,
+  learning_rate: optax.ScalarOrSchedule = 1.0,
   *,
   method: str = "ssbroyden",
   iterations: int = 1,
   max_linesearch_steps: int = 20,
   max_parameters: int = 20_000,
 ) -> optax.GradientTransformationExtraArgs:
-  """A self-scaled Broyden method with the whole matrix H, for small nets; see `optim.broyden`.
+  """A self-scaled Broyden method with the whole inverse Hessian matrix, for small nets.
 
   For equations that nets solve it was the most accurate of the quasi-Newton methods that were
-  compared by Urban, Stefanou and Pons, 2024, https://arxiv.org/abs/2405.04230, and by Kiyani et al.,
-  2025, https://arxiv.org/abs/2501.16371, in float64.
+  compared by Urban, Stefanou and Pons, 2024, https://arxiv.org/abs/2405.04230, and by Kiyani et
+  al., 2025, https://arxiv.org/abs/2501.16371, in float64. The line search and the arguments of the
+  update are those of `lbfgs`.
 
   Args:
-    learning_rate: see `lbfgs`, as are `iterations` and `max_linesearch_steps`.
+    learning_rate: the first step that a search tries, as a multiple of the direction: a number or a
+      schedule.
     method: "ssbroyden", "ssbfgs" (self-scaled BFGS) or "bfgs".
-    max_parameters: H has a row and a column a parameter: 20,000 of float64 take 3.2 GB, and a step
-      as much again.
+    iterations: steps of an update, all on its batch.
+    max_linesearch_steps: most evaluations of the loss and its gradient in a search.
+    max_parameters: most parameters. The matrix has a row and a column for each: for 20,000 in
+      float64 it takes 3.2 GB, and a step as much again.
 
   Returns:
     A transform with a `QuasiNewtonState`.
 
   Raises:
-    ValueError: an unknown method; of `init`, more parameters than `max_parameters`; of the update,
-      no `value_fn`, or no parameters.
+    ValueError: the method is unknown; `init` gets more parameters than `max_parameters`; the update
+      gets no `value_fn`, or no parameters.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    loss = lambda params: jnp.sum((params["w"] - 1) ** 2)
+    params = {"w": jnp.arange(3.0)}
+    tx = optim.ssbroyden(method="ssbfgs")
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, state = tx.update(grads, tx.init(params), params, value=value, value_fn=loss)
+    ```
   """
   if method not in broyden.METHODS:
     raise ValueError(f"method is {method!r}; allowed: {', '.join(broyden.METHODS)}")

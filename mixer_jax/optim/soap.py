@@ -9,6 +9,8 @@ Parameters without a basis (biases, norms) take Adam, under `scale_by_shampoo` A
 momentum; `shampoo` averages these steps, too.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 from typing import Any, Callable
 
 import jax
@@ -38,24 +40,38 @@ def scale_by_soap(
   basis_period: int = 10,
   decomposition: Decomposition = Decomposition("qr"),
 ) -> optax.GradientTransformationExtraArgs:
-  """Adam in the eigenbasis of Shampoo's factors; the defaults are the authors' but for max_factor.
+  """Adam in the eigenbasis of Shampoo's factors (SOAP).
 
-  The first update is zero and makes the first basis. Every later update is made in the basis of the
-  gradients before it, as in the authors' code.
+  Vyas et al., 2024, https://arxiv.org/abs/2409.11321, Algorithm 3; the defaults are the authors'
+  but for max_factor. The first update is zero and makes the first basis. Every later update is made
+  in the basis of the gradients before it, as in the authors' code. Parameters without a basis
+  (biases, norms) take Adam.
 
   Args:
     b1: decay of the first moments.
     b2: decay of the second moments.
-    eps: added to the root of the second moments.
+    eps: number added to the root of the second moments.
     max_factor: a side of more rows keeps its coordinates; None: no limit.
-    matrices: which axes are inputs, outputs and layers of stacks, see `matrix_axes` and `Matrices`.
-    factor_decay: of the moving averages of the factors, per renewal.
+    matrices: which axes are inputs, outputs and layers of stacks, see `matrix_axes`; None: guessed
+      from names and shapes, see `Matrices`.
+    factor_decay: decay of the factors' moving averages, per renewal.
     factor_period: updates between renewals of the factors.
-    basis_period: the same of the basis.
+    basis_period: updates between renewals of the basis.
     decomposition: how bases are renewed.
 
   Returns:
     A transform with an `InBasisState`.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    import optax
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.1)}
+    tx = optax.chain(optim.scale_by_soap(), optax.scale(-1e-3))
+    updates, state = tx.update(grads, tx.init(params), params)  # zero: it makes the first basis
+    ```
   """
   rule = optax.scale_by_adam(b1, b2, eps)
   source = gradient_source(max_factor, matrices)
@@ -63,12 +79,12 @@ def scale_by_soap(
 
 
 def soap(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   b1: float = 0.95,
   b2: float = 0.95,
   eps: float = 1e-8,
-  weight_decay: Any = 1e-2,
+  weight_decay: optax.ScalarOrSchedule = 1e-2,
   decay_mask: Any = None,
   max_factor: int | None = MAX_FACTOR,
   matrices: Matrices | None = None,
@@ -77,9 +93,38 @@ def soap(
   basis_period: int = 10,
   decomposition: Decomposition = Decomposition("qr"),
 ) -> optax.GradientTransformationExtraArgs:
-  """SOAP with decoupled weight decay; for the arguments see `scale_by_soap`.
+  """SOAP with decoupled weight decay: Adam in the eigenbasis of Shampoo's factors.
 
-  The first update is zero: there is no decay in it either, as in the code of SOAP's authors.
+  Vyas et al., 2024, https://arxiv.org/abs/2409.11321, Algorithm 3. The first update is zero: there
+  is no decay in it either, as in the code of SOAP's authors.
+
+  Args:
+    learning_rate: a number, or a schedule of the update count.
+    b1: decay of the first moments.
+    b2: decay of the second moments.
+    eps: number added to the root of the second moments.
+    weight_decay: decoupled, a number or a schedule.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+    max_factor: a side of more rows keeps its coordinates; None: no limit.
+    matrices: which axes are inputs, outputs and layers of stacks, see `matrix_axes`; None: guessed
+      from names and shapes, see `Matrices`.
+    factor_decay: decay of the factors' moving averages, per renewal.
+    factor_period: updates between renewals of the factors.
+    basis_period: updates between renewals of the basis.
+    decomposition: how bases are renewed.
+
+  Returns:
+    A transform whose update needs parameters.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.1)}
+    tx = optim.soap(3e-3)
+    updates, state = tx.update(grads, tx.init(params), params)  # zero: it makes the first basis
+    ```
   """
   rule = scale_by_soap(
     b1=b1,
@@ -131,19 +176,41 @@ def scale_by_shampoo(
   basis_period: int = 10,
   decomposition: Decomposition = Decomposition(),
 ) -> optax.GradientTransformationExtraArgs:
-  """Shampoo, with moving averages of its factors.
+  """Shampoo with moving averages of its factors: L^-p V R^-p.
+
+  Gupta et al., 2018, https://arxiv.org/abs/1802.09568; corrected as by Eschenhagen et al., 2025,
+  https://arxiv.org/abs/2506.03595. The first update is zero and makes the first basis. Parameters
+  without a basis (biases, norms) take Adam without momentum.
 
   Args:
     b2: decay of second moments, of parameters without a basis and, if corrected, of all.
-    eps: added to the roots of second moments.
-    power: p of L^-p V R^-p; not used if corrected, as ridge.
-    ridge: this share of a factor's largest eigenvalue is added to all of them.
-    corrected: divides by roots of second moments in the eigenbasis. Without it bases are also renewed
-      when the squares of gradients have grown fourfold.
-    max_factor: see `scale_by_soap`, as are the other arguments.
+    eps: number added to the roots of second moments.
+    power: p of L^-p V R^-p; not used if corrected.
+    ridge: this share of a factor's largest eigenvalue is added to all of them; not used if
+      corrected.
+    corrected: whether steps are divided by roots of second moments in the eigenbasis. Otherwise
+      bases are also renewed when the squares of gradients have grown fourfold.
+    max_factor: a side of more rows keeps its coordinates; None: no limit.
+    matrices: which axes are inputs, outputs and layers of stacks, see `matrix_axes`; None: guessed
+      from names and shapes, see `Matrices`.
+    factor_decay: decay of the factors' moving averages, per renewal.
+    factor_period: updates between renewals of the factors.
+    basis_period: updates between renewals of the basis.
+    decomposition: how bases are renewed.
 
   Returns:
-    A transform with an `InBasisState`; its first update is zero, as SOAP's.
+    A transform with an `InBasisState`.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    import optax
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.1)}
+    tx = optax.chain(optim.scale_by_shampoo(corrected=True), optax.scale(-1e-3))
+    updates, state = tx.update(grads, tx.init(params), params)  # zero: it makes the first basis
+    ```
   """
   rms = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
   inner = rms if corrected else _by_eigenvalues(power, ridge)
@@ -168,13 +235,13 @@ def _by_eigenvalues(power: float, ridge: float) -> optax.GradientTransformationE
 
 
 def shampoo(
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   *,
   b2: float = 0.95,
   eps: float = 1e-8,
   corrected: bool = False,
   momentum: float = 0.9,
-  weight_decay: Any = 1e-4,
+  weight_decay: optax.ScalarOrSchedule = 1e-4,
   decay_mask: Any = None,
   max_factor: int | None = MAX_FACTOR,
   matrices: Matrices | None = None,
@@ -184,8 +251,37 @@ def shampoo(
 ) -> optax.GradientTransformationExtraArgs:
   """Shampoo with an average of its steps as momentum, and decoupled weight decay.
 
-  For the arguments see `scale_by_shampoo`. Its steps have other lengths than Adam's: graft it,
+  Gupta et al., 2018, https://arxiv.org/abs/1802.09568; corrected as by Eschenhagen et al., 2025,
+  https://arxiv.org/abs/2506.03595. Its steps have other lengths than Adam's: graft it,
   `graft(adam(...), shampoo(...))`, or take corrected=True. The first update is zero.
+
+  Args:
+    learning_rate: a number, or a schedule of the update count.
+    b2: decay of second moments, of parameters without a basis and, if corrected, of all.
+    eps: number added to the roots of second moments.
+    corrected: whether steps are divided by roots of second moments in the eigenbasis.
+    momentum: decay of the average of steps.
+    weight_decay: decoupled, a number or a schedule.
+    decay_mask: as in `optax.add_decayed_weights`; None decays all parameters.
+    max_factor: a side of more rows keeps its coordinates; None: no limit.
+    matrices: which axes are inputs, outputs and layers of stacks, see `matrix_axes`; None: guessed
+      from names and shapes, see `Matrices`.
+    factor_decay: decay of the factors' moving averages, per renewal.
+    basis_period: updates between renewals of the basis.
+    decomposition: how bases are renewed.
+
+  Returns:
+    A transform whose update needs parameters.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.1)}
+    tx = optim.shampoo(3e-3, corrected=True)
+    updates, state = tx.update(grads, tx.init(params), params)  # zero: it makes the first basis
+    ```
   """
   rule = scale_by_shampoo(
     b2=b2,
@@ -202,9 +298,9 @@ def shampoo(
 
 def with_averaged_steps(
   rule: optax.GradientTransformation,
-  learning_rate: Any,
+  learning_rate: optax.ScalarOrSchedule,
   momentum: Any,
-  weight_decay: Any,
+  weight_decay: optax.ScalarOrSchedule,
   decay_mask: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """A rule whose first update is zero, with an average of the others, decay and a learning rate."""

@@ -83,7 +83,7 @@ def whole_tree(params: Any, names: tuple[str, ...]) -> Any:
     raise ValueError("the update needs params: tx.update(grads, state, params, batch=batch)")
   if missing := set(names) - set(by_path(params)):
     raise ValueError(
-      f"the update needs all parameters, but {sorted(missing)[0]} is hidden; pass the whole"
+      f"the update needs all parameters, but {min(missing)} is hidden; pass the whole"
       " tree as the extra argument model_params"
     )
   return params

@@ -51,9 +51,25 @@ _PAIRS = {"graft": (Graft, SIDES), "in_turn": (InTurn, ("first", "second"))}
 def group(
   name: str, learning_rate: float | None = None, **values: Any
 ) -> ml_collections.ConfigDict:
-  """The part of a config for an optimizer of `OPTIMIZERS`, with options of any of them.
+  """Returns the optimizer part of a config, with options of any optimizer.
 
-  `check` tells mistakes in it, a missing rate among them. Optimizers that make whole steps have a rate of 1.
+  Mistakes in it are told when a run starts, a missing rate among them.
+
+  Args:
+    name: name of an optimizer, such as "sgd", "kfac" or "kfac_muon".
+    learning_rate: the rate before the schedule; None: 1 for optimizers that make whole steps.
+    **values: values of any options of the optimizer.
+
+  Returns:
+    The part, for `config.optimizer`.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    config = config_lib.default()
+    config.optimizer = config_lib.optimizer("kfac", learning_rate=0.05, damping=1e-2)
+    ```
   """
   learning_rate = 1.0 if learning_rate is None and name in WHOLE_STEPS else learning_rate
   config = options.group(OPTIMIZERS, name)

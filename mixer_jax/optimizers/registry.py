@@ -50,6 +50,7 @@ _FIELDS = {
   "eps": _number("added to the root of the second moments (adagrad: under it)"),
   "initial_accumulator": _number("sum of squares to start from"),
   "rms": _number("root mean square of an update of a matrix"),
+  "normuon": _flag("divide an update of each neuron by its running root mean square, as NorMuon"),
   "adam_paths": _text('regular expression of matrices that take Adam, beside embeddings; "": none'),
   "power": _number("exponent p of the factors: L^-p V R^-p", 0.01, 1),
   "ridge": _number("added to eigenvalues: of a mean of 1, or (shampoo) times the largest"),

@@ -72,7 +72,7 @@ def read_side(
   """
   names = [(name,)] if name else [(pair[outputs],) for pair in NAMES.values()]
   [array] = _arrays(path, names, f"data.{'outputs' if outputs else 'inputs'}_name")
-  if axes and array.shape[1 + axes :] != channels or array.ndim - 1 < (axes or 0):
+  if (axes and array.shape[1 + axes :] != channels) or array.ndim - 1 < (axes or 0):
     with_channels = f" with {channels[0]} channels on the last" if channels else ""
     allowed = f"a grid of {axes} axes{with_channels}"
     raise UserError(f"{path}: has {list(array.shape)}; allowed: functions on {allowed}")

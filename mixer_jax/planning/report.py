@@ -183,6 +183,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def fits(compiled: Compiled, memory: float) -> bool:
+  """Whether a program was compiled and needs no more than the memory, in bytes."""
   return not compiled.refused and compiled.bytes <= memory
 
 

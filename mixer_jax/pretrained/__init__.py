@@ -16,3 +16,18 @@ from mixer_jax.pretrained.bert import LoadedBert, load_bert
 from mixer_jax.pretrained.catalog import CATALOG, Entry, Normalization
 from mixer_jax.pretrained.fit import RESIZES
 from mixer_jax.pretrained.weights import UNSEEN, Loaded, Weights, beside, load, read, save
+
+__all__ = (
+  "CATALOG",
+  "RESIZES",
+  "Entry",
+  "Loaded",
+  "LoadedBert",
+  "Normalization",
+  "Weights",
+  "beside",
+  "load",
+  "load_bert",
+  "read",
+  "save",
+)

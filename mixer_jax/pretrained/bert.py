@@ -53,11 +53,13 @@ _SHOWN |= dict(type_vocab_size="segments")
 
 
 class LoadedBert(NamedTuple):
-  """Fields of `models.Bert`, with the sizes of vocabulary and positions, and its parameters.
+  """What `load_bert` returns.
 
   Attributes:
+    fields: fields of `models.Bert`, with the sizes of vocabulary and positions.
+    params: the encoder's parameters.
     heads: "pooler" and "classifier", a kernel and a bias each, as far as the file has both.
-    class_names: of the classifier, in the order of its outputs; () if the config tells none.
+    class_names: names of the classifier's outputs, in their order; () if the config tells none.
   """
 
   fields: dict[str, Any]
@@ -66,22 +68,50 @@ class LoadedBert(NamedTuple):
   class_names: tuple[str, ...] = ()
 
   def model(self, **overrides: Any) -> models.Bert:
-    """The encoder; `overrides` replace any field that parameters do not show."""
+    """Builds the encoder.
+
+    Args:
+      **overrides: values of fields that parameters do not show, such as `dropout_rate` and `dtype`.
+
+    Returns:
+      A `models.Bert`.
+
+    Example:
+      After the example of `load_bert`:
+
+      ```python
+      model = bert.model(dropout_rate=0.0)
+      ```
+    """
     return models.Bert(**self.fields | overrides)
 
 
 def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
-  """Reads an encoder, float32; sizes are those of the arrays.
+  """Reads the encoder of a BERT of Hugging Face, float32; sizes are those of the arrays.
 
   Heads, GELU and epsilon are those of a config.json beside the file; without one, heads have 64
   channels and the others are BERT's. For shorter sequences, see `models.shortened`.
 
   Args:
-    source, cache_dir: as for `pretrained.read`. A download has no config.json.
+    source: a path, or an address to download; a download has no config.json.
+    cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
+
+  Returns:
+    A `LoadedBert`.
 
   Raises:
     UserError: the file is damaged or is no BERT: parameters are missing, left over or of the wrong
       shape (one message names them all); or the config is of another model or of other sizes.
+
+  Example:
+    With the folder of a model of Hugging Face, such as google/bert_uncased_L-4_H-256_A-4:
+
+    ```python
+    from mixer_jax import pretrained
+
+    bert = pretrained.load_bert("bert_mini/model.safetensors")
+    print(bert.fields["num_blocks"], bert.class_names)
+    ```
   """
   source = os.fspath(source)
   path, sha256 = files.local(source, cache_dir)
@@ -94,7 +124,8 @@ def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
   fields |= _unseen(config, where, fields["hidden_dim"])
   ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   tree = jax.eval_shape(models.Bert(**fields).init, jax.random.key(0), ids, ids)["params"]
-  shapes = {name: x.shape for name, x in traverse_util.flatten_dict(tree, sep="/").items()}
+  flat: dict[str, Any] = traverse_util.flatten_dict(tree, sep="/")
+  shapes = {name: x.shape for name, x in flat.items()}
   fit.compare(source, encoder, shapes, _NAMES.theirs)
   for name, own in _SHOWN.items():
     if config.get(name, fields[own]) != fields[own]:
@@ -104,8 +135,8 @@ def load_bert(source: str | os.PathLike, cache_dir: str = "") -> LoadedBert:
     raise UserError(f"{source}: {why}; allowed: BERT, whose positions begin with 0")
   count = sum(array.size for array in encoder.values())
   _LOG.info("Read %s: BERT, %d parameters, SHA-256 %s", source, count, sha256)
-  trees = (traverse_util.unflatten_dict(arrays, sep="/") for arrays in (encoder, heads))
-  return LoadedBert(fields, *trees, _class_names(config))
+  params, others = (traverse_util.unflatten_dict(x, sep="/") for x in (encoder, heads))
+  return LoadedBert(fields, params, others, _class_names(config))
 
 
 def _parts(source: str, found: Arrays) -> tuple[Arrays, Arrays]:

@@ -10,7 +10,12 @@ from typing import Any, Mapping, NamedTuple
 
 
 class Normalization(NamedTuple):
-  """Mean and standard deviation of the channels, for pixels scaled to [0, 1]."""
+  """Mean and standard deviation of the channels, for pixels scaled to [0, 1].
+
+  Attributes:
+    mean: mean of red, green and blue.
+    std: standard deviation of red, green and blue.
+  """
 
   mean: tuple[float, float, float]
   std: tuple[float, float, float]
@@ -24,15 +29,25 @@ ZERO_TO_ONE = _ZERO = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 class Entry(NamedTuple):
-  """A public file; its weights were trained on images of 224x224 pixels."""
+  """A public file; its weights were trained on images of 224x224 pixels.
 
-  name: str  # for `read`: the publisher and the publisher's own name
-  model: str  # name in `models.VARIANTS`
+  Attributes:
+    name: name for `read`: the publisher and the publisher's own name.
+    model: name in `models.VARIANTS`.
+    num_classes: width of the head.
+    normalization: normalization of the pixels it was trained on.
+    urls: addresses, maybe of several formats; the first is taken.
+    second_source: name of another publisher's file with the same weights; "": none.
+    overrides: fields in which the model differs from the named one.
+  """
+
+  name: str
+  model: str
   num_classes: int
   normalization: Normalization
-  urls: tuple[str, ...]  # maybe of several formats; the first is taken
-  second_source: str = ""  # name of another publisher's file with the same weights; "": none
-  overrides: Mapping[str, Any] = {}  # fields in which the model differs from the named one
+  urls: tuple[str, ...]
+  second_source: str = ""
+  overrides: Mapping[str, Any] = {}
 
 
 _HUB = "https://huggingface.co/timm/{}/resolve/main/model.safetensors"
@@ -107,6 +122,7 @@ def _entries():
 
 
 CATALOG = {entry.name: entry for entry in _entries()}
+"""The public files by name, an `Entry` each."""
 
 
 def find(source: str) -> Entry | None:

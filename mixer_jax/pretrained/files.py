@@ -91,7 +91,8 @@ def _kept(url: str, path: pathlib.Path, published: str) -> str:
 
   known = record.read_text().partition(" ")[0] if record.exists() else None
   try:
-    pooch.retrieve(url, known, fname=path.name, path=path.parent, downloader=download)
+    kept: Any = dict(fname=path.name, path=path.parent, downloader=download)
+    pooch.retrieve(url, known, **kept)
     return record.read_text().partition(" ")[0]
   except ValueError as error:  # pooch's, of another checksum
     differs = f"its SHA-256 is not that of the first download, {known}"
@@ -109,10 +110,11 @@ def _fetch(url: str, to: str) -> None:
     if scheme in ("http", "https"):
       import pooch
 
-      options = dict(timeout=_TIMEOUT, headers={"User-Agent": "mixer_jax"}, chunk_size=2**20)
-      pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), **options)(url, to, None)
+      shows, headers = sys.stderr.isatty(), {"User-Agent": "mixer_jax"}
+      fetch = pooch.HTTPDownloader(shows, 2**20, timeout=_TIMEOUT, headers=headers)
+      fetch(url, to, None)
     else:
       import fsspec
 
       with fsspec.open(url, "rb") as remote, open(to, "wb") as file:
-        shutil.copyfileobj(remote, file)
+        shutil.copyfileobj(remote, file)  # pyright: ignore[reportArgumentType]

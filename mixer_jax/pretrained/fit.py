@@ -33,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 BLOCK_DIAGONAL = "block_diagonal"
 _INTERPOLATIONS = {"interpolate_bilinear": "linear", "interpolate_bicubic": "cubic"}
 RESIZES = (BLOCK_DIAGONAL, *_INTERPOLATIONS)
+"""Values of `resize_tokens`: what becomes of weights over tokens for another number of patches."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 Grid = tuple[int, ...]  # rows and columns; () if it is not known
@@ -70,6 +71,7 @@ def times(old: Grid, new: Grid) -> Grid:
 
 
 def shown(size: Grid) -> str:
+  """A size for a message, "14x14"."""
   return "x".join(map(str, size))
 
 

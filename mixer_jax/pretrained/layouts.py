@@ -91,8 +91,8 @@ class Layout(NamedTuple):
 def _torch(
   title: str, sign: str, fields: dict[str, Any], normalization: Normalization | None, *names: Any
 ) -> Layout:
-  names = Names(*names)
-  return Layout(title, sign, fields, normalization, names.rename, names.theirs)
+  own = Names(*names)
+  return Layout(title, sign, fields, normalization, own.rename, own.theirs)
 
 
 _GOOGLE = dict(gelu="tanh", layer_norm_epsilon=1e-6), catalog.MINUS_ONE_TO_ONE

@@ -84,7 +84,8 @@ class _Inert(_Sealed, dict):
   A dict's own items stay in it, for a state dict may be of a class derived from dict.
   """
 
-  __hash__, __eq__ = object.__hash__, object.__eq__  # it may be a key
+  __eq__ = object.__eq__
+  __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # it may be a key
 
   def __init__(self, *_, **__):
     super().__init__()

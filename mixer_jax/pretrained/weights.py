@@ -34,17 +34,42 @@ UNSEEN |= dict(gating=str, normalization=str, token_mixer=str)
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """Weights of a file or of a run."""
+  """Weights of a file or of a run, in this library's names; `read` makes them.
 
-  source: str  # path, address or name, as it was given
-  sha256: str  # of the file, in hexadecimal digits; "" of a run
-  layout: str  # key of `layouts.LAYOUTS`
-  arrays: dict[str, np.ndarray]  # float32, as "MixerBlock_0/token_mixing/Dense_0/kernel"
-  fields: dict[str, Any]  # of the model, fixed by the code of the weights: GELU, epsilons
-  normalization: Normalization | None  # of the pixels they were trained on; None: not known
-  # Known of a run; of a file the model is known if it is in the catalog.
-  model: str = ""  # name in `models.VARIANTS`
-  image_size: Size = 0  # also of a file that `save` wrote, if it was told
+  Attributes:
+    source: path, address or name, as it was given.
+    sha256: SHA-256 of the file, in hexadecimal digits; "" of a run.
+    layout: the kind of file, such as "linen" (Google's Mixer) or "timm_mixer".
+    arrays: float32 arrays by path, as "MixerBlock_0/token_mixing/Dense_0/kernel".
+    fields: fields of the model that the code of the weights fixes, such as GELU and epsilons.
+    normalization: normalization of the pixels they were trained on; None: not known.
+    model: name in `models.VARIANTS`, of a run or of a file in the catalog; "": not known.
+    image_size: side of the images, or height and width; 0: not known.
+    class_names: names of the classes of a run; (): not known.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models, pretrained
+
+    model = models.build("mixer_s4", num_classes=10, num_blocks=1, hidden_dim=8)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
+    pretrained.save("mine.npz", params, model)
+    weights = pretrained.read("mine.npz")
+    assert (weights.num_classes, weights.num_tokens) == (10, 64)
+    ```
+  """
+
+  source: str
+  sha256: str
+  layout: str
+  arrays: dict[str, np.ndarray]
+  fields: dict[str, Any]
+  normalization: Normalization | None
+  model: str = ""
+  image_size: Size = 0
   class_names: tuple[str, ...] = ()
 
   @property
@@ -80,11 +105,28 @@ class Weights:
     return {path: array.shape for path, array in self.arrays.items()}
 
   def model_fields(self, image_size: Size, resize_tokens: str = "") -> dict[str, Any]:
-    """Fields with which to build the model for images of a side, or of a height and a width.
+    """Returns the fields with which to build the model for images of a size.
 
-    These are `fields` and, for "block_diagonal" (`resize_tokens`, as for `fit`) at a higher
-    resolution, the width of a Mixer's token mixing. A UserError is raised if the resolution does
-    not allow it.
+    These are `fields` and, for "block_diagonal" at a higher resolution, the width of a Mixer's
+    token mixing.
+
+    Args:
+      image_size: side of the images in pixels, or height and width.
+      resize_tokens: as for `fit`.
+
+    Returns:
+      Values by field.
+
+    Raises:
+      UserError: the resolution does not allow "block_diagonal".
+
+    Example:
+      After the example of `Weights`:
+
+      ```python
+      fields = weights.model_fields(image_size=32)
+      model = models.build("mixer_s4", 10, num_blocks=1, hidden_dim=8, **fields)
+      ```
     """
     hidden = self._shapes.get("MixerBlock_0/token_mixing/Dense_0/bias")
     if resize_tokens != fit_lib.BLOCK_DIAGONAL or not (hidden and self.only_size):
@@ -100,18 +142,36 @@ class Weights:
     class_names: Sequence[str] = (),
     grid: tuple[int, ...] = (),
   ) -> Any:
-    """The parameters for a model: a tree of float32 arrays like `template`, its shapes.
+    """Fits the weights to a model: returns a tree of float32 arrays like `template`.
 
     Shapes do not show GELU and epsilons: build the model with `model_fields`, as `load` does. A
     model with another number of classes, or with other `class_names` where both are known, gets a
-    fresh zero head, which is logged. Another `grid` of tokens (rows and columns of the model's
-    patches; (): a square of its number) is treated as `resize_tokens` says,
-    one of `RESIZES` (see `mixer_jax.pretrained.fit`). A UserError is raised if parameters are
-    missing, left over or of the wrong shape (one message names them all), or if `resize_tokens`
-    does not allow the number of tokens.
+    fresh zero head, which is logged.
+
+    Args:
+      template: the shapes of the model's parameters.
+      resize_tokens: what to do where the model mixes another number of tokens, one of `RESIZES`;
+        "": raise an error.
+      class_names: names of the model's classes; (): not known.
+      grid: rows and columns of the model's patches; (): a square of its number.
+
+    Returns:
+      The parameters.
+
+    Raises:
+      UserError: parameters are missing, left over or of the wrong shape (one message names them
+        all), or `resize_tokens` does not allow the number of tokens.
+
+    Example:
+      After the example of `Weights`:
+
+      ```python
+      params = weights.fit(shapes)
+      ```
     """
     unrolled = jax.eval_shape(models.unrolled, template)
-    shapes = {path: x.shape for path, x in traverse_util.flatten_dict(unrolled, sep="/").items()}
+    flat: dict[str, Any] = traverse_util.flatten_dict(unrolled, sep="/")
+    shapes = {path: x.shape for path, x in flat.items()}
     arrays = fit_lib.with_tokens(self.source, self.arrays, shapes, resize_tokens, self.grid, grid)
     others = bool(self.class_names and class_names) and self.class_names != tuple(class_names)
     arrays = fit_lib.with_head(self.source, arrays, shapes, others)
@@ -126,7 +186,27 @@ class Weights:
     class_names: Sequence[str] = (),
     grid: tuple[int, ...] = (),
   ) -> dict[str, Any]:
-    """As `fit`, for all variables of a model: its parameters, and its batch statistics if any."""
+    """Fits the weights as `fit` does, to all variables of a model: parameters and batch statistics.
+
+    Args:
+      template: the shapes of the model's variables.
+      resize_tokens: as for `fit`.
+      class_names: as for `fit`.
+      grid: as for `fit`.
+
+    Returns:
+      {"params": ...}, with "batch_stats" if the template has them.
+
+    Raises:
+      UserError: as for `fit`.
+
+    Example:
+      After the example of `Weights`:
+
+      ```python
+      variables = weights.fit_variables({"params": shapes})
+      ```
+    """
     fitted = self.fit(beside(template), resize_tokens, class_names, grid)
     found = traverse_util.flatten_dict(fitted)
     own = {k: traverse_util.flatten_dict(template[k]) for k in _COLLECTIONS if k in template}
@@ -134,7 +214,24 @@ class Weights:
 
 
 def beside(variables: Any) -> dict[str, Any]:
-  """The parameters with the batch statistics of a model, if it has any, in the same layers."""
+  """Merges the batch statistics of a model into its parameters, layer by layer.
+
+  `save` and `Weights.fit` take the two as one tree.
+
+  Args:
+    variables: variables of a model, {"params": ...} and maybe "batch_stats".
+
+  Returns:
+    One tree of arrays.
+
+  Example:
+    ```python
+    from mixer_jax import pretrained
+
+    variables = {"params": {"norm": {"scale": 1.0}}, "batch_stats": {"norm": {"mean": 0.0}}}
+    assert pretrained.beside(variables) == {"norm": {"scale": 1.0, "mean": 0.0}}
+    ```
+  """
   flat = (traverse_util.flatten_dict(dict(variables.get(k, {}))) for k in _COLLECTIONS)
   return traverse_util.unflatten_dict({path: x for tree in flat for path, x in tree.items()})
 
@@ -142,12 +239,27 @@ def beside(variables: Any) -> dict[str, Any]:
 def read(source: str | os.PathLike, cache_dir: str = "", use_ema: bool = True) -> Weights:
   """Reads public weights, or weights that `save` wrote.
 
-  A UserError is raised if the file is missing, damaged, or not of a known layout.
+  The contents of a file tell its kind, not its name; nothing in a file is executed.
 
   Args:
     source: a path; or an address (https://, gs:// and others) or a name of `CATALOG` to download.
     cache_dir: where downloads are kept; "": ~/.cache/mixer_jax/weights.
-    use_ema: take the moving average of the weights where a file has both, as timm does; it is logged.
+    use_ema: whether to take the moving average of the weights where a file has both, as timm does;
+      the log says so.
+
+  Returns:
+    A `Weights`.
+
+  Raises:
+    UserError: the file is missing, damaged, or not of a known layout.
+
+  Example:
+    After the example of `save`:
+
+    ```python
+    weights = pretrained.read("mine.npz")  # or a name, as "google/imagenet1k/Mixer-B_16"
+    print(weights.num_classes, weights.fields, sorted(weights.arrays)[:3])
+    ```
   """
   source = os.fspath(source)
   path, sha256 = files.local(source, cache_dir)
@@ -198,7 +310,13 @@ def _as_configured(weights: Weights, path: pathlib.Path) -> Weights:
 
 
 class Loaded(NamedTuple):
-  """A model, its parameters, and the normalization of its pixels (None if that is not known)."""
+  """What `load` returns.
+
+  Attributes:
+    model: a Linen module.
+    params: its parameters.
+    normalization: normalization of the pixels that it takes; None: not known.
+  """
 
   model: Any
   params: Any
@@ -218,15 +336,28 @@ def load(
   """Reads weights and builds the named model with the GELU and the epsilons of their code.
 
   Args:
-    source: as for `read`, and so are `cache_dir` and `use_ema`.
-    name: of the model, as for `models.build`; `overrides` replace any of its fields.
+    source: a path, an address or a name of `CATALOG`, as for `read`.
+    name: name of the model, a key of `models.VARIANTS`.
     num_classes: 0 means as many as the file has; another number gets a fresh zero head.
-    image_size: side of the images, or height and width; 0 means the size of the model.
-    resize_tokens: as for `Weights.fit`.
+    image_size: side of the images in pixels, or height and width; 0 means the size of the model.
+    resize_tokens: what to do where images have another number of patches, as for `Weights.fit`.
+    cache_dir: where downloads are kept, as for `read`.
+    use_ema: whether to take the moving average, as for `read`.
+    **overrides: values of fields that replace those of the named model.
+
+  Returns:
+    The model, its parameters and the normalization of its pixels.
 
   Raises:
     UserError: the weights cannot be read or do not fit the model, there is no such model, or it
       has batch statistics (`Weights.fit_variables` gives them).
+
+  Example:
+    After the example of `save`:
+
+    ```python
+    model, params, normalization = pretrained.load("mine.npz", "mixer_s4", **sizes)
+    ```
   """
   known, size = models.fields(name), image_size or models.image_size(name)
   weights = read(source, cache_dir, use_ema)
@@ -253,14 +384,28 @@ def save(
 ) -> None:
   """Saves parameters as `.npz` with Linen's names, the layout of Google's files, for its loaders.
 
-  A UserError is raised if the path has another ending, or cannot be written.
-
   Args:
-    path: ends in `.npz`; a file there is replaced whole, or not at all.
-    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by one.
+    path: a path that ends in `.npz`; a file there is replaced whole, or not at all.
+    params: the parameters, with batch statistics by `beside`; scanned blocks are written one by
+      one.
     model: their model, whose GELU, epsilons and the like are noted for `read`.
-    normalization: of the pixels it was trained on, noted as well.
-    image_size: of the images that the model takes, noted as well; 0: any or a square.
+    normalization: normalization of the pixels it was trained on, noted as well.
+    image_size: size of the images that the model takes, noted as well; 0: any or a square.
+
+  Raises:
+    UserError: the path has another ending, or cannot be written.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import models, pretrained
+
+    sizes = dict(num_blocks=1, hidden_dim=8)
+    model = models.build("mixer_s4", num_classes=10, **sizes)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    pretrained.save("mine.npz", params, model)
+    ```
   """
   path = user_path(path)
   if path.suffix != ".npz":

@@ -24,8 +24,10 @@ def marker(points: Sequence) -> str:
 
 
 def styles(names: Iterable[str], field: str = "linestyle") -> dict[str, dict[str, Any]]:
-  """A colour and dashes for each line, or with the field "fmt" a mark: ten colours, then the same
-  with the next dashes or mark."""
+  """A colour and dashes for each line, or with the field "fmt" a mark.
+
+  There are ten colours, then the same with the next dashes or mark.
+  """
   values = _DASHES if field == "linestyle" else _MARKS
   of = lambda i: {"color": f"C{i % _COLORS}", field: values[i // _COLORS % len(values)]}
   return {name: of(i) for i, name in enumerate(dict.fromkeys(names))}

@@ -217,4 +217,5 @@ def optimizer_name(config: ConfigDict) -> str:
   if config.name == "kfac" and config.get("eigenvalues") in ("batch", "examples"):
     return "EK-FAC"
   corrected = config.name == "shampoo" and config.get("corrected")
-  return _NAMES.get(config.name, config.name) + (", corrected" if corrected else "")
+  name = _NAMES.get(config.name, config.name) + (", corrected" if corrected else "")
+  return f"Nor{name}" if config.get("normuon") else name

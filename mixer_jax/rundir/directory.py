@@ -117,7 +117,7 @@ def writing(workdir: pathlib.Path) -> Iterator[None]:
     yield
   except OSError as e:
     path = str(e.filename or workdir)
-    if e.errno in _NO_ROOM or e.errno in _NO_PERMISSION and path.startswith(str(workdir)):
+    if e.errno in _NO_ROOM or (e.errno in _NO_PERMISSION and path.startswith(str(workdir))):
       raise unwritten(path, e.strerror) from e
     raise
 

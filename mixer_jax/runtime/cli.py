@@ -29,6 +29,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mixer_jax.errors import Unwritten, UserError, as_user_error, reason
+from mixer_jax.paths import shipped
 from mixer_jax.runtime import devices, overrides
 
 # Flags that several commands have.
@@ -37,7 +38,7 @@ _SHARED = {
   "checkpoint": '"latest", "best", a step, or "mean:N", the mean parameters of the N latest.',
   "data_dir": "Where the data are now; default: as trained.",
   "set": "FIELD=VALUE of the config, for a field on which training does not depend.",
-  "compilation_cache": "Directory of compiled programs, '' for none; see docs/compilation.md.",
+  "compilation_cache": "Directory of compiled programs, '' for none; see docs/devices.md.",
 }
 _LESS = (
   "less of it takes a smaller batch_size or eval_batch_size, more accum_steps, or model.remat=True"
@@ -100,6 +101,7 @@ def run(main: Callable[[list[str]], None], arguments: bool = False) -> None:
       _fail_without_devices(e)
       raise
 
+  sys.argv[1:] = map(shipped, sys.argv[1:])  # ml_collections reads them there
   app.run(guarded, flags_parser=_parse_flags)
 
 

@@ -16,12 +16,27 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def override(config: ConfigDict, assignments: Sequence[str]) -> ConfigDict:
-  """Sets fields, in place, by "field=value" as `--config.field=value` of a command line does.
+  """Sets fields of a config, in place, by "field=value", as a command line does.
 
   A value is None, True, False, another literal of Python, or a text.
 
+  Args:
+    config: the config.
+    assignments: texts such as "model.hidden_dim=64".
+
+  Returns:
+    The config itself.
+
   Raises:
     UserError: the config has no such field, or the field takes no value of such a type.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+
+    config = config_lib.override(config_lib.default(), ["num_epochs=5", "optimizer.name=adam"])
+    assert config.num_epochs == 5
+    ```
   """
   for assignment in assignments:
     field, equals, text = assignment.partition("=")

@@ -60,7 +60,7 @@ def join(
   with as_user_error("the processes do not find each other", RuntimeError, ValueError):
     jax.distributed.initialize(address, number, index, **seconds)
   if not is_first():
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
+    sys.stdout = open(os.devnull, "w")
 
 
 def is_first() -> bool:

@@ -5,3 +5,5 @@ A study file is a Python file with `get_study()`, which returns a `Study`, and
 """
 
 from mixer_jax.study.plan import Published, Run, Study, Tuning, between, halton, load, read_config
+
+__all__ = ("Published", "Run", "Study", "Tuning", "between", "halton", "load", "read_config")

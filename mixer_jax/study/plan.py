@@ -28,42 +28,63 @@ Cell = tuple[str, ...]  # a value of each axis, in the order of the axes
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A row of a published table, as printed."""
+  """A row of a published table, as printed.
 
-  value: int | float  # of the task's primary metric, in percent where the metric is shown so
-  epochs_to_target: int | None = None  # None: not reached, or not given
+  Attributes:
+    value: the task's primary metric, in percent where the metric is shown so.
+    epochs_to_target: epochs after which a target was reached; None: not reached, or not given.
+  """
+
+  value: int | float
+  epochs_to_target: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-  """A choice of settings for each cell, before the cell is run with all seeds."""
+  """A choice of settings for each cell, before the cell is run with all seeds.
 
-  # The settings (config field to value) that are tried for each value of the axis "optimizer".
-  # Every optimizer has the same number of them.
+  Candidates train on a part of the training set and are compared on the rest of it (or, where
+  optimizers minimise a training loss, on that set itself), never on the test set.
+
+  Attributes:
+    candidates: the settings (config field to value) that are tried for each value of the axis
+      "optimizer", equally many for each; `halton` draws them.
+    hold_out: settings of all candidates, which split the training set; by default nine tenths
+      train.
+    seed: seed of all candidates.
+    shared: axes whose values share the settings that are chosen for the first of them.
+    metric: a column of the metrics, such as "train/loss": the candidate whose last value is the
+      lowest is chosen. "": the best value of the primary metric is chosen.
+  """
+
   candidates: Mapping[str, Sequence[Mapping[str, Any]]]
-  # Settings of all candidates. They train on a part of the training set and are compared on the
-  # rest of it (or, where optimizers minimise a training loss, on that set itself), never on the
-  # test set.
   hold_out: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _LAST_TENTH)
-  seed: int = 0  # of all candidates
-  # Axes whose values share the settings that are chosen for the first of them.
+  seed: int = 0
   shared: Sequence[str] = ()
-  # A column of the metrics, such as "train/loss": the candidate whose last value is the lowest is
-  # chosen. "": the best value of the primary metric is chosen.
   metric: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One run of a study, named as its directory."""
+  """One run of a study, named as its directory.
+
+  Attributes:
+    name: values of the axes and the seed, joined by "-".
+    cell: a value of each axis.
+    seed: seed of the run.
+    settings: the candidate that a run of tuning tries; None for other runs.
+    tuned: the cell whose tuning decides on its settings.
+    overrides: "field=value" of the user.
+    config: the config as JSON takes it, with the overrides, without the choice of tuning; empty
+      until it is planned.
+  """
 
   name: str
   cell: Cell
   seed: int
-  settings: dict | None = None  # the candidate that a run of tuning tries; None for other runs
-  tuned: Cell = ()  # the cell whose tuning decides on its settings
-  overrides: tuple[str, ...] = ()  # "field=value" of the user
-  # As JSON, with the overrides, without the choice of tuning. It is empty until it is planned.
+  settings: dict | None = None
+  tuned: Cell = ()
+  overrides: tuple[str, ...] = ()
   config: dict = dataclasses.field(default_factory=dict)
 
   @property
@@ -75,22 +96,52 @@ class Run:
 class Study:
   """A grid of runs: every value of each axis with every other and every seed.
 
-  All its tasks have the same primary metric. Raises a UserError if the fields contradict each
-  other.
+  All its tasks have the same primary metric.
+
+  Attributes:
+    title: heading of the report.
+    config: function from a value of each axis, by keyword, to a run's config.
+    axes: names of axes to their values; a run is named by its values, in this order.
+    seeds: seeds of the runs of a cell.
+    lines: axes told apart by lines in figures; others are told apart by panels.
+    published: the published values, by cell.
+    published_at: the evaluation that they report, "last" or "best".
+    source: where they are printed.
+    notes: paragraphs for the report.
+    tuning: a choice of settings that comes first, or None.
+    target_of: an optimizer whose last value, in the same panel, is every other's target; "": the
+      config's target.
+
+  Raises:
+    UserError: the fields contradict each other.
+
+  Example:
+    ```python
+    from mixer_jax import config as config_lib
+    from mixer_jax import study
+
+    def config(width, optimizer):
+      config = config_lib.default(model="mixer_small")
+      config.model.hidden_dim = {"narrow": 64, "wide": 256}[width]
+      config.optimizer = config_lib.optimizer(optimizer, learning_rate=0.01)
+      return config
+
+    axes = {"width": ("narrow", "wide"), "optimizer": ("adam", "kfac_muon")}
+    mine = study.Study("Two widths", config, axes, seeds=(0, 1))
+    assert len(mine.runs()) == 8
+    ```
   """
 
-  title: str  # a heading
-  config: Callable[..., ConfigDict]  # from a value of each axis, by keyword, to a run's config
-  axes: Mapping[str, Sequence[str]]  # names to values; a run is named by its values, in this order
-  seeds: Sequence[int] = (0, 1, 2)  # of the runs of a cell
-  lines: Sequence[str] = ("optimizer",)  # axes told apart by lines in figures; others: by panels
-  # The published values, by cell.
+  title: str
+  config: Callable[..., ConfigDict]
+  axes: Mapping[str, Sequence[str]]
+  seeds: Sequence[int] = (0, 1, 2)
+  lines: Sequence[str] = ("optimizer",)
   published: Mapping[Cell, Published] = dataclasses.field(default_factory=dict)
-  published_at: str = "last"  # the evaluation that they report, "last" or "best"
-  source: str = ""  # where they are printed
-  notes: Sequence[str] = ()  # paragraphs for the report
-  tuning: Tuning | None = None  # a choice of settings that comes first, or None
-  # An optimizer whose last value, in the same panel, is every other's target; "": config.target.
+  published_at: str = "last"
+  source: str = ""
+  notes: Sequence[str] = ()
+  tuning: Tuning | None = None
   target_of: str = ""
 
   def __post_init__(self):
@@ -124,7 +175,18 @@ class Study:
     return list(itertools.product(*self.axes.values()))
 
   def runs(self) -> list[Run]:
-    """All runs, tuning first."""
+    """Lists all runs, tuning first.
+
+    Returns:
+      The runs, without their configs.
+
+    Example:
+      After the example of `Study`:
+
+      ```python
+      assert mine.runs()[0].name == "narrow-adam-seed0"
+      ```
+    """
     runs = []
     for cell in dict.fromkeys(map(self._tuned, self._cells())) if self.tuning else ():
       candidates = self.tuning.candidates[dict(zip(self.axes, cell))["optimizer"]]
@@ -152,7 +214,26 @@ class Study:
     return list(chosen.values())
 
   def run_config(self, name: str) -> ConfigDict:
-    """Returns the config of a run, before the user's overrides and the choice of tuning."""
+    """Returns the config of a run, before the user's overrides and the choice of tuning.
+
+    A study file's `get_config(run)` calls it.
+
+    Args:
+      name: name of the run.
+
+    Returns:
+      The config.
+
+    Raises:
+      UserError: there is no such run, or the study's `config` fails.
+
+    Example:
+      After the example of `Study`:
+
+      ```python
+      assert mine.run_config("wide-adam-seed1").model.hidden_dim == 256
+      ```
+    """
     for run in self.runs():
       if run.name == name:
         return self._config(run)
@@ -234,6 +315,21 @@ def between(low: float, high: float, part: float) -> float:
   """Returns the number that lies a part of the way from low to high in logarithms, within both.
 
   It has two digits, and one more for each power of ten by which the range is narrower than a tenth.
+
+  Args:
+    low: the number at part 0.
+    high: the number at part 1.
+    part: from 0 to 1.
+
+  Returns:
+    The rounded number.
+
+  Example:
+    ```python
+    from mixer_jax import study
+
+    assert study.between(1e-4, 1e-2, 0.5) == 1e-3
+    ```
   """
   # 0.9 to 0.99 is a tenth, but for rounding, and has two digits.
   narrow = math.floor(math.log10(high / low - 1) + 1e-9) if high > low else 0
@@ -249,9 +345,20 @@ def halton(
   Every call gives the same settings, in the form that `Tuning` takes.
 
   Args:
-    search: the lowest and the highest value of config fields, by optimizer, as in
-      {"adam": {"learning_rate": (1e-4, 1e-2)}}.
-    number: of settings for each optimizer.
+    search: the lowest and the highest value of config fields, by optimizer.
+    number: number of settings for each optimizer.
+
+  Returns:
+    Settings, config field to value, by optimizer.
+
+  Example:
+    ```python
+    from mixer_jax import study
+
+    search = {"adam": {"learning_rate": (1e-4, 1e-2)}}
+    tuning = study.Tuning(study.halton(search, number=8))
+    print(tuning.candidates["adam"][0])
+    ```
   """
   tries = {}
   for optimizer, ranges in search.items():
@@ -270,7 +377,26 @@ def settings(fields: Mapping[str, Any]) -> list[str]:
 
 
 def load(path: str) -> Study:
-  """Returns the study of a file; a UserError if it cannot be read, or holds no study."""
+  """Returns the study of a study file.
+
+  Args:
+    path: a Python file with a function `get_study`.
+
+  Returns:
+    The study.
+
+  Raises:
+    UserError: the file cannot be read, or holds no study.
+
+  Example:
+    From a clone of the repository:
+
+    ```python
+    from mixer_jax import study
+
+    print(study.load("docs/own_study.py").title)
+    ```
+  """
   if ":" in str(path):  # --config of the runs is FILE:RUN
     raise UserError(f"--study={path} has a ':'; allowed: a path without one")
   study = _call(path, "get_study")
@@ -280,7 +406,27 @@ def load(path: str) -> Study:
 
 
 def read_config(path: str | pathlib.Path, *args: str) -> ConfigDict:
-  """Returns the config of a config file, as `--config=path:args` gives it."""
+  """Returns the config of a config file, as `--config=path:args` gives it.
+
+  Args:
+    path: a Python file with a function `get_config`.
+    *args: the file's argument, if it takes one.
+
+  Returns:
+    The config.
+
+  Raises:
+    UserError: the file cannot be read, or refuses the argument.
+
+  Example:
+    From a clone of the repository:
+
+    ```python
+    from mixer_jax import study
+
+    config = study.read_config("configs/quickstart.py", "adam")
+    ```
+  """
   return _call(path, "get_config", *args)
 
 

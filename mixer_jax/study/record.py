@@ -176,7 +176,7 @@ class Record:
   def _has_result(self, run: Run, state: State) -> bool:
     """Whether a run of tuning is done or diverged; an older version wrote no "diverged"."""
     failed = state.kind == "failed"
-    return state.kind == "done" or failed and outcome(self.path(run)).get("diverged", True)
+    return state.kind == "done" or (failed and outcome(self.path(run)).get("diverged", True))
 
 
 def open_study(

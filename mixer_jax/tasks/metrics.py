@@ -8,7 +8,14 @@ import jax.numpy as jnp
 
 
 class Metric(NamedTuple):
-  """A metric as tables and figures show it: as a percentage, or with a unit such as "nats"."""
+  """A metric as tables and figures show it: as a percentage, or with a unit such as "nats".
+
+  Attributes:
+    name: its name.
+    higher_is_better: whether the best checkpoint has the highest value.
+    percent: whether it is shown in percent.
+    unit: its unit.
+  """
 
   name: str
   higher_is_better: bool
@@ -40,9 +47,23 @@ def _wide(values: jax.Array) -> jax.Array:
 
 @flax.struct.dataclass
 class WeightedSum:
-  """A mean, as the sum of weight times value and the sum of weights, each shape=().
+  """A mean, as the sum of weight times value and the sum of weights, which add up over batches.
 
-  Both are float32, or float64 if the values are.
+  Both are scalars, float32, or float64 if the values are.
+
+  Attributes:
+    total: sum of weight times value.
+    weight: sum of weights.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import tasks
+
+    first = tasks.WeightedSum.of(jnp.array([1.0, 3.0]))
+    second = tasks.WeightedSum.of(jnp.array([5.0, 7.0]), weights=jnp.array([1.0, 0.0]))
+    assert first.merge(second).value() == 3.0
+    ```
   """
 
   total: jax.Array
@@ -50,7 +71,7 @@ class WeightedSum:
 
   @classmethod
   def of(cls, values: jax.Array, weights: Any = None) -> "WeightedSum":
-    """Sums of values [...]; weights broadcast to them and are 1 by default. Weight 0 hides NaN."""
+    """Sums values [...]; weights broadcast to them and are 1 by default. Weight 0 hides NaN."""
     values = _wide(values)
     if weights is None:
       return cls(jnp.sum(values), jnp.asarray(values.size, values.dtype))
@@ -62,6 +83,7 @@ class WeightedSum:
     return cls(jnp.zeros(()), jnp.zeros(()))
 
   def merge(self, other: "WeightedSum") -> "WeightedSum":
+    """Adds the sums of other examples."""
     return self.replace(total=self.total + other.total, weight=self.weight + other.weight)
 
   def value(self) -> jax.Array:
@@ -79,7 +101,7 @@ class MeanOrZero(WeightedSum):
 
 @flax.struct.dataclass
 class RootMeanSquare(WeightedSum):
-  """The root of the mean of squares; `total` is the sum of squares."""
+  """The root of the mean of squares; `of` takes the squares."""
 
   def value(self) -> jax.Array:
     return jnp.sqrt(self.total / self.weight)
@@ -87,7 +109,7 @@ class RootMeanSquare(WeightedSum):
 
 @flax.struct.dataclass
 class ExpMean(WeightedSum):
-  """The exponential of a mean: the perplexity of losses in nats."""
+  """The exponential of a mean: the perplexity of losses in nats; `of` takes the losses."""
 
   def value(self) -> jax.Array:
     return jnp.exp(self.total / self.weight)
@@ -95,13 +117,25 @@ class ExpMean(WeightedSum):
 
 @flax.struct.dataclass
 class Largest:
-  """The largest value, shape=(), float32, or float64 if the values are."""
+  """The largest value, a float32 scalar, or float64 if the values are.
+
+  Attributes:
+    largest: the value so far.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax import tasks
+
+    assert tasks.Largest.of(jnp.array([1.0, 3.0]), mask=jnp.array([True, False])).value() == 1.0
+    ```
+  """
 
   largest: jax.Array
 
   @classmethod
   def of(cls, values: jax.Array, mask: Any = True) -> "Largest":
-    """The largest of values [...] where a mask, which broadcasts to them, is true."""
+    """Takes the largest of values [...] where a mask, which broadcasts to them, is true."""
     return cls(jnp.max(jnp.where(mask, _wide(values), -jnp.inf)))
 
   @classmethod

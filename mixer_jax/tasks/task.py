@@ -39,31 +39,45 @@ ReadRun = Callable[[str], tuple[ml_collections.ConfigDict, Variables]]
 
 
 class Aux(NamedTuple):
-  """Metrics of a batch by name, and the collections that change; other collections stay."""
+  """What a loss returns beside its sum.
+
+  Attributes:
+    metrics: sums of the batch's metrics by name.
+    collections: collections of variables that changed, by name; others stay.
+  """
 
   metrics: Mapping[str, Sums]
   collections: Mapping[str, Any] = {}
 
 
 class Prediction(NamedTuple):
-  """The answer of a model to a batch."""
+  """The answer of a model to a batch.
 
-  # Logits of a "categorical", means of a "normal" distribution, [batch, n] or [batch, tokens, n].
+  Attributes:
+    outputs: logits of a "categorical", means of a "normal" distribution, [batch, n] or [batch,
+      tokens, n].
+    targets: int labels [batch] or [batch, tokens], or float targets like the outputs.
+    weights: loss weights, [batch] or [batch, tokens] (for "normal" also of the outputs' shape);
+      padding has 0. None: all are 1.
+    tokens: for sequences with one answer each, bool [batch, tokens], False for padding.
+  """
+
   outputs: jax.Array
-  targets: Any  # int labels [batch(, tokens)], or float targets like the outputs
-  # Loss weights, [batch] or [batch, tokens] (for "normal" also the shape of outputs); padding has 0.
+  targets: Any
   weights: Any = None
-  # For sequences with one answer each: bool [batch, tokens], False for padding.
   tokens: Any = None
 
 
 class Task(Protocol):
-  """What every task has; `BaseTask` has the parts that a task may leave out.
+  """The contract of a task: what every task has; `BaseTask` has the parts that may be left out.
+
+  A task is built from the whole config of a run.
 
   Attributes:
-    options: the groups of the config that are the task's own, by name, as `options.group` takes
-      them; the name "" stands for fields of the config itself.
-    metrics: in the order of tables. The first one picks the best checkpoint.
+    options: the groups of the config that are the task's own, by name: a function, a dataclass or a
+      module whose keywords have an `Option`, or a mapping of several by name. The name "" stands
+      for fields of the config itself.
+    metrics: a `Metric` each, in the order of tables. The first one picks the best checkpoint.
     likelihood: the predictive distribution for K-FAC: "categorical", "normal" (squared error) or
       another one that `optim.Curvature` takes.
   """
@@ -75,26 +89,29 @@ class Task(Protocol):
   def __init__(self, config: ml_collections.ConfigDict): ...
 
   def datasets(self) -> Mapping[str, Dataset]:
-    """The splits: "train", "test" and maybe "validation" and further test sets. Called once."""
+    """Returns the splits: "train", "test", maybe "validation" and further test sets; called once."""
 
   def init(self, key: jax.Array) -> Variables:
-    """Fresh variables; parameters are float32, or float64 of such a run (traceable)."""
+    """Returns fresh variables; parameters are float32, or float64 of such a run (traceable)."""
 
   def prepare(self, key: jax.Array, examples: Any, *, train: bool) -> Batch:
     """Makes a batch of stacked examples: augments, masks, normalises (traceable)."""
 
   def loss(self, variables: Variables, batch: Batch, key: jax.Array) -> tuple[WeightedSum, Aux]:
-    """The loss of a training batch as a weighted sum (traceable).
+    """Returns the loss of a training batch as a weighted sum, and metrics (traceable).
 
     The mean over all weights, which must not depend on parameters, is minimised, however a batch is
     split over devices and accumulation steps.
     """
 
   def predict(self, variables: Variables, batch: Batch) -> Prediction:
-    """Outputs without dropout, with their targets (traceable), for K-FAC."""
+    """Returns outputs without dropout, with their targets (traceable), for K-FAC."""
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:
-    """Sums of metrics of a test batch by name; `mask` [batch] is False for padding (traceable)."""
+    """Returns sums of metrics of a test batch by name (traceable).
+
+    `mask` [batch] is False for padding.
+    """
 
 
 class BaseTask:
@@ -190,7 +207,6 @@ class BaseTask:
     containers.write(path, {name(key_path): np.asarray(x) for key_path, x in named}, {})
 
 
-# Tasks by the name in `config.task`. A task is imported when it is needed.
 TASKS = {
   "image_classification": "mixer_jax.tasks.image_classification.task:ImageClassification",
   "distillation": "mixer_jax.tasks.distillation.task:Distillation",
@@ -203,6 +219,7 @@ TASKS = {
   "operator_learning": "mixer_jax.tasks.operator_learning.task:OperatorLearning",
   "physics": "mixer_jax.tasks.physics.task:Physics",
 }
+"""Tasks by the name in `config.task`, "module:Class" each. A task is imported when it is needed."""
 
 
 def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
@@ -257,7 +274,24 @@ def likeliest(row: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
 
 
 def find(name: str) -> type[Task]:
-  """The class of a task, by a key of `TASKS` or "module.path:Class"; a UserError without one."""
+  """Returns the class of a task.
+
+  Args:
+    name: a key of `TASKS`, or "module.path:Class".
+
+  Returns:
+    The class.
+
+  Raises:
+    UserError: there is no such task, it cannot be imported, or it lacks `options` or `metrics`.
+
+  Example:
+    ```python
+    from mixer_jax import tasks
+
+    print([metric.label for metric in tasks.find("masked_lm").metrics])
+    ```
+  """
   module, _, class_name = TASKS.get(name, name).partition(":")
   if not class_name:
     raise UserError(f"task is {shown(name)}; allowed: {', '.join(TASKS)} or module.path:Class")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 from typing import Annotated, Mapping, NamedTuple, Sequence
@@ -77,7 +78,7 @@ def _classes(found: Sequence[records.Rows], data: LabelledText) -> tuple[str, ..
   if len(classes) < 2:
     raise UserError(f"{where} has only the label {classes[0]!r}; allowed: two or more")
   numbers = list(filter(math.isfinite, map(_number, classes)))
-  if same := [x for x, y in zip(numbers, numbers[1:]) if x == y]:
+  if same := [x for x, y in itertools.pairwise(numbers) if x == y]:
     raise UserError(f"{where} writes the number {same[0]:g} in two ways; allowed: one")
   if len(numbers) == len(classes) and (fractions := [x for x in numbers if x % 1]):
     why = "classes are whole numbers or words, and values are not learned"

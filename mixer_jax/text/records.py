@@ -76,7 +76,7 @@ class TfdsRecords:
     for i in range(len(self._examples)):
       where, example = self._examples.where(i), self._examples.read(i)
       row = [_text(where, example[column]) for column in self._columns]
-      yield where, row + [self._named(where, example[self._label])] if self._label else row
+      yield where, [*row, self._named(where, example[self._label])] if self._label else row
 
   def _named(self, where: str, label: Any) -> str:
     """The name of a class, or a number, or a text."""

@@ -27,9 +27,9 @@ def kind(path: pathlib.Path) -> str:
 
 
 def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-  """The lines of a file and their numbers from 1; a UserError if it cannot be read.
+  r"""The lines of a file and their numbers from 1; a UserError if it cannot be read.
 
-  A line ends with \\n or \\r\\n. Other separators may be within a sentence.
+  A line ends with \n or \r\n. Other separators may be within a sentence.
   """
   opened = _PACKED.get(path.suffix.lower(), open)
   damaged = () if opened is open else (EOFError, zlib.error, lzma.LZMAError)

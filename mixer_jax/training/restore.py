@@ -151,10 +151,10 @@ def _averaged(number: int, mean: jax.Array, x: jax.Array) -> jax.Array:
 
 
 class LoadedRun(NamedTuple):
-  """A run's model at one of its checkpoints.
+  """A run's model at one of its checkpoints; `load_run` makes it.
 
   Attributes:
-    task: what the model is for; `task.model` is the Linen module.
+    task: what the model is for, a `Task`.
     variables: parameters, and collections such as batch statistics, on the host; averaged ones if
       the run evaluates these.
   """
@@ -164,7 +164,7 @@ class LoadedRun(NamedTuple):
 
   @property
   def model(self) -> Any:
-    """The module, for `model.apply(variables, inputs)` on prepared inputs; None if the task has none."""
+    """The module, for `model.apply(variables, inputs)`; None if the task has none."""
     return getattr(self.task, "model", None)
 
   @property
@@ -173,9 +173,27 @@ class LoadedRun(NamedTuple):
     return self.task.class_names
 
   def answer(self, inputs: Sequence[str]) -> Iterable[Mapping[str, Any]]:
-    """A mapping for each raw input, such as a path of an image or a sentence.
+    """Answers raw inputs, such as paths of images or sentences.
 
-    It has what `python -m mixer_jax.predict` prints of it. A UserError if one cannot be read.
+    Args:
+      inputs: a list of paths or sentences.
+
+    Returns:
+      A mapping for each input, with what `python -m mixer_jax.predict` prints of it.
+
+    Raises:
+      UserError: an input cannot be read, or the task answers none.
+
+    Example:
+      After the example of `load_run`:
+
+      ```python
+      from PIL import Image
+
+      Image.new("RGB", (32, 32)).save("black.png")
+      [answer] = run.answer(["black.png"])
+      print(answer["class"], answer["probability"])
+      ```
     """
     check_list(inputs, "paths or sentences")
     return self.task.answer(jax.device_put(self.variables), inputs)
@@ -187,19 +205,31 @@ def load_run(
   data_dir: str | None = None,
   overrides: Sequence[str] | str = (),
 ) -> LoadedRun:
-  """The model of a run's directory at a checkpoint, whose data may be gone.
+  """Loads the model of a run's directory at a checkpoint; its data may be gone.
 
   Args:
-    path: the directory.
-    which: "latest", "best", a step, or "mean:5", see `restore`, as are the other arguments.
+    path: the directory of the run.
+    which: "latest", "best", a step, or "mean:5": the latest with the mean of the variables of the
+      five latest (Vaswani et al., 2017, Section 6.1).
+    data_dir: where the data are now, in the place of the config's `data.dir`.
+    overrides: "field=value" of fields on which training does not depend.
 
-  Example:
-    run = mixer_jax.load_run("runs/cats")
-    [answer] = run.answer(["cat.jpg"])
-    logits = run.model.apply(run.variables, images)
+  Returns:
+    A `LoadedRun`.
 
   Raises:
-    UserError: no run, no such checkpoint.
+    UserError: there is no run, no such checkpoint, or a field cannot be changed.
+
+  Example:
+    After `python -m mixer_jax.main --config=configs/quickstart.py --workdir=runs/first`:
+
+    ```python
+    import jax.numpy as jnp
+    import mixer_jax
+
+    run = mixer_jax.load_run("runs/first", which="best")
+    logits = run.model.apply(run.variables, jnp.zeros((1, 32, 32, 3)))
+    ```
   """
   directory, config = _opened(path, overrides, dir=data_dir)
   variables, kind = _on_host(directory, config, which), tasks.find(config.task)

@@ -48,7 +48,7 @@ def session(
   if not processes.is_first():
     yield
     return
-  now = lambda: datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+  now = lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
   session = _described(run, config_file) | {"from_step": step, "started": now(), "ended": None}
   sessions = [*provenance.read(directory), session]
   write = lambda: directory_lib.write_json(directory / provenance.FILE, {"sessions": sessions})
@@ -166,7 +166,9 @@ def commit() -> str | None:
 def _cpu() -> str:
   """Name and number of the machine's processors: JAX says "cpu" of all of them."""
   try:
-    named = re.search(r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    named = re.search(
+      r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE
+    )
   except OSError:
     return "cpu"
   return f"{len(os.sched_getaffinity(0))} x {named[1] if named else 'cpu'}"

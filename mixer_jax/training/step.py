@@ -116,7 +116,6 @@ def make_train_steps(run: Experiment):
   It takes a state, a window of batches (see `data.feed`), and returns the state after the
   window's steps and `nonfinite.checks` of each, [steps, 2].
   """
-
   order = run.order
 
   def step(examples, state, rows):

@@ -194,7 +194,7 @@ def test_images_of_several_sizes_are_refused_by_name(root):
 
 def test_labels_without_a_class_are_refused_by_name(root):
   image = load(config(root)).train.images
-  records, rows = image.parts[0]
+  records, _rows = image.parts[0]
   object.__setattr__(records, "read", lambda i: (b"", -1))
   with pytest.raises(UserError, match=r"\.jpg: has the label -1; allowed: 0 to 1"):
     image.read(0, np.random.default_rng(0))

@@ -97,7 +97,7 @@ def arguments(block: Block, directory: pathlib.Path) -> list[list[str]]:
   """
   stubs, record = directory / "stubs", directory / "record"
   stubs.mkdir()
-  for name in ("python", "pip", "pytest", "ruff", "git"):
+  for name in ("python", "pip", "pytest", "ruff", "pyright", "git"):
     (stubs / name).write_text(_RECORD)
     (stubs / name).chmod(0o755)
   record.touch()

@@ -15,6 +15,8 @@ EXAMPLES = {
   "--study=FILE": "--study=configs/studies/frontier.py",
   "STUDY.py:RUN": "configs/studies/small.py:mini8-sgd-seed0",
   "--num_processes=N --process_id=I": "--num_processes=2 --process_id=0",
+  "--config=FILE:ARG": "--config=configs/quickstart.py:sgd",
+  "transfer.py:folder,NAME": "transfer.py:folder,mixer_b16",
 }
 # Commands of other programs, whose files and extras exist.
 OTHERS = (
@@ -23,10 +25,12 @@ OTHERS = (
   r"python -m tests\.fuzz( --(cases|seed)=\d+)*",
   r"python -m venv \S+",
   r"ruff (format|check) \.",
-  r"pip install -e \.(?P<extra>\[[\w,]+\])?( ruff)?",
+  r"pip install -e \.(?P<extra>\[[\w,]+\])?",
+  r"pyright",
   r"(python -m )?pytest( -m (slow|thorough))?( -n 0 -s)?( tests/\S+)*",
   r"python (?P<script>\S+\.py).*",
   r"python -m (mixer_jax|benchmarks)\S*",
+  r"python -m big_vision\.train .*",
 )
 WRONG = {
   "mixer_jax.main --config=configs/none.py": "none.py",
@@ -80,7 +84,7 @@ def is_ours(words):
 def test_every_command_is_understood_and_wrong_ones_are_found(tmp_path):
   found = list(commands(tmp_path))
   ours = [c for c in found if is_ours(c[1])]
-  assert len(ours) > 40 and {"README.md", "docs/studies.md", "docs/scaling.md"} <= {
+  assert len(ours) > 40 and {"README.md", "docs/studies.md", "docs/devices.md"} <= {
     p for p, _ in ours
   }
   result = subprocess.run(

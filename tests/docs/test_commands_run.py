@@ -70,7 +70,8 @@ def shell(tmp_path_factory):
     )
 
   _write_folder(directory / "FOLDER")
-  shutil.copy(directory / "FOLDER" / "test" / "dark" / "0.png", directory / "street.png")
+  for name in ("cat.jpg", "street.png"):
+    shutil.copy(directory / "FOLDER" / "test" / "dark" / "0.png", directory / name)
   _write_texts(directory / "texts")
   _write_pairs(directory / "pairs")
   functions = np.random.default_rng(0).normal(size=(1124, 512)).cumsum(axis=1)

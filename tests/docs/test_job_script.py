@@ -1,10 +1,8 @@
-"""The job scripts of docs/running.md, run by bash with programs in the place of Slurm's."""
+"""The job script of docs/running.md, run by bash with programs in the place of Slurm's."""
 
 import os
 import re
 import subprocess
-
-import pytest
 
 from tests.docs.commands import ROOT
 
@@ -17,18 +15,16 @@ esac
 """
 
 
-def scripts():
-  """The whole script, and that with the second way to start the run in the place of its own."""
-  job, start = re.findall(
-    r"^```bash\n(.*?)^```", (ROOT / "docs/running.md").read_text(), re.M | re.S
+def script():
+  (job,) = re.findall(
+    r"^```bash\n(.*?)^```", (ROOT / "docs/running.md").read_text(), re.MULTILINE | re.DOTALL
   )
-  return job, re.sub(r"^srun .*\ncode=\$\?\n", lambda _: start, job, flags=re.M)
+  return job
 
 
 def ended(script, code, directory):
   """The exit code of a script whose run ends with a code, and what Slurm and the run were told."""
   for name, text in {
-    "srun": '#!/bin/bash\nexec "$@"\n',
     "scontrol": '#!/bin/bash\necho "$@" >> record\n',
     "python": _STEP,
   }.items():
@@ -41,14 +37,12 @@ def ended(script, code, directory):
   return done.returncode, (directory / "record").read_text().split("\n")[:-1]
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_job_requeues_a_run_that_was_stopped_and_no_other(which, tmp_path):
-  script = scripts()[which]
+def test_a_job_requeues_a_run_that_was_stopped_and_no_other(tmp_path):
   for code in (129, 138, 143):
-    assert ended(script, code, tmp_path) == (0, ["requeue 17"])
+    assert ended(script(), code, tmp_path) == (0, ["requeue 17"])
   for code in (0, 2, 3, 75):
-    assert ended(script, code, tmp_path) == (code, [])
+    assert ended(script(), code, tmp_path) == (code, [])
 
 
 def test_a_signal_to_the_script_reaches_the_run_whose_end_it_awaits(tmp_path):
-  assert ended(scripts()[1], "signal", tmp_path) == (0, ["signalled", "requeue 17"])
+  assert ended(script(), "signal", tmp_path) == (0, ["signalled", "requeue 17"])

@@ -19,7 +19,7 @@ def test_options_and_configs_are_all_there():
   options, configs = (
     site.filled((ROOT / "docs" / f"{name}.md").read_text()) for name in ("options", "configs")
   )
-  flat = (f"`{name}`" for name in config_lib.default().keys() if name != "data")
+  flat = (f"`{name}`" for name in config_lib.default() if name != "data")
   assert not [name for name in flat if name not in options and name.strip("`") not in GROUPS]
   for path in ROOT.glob("configs/*.py"):
     assert f"| `{path.name}` |" in configs and f"--config=configs/{path.name}" in configs, path
@@ -41,7 +41,7 @@ def test_a_config_s_result_is_its_row():
     ("[a](text.md#b)", "docs/models.md", "models.md", "[a](text.md#b)"),
     ("[a](../CONTRIBUTING.md#b)", "docs/models.md", "models.md", "[a](contributing.md#b)"),
     ("[a](../configs/mlm.py)", "docs/text.md", "text.md", "[a](R/blob/main/configs/mlm.py)"),
-    ("[a](../colabs/text.ipynb)", "docs/text.md", "text.md", "[a](notebooks/text.ipynb)"),
+    ("[a](../colabs/text.ipynb)", "docs/text.md", "text.md", "[a](colabs/text.ipynb)"),
     ("[a](own_task.py)", "docs/own_task.md", "own_task.md", "[a](R/blob/main/docs/own_task.py)"),
     ("[a](../text.md)", "docs/api/optim.md", "api/optim.md", "[a](../text.md)"),
     ("![a](docs/images/a.png)", "README.md", "index.md", "![a](images/a.png)"),

@@ -81,7 +81,7 @@ def run(cases: int, seed: int, save: pathlib.Path) -> dict[str, collections.Coun
     file, rng = files[name], np.random.default_rng((seed, number))
     outer = file.inside is None or bool(rng.integers(2))
     path.write_bytes(mutate(rng, file.content) if outer else file.inside(rng, file.content))
-    outcome = judge(lambda: file.read(path, outer), started_with)  # noqa: B023
+    outcome = judge(lambda: file.read(path, outer), started_with)
     results[name][outcome] += 1
     if outcome.startswith("fault"):
       path.replace(save / f"{number}-{name.replace(' ', '_')}")

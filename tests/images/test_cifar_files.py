@@ -78,7 +78,7 @@ def config(name, path, **fields):
 
 
 def test_the_writer_here_writes_pickles(made):
-  name, files, expected = made
+  _name, files, expected = made
   first = next(content for path, content in files.items() if "train" in path or "_1" in path)
   found = pickle.loads(first, encoding="bytes")
   np.testing.assert_array_equal(
@@ -142,7 +142,7 @@ def test_a_truncated_archive_is_told(made, tmp_path):
 
 def spoiled(files, spoil):
   """The files with the last one changed, which is of the test split."""
-  path = [path for path in files if "test" in path][0]
+  path = next(path for path in files if "test" in path)
   return files | {path: spoil(files[path])}
 
 

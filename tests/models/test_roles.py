@@ -186,7 +186,7 @@ def test_roles_of_parameters(case):
         assert models.layer_kind(prefix + path) == kind, path
         assert models.token_axes(prefix + path) == own, path
       assert models.reads_tokens(path) == reads
-      decayed = leaf in ("kernel", "diagonals") or leaf == "embedding" and layer != "class_token"
+      decayed = leaf in ("kernel", "diagonals") or (leaf == "embedding" and layer != "class_token")
       assert models.is_decayed(path) == decayed, path
       if scanned:
         together = path if layer.startswith("Class") else path.replace("Block_0", "Blocks")

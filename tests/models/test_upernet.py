@@ -36,7 +36,7 @@ def test_the_published_size_has_the_published_layers():
   expected |= {f"lateral_{i}": c * w + norm for i in range(3)}
   expected |= {f"output_{i}": 9 * w * w + norm for i in range(3)}
   expected |= {"pyramid": 9 * (c + 4 * w) * w + norm, "fusion": 9 * 4 * w * w + norm}
-  expected |= {name: 4 * c * (c + 1) for name in ("up_4_first", "up_4_second", "up_2")}
+  expected |= dict.fromkeys(("up_4_first", "up_4_second", "up_2"), 4 * c * (c + 1))
   expected |= {"up_4_norm": 2 * c, "head": 150 * (w + 1)}
   expected |= {"auxiliary": 9 * c * w // 2 + w, "auxiliary_head": 150 * (w // 2 + 1)}
   headless = models.build("resmlp_s12", 0)

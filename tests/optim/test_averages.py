@@ -154,7 +154,7 @@ def test_an_expert_that_is_not_reached_keeps_its_second_moments():
 
 
 def test_inputs_of_zeros_count_in_the_factors():
-  """Equation 4 of docs/optimizers.md with A = 0: the average falls by `factor_decay`; no bias."""
+  """Equation 3 of docs/theory.md with A = 0: the average falls by `factor_decay`; no bias."""
 
   class Net(nn.Module):
     @nn.compact

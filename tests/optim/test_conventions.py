@@ -79,13 +79,14 @@ MAKES = {
   "lamb": (optim.lamb, dict(weight_decay=0.1)),
   "adagrad": (optim.adagrad, {}),
   "muon": (optim.muon, {}),
+  "normuon": (optim.muon, dict(normuon=True)),
   "soap": (optim.soap, _IN_BASIS),
   "shampoo": (optim.shampoo, dict(basis_period=4)),
   "graft": (grafted, {}),
   "kfac": (optim.kfac, _PERIODS),
   "ekfac": (optim.ekfac, _PERIODS),
   "kfac_adam": (optim.kfac_adam, _IN_BASIS),
-  "kfac_muon": (optim.kfac_muon, dict(factor_period=2, basis_period=4)),
+  "kfac_muon": (optim.kfac_muon, dict(normuon=True, factor_period=2, basis_period=4)),
   "by_model": (by_model, {}),
   "gauss_newton": (gauss_newton, {}),
   "hessian_free": (hessian_free, {}),
@@ -215,7 +216,8 @@ def test_tree_map_params(name):
     transform_non_params=lambda x: jax.tree.map(lambda _: False, x),
   )
   assert jax.tree.structure(spread) == jax.tree.structure(state)
-  assert any(jax.tree.leaves(spread)) == (name not in ("muon", "soap", "kfac_adam", "kfac_muon"))
+  none = ("muon", "normuon", "soap", "kfac_adam", "kfac_muon")
+  assert any(jax.tree.leaves(spread)) == (name not in none)
 
 
 @some

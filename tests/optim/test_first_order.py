@@ -71,7 +71,7 @@ def test_lamb_equals_that_of_apex():
   tx = first_order.lamb(rate, b1=b1, b2=b2, weight_decay=decay, decay_mask=mask)
   params = jax.tree.map(np.float32, start)
   state = tx.init(params)
-  expected, moments = dict(start), {name: (0.0, 0.0) for name in start}
+  expected, moments = dict(start), dict.fromkeys(start, (0.0, 0.0))
   for count in range(1, 26):
     gradient = jax.tree.map(lambda w, t: w - t, params, targets)
     updates, state = tx.update(jax.tree.map(np.float32, gradient), state, params)
@@ -162,8 +162,10 @@ def test_adam_paths_of_muon():
   assert by_adam(adam_paths="") == set()
 
 
-def test_muon():
-  tx = first_order.muon(0.1, momentum=0.9, nesterov=False, rms=0.2, weight_decay=0.0)
+@pytest.mark.parametrize("normuon", [False, True])
+def test_muon(normuon):
+  options = dict(momentum=0.9, nesterov=False, rms=0.2, weight_decay=0.0, normuon=normuon)
+  tx = first_order.muon(0.1, **options)
   rng = np.random.default_rng(0)
   gradients = [
     {"block": {"kernel": rng.normal(size=(3, 2, 7))}, "head": {"kernel": rng.normal(size=(4, 3))}}
@@ -171,10 +173,16 @@ def test_muon():
   ]
   params = jax.tree.map(np.float32, gradients[0])
   state, mean, m, v, step = tx.init(params), 0.0, 0.0, 0.0, jax.jit(tx.update)
+  squares = np.zeros(7)
   for t, grads in enumerate(gradients, 1):
     update, state = step(jax.tree.map(np.float32, grads), state, params)
     mean = 0.9 * mean + 0.1 * grads["block"]["kernel"].reshape(6, 7)
     wanted = -0.1 * 0.2 * np.sqrt(7) * newton_schulz(mean / (1 - 0.9**t))
+    if normuon:  # Li et al., 2025; a column is a neuron
+      unit = wanted / np.sqrt(np.mean(wanted**2))
+      squares = 0.95 * squares + 0.05 * np.mean(unit**2, axis=0)
+      unit = unit / (np.sqrt(squares) + 1e-3)
+      wanted = unit * np.linalg.norm(wanted) / np.linalg.norm(unit)
     np.testing.assert_allclose(
       update["block"]["kernel"].reshape(6, 7), wanted, rtol=1e-3, atol=1e-5
     )

@@ -17,6 +17,7 @@ from tests.optim.two_layers import (
   averages,
   empirical_factors,
   matrix,
+  power_iteration,
   predict,
   sequence,
   updates_of,
@@ -45,7 +46,7 @@ def test_muon_in_the_metric_of_kfac():
   options = dict(factor_decay=0.7, factor_period=3, basis_period=6)
   options |= dict(momentum=0.8, ridge=0.1, rms=0.5, newton_schulz=4)
   tx = optim.scale_by_kfac_muon(empirical(*sequence()[0][:2]), **options)
-  wanted, mean, roots = [], {name: 0.0 for name in SIZES}, {}
+  wanted, mean, roots = [], dict.fromkeys(SIZES, 0.0), {}
   for t, factors in averages(0.7, 3):
     wanted.append({})
     for name, factor in factors.items():
@@ -58,6 +59,76 @@ def test_muon_in_the_metric_of_kfac():
       step = left @ quintic(left @ (0.8 * mean[name] + v) @ right, 4)
       wanted[-1][name] = (step := step @ right) * 0.5 / np.sqrt(np.mean(step**2))
   assert_steps(updates_of(tx)[0], wanted)
+
+
+def balanced(step, squares):
+  """NorMuon's division of the columns by their running root mean squares; the length stays."""
+  unit = step / np.sqrt(np.mean(step**2))
+  squares = 0.95 * squares + 0.05 * np.mean(unit**2, axis=0)
+  unit = unit / (np.sqrt(squares) + 1e-3)
+  return unit * np.linalg.norm(step) / np.linalg.norm(unit), squares
+
+
+@pytest.mark.parametrize("refresh", ["eigh", "qr"])
+def test_normuon_in_the_eigenbasis_of_kfac(refresh):
+  """Of each output direction; its mean square turns, or goes where a warm-started vector goes."""
+  how = optim.Decomposition(refresh)
+  options = dict(factor_decay=0.7, factor_period=3, basis_period=6, decomposition=how)
+  tx = optim.scale_by_kfac_muon(
+    empirical(*sequence()[0][:2]), momentum=0.8, ridge=0.1, normuon=True, **options
+  )
+  wanted, kept, mean, squares, bases = [], [], dict.fromkeys(SIZES, 0.0), {}, {}
+  for t, factors in averages(0.7, 3):
+    wanted.append({})
+    kept.append({})
+    for name, factor in factors.items():
+      v = matrix(sequence()[t][2][name])
+      mean[name] = 0.8 * mean[name] + v
+      if t % 6 == 0:
+        past = 0.7 ** (t // 3 + 1)  # the share of the identity, which has no part in ours
+        own = [f - past * np.eye(len(f)) for f in factor]
+        if t == 0:
+          new, squares[name] = [np.linalg.eigh(f)[1] for f in own], np.zeros(SIZES[name][1])
+        elif refresh == "eigh":
+          new = [np.linalg.eigh(f)[1] for f in own]
+          squares[name] = (new[1].T @ bases[name][0][1]) ** 2 @ squares[name]
+        else:
+          turned = [power_iteration(f, q) for f, q in zip(own, bases[name][0])]
+          new, squares[name] = [q for q, _ in turned], squares[name][turned[1][1]]
+        values = [np.diag(q.T @ f @ q) for f, q in zip(own, new)]
+        bases[name] = new, [(s / s.mean() + 0.1) ** -0.5 for s in values]
+      (qa, qg), (left, right) = bases[name]
+      inside = left[:, None] * (qa.T @ (0.8 * mean[name] + v) @ qg) * right
+      step = left[:, None] * quintic(inside, 3) * right
+      step, squares[name] = balanced(step, squares[name])
+      kept[-1][name] = squares[name]
+      wanted[-1][name] = qa @ step @ qg.T * 0.2 / np.sqrt(np.mean(step**2))
+  found, states = updates_of(tx)
+  assert_steps(found, wanted)
+  for state, squares in zip(states, kept):
+    for name, own in squares.items():
+      np.testing.assert_allclose(state.inner.outputs[name], own, rtol=1e-3)
+
+
+def test_a_direction_of_rounding_errors_makes_no_full_step():
+  """Outputs whose mean is taken off, as a normalisation does: along it there is no gradient."""
+
+  def predict(params, x):
+    y = x @ params["hidden"]
+    return (y - y.mean(axis=-1, keepdims=True)) @ params["out"]
+
+  keys = jax.random.split(jax.random.key(0), 3)
+  params = {"hidden": jax.random.normal(keys[0], (6, 8)), "out": jnp.eye(8)}
+  x, grads = jax.random.normal(keys[1], (32, 6)), {"out": jnp.zeros((8, 8))}
+  given = jax.random.normal(keys[2], (6, 8))
+  grads["hidden"] = given - given.mean(axis=1, keepdims=True)
+  tx = optim.scale_by_kfac_muon(optim.Curvature(predict, params, x), normuon=True)
+  step = jax.jit(lambda state: tx.update(grads, state, params, batch=x, rng=keys[0]))
+  state = tx.init(params)
+  for _ in range(5):
+    update, state = step(state)
+  along, length = jnp.linalg.norm(update["hidden"].mean(axis=1)), jnp.linalg.norm(update["hidden"])
+  assert np.sqrt(8) * along < 0.05 * length / np.sqrt(8)
 
 
 def test_in_a_metric_that_is_the_identity_it_is_muon(ridge=1e30):

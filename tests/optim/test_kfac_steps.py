@@ -1,6 +1,7 @@
 """Steps of the K-FAC transform: what each renews, spread over devices, and on odd data."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ def test_periods_decide_what_a_step_renews():
   for t in range(6):
     states.append(update(grads, states[-1], params, batch=batch, rng=jax.random.key(t))[1])
   changed = lambda a, b: not np.array_equal(jax.tree.leaves(a)[0], jax.tree.leaves(b)[0])
-  pairs = list(zip(states, states[1:]))
+  pairs = list(itertools.pairwise(states))
   assert [changed(a.factors, b.factors) for a, b in pairs] == [True, False] * 3
   assert [changed(a.inverses, b.inverses) for a, b in pairs] == [t % 4 == 0 for t in range(6)]
 

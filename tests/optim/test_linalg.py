@@ -78,6 +78,7 @@ OPTIMIZERS = {
   "factored": lambda c, how: optim.scale_by_kfac(c, damping_type="factored", decomposition=how),
   "exact": lambda c, how: optim.scale_by_kfac(c, inverse_period=1, decomposition=how),
   "muon": lambda c, how: optim.scale_by_kfac_muon(c, decomposition=how),
+  "normuon": lambda c, how: optim.scale_by_kfac_muon(c, normuon=True, decomposition=how),
 }
 
 

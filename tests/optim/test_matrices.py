@@ -78,6 +78,7 @@ MAKES = {
   "shampoo": shampoo,
   "shampoo by eigenvalues": lambda m: optim.scale_by_shampoo(matrices=m, ridge=1e-2),
   "muon": lambda m: optim.muon(0.1, matrices=m),
+  "normuon": lambda m: optim.muon(0.1, matrices=m, normuon=True),
   "lamb": lambda m: optim.lamb(0.1, weight_decay=0.1, matrices=m),
   "graft": lambda m: optim.graft(optim.adam(0.1), shampoo(m), matrices=m),
 }
@@ -97,7 +98,7 @@ def step_of(tree, t):
   return jax.tree.map(lambda x: np.asarray(x[t]), tree)
 
 
-_FIRST = ("soap", "shampoo by eigenvalues", "muon", "lamb")
+_FIRST = ("soap", "shampoo by eigenvalues", "muon", "normuon", "lamb")
 
 
 @pytest.mark.parametrize("name", sorted(MAKES, key=lambda name: name not in _FIRST))

@@ -81,7 +81,7 @@ def test_the_loss_gets_batches_of_one_and_is_traced_once_for_each_size(regressio
 
 
 def test_a_key_for_each_example(regression):
-  params, (x, y) = regression
+  params, (x, _y) = regression
   keys = jax.random.split(jax.random.key(0), 10)
 
   def loss(params, batch):

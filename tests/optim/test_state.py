@@ -19,7 +19,7 @@ EKFAC = functools.partial(optim.ekfac, 1e-2, CURVATURE, **PERIODS)
 IN_BASIS = dict(factor_period=2, basis_period=4)
 QR = optim.Decomposition("qr", 0.1)
 MAKES = {
-  "kfac_muon_one_side": functools.partial(optim.kfac_muon, 1e-2, CUT, **IN_BASIS),
+  "kfac_muon_one_side": functools.partial(optim.kfac_muon, 1e-2, CUT, normuon=True, **IN_BASIS),
   "soap": functools.partial(optim.soap, 1e-2, basis_period=4),
   "ekfac_batch": functools.partial(EKFAC, moments="batch"),
   "ekfac_examples": functools.partial(EKFAC, moments="examples"),
@@ -38,6 +38,7 @@ MAKES = {
   ),
   "shampoo": functools.partial(optim.shampoo, 1e-2, basis_period=4),
   "muon": functools.partial(optim.muon, 1e-2),
+  "normuon": functools.partial(optim.muon, 1e-2, normuon=True),
   "grafted_shampoo": lambda: optim.graft(optim.adam(1e-2), optim.shampoo(1e-2, basis_period=4)),
 }
 

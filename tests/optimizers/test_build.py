@@ -30,7 +30,7 @@ NEEDS = {
   "decay_from": dict(weight_decay=0.1),
   "norm_constraint": dict(learning_rate=1.0),
   "weight_decay": dict(decay_from=0),
-  **dict.fromkeys(("b1", "b2", "eps"), dict(adam_paths="^one/")),
+  **{field: dict(adam_paths="^one/") for field in ("b1", "b2", "eps")},
 }
 OTHERS = dict(max_factor=2, full_factors="^one/", adam_paths="^one/", unpreconditioned="^one/")
 OTHERS |= dict(factor_fraction=0.5, factor_damping_period=2, damping_period=2, decay_from=1)

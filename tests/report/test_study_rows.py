@@ -20,7 +20,7 @@ def written(directory, path):
 
 
 def test_rows_of_a_study(opened, tmp_path):
-  values = {name: (0.3, 0.625, 0.6) for name in ("m1-sgd-seed0", "m2-kfac-seed1")}
+  values = dict.fromkeys(("m1-sgd-seed0", "m2-kfac-seed1"), (0.3, 0.625, 0.6))
   made = {name: write_run(opened, name, top1) for name, top1 in values.items()}
   write_run(opened, "m1-sgd-seed1", (0.9,), finished=False)
   found = written(opened.directory, tmp_path / "rows.csv")

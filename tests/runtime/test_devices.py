@@ -41,7 +41,7 @@ def test_a_library_that_is_kept_out_can_be_imported_afterwards(tmp_path, monkeyp
   with without("heavy", "tensorflow"):
     with pytest.raises(ModuleNotFoundError, match="needs heavy, which mixer_jax does not use"):
       import heavy
-  import heavy  # noqa: F811
+  import heavy
 
   assert heavy.loaded
   del sys.modules["heavy"]

@@ -335,7 +335,7 @@ def test_a_mistake_that_all_runs_share_ends_the_call(opened):
   assert len(fakes.started) == 3 and fakes.gave_up and kinds(opened)["m2-adam-seed0"] == "waiting"
   for run in opened.runs[:3]:
     opened.forget(run)
-  fakes = fake(opened, code={name: code for name, code in list(wrong.items())[::2]})
+  fakes = fake(opened, code=dict(list(wrong.items())[::2]))
   assert len(fakes.started) == 4 and not fakes.gave_up  # a good run lies between the mistakes
 
 

@@ -54,7 +54,7 @@ def test_averages_are_those_of_numpy(config, parts, devices):
   config.update(accum_steps=parts, ema_decay=0.75)
   config.mesh.data = devices
   config.optimizer.learning_rate = 0.0
-  run, variables, batches = after(config, 2)
+  _run, variables, batches = after(config, 2)
   average = {"mean": np.zeros(4), "var": np.ones(4)}
   smooth = dict(average)
   for batch in batches:

@@ -232,8 +232,11 @@ def test_validation_and_further_test_sets(config):
   )
   found = load(options).splits
   assert {name: len(split) for name, split in found.items()} == {
-    **{"train": 15, "test": 9, "validation": 5},
-    **{"test[:4]": 4, "test[4:]": 5},
+    "train": 15,
+    "test": 9,
+    "validation": 5,
+    "test[:4]": 4,
+    "test[4:]": 5,
   }
   shared = dataclasses.replace(options, train_split="test+train[:80%]")
   assert "shares examples of 'train'" in error(shared)

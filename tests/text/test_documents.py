@@ -151,7 +151,7 @@ def _prepare(tmp_path):
 
     def _examples(self, label):
       for i in range(6):
-        each = {"premise": f"crème {i}", "other": f"other {i}", "label": label and -1 or i % 2}
+        each = {"premise": f"crème {i}", "other": f"other {i}", "label": (label and -1) or i % 2}
         yield i, each
 
   tfds.disable_progress_bar()

@@ -21,7 +21,7 @@ def texts():
 
 @pytest.fixture
 def corpus(texts, tmp_path):
-  (tmp_path / "a.txt").write_text("\n".join(texts + ["\x07"]))  # of the last no token is left
+  (tmp_path / "a.txt").write_text("\n".join([*texts, "\x07"]))  # of the last no token is left
   return documents(str(tmp_path / "a.txt"))
 
 

@@ -91,7 +91,7 @@ def test_training_and_files_are_the_same_each_time(vocabulary, texts, tmp_path):
 @pytest.mark.thorough
 def test_the_command_reads_aligned_files_and_columns(tmp_path):
   (tmp_path / "train.en").write_text("a man\na dog\n\n")
-  (tmp_path / "train.de.gz").write_bytes(gzip.compress("ein Mann\nein Hund\n\n".encode()))
+  (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"ein Mann\nein Hund\n\n"))
   (tmp_path / "all.tsv").write_text("en\tde\na man\tein Mann\na dog\tein Hund\n")
   command = [sys.executable, "-m", "mixer_jax.text", "--kind=bpe", "--size=280"]
   made = {}

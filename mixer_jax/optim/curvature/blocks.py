@@ -11,15 +11,21 @@ _IN_A_BOX = jax.tree_util.GetAttrKey("value")
 
 
 class Diagonals(NamedTuple):
-  """The diagonal of a factor whose other entries are not kept, [d]."""
+  """The diagonal of a factor that is too large to be kept whole.
+
+  Attributes:
+    values: the diagonal, [d].
+  """
 
   values: jax.Array
 
 
 class Kronecker(NamedTuple):
-  """The factors of a layer: A [d_in (+ 1 with a bias), same], G [d_out, d_out].
+  """The factors of a layer; stacked layers have their axes in front.
 
-  Either may be `Diagonals`. Stacked layers have their axes in front.
+  Attributes:
+    inputs: A [d_in (+ 1 with a bias), same], or its `Diagonals`.
+    outputs: G [d_out, d_out], or its `Diagonals`.
   """
 
   inputs: Any
@@ -27,7 +33,11 @@ class Kronecker(NamedTuple):
 
 
 class Diagonal(NamedTuple):
-  """The diagonal of the block of a scale or shift, of the parameter's shape."""
+  """The Fisher diagonal of a scale or shift.
+
+  Attributes:
+    values: an array of the parameter's shape.
+  """
 
   values: tuple[jax.Array, ...]
 
@@ -44,12 +54,14 @@ class Block:
     factor_sizes: (d_in [+ 1], d_out) of a Kronecker block, else ().
     diagonal: which of the two factors are diagonal.
     stacked: leading axes of all arrays, where the block stands for several matrices.
-    views: of the kernel [*stacked, d_in, d_out] and the bias [*stacked, d_out], `views.View`.
+    views: how the kernel is read as `[*stacked, d_in, d_out]` and the bias as
+      `[*stacked, d_out]`.
     layer: the kind of its uses, "dense", "conv" or "embedding".
     uses: how many places of the program read it.
     tokens: how many rows of an example share a Kronecker block's weights, else 0.
     reason: why parameters have no curvature.
-    dtype: of factors and of all that is made of them: float64 where parameters are, else float32.
+    dtype: type of factors and of all that is made of them: float64 where parameters are, else
+      float32.
   """
 
   name: str
@@ -67,7 +79,7 @@ class Block:
   dtype: Any = "float32"
 
   def matrix(self, arrays: Sequence[jax.Array]) -> jax.Array:
-    """The kernel, and below it the bias, as one matrix [*stacked, d_in (+ 1), d_out]."""
+    """The kernel, and below it the bias, as one matrix `[*stacked, d_in (+ 1), d_out]`."""
     kernel, *bias = (view.read(x) for view, x in zip(self.views, arrays))
     return jnp.concatenate([kernel, *(b[..., None, :] for b in bias)], axis=-2)
 
@@ -83,7 +95,26 @@ class Block:
 
 
 def path_name(path: Sequence[Any]) -> str:
-  """ "stem/kernel" for a key path of `jax.tree_util`, also of a parameter in a box of Flax."""
+  """Returns the path of a parameter, "stem/kernel", from a key path of `jax.tree_util`.
+
+  Regular expressions such as `unpreconditioned` and `adam_paths` are matched with it. The value of
+  a variable of NNX or of a box of Flax has the path of the variable.
+
+  Args:
+    path: a key path, as `jax.tree_util.tree_leaves_with_path` gives it.
+
+  Returns:
+    The names or indices of its keys, joined by "/".
+
+  Example:
+    ```python
+    import jax
+    from mixer_jax import optim
+
+    [(path, _)] = jax.tree_util.tree_leaves_with_path({"stem": {"kernel": 1.0}})
+    assert optim.path_name(path) == "stem/kernel"
+    ```
+  """
   if len(path) > 1 and path[-1] == _IN_A_BOX:
     path = path[:-1]
   return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)

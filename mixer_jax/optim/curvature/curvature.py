@@ -9,6 +9,8 @@ The loss is taken to be a mean over rows of outputs: over examples for outputs [
 examples and tokens for outputs [batch, tokens, n]; with weights, a weighted mean.
 """
 
+from __future__ import annotations  # `help` shows names, not what they stand for
+
 import functools
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
@@ -38,7 +40,7 @@ MAX_FACTOR = 8192
 
 
 class Curvature:
-  """The curvature of a function: which layers it has, and estimates of their factors.
+  """The curvature of a function: which layers it has, and estimates of their Kronecker factors.
 
   The function is traced once; nothing of it is registered or wrapped, and it may be written in any
   library. It may hold derivatives, as those of physics-informed nets. `print(curvature)` lists the
@@ -46,41 +48,62 @@ class Curvature:
 
   Args:
     predict: maps (params, batch) to the outputs [batch, n] or [batch, tokens, n], to (outputs,
-      targets) or to (outputs, targets, weights). `estimation="empirical"` needs targets: int labels,
-      or floats like the outputs. Weights [batch] or [batch, tokens] (or like "normal" outputs) are
-      those of the loss; rows of weight 0 count in no factor. A fourth part, tokens, bool [batch,
-      tokens], marks the padding of sequences with one answer each.
+      targets) or to (outputs, targets, weights). `estimation="empirical"` needs targets: int
+      labels, or floats like the outputs. Weights [batch] or [batch, tokens] (or like "normal"
+      outputs) are those of the loss; rows of weight 0 count in no factor. A fourth part, tokens,
+      bool [batch, tokens], marks the padding of sequences with one answer each.
     params: the parameters, a pytree of floats, or their shapes.
     batch: an example batch, or its shapes; later batches may have any size.
-    likelihood: the predictive distribution of a row of outputs, "categorical" (logits), "normal"
-      (means; minus the log-likelihood is the sum of squares, without one half), "bernoulli" (logits)
-      or "normal_variance" (a tuple of means and variances); a `Likelihood` of one's own; a pair
-      (weight, likelihood), whose loss is the weight times minus the log-likelihood; or, for outputs
-      that are a mapping, a mapping of these. Outputs of a mapping may have batches of their own, as
-      points inside and on the boundary.
+    likelihood: the predictive distribution of a row of outputs: "categorical" (logits), "normal"
+      (means; minus the log-likelihood is the sum of squares, without one half), "bernoulli"
+      (logits) or "normal_variance" (a tuple of means and variances). It may also be a `Likelihood`;
+      a pair (weight, likelihood), whose loss is the weight times minus the log-likelihood; or, for
+      outputs that are a mapping, a mapping of these. Outputs of a mapping may have batches of their
+      own, as points inside and on the boundary.
     estimation: targets of the Fisher matrix: "sampled" from the model, "exact" over all classes (up
       to random signs if outputs depend on other examples), or "empirical", the given ones.
-    token_averaging: "published" or "expand", see `statistics`.
+    token_averaging: the scale of layers whose weights T rows of an example share: "published" as in
+      the K-FAC study's code, whose A (x) G is T times that of "expand" (Eschenhagen et al., 2023).
     norms: "gradient" leaves scales and shifts to the plain gradient, as published; "diagonal"
-      divides it by their Fisher diagonal plus damping.
-    unpreconditioned: a regular expression, or several, of the paths of parameters that shall have no
-      curvature ("^head/").
-    max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes). Or a mapping
-      of regular expressions to such numbers, None for no limit; the first that matches counts.
-    in_axes: the axis of examples of the arrays of the batch, as for `jax.vmap`; None for arrays that
-      all examples share. None for all of the batch says that the outputs of an example depend on the
-      other ones, as through batch statistics; rows of padding that reach other examples then count.
+      divides their gradient by their Fisher diagonal plus damping.
+    unpreconditioned: a regular expression, or several, of the paths of parameters that shall have
+      no curvature ("^head/").
+    max_factor: a factor of more rows is kept as its diagonal (a head of 21,841 classes). It may be
+      a mapping of regular expressions of paths to such numbers, None for no limit; the first that
+      matches counts.
+    in_axes: the axis of examples of the arrays of the batch, as for `jax.vmap`; None for arrays
+      that all examples share. None for all of the batch says that the outputs of an example depend
+      on the other ones, as through batch statistics; rows of padding that reach other examples then
+      count.
     mesh: devices that share the decompositions, a matrix on each; None: every device makes all.
     axis_name: name of the axis, or names, of `pmap` or `shard_map` over which the batch is spread;
       not needed under `jit`.
 
   Attributes:
     blocks: a `Block` for each layer, and one for each parameter without.
-    dtype: of outputs, sums and factors, float64 if a parameter is, else float32.
+    likelihood: the `Likelihood` that the argument stands for.
+    dtype: type of outputs, sums and factors: float64 if a parameter is, else float32.
 
   Raises:
-    ValueError: a prediction that does not fit the likelihood, an option that does not exist, or a
-      batch without the axis of examples.
+    ValueError: a prediction does not fit the likelihood, an option does not exist, or the batch
+      lacks the axis of examples.
+
+  Example:
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    batch = {"x": jnp.eye(3), "y": jnp.zeros((3, 2))}
+    predict = lambda params, batch: (batch["x"] @ params["w"] + params["b"], batch["y"])
+    curvature = optim.Curvature(predict, params, batch, likelihood="normal")
+    print(curvature)  # one dense layer with factors of 4 and 2 rows
+
+    key = jax.random.key(0)
+    loss = lambda params: jnp.square(jnp.subtract(*predict(params, batch))).sum(axis=1).mean()
+    value, grads = jax.value_and_grad(loss)(params)
+    ```
   """
 
   def __init__(
@@ -156,12 +179,24 @@ class Curvature:
   def estimate(
     self, params: Params, batch: Batch, rng: Any = None, only: Collection[str] | None = None
   ) -> dict[str, Any]:
-    """Fresh factors of one batch of any size (traceable); `rng` decides the sampled targets.
+    """Estimates the factors of one batch of any size (traceable).
 
-    `only` names the blocks that are wanted; None: all.
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+      rng: a key for the sampled targets; not needed by other estimations.
+      only: names of the blocks that are wanted; None: all.
 
     Returns:
-      `Kronecker` or `Diagonal` by name of the block, without the "gradient" ones.
+      A `Kronecker` or `Diagonal` by name of the block, without the "gradient" ones.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      factors = curvature.estimate(params, batch, key)
+      print(factors[curvature.blocks[0].name].inputs)  # the mean of a a^T, [4, 4]
+      ```
     """
     traced, sums = self._statistics(params, batch, rng, {}, only)
     layers = {x.block.name: x for x in traced.layers if x.block.name in sums}
@@ -190,7 +225,24 @@ class Curvature:
     return jax.jit(self.estimate)
 
   def factors(self, params: Params, batch: Batch, rng: Any = None) -> dict[str, Any]:
-    """`estimate`, compiled once for batches of a shape."""
+    """Estimates factors as `estimate` does, compiled once for batches of a shape.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+      rng: a key for the sampled targets.
+
+    Returns:
+      A `Kronecker` or `Diagonal` by name of the block, without the "gradient" ones.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      for name, factor in curvature.factors(params, batch, key).items():
+        print(name, jax.tree.map(jnp.shape, factor))
+      ```
+    """
     return self._compiled(params, batch, rng)
 
   def _statistics(self, params, batch, rng, basis, only) -> tuple[Traced, dict[str, Any]]:
@@ -213,15 +265,47 @@ class Curvature:
   # Other quantities.
 
   def outputs(self, params: Params, batch: Batch) -> Any:
-    """The outputs, of all examples at once."""
+    """Returns the outputs of `predict` for a batch, without targets and weights.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+
+    Returns:
+      Outputs of all examples at once, in the type of the curvature.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      assert curvature.outputs(params, batch).shape == (3, 2)
+      ```
+    """
     return self._predictor.outputs(params, batch)
 
   def quadratic(self, params: Params, batch: Batch, vectors: Sequence[Any]) -> jax.Array:
-    """Products v_i^T F v_j with the exact Gauss-Newton (Fisher) matrix F of a batch, [k, k].
+    """Returns the products v_i^T F v_j with the exact Gauss-Newton (Fisher) matrix F of a batch.
 
-    F is never formed: with J the derivative of the outputs and B B^T their Fisher matrix, the product
-    of v and w is the inner product of B^T J v and B^T J w. Vectors are trees like params; parameters
-    that one lacks count as zeros.
+    F is never formed: with J the derivative of the outputs and B B^T their Fisher matrix, the
+    product of v and w is the inner product of B^T J v and B^T J w.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+      vectors: k trees like params; parameters that one lacks count as zeros.
+
+    Returns:
+      The products, [k, k].
+
+    Raises:
+      ValueError: the likelihood has no factor.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      bend = curvature.quadratic(params, batch, [grads])[0, 0]  # g^T F g, along the gradient g
+      ```
     """
     if self.likelihood.factor is None:
       raise ValueError("the quadratic model needs a likelihood with a factor")
@@ -240,15 +324,49 @@ class Curvature:
     return products if self.axis_name is None else jax.lax.psum(products, self.axis_name)
 
   def residuals(self, params: Params, batch: Batch) -> Residuals:
-    """The residuals r [N] of a batch, and products with their derivative J; see the module `residuals`.
+    """Returns the residuals r [N] of a batch, and products with their derivative J.
 
-    J^T r is the gradient of the loss, J^T J the exact Gauss-Newton (Fisher) matrix. Targets that predict
-    does not return are zero, as of residuals of equations. A ValueError if they would be labels.
+    J^T r is the gradient of the loss, J^T J the exact Gauss-Newton (Fisher) matrix. Targets that
+    predict does not return are zero, as of residuals of equations.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+
+    Returns:
+      A `Residuals`.
+
+    Raises:
+      ValueError: there are no targets, and the likelihood's are labels.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      space = curvature.residuals(params, batch)
+      gradient = space.pull(space.vector)  # equals grads
+      ```
     """
     return residuals_lib.residuals(self._traced(batch), self._predictor, params, batch)
 
   def gram(self, params: Params, batch: Batch, only: Collection[str] | None = None) -> jax.Array:
-    """J J^T [N, N] of the residuals, of the parameters with the paths `only` (None: all); see `gram`."""
+    """Returns J J^T of the residuals of a batch, without forming J.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+      only: paths of the parameters that count; None: all.
+
+    Returns:
+      The matrix, [N, N] for N residuals.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      assert curvature.gram(params, batch).shape == (6, 6)  # three examples, two outputs
+      ```
+    """
     traced = self._traced(batch)
     space = self._space(params, batch)
     names = self.names if only is None else only
@@ -257,7 +375,23 @@ class Curvature:
   def jacobian(
     self, params: Params, batch: Batch, only: Collection[str] | None = None
   ) -> jax.Array:
-    """J [N, P] of the residuals, of the P parameters in `only`; arguments as of `gram`."""
+    """Returns the derivative J of the residuals of a batch.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+      only: paths of the parameters that count; None: all.
+
+    Returns:
+      The matrix, [N, P] for N residuals and P numbers in these parameters.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      assert curvature.jacobian(params, batch).shape == (6, 8)
+      ```
+    """
     names = self.names if only is None else only
     space = self._space(params, batch)
     return gram_lib.jacobian(self._traced(batch), by_path(params), batch, space, names)
@@ -270,7 +404,26 @@ class Curvature:
     return gram_lib.arrays(self._traced(batch), by_path(params), names, vector)
 
   def products(self, params: Params, batch: Batch) -> Callable[[Any], Any]:
-    """A function from a tree like params to its product with the exact Gauss-Newton (Fisher) matrix."""
+    """Returns a function that multiplies by the exact Gauss-Newton (Fisher) matrix of a batch.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+
+    Returns:
+      A function from a tree like params to a tree like params.
+
+    Raises:
+      ValueError: the likelihood has no factor.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      multiply = curvature.products(params, batch)
+      curved = multiply(grads)
+      ```
+    """
     if self.likelihood.factor is None:
       raise ValueError("products with the Fisher matrix need a likelihood with a factor")
     space = self._space(params, batch)
@@ -289,21 +442,60 @@ class Curvature:
     return tree if self.axis_name is None else jax.lax.psum(tree, self.axis_name)
 
   def product(self, params: Params, batch: Batch, vector: Any) -> Any:
-    """The product of one vector, see `products`."""
+    """Multiplies one vector by the exact Gauss-Newton (Fisher) matrix of a batch, see `products`.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size.
+      vector: a tree like params.
+
+    Returns:
+      A tree like params.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      curved = curvature.product(params, batch, grads)
+      ```
+    """
     return self.products(params, batch)(vector)
 
   def tagged(self) -> tagged.Tagged:
-    """The function with kfac-jax's registration at each layer, for `kfac_jax.Optimizer`.
+    """Returns the function with kfac-jax's registration at each layer, for `kfac_jax.Optimizer`.
+
+    Returns:
+      A `Tagged`: predict, and the ways from parameters to its matrices and back.
 
     Example:
-      predict, enter, leave = curvature.tagged()
-      optimizer = kfac_jax.Optimizer(jax.value_and_grad(loss_of(predict)), ...)
-      state = optimizer.init(enter(params), key, batch)
+      After the example of `Curvature`:
+
+      ```python
+      predict_matrices, enter, leave = curvature.tagged()
+      outputs = predict_matrices(enter(params), batch)  # hand a loss of these to kfac_jax.Optimizer
+      ```
     """
     return tagged.tagged(self._predictor, self._shapes[0], self._programs.choices, self.blocks)
 
   def per_example_grads(self, params: Params, batch: Batch, chunk: int = 32) -> Iterator[Any]:
-    """The gradient of each example's minus log-likelihood, a `chunk` at a time; see the function."""
+    """Iterates over the gradients of single examples' minus log-likelihoods.
+
+    Args:
+      params: the parameters.
+      batch: a batch of any size, with targets.
+      chunk: most gradients at a time.
+
+    Returns:
+      An iterator of trees like params with a leading axis of examples, see `per_example_grads`.
+
+    Example:
+      After the example of `Curvature`:
+
+      ```python
+      [grads_of_examples] = curvature.per_example_grads(params, batch)
+      assert grads_of_examples["w"].shape == (3, 3, 2)
+      ```
+    """
     from mixer_jax.optim.per_example import per_example_grads
 
     return per_example_grads(self._loss_of, params, batch, chunk)

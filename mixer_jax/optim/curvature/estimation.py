@@ -155,7 +155,7 @@ def row_gradients(traced: Traced, leaves: Sequence[Any], batch: Any, gradient: C
     block, own = layer.block, {}
     own["gradient"] = jnp.zeros((*block.stacked, *block.factor_sizes), block.dtype)
     own["blocks"] = jnp.zeros(block.stacked, block.dtype)
-    zeros[block.name] = {kind: own for kind in layer.kinds}
+    zeros[block.name] = dict.fromkeys(layer.kinds, own)
   runs = forward(
     traced, leaves, batch, zeros, [(None, None)] * len(traced.terms), None, taps.gradient
   )

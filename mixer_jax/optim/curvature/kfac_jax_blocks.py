@@ -68,7 +68,7 @@ def _updated(block, x, dy):
   return block.update_curvature_matrix_estimate(start, rows, 0.0, 1.0, 0.0, len(x))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _equation(*shapes: tuple[int, ...]) -> Any:
   """The equation that the tag of a dense layer of arrays x, w of these shapes leaves in a program."""
   arrays = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)

@@ -16,18 +16,35 @@ class Likelihood(NamedTuple):
   Attributes:
     sample: (key, outputs) -> targets drawn from the model.
     gradient: (outputs, targets) -> the gradient of minus the log-likelihood of each row with
-      respect to the outputs, of their shape. With a weight it is multiplied by the root of it: its squares
-      are those of the Fisher matrix.
-    factor: (outputs, v) -> B v, with B B^T the Fisher matrix of each row; v is like the
-      outputs. None: `estimation="exact"` is refused.
+      respect to the outputs, of their shape. With a weight it is multiplied by the root of the
+      weight: its squares are those of the Fisher matrix.
+    factor: (outputs, v) -> B v, with B B^T the Fisher matrix of each row; v is like the outputs.
+      None: `estimation="exact"` is refused.
     parts: number of arrays of the outputs; more than one stand in a tuple.
     width: the least n.
-    weight: of minus the log-likelihood in the loss; None: of a mapping whose weights differ.
+    weight: weight of minus the log-likelihood in the loss; None: of a mapping whose weights differ.
     labelled: whether a row has one target, so that its outputs have no weights of their own.
     inner: the likelihoods by the keys of the outputs, if they are a mapping.
     fixed_targets: whether targets have the shape of the outputs, or of their rows if `labelled`.
     slope: (outputs, targets) -> the gradient of the weighted loss; None: `gradient`.
     roots: (outputs, targets) -> r with `factor`(outputs, r) the slope; None: by least squares.
+
+  Example:
+    A Poisson distribution, whose outputs are logarithms of rates:
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from mixer_jax import optim
+
+    poisson = optim.Likelihood(
+      sample=lambda key, y: jax.random.poisson(key, jnp.exp(y)).astype(y.dtype),
+      gradient=lambda y, targets: jnp.exp(y) - targets,
+      factor=lambda y, v: jnp.exp(y / 2) * v,
+    )
+    predict = lambda params, x: x @ params["w"]
+    curvature = optim.Curvature(predict, {"w": jnp.ones((3, 2))}, jnp.eye(3), likelihood=poisson)
+    ```
   """
 
   sample: Callable[[jax.Array, Any], Any]
@@ -195,7 +212,7 @@ def likelihood_of(given: Any) -> Likelihood:
 
 def _is_weight(given: Any) -> bool:
   """Whether it is a number of 0 or more, or an array, which may be traced."""
-  return hasattr(given, "shape") or isinstance(given, int | float) and given >= 0
+  return hasattr(given, "shape") or (isinstance(given, int | float) and given >= 0)
 
 
 def _weighted(weight: float, likelihood: Likelihood) -> Likelihood:

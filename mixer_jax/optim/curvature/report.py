@@ -49,7 +49,7 @@ def warn(blocks: Sequence[Block], unasked: bool) -> None:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def say(line: str) -> None:
   """Warns of something once in a process."""
   logging.getLogger(__name__).warning(line)

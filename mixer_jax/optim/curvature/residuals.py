@@ -20,7 +20,7 @@ from mixer_jax.optim.curvature.traced import Traced
 
 
 class Residuals(NamedTuple):
-  """The residuals at some parameters.
+  """The residuals of a batch at some parameters, made by `Curvature.residuals`.
 
   Attributes:
     vector: r, [N]: by term, by output of an example, by example.
@@ -119,7 +119,7 @@ class _Order:
     return [own(part) for part in self._parts]
 
   def flat_part(self, part: Any, examples: int) -> jax.Array:
-    """[outputs of an example, examples]"""
+    """The outputs of a batch, [outputs of an example, examples]."""
     return jnp.concatenate([y.reshape(examples, -1) for y in jax.tree.leaves(part)], axis=1).T
 
   def flat(self, tree: Any) -> jax.Array:

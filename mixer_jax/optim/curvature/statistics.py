@@ -137,4 +137,5 @@ def of_terms(terms: list[tuple[Any, jax.Array]]) -> tuple[Any, jax.Array]:
 
 
 def diagonal(squares: jax.Array) -> Diagonal:
+  """The block of a parameter whose mean squared gradients these are, of its shape."""
   return Diagonal((squares,))

@@ -19,7 +19,7 @@ from mixer_jax.optim.trees import by_path, with_directions
 
 
 class Tagged(NamedTuple):
-  """A function of matrices, and the way there.
+  """A function of matrices with kfac-jax's registration, made by `Curvature.tagged`.
 
   Attributes:
     predict: maps (matrices, batch) to the outputs, with each layer registered.

@@ -98,7 +98,7 @@ def read(
     number = weights.num_classes
   if number != len(class_names):
     raise UserError(f"{path}: the teacher has {number} classes, the data {len(class_names)}")
-  return found if found else weights.fit_variables(shapes)
+  return found or weights.fit_variables(shapes)
 
 
 def _check_names(path: str, own: Sequence[str]) -> None:

@@ -186,7 +186,7 @@ class ImageClassification(ImageTask):
     return Prediction(self.model.apply(_own(variables), batch["image"]), batch.get("label"))
 
   def representations(self, variables: Variables, batch: Batch) -> Mapping[str, jax.Array]:
-    """ "features": the pooled ones that the head sees, float32 [batch, hidden_dim]."""
+    """Returns "features", the pooled ones that the head sees, float32 [batch, hidden_dim]."""
     return {"features": self._build(0).apply(variables, batch["image"])}
 
   def evaluate(self, variables: Variables, batch: Batch, mask: jax.Array) -> Mapping[str, Sums]:

@@ -2,6 +2,11 @@
 
 Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021,
 https://arxiv.org/abs/2104.14294. Where its text leaves a choice, this follows the released code.
+
+Five things differ from that code: gradients are clipped by the norm of all together, not of each
+parameter; the teacher's temperature rises with each step, not with each epoch; the frozen last layer
+has a gradient of zero, which Adam's moments count, and is not skipped; crops are bilinear, not
+bicubic; small views are as large as others, unless the model takes any number of tokens.
 """
 
 import dataclasses

@@ -47,7 +47,7 @@ def brute_force(params, batch, weights):
     return -jax.nn.log_softmax(logits)[y], {"one": x, "two": h, "head": pooled}
 
   rows = (tokens,) if x.ndim == 3 else ()
-  zeros = {"one": jnp.zeros(rows + (4,)), "two": jnp.zeros(rows + (3,)), "head": jnp.zeros(5)}
+  zeros = {"one": jnp.zeros((*rows, 4)), "two": jnp.zeros((*rows, 3)), "head": jnp.zeros(5)}
   gradient = jax.grad(log_loss, has_aux=True)
   every = jax.vmap(jax.vmap(gradient, (None, None, 0)), (None, 0, None))
   grads, acts = jax.jit(every)(zeros, x, jnp.arange(5))

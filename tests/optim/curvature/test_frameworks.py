@@ -14,7 +14,7 @@ from tests.optim.curvature.brute_force import close
 pytest.importorskip("equinox")
 pytest.importorskip("haiku")
 
-from tests.optim.curvature import frameworks  # noqa: E402
+from tests.optim.curvature import frameworks
 
 
 class Tape:

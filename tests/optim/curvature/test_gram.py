@@ -1,6 +1,7 @@
 """J J^T from the rows of layers against the explicit Jacobian, in float64."""
 
 import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -21,7 +22,7 @@ def dense(layer, x):
 
 def layers(rng, *sizes):
   one = lambda n, m: {"kernel": rng.normal(size=(n, m)) / n**0.5, "bias": 0.1 * rng.normal(size=m)}
-  return {f"layer{i}": one(n, m) for i, (n, m) in enumerate(zip(sizes, sizes[1:]))}
+  return {f"layer{i}": one(n, m) for i, (n, m) in enumerate(itertools.pairwise(sizes))}
 
 
 def mlp(params, x):

@@ -273,7 +273,7 @@ def test_layers_that_are_taken_from_a_stack_have_factors_each():
     wanted = [jax.tree.leaves(f) for f in factors(plain, [own(p, 0), own(p, 1)], x).values()]
     found = [jax.tree.leaves(f) for f in factors(of, p, x).values()]
     for side in (0, 1):
-      d = 6 if side == 0 and name == "scan" or name == "placed" and side == 0 else 5
+      d = 6 if (side == 0 and name == "scan") or (name == "placed" and side == 0) else 5
       matrices = np.concatenate([f[side].reshape(-1, *f[side].shape[-2:]) for f in found])
       cut = lambda z, d=d: z[..., :d, :d]
       close(cut(matrices), cut(np.stack([w[side] for w in wanted])))

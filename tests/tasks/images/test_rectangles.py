@@ -76,7 +76,7 @@ def test_a_run_from_the_command_line_to_its_weights_and_a_run_that_starts_from_t
   assert again.code == 0 and "done: " in again.out, again.err
   image = next((folder / "test" / "right").glob("*.png"))
   asked = children.command(tmp_path / "log", "predict", run, str(image))
-  answer = json.loads([x for x in asked.out.splitlines() if x.startswith("{")][0])
+  answer = json.loads(next(x for x in asked.out.splitlines() if x.startswith("{")))
   assert answer["class"] == "right"
   # The same by Pillow and NumPy from the weights that the run exports.
   assert children.command(tmp_path / "log", "export", run, f"--out={weights}").code == 0

@@ -13,7 +13,7 @@ def quick_references(monkeypatch, tmp_path_factory):
   """References of low resolution, in a cache of the session."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
   monkeypatch.setattr(cavity, "_CELLS", 16)
-  quick = {name: (64, 1e-3, np.float64) for name in waves.RESOLUTIONS}
+  quick = dict.fromkeys(waves.RESOLUTIONS, (64, 0.001, np.float64))
   monkeypatch.setattr(waves, "RESOLUTIONS", quick)
   monkeypatch.setattr(waves, "_POINTS", 32)
 

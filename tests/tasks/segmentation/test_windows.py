@@ -52,7 +52,7 @@ def test_overlapping_answers_are_averaged(size):
   total, count = np.zeros((2, rows, columns, 4)), np.zeros((rows, columns, 1))
   for i in range(0, rows - 6 + 4, 4):
     for j in range(0, columns - 6 + 4, 4):
-      i, j = min(i, rows - 6), min(j, columns - 6)  # noqa: PLW2901
+      i, j = min(i, rows - 6), min(j, columns - 6)
       total[:, i : i + 6, j : j + 6] += function(padded[:, i : i + 6, j : j + 6])
       count[i : i + 6, j : j + 6] += 1
   found = windows.sliding(function, images, 4, 6, 4)

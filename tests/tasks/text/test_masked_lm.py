@@ -148,7 +148,7 @@ def test_a_vocabulary_that_is_gone_is_not_missed(config, folder, tmp_path):
   refused = children.Child(config, tmp_path / "run")
   assert refused.wait() == 2 and wrong in refused.error
   own.unlink()
-  stored, variables = restore.stored(str(tmp_path / "run"))
+  stored, _variables = restore.stored(str(tmp_path / "run"))
   assert stored.data.vocabulary == str(tmp_path / "run/files/data.vocabulary/own")
   config.num_epochs = 2
   config.data.vocabulary = str(own)

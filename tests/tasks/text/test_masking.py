@@ -40,7 +40,7 @@ def test_only_real_tokens_are_chosen_and_each_once():
 
 
 def test_eight_of_ten_become_masks_and_one_another_word():
-  ids, _, found = masked(batch=2000)
+  _ids, _, found = masked(batch=2000)
   chosen = found.weights == 1
   new = np.take_along_axis(found.ids, found.positions, 1)[chosen]
   old = found.targets[chosen]

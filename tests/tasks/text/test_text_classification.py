@@ -154,7 +154,7 @@ def test_a_frozen_encoder_stays_and_is_kept_with_the_run(config_of, tmp_path):
   config.num_epochs = 1
   children.trained(config, tmp_path / "run")
   shutil.rmtree(tmp_path / "donor")
-  stored, variables = restore.stored(str(tmp_path / "run"))
+  _stored, variables = restore.stored(str(tmp_path / "run"))
   jax.tree.map(np.testing.assert_array_equal, dict(variables["frozen"]), dict(given))
   assert "words" not in variables["params"]["encoder"]
   found = children.command(tmp_path / "log", "evaluate", f"--workdir={tmp_path / 'run'}")
