@@ -11,6 +11,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 import nbformat
 import pytest
 
+from docs import site
 from tests.colabs import NOTEBOOKS, ROOT, execute, read
 
 NAMES = (
@@ -59,6 +60,20 @@ def test_opens_in_colab_and_installs_by_one_cell(name):
   assert first.cell_type == "markdown" and f"]({opens})" in first.source
   assert f"git+{address()}" in install.source
   assert ["%pip" in cell.source for cell in code_cells(name)].count(True) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_pages_of_the_site(name):
+  """Relative ones hold neither there nor on Colab; the last cell says where to go on."""
+  told = [cell.source for cell in read(name).cells if cell.cell_type == "markdown"]
+  assert "## Go on" in told[-1]
+  links = re.findall(r"\]\(([^)\s]+)\)", "\n".join(told))
+  assert all(link.startswith("https://") for link in links)
+  pages = [link.removeprefix(site.ADDRESS) for link in links if link.startswith(site.ADDRESS)]
+  assert len(pages) >= 3
+  for page in pages:
+    path = page.partition("#")[0].removesuffix("/")
+    assert (ROOT / f"{path}.ipynb").exists() or (ROOT / "docs" / f"{path}.md").exists(), page
 
 
 @pytest.mark.parametrize("name", NAMES)
