@@ -4,20 +4,24 @@ import ast
 import configparser
 import importlib.util
 import inspect
+import math
 import re
 
 from IPython.core.inputtransformer2 import TransformerManager
 import nbformat
 import pytest
 
+from docs import site
 from tests.colabs import NOTEBOOKS, ROOT, execute, read
 
 NAMES = (
+  "curvature",
   "finetune_b16",
   "inside_mlps",
   "kfac_and_grafting",
   "mixer_jax",
   "operators",
+  "physics",
   "recipes",
   "text",
   "translation",
@@ -56,6 +60,20 @@ def test_opens_in_colab_and_installs_by_one_cell(name):
   assert first.cell_type == "markdown" and f"]({opens})" in first.source
   assert f"git+{address()}" in install.source
   assert ["%pip" in cell.source for cell in code_cells(name)].count(True) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_pages_of_the_site(name):
+  """Relative ones hold neither there nor on Colab; the last cell says where to go on."""
+  told = [cell.source for cell in read(name).cells if cell.cell_type == "markdown"]
+  assert "## Go on" in told[-1]
+  links = re.findall(r"\]\(([^)\s]+)\)", "\n".join(told))
+  assert all(link.startswith("https://") for link in links)
+  pages = [link.removeprefix(site.ADDRESS) for link in links if link.startswith(site.ADDRESS)]
+  assert len(pages) >= 3
+  for page in pages:
+    path = page.partition("#")[0].removesuffix("/")
+    assert (ROOT / f"{path}.ipynb").exists() or (ROOT / "docs" / f"{path}.md").exists(), page
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,6 +164,47 @@ def test_mixer_jax_s_results(tmp_path):
   assert first == 0 and 78 <= second < 468
   assert found["pictures"] == ["confusion", "mistakes"]
   assert found["sum"] == pytest.approx(1.0, abs=1e-5) and found["frog"] > 0.1
+
+
+@pytest.mark.slow
+def test_curvature_s_results(tmp_path):
+  """Layers of four libraries, the exact Fisher matrix by a Jacobian, the same losses, both optimizers."""
+  found = execute(
+    "curvature",
+    tmp_path,
+    {
+      "sizes": "{name: [b.factor_sizes for b in c.blocks] for name, c in curvatures.items()}",
+      "answers": "apart",
+      # With J the derivative of 3 outputs, and a loss without one half, F is the mean of 2 J^T J.
+      "jacobian": """float((lambda J: np.linalg.norm(2 * np.einsum('noi,noj->ij', J, J) / len(J) - F)
+        / np.linalg.norm(F))(np.asarray(jax.vmap(lambda x: jax.jacobian(lambda v: plain(
+          tree_of(curvatures['plain JAX'], [m.reshape(s) for m, s in zip(
+            jnp.split(v, np.cumsum([m.size for m in same])[:-1]), [m.shape for m in same])],
+            params['plain JAX']), x))(jnp.concatenate([m.ravel() for m in same])))(places))))""",
+      "difference": "float(difference)",
+      "cosines": "cosines",
+      "losses": "{name: [float(x) for x in own] for name, own in losses.items()}",
+      "unseen": "[block.paths[0] for block in seen.blocks if block.kind == 'gradient']",
+      "wide": "{name: losses[-1] for name, (_, losses, _) in runs.items()}",
+      "small": "{name: losses[-1] for name, (_, losses, _) in small_runs.items()}",
+      "slopes": "{name: losses[-1] for name, (_, losses, _) in slope_runs.items()}",
+      "off": "off",
+      "grey": "float(jnp.std(grey))",
+    },
+  )
+  assert len(found["sizes"]) == 4
+  assert all(sizes == [[3, 16], [17, 16], [17, 3]] for sizes in found["sizes"].values())
+  assert found["answers"] < 1e-5 and found["jacobian"] < 1e-4 and found["difference"] < 1e-5
+  assert found["unseen"] == ["v"]
+  assert all(kfac > diagonal for kfac, diagonal in found["cosines"]["dense"].values())
+  assert len(found["cosines"]["attention"]) == 8
+  for losses in found["losses"].values():
+    assert losses == pytest.approx(found["losses"]["Linen"], rel=0.02)
+    assert losses[-1] < losses[0] / 4
+  assert found["wide"]["K-FAC"] < found["wide"]["Adam"] / 2
+  assert found["small"]["K-FAC"] < found["small"]["Adam"] < 2.303  # that of guessing
+  assert found["slopes"]["K-FAC"] < found["slopes"]["Adam"]
+  assert all(error < 0.2 * found["grey"] for error in found["off"].values())
 
 
 @pytest.mark.slow
@@ -298,6 +357,37 @@ def test_operators_results(tmp_path):
     assert value < (1e-4 if block == "GalerkinBlock_0" else 0.1)
   assert sorted(found["pictures"]) == ["attention", "errors", "functions"]
   assert found["darcy"][-1] < min(0.15, found["darcy"][0])
+
+
+@pytest.mark.slow
+def test_physics_s_results(tmp_path):
+  """Solutions are near those in closed form; the coefficients are found."""
+  found = execute(
+    "physics",
+    tmp_path,
+    {
+      "errors": "{name: rows[-1][2] for name, (_, rows) in solved.items()}",
+      # sin(pi / 2) sin(pi / 2) + exp(-1/4) at (1/4, 1/2)
+      "value": "float(net(solved['Gauss-Newton'][0], jnp.array([0.25, 0.5])))",
+      "dtype": "str(variables['params']['Dense_0']['kernel'].dtype)",
+      "forward": "forward[-1]['test/relative_l2']",
+      "pictures": "list(drawn)",
+      "found": "[inverse[-1]['test/D'], inverse[-1]['test/r']]",
+      "inverse": "inverse[-1]['test/relative_l2']",
+      "true": "[D, R]",
+      # The formula solves the equation, by central differences.
+      "formula": """float((lambda f, x, t, h: abs((f(x, t + h) - f(x, t - h)) / (2 * h)
+        - D * (f(x + h, t) - 2 * f(x, t) + f(x - h, t)) / h**2 - R * f(x, t) * (1 - f(x, t))))(
+          lambda x, t: float(front(jnp.array([x, t]))), 0.3, 0.7, 1e-4))""",
+    },
+  )
+  errors = found["errors"]
+  assert errors["Gauss-Newton"] < 1e-4 < 1e-3 < errors["Adam"] < 0.05
+  assert errors["Gauss-Newton"] < errors["K-FAC"] < errors["Adam"]
+  assert found["value"] == pytest.approx(1 + math.exp(-0.25), abs=1e-4)
+  assert found["dtype"] == "float64" and found["formula"] < 1e-6
+  assert found["forward"] < 1e-4 and "solution" in found["pictures"]
+  assert found["found"] == pytest.approx(found["true"], rel=0.1) and found["inverse"] < 0.05
 
 
 @pytest.mark.slow
