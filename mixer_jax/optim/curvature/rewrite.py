@@ -97,8 +97,8 @@ class Rewritten:
     return self._run(jaxpr, consts, given, near, here)
 
   def _scan(self, params, given, near, here):
-    body, n = params["jaxpr"], params["num_consts"]
-    m = n + params["num_carry"]
+    body = params["jaxpr"]
+    n, m = trace.scan_operands(params)
 
     def step(carry, x):
       xs, stacks = x

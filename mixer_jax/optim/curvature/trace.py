@@ -130,10 +130,19 @@ def _call(key: str) -> Callable:
   return walk
 
 
+def scan_operands(params: dict[str, Any]) -> tuple[int, int]:
+  """How many of a scan's first operands are constants, and how many are constants or carried."""
+  if "ft_in" in params:  # from JAX 0.12 on: the tree of (constants, carried, scanned)
+    constants, carried, _ = map(len, params["ft_in"].unpack())
+  else:
+    constants, carried = params["num_consts"], params["num_carry"]
+  return constants, constants + carried
+
+
 def _scan(found: Found, equation: Any, given: list[Any], path: Path) -> list[Any]:
   """Carried values stay views if the body hands them on as they are; xs are layers of a stack."""
   body, params = equation.params["jaxpr"], equation.params
-  n, m = params["num_consts"], params["num_consts"] + params["num_carry"]
+  n, m = scan_operands(params)
   handed_on = [
     isinstance(x, View) and body.jaxpr.outvars[i] is body.jaxpr.invars[n + i]
     for i, x in enumerate(given[n:m])
