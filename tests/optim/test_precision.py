@@ -85,7 +85,7 @@ def precisions(jaxpr):
   for equation in jaxpr.eqns:
     if equation.primitive.name == "dot_general":
       yield equation.params["precision"]
-    for inner in jax.core.jaxprs_in_params(equation.params):
+    for inner in filter(lambda x: hasattr(x, "eqns"), jax.tree.leaves(equation.params)):
       yield from precisions(inner)
 
 

@@ -124,13 +124,14 @@ class Rewritten:
 
   def _shard_map(self, params, given, near, here):
     run = lambda args, beside: self._run(params["jaxpr"], (), args, beside, here)[0]
+    names = "manual_axes" if "manual_axes" in params else "newly_manual_axes"  # from JAX 0.12 on
     specs = list(params["in_specs"]), jax.tree.map(lambda _: PartitionSpec(), near)
     return jax.shard_map(
       run,
       mesh=params["mesh"],
       in_specs=specs,
       out_specs=list(params["out_specs"]),
-      axis_names=set(params["manual_axes"]),
+      axis_names=set(params[names]),
       check_vma=params["check_vma"],
     )(given, near)
 

@@ -55,7 +55,7 @@ def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list
   if not any(isinstance(x, View | Output) for x in given):
     return none
   name = equation.primitive.name
-  if isinstance(given[0], Output) and name in ("split", "slice"):
+  if isinstance(given[0], Output) and name in (*views.PARTS, "slice"):
     _note_slices(given[0], name, equation.params)
     return none
   if name in _INNER:
@@ -63,8 +63,8 @@ def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list
   if len(given) == 1 and isinstance(given[0], View):
     if (after := views.after(given[0], name, equation.params)) is not None:
       return [after]
-    if name == "split":
-      return views.parts(given[0], equation.params["sizes"], equation.params["axis"])
+    if name in views.PARTS:
+      return views.parts(given[0], name, equation.params)
     if name == "stop_gradient":
       return none
   if name in readers.READERS:
@@ -79,10 +79,8 @@ def _equation(found: Found, equation: Any, given: list[Any], path: Path) -> list
 def _note_slices(output: Output, name: str, params: dict[str, Any]) -> None:
   """Keeps which outputs each slice of a product's result has: those of fused heads."""
   whole = View(0, output.positions)
-  if name == "split":
-    parts = views.parts(whole, params["sizes"], params["axis"])
-  else:
-    parts = [views.after(whole, name, params)]
+  several = name in views.PARTS
+  parts = views.parts(whole, name, params) if several else [views.after(whole, name, params)]
   output.use.slices += [np.unique(part.positions) for part in parts]
 
 

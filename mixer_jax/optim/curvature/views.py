@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+PARTS = ("split", "unstack")  # operations of several results
 MASKED = -1  # the position of an element that a constant mask has set to zero
 
 
@@ -64,10 +65,13 @@ def after(view: View, name: str, params: dict[str, Any]) -> View | None:
   return handler(view, params) if handler else None
 
 
-def parts(view: View, sizes: tuple[int, ...], axis: int) -> list[View]:
-  """The views that `split` makes of one."""
+def parts(view: View, name: str, params: dict[str, Any]) -> list[View]:
+  """The views that one of `PARTS` makes of one; those of `unstack` lose the axis."""
+  axis, keeps_axis = params["axis"], name == "split"
+  sizes = params["sizes"] if keeps_axis else (1,) * view.shape[axis]
   ends = np.cumsum(sizes)
-  return [_range(view, axis, int(end) - size, int(end)) for size, end in zip(sizes, ends)]
+  cut = [_range(view, axis, int(end) - size, int(end)) for size, end in zip(sizes, ends)]
+  return cut if keeps_axis else [without_axis(part, axis) for part in cut]
 
 
 def masked(view: View, mask: np.ndarray) -> View:
