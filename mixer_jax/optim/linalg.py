@@ -3,7 +3,7 @@
 XLA takes minutes to compile `eigh`, `qr` and Cholesky's factorisation for a TPU, and these run there as
 long loops over small pieces. The other path is made of matrix products and compiles in seconds:
 inverses and inverse roots by a coupled Newton iteration, bases by blocked Gram-Schmidt. Its errors
-are those of the library (tests/optim/test_linalg.py). Products need full float32 precision.
+are up to a few times those of the library (results/precision.csv). Products need full float32 precision.
 """
 
 from typing import Any, Callable

@@ -32,13 +32,13 @@ def test_inverse_roots(size, condition, power):
       assert error < 2e-7 * condition**0.9 + 2e-6
 
 
-def test_an_inverse_by_products_is_as_near_as_cholesky_s():
+def test_an_inverse_by_products_is_nearly_as_near_as_cholesky_s():
   matrix, exact = positive(129, 1e5)
   by = {
     method: np.linalg.norm(linalg.inverse(matrix, method) - exact(-1))
     for method in ("library", "products")
   }
-  assert by["products"] < 2 * by["library"]
+  assert by["products"] < 5 * by["library"]
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 100])

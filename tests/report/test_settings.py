@@ -1,6 +1,5 @@
 """The settings of configs as tables."""
 
-
 import pytest
 
 from mixer_jax import config as config_lib
