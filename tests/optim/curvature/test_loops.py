@@ -362,6 +362,7 @@ def test_layers_side_by_side():
     close(updates["net"]["two"]["bias"][i], solved[6], rtol=1e-3)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX 0.8 cannot vmap a psum in shard_map")
 def test_a_batch_that_predict_itself_spreads_over_devices_has_the_same_factors():
   """In a `shard_map` inside of the function, which takes no batch of one: in_axes=None."""
   params, batch = problem()
