@@ -130,6 +130,9 @@ class _Reader:
     products, precision = self._products(instruction, own)
     moved = self._moved(instruction, operands)
     about = instruction.name, instruction.source, scope, times, products, precision, moved
+    if started := self._fused_collective(instruction):
+      instruction, own = started
+      operands = self._operands(instruction, own)
     collective = instruction.opcode.removesuffix("-start")
     if collective not in _COLLECTIVES:
       return Operation(*about)
@@ -137,6 +140,16 @@ class _Reader:
     payload = max(total(operands), total(_final(instruction, collective)))
     share = _sent_share(collective, self._group(instruction))
     return Operation(*about, collective, payload, share * payload)
+
+  def _fused_collective(self, fusion: Instruction) -> tuple[Instruction, dict] | None:
+    """The collective that a fusion starts, with its neighbours.
+
+    On a TPU it goes on in fusions that calculate, which name it again.
+    """
+    inside = self._computations[fusion.called[0]] if fusion.opcode == "fusion" else {}
+    if not any('"AsyncCollectiveStart"' in part.attributes for part in inside.values()):
+      return None
+    return next((part, inside) for part in inside.values() if part.opcode in _COLLECTIVES)
 
   def _operands(self, instruction: Instruction, own: dict[str, Instruction]) -> list[Array]:
     return [x for name in instruction.operands if name in own for x in own[name].results]

@@ -114,3 +114,31 @@ def test_numbers_of_a_second_moment_are_those_that_are_computed(width):
   blocks = library.blocks()
   moments = lambda a: blocks.second_moments(a, a[:, :4], (width, width), (4, 4))[0]
   assert products(read(moments, (8, width))) == 2 * 8 * blocks.moment_numbers(width)
+
+
+STARTED = """HloModule small, num_partitions=8
+
+%starts (a: f32[2,16,16]) -> (f32[2,16,16], f32[16,16,16]) {
+  %a = f32[2,16,16]{2,1,0} parameter(0)
+  %gathered = f32[16,16,16]{2,1,0} all-gather(%a), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+  ROOT %started = (f32[2,16,16]{2,1,0}, f32[16,16,16]{2,1,0}) custom-call(%gathered), custom_call_target="AsyncCollectiveStart"
+}
+
+%goes_on (b: f32[2,16,16]) -> f32[16,16,16] {
+  %b = f32[2,16,16]{2,1,0} parameter(0)
+  ROOT %again = f32[16,16,16]{2,1,0} all-gather(%b), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+}
+
+ENTRY %main (x: f32[2,16,16]) -> f32[16,16,16] {
+  %x = f32[2,16,16]{2,1,0} parameter(0)
+  %first = (f32[2,16,16]{2,1,0}, f32[16,16,16]{2,1,0}) fusion(%x), kind=kCustom, calls=%starts
+  %part = f32[2,16,16]{2,1,0} get-tuple-element(%first), index=0
+  ROOT %second = f32[16,16,16]{2,1,0} fusion(%part), kind=kOutput, calls=%goes_on
+}
+"""
+
+
+def test_a_collective_that_fusions_of_a_tpu_share_counts_once():
+  (found,) = [o for o in operations.read(STARTED).operations if o.collective]
+  assert (found.collective, found.payload) == ("all-gather", 4 * 16**3)
+  assert found.sent == 4 * 16**3 * 7 / 8
