@@ -21,7 +21,9 @@ STATISTICS = {
 }
 _OTHERS = (0.5,) * 3, (0.5,) * 3
 _FIT = "how stored_size, and prediction, change proportions: black borders, the centre alone, or distorted"
-_BY_NAME = '; None: that of the weights to start from, of CIFAR for its sets and the sample, else 0.5'
+_BY_NAME = (
+  "; None: that of the weights to start from, of CIFAR for its sets and the sample, else 0.5"
+)
 _TEST_LABELS = "JSON files of right classes of such sets, NAME=FILE with commas"
 
 

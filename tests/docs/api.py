@@ -11,7 +11,7 @@ PACKAGES = ["mixer_jax"]
 PACKAGES += [
   f"mixer_jax.{x}" for x in ("optim", "models", "pretrained", "config", "tasks", "study")
 ]
-PACKAGES += [f"mixer_jax.{x}" for x in ("data.dataset", "options", "errors")]
+PACKAGES += [f"mixer_jax.{x}" for x in ("data.dataset", "options", "errors", "tasks.physics")]
 _DIRECTIVE = re.compile(
   r"^::: (\S+)(?:\n +options: *\{?(?:\n +)?members: \[(.*?)\])?", re.MULTILINE
 )

@@ -20,8 +20,20 @@ class Box:
   """The domain, an interval on each axis.
 
   Attributes:
-    low, high: ends of each axis, [dim].
+    low: lower end of each axis, [dim].
+    high: upper end of each axis, [dim].
     names: names of the axes; an axis "t" is the time.
+
+  Example:
+    ```python
+    import numpy as np
+    from mixer_jax.tasks import physics
+
+    box = physics.Box((0.0, -1.0), (1.0, 1.0), ("t", "x"))
+    start = box.at("t", 0.0)  # draws points of the time 0
+    points = start(np.random.default_rng(0), 5)
+    assert points.shape == (5, 2) and (points[:, 0] == 0).all()
+    ```
   """
 
   low: Sequence[float]
@@ -78,6 +90,14 @@ class Term(NamedTuple):
     points: draws the rows.
     count: the number of rows.
     weight: the weight of the mean in the loss.
+
+  Example:
+    After the example of `Box`:
+
+    ```python
+    heat = lambda u, x: physics.partial(u, 0)(x) - physics.partial(u, 1, 1)(x)
+    term = physics.Term(heat, box.inside, count=100)
+    ```
   """
 
   residual: Callable[..., jax.Array]
@@ -93,6 +113,13 @@ class Learned(NamedTuple):
     start: its first value.
     true: the value that it should get, if that is known.
     positive: whether its logarithm is trained.
+
+  Example:
+    ```python
+    from mixer_jax.tasks import physics
+
+    viscosity = physics.Learned(start=0.1, true=0.01, positive=True)
+    ```
   """
 
   start: float
@@ -101,7 +128,22 @@ class Learned(NamedTuple):
 
 
 class Grid(NamedTuple):
-  """A solution on a grid: the points of each axis and the values [n0, n1, ..., functions]."""
+  """A solution on a grid.
+
+  Attributes:
+    axes: the points of each axis, [n] each.
+    values: the solution there, [n0, n1, ..., functions].
+
+  Example:
+    ```python
+    import numpy as np
+    from mixer_jax.tasks import physics
+
+    axis = np.linspace(0.0, 1.0, 5)
+    points, values = physics.Grid((axis, axis), np.zeros((5, 5, 1))).rows()
+    assert points.shape == (25, 2) and values.shape == (25, 1)
+    ```
+  """
 
   axes: Sequence[np.ndarray]
   values: np.ndarray
@@ -126,6 +168,19 @@ class Problem:
     output: maps a point and the net's value there to the value of the solution, so that conditions
       hold for any net. By default the net is the solution.
     periods: the period of each axis, [dim], 0 for an axis without one; or by names of axes.
+
+  Example:
+    ```python
+    import jax.numpy as jnp
+    from mixer_jax.tasks import physics
+
+    box = physics.Box((0.0,), (1.0,), ("x",))
+    inside = physics.Term(lambda u, x: physics.laplacian(u, x) + 2.0, box.inside, 64)
+    edge = physics.Term(lambda u, x: u(x), box.faces(), 2)
+    exact = lambda x: x[0] * (1.0 - x[0])
+    problem = physics.Problem(box, {"inside": inside, "edge": edge}, exact=exact)
+    assert abs(problem.residual("inside", exact, jnp.array([0.3]), {})[0]) < 1e-5
+    ```
   """
 
   domain: Box
@@ -180,7 +235,25 @@ class Problem:
 
 
 def observed(points: np.ndarray, values: np.ndarray, weight: float = 1.0) -> Term:
-  """A term of data: values [n] or [n, k] of the first functions, known at points [n, dim]."""
+  """A term of data: the solution was measured at some points.
+
+  Args:
+    points: where it was measured, [n, dim].
+    values: of the first functions there, [n] or [n, k].
+    weight: the weight of the mean of squares in the loss.
+
+  Returns:
+    A `Term` whose rows are drawn from the measurements.
+
+  Example:
+    ```python
+    import numpy as np
+    from mixer_jax.tasks import physics
+
+    x = np.linspace(0.0, 1.0, 7)[:, None]
+    term = physics.observed(x, np.sin(x), weight=10.0)
+    ```
+  """
   values = np.reshape(values, (len(points), -1))
   rows, (dim, number) = np.hstack([points, values]), (points.shape[1], values.shape[1])
   residual = lambda u, row, *_: jnp.atleast_1d(u(row[:dim]))[:number] - row[dim:]

@@ -251,10 +251,29 @@ def _problem(made_of: options.Group, config: ml_collections.ConfigDict) -> Probl
 
 
 def task(problem: Callable[..., Problem]) -> type[Physics]:
-  """The task, for `config.task`, of a user's own equation.
+  """The task of a user's own equation, for `config.task`.
 
-  `problem` makes the equation. Its keywords annotated with an `Option` are fields of
-  `config.problem`. If the solution is not known, the loss is the primary metric.
+  If the solution is not known, the loss is the primary metric.
+
+  Args:
+    problem: makes the equation. Its keywords annotated with an `Option` are fields of
+      `config.problem`.
+
+  Returns:
+    A class to be named in a module: `config.task` is "module:Name".
+
+  Example:
+    After the example of `Problem`:
+
+    ```python
+    from mixer_jax import config as config_lib
+
+    def parabola():
+      return problem
+
+    Parabola = physics.task(parabola)
+    config = config_lib.default("docs.own_equation:Helmholtz", "mlp")  # one that is made so
+    ```
   """
   found = Physics.metrics if problem().solved else Physics.metrics[-1:]
   own = {"options": {**Physics.options, "problem": problem}, "metrics": found}
