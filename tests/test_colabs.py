@@ -414,7 +414,7 @@ def test_translation_s_results(tmp_path):
 
 @pytest.mark.slow
 def test_recipes_results(tmp_path):
-  """Students learn and one of them agrees more and more; features gain; shapes are found."""
+  """One student agrees more and more with a better teacher; no collapse; shapes are found."""
   found = execute(
     "recipes",
     tmp_path,
@@ -431,9 +431,10 @@ def test_recipes_results(tmp_path):
     },
   )
   assert found["teacher"] == pytest.approx(found["told"], abs=1e-6) and found["told"] > 0.42
+  assert found["told"] > found["top1"]["labels alone"] + 0.03
   assert found["agreement"][-1] > max(0.4, found["agreement"][0])
   assert all(top1 > 0.32 for top1 in found["top1"].values())
   # One standard error over 1,000 images is 1.5 points; log(512) is 6.2.
-  assert found["knn"][-1] > 0.25 and all(0.5 < entropy < 6 for entropy in found["entropy"])
+  assert found["knn"][-1] > 0.2 and all(0.5 < entropy < 6 for entropy in found["entropy"])
   assert found["starts"]["trained"] > found["starts"]["frozen"] > 0.18
   assert found["miou"][-1] > found["miou"][0] > 0.1 and "masks" in found["pictures"]
