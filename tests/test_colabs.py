@@ -407,14 +407,16 @@ def test_translation_s_results(tmp_path):
   assert len(found["bleu"]) == 8 and all(score > 80 for score in found["bleu"].values())
   for title, score in found["greedy"].items():
     assert found["bleu"][f"{title} latest 1"] == pytest.approx(score, abs=1e-6)
-  assert len(found["answers"]) == 3 and all(found["answers"])
+  assert found["answers"][0] == "Morgen verstecken zwei alte Lehrer die Bücher."
+  assert found["answers"][1] == "Zeichnet die junge Ärztin diesen Apfel?"
+  assert len(found["answers"]) == 3 and found["answers"][2]
   assert found["pictures"] == ["encoder", "decoder", "cross_attention"]
   assert set(found["difference"][:5]) == {0.0} and min(found["difference"][5:]) > 0.1
 
 
 @pytest.mark.slow
 def test_recipes_results(tmp_path):
-  """Students learn and one of them agrees more and more; features gain; shapes are found."""
+  """One student agrees more and more with a better teacher; no collapse; shapes are found."""
   found = execute(
     "recipes",
     tmp_path,
@@ -431,9 +433,10 @@ def test_recipes_results(tmp_path):
     },
   )
   assert found["teacher"] == pytest.approx(found["told"], abs=1e-6) and found["told"] > 0.42
+  assert found["told"] > found["top1"]["labels alone"] + 0.03
   assert found["agreement"][-1] > max(0.4, found["agreement"][0])
   assert all(top1 > 0.32 for top1 in found["top1"].values())
   # One standard error over 1,000 images is 1.5 points; log(512) is 6.2.
-  assert found["knn"][-1] > 0.25 and all(0.5 < entropy < 6 for entropy in found["entropy"])
+  assert found["knn"][-1] > 0.2 and all(0.5 < entropy < 6 for entropy in found["entropy"])
   assert found["starts"]["trained"] > found["starts"]["frozen"] > 0.18
   assert found["miou"][-1] > found["miou"][0] > 0.1 and "masks" in found["pictures"]
