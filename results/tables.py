@@ -87,6 +87,19 @@ def _batches() -> Table:
   return Table("equal_time equal_time_batches", CELLS, columns, "batches of 64 and 128")
 
 
+def _normuon() -> Table:
+  """Muon and Muon in K-FAC's metric, without and with NorMuon's normalisation."""
+  columns = {
+    "steps": Column("{steps}", {"budget": "1493 Muon steps"}),
+    "test top-1 (%)": Column(_TOP1, best=_BEST),
+    "above Muon": Lead("test top-1", "%", _MUON),
+    "above NorMuon": Lead("test top-1", "%", {"optimizer": "NorMuon"}),
+    "cost of a step, x Muon's": Column("{step [x Muon]}"),
+  }
+  names = ("Muon", "NorMuon", "Muon in K-FAC's metric", "NorMuon in K-FAC's metric")
+  return Table("normuon", _optimizers(*names), columns, "CIFAR-100, `mini8`, 1x")
+
+
 def _autoencoder() -> Table:
   columns = {}
   for data in ("sample", "CIFAR-10", "MNIST"):
@@ -166,6 +179,7 @@ TABLES |= {
   "leads": _all_leads(),
   "leads_4x_own": _leads("4x", "4x", OPTIMIZERS[-2:]),
   "batches": _batches(),
+  "normuon": _normuon(),
   "autoencoder": _autoencoder(),
   "autoencoder_tenth": Table(
     file="autoencoder",
