@@ -7,10 +7,12 @@ the package, so every command, needs the extra `train` as well, and says so here
 import functools
 import importlib.abc
 import importlib.util
+import pathlib
 import sys
 
 # The parts that need no extra.
 SMALL = frozenset("errors extras models npz optim options paths pretrained runtime".split())
+_LARGE = {path.stem for path in pathlib.Path(__file__).parent.iterdir()} - SMALL - {"__init__"}
 # Modules of libraries that the extra brings.
 _TRAIN = (
   *("clu", "google_crc32c", "matplotlib", "ml_collections", "PIL", "tensorboardX"),
@@ -23,7 +25,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
   def find_spec(self, name, path=None, target=None):
     package, _, part = name.partition(".")
-    if package == "mixer_jax" and part and part.partition(".")[0] not in SMALL:
+    part = part.partition(".")[0]
+    if package == "mixer_jax" and part in _LARGE:
       _check_train(name)
 
 

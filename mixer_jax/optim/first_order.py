@@ -86,9 +86,14 @@ def with_l2(rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: 
 def with_decoupled_decay(
   rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
 ) -> Transform:
-  """A rule with decoupled decay, as in AdamW."""
+  """A rule of gradients alone with decoupled decay, as in AdamW."""
+  return decoupled(in_float32(rule), learning_rate, weight_decay, decay_mask)
+
+
+def decoupled(rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any) -> Transform:
+  """A rule that takes gradients and parameters of any type, with decoupled decay and a rate."""
   decay = add_decayed_weights(weight_decay, decay_mask)
-  return optax.chain(in_float32(rule), decay, scale_by_rate(learning_rate))
+  return optax.chain(rule, decay, scale_by_rate(learning_rate))
 
 
 def sgd(
@@ -98,7 +103,7 @@ def sgd(
   nesterov: bool = False,
   weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """SGD with momentum and L2 regularisation: `m <- momentum m + g`, an update of `-rate m`.
 
   This is PyTorch's form; with `nesterov` the update is `-rate (momentum m + g)`.
@@ -137,7 +142,7 @@ def adam(
   eps: float = 1e-8,
   weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Adam with L2 regularisation.
 
   Kingma and Ba, 2015, https://arxiv.org/abs/1412.6980, Algorithm 1. The K-FAC study's code calls
@@ -178,7 +183,7 @@ def adamw(
   eps: float = 1e-8,
   weight_decay: optax.ScalarOrSchedule = 1e-2,
   decay_mask: Any = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """AdamW: Adam with decoupled weight decay.
 
   Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101, Algorithm 2. As in PyTorch and
@@ -221,7 +226,7 @@ def lamb(
   weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
   matrices: Matrices | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """LAMB: Adam with decoupled decay, and a step of each array as long as the array times the rate.
 
   You et al., 2020, https://arxiv.org/abs/1904.00962, Algorithm 2, as in ResMLP's recipes. As in the
@@ -292,7 +297,7 @@ def adagrad(
   eps: float = 1e-7,
   weight_decay: optax.ScalarOrSchedule = 0.0,
   decay_mask: Any = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Adagrad (Duchi et al., 2011, https://jmlr.org/papers/v12/duchi11a.html) with L2 regularisation.
 
   Args:
@@ -342,7 +347,7 @@ def muon(
   matrices: Matrices | None = None,
   weight_decay: optax.ScalarOrSchedule = 1e-2,
   decay_mask: Any = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Muon (Jordan, 2024) for matrices, Adam for the rest, one rate for both, as optax has it.
 
   An update of a matrix has the root mean square `rms`, as one of Adam has about (Liu et al., 2025,

@@ -124,7 +124,7 @@ def kfac_adam(
     factor_fraction=factor_fraction,
     decomposition=decomposition,
   )
-  return first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
+  return first_order.decoupled(rule, learning_rate, weight_decay, decay_mask)
 
 
 def scale_by_kfac_muon(
@@ -258,7 +258,7 @@ def kfac_muon(
     basis_period=basis_period,
     factor_fraction=factor_fraction,
   )
-  return first_order.with_decoupled_decay(rule, learning_rate, weight_decay, decay_mask)
+  return first_order.decoupled(rule, learning_rate, weight_decay, decay_mask)
 
 
 def _on(curvature: Curvature, how: Decomposition) -> Decomposition:

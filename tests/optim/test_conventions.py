@@ -307,6 +307,19 @@ def test_parameters_of_16_bits_have_states_of_32(name, dtype="bfloat16"):
     assert all(np.isfinite(np.float32(u)).all() for u in jax.tree.leaves(found))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", WITH_CURVATURE)
+def test_a_model_all_of_16_bits_is_read_as_it_is(name, dtype):
+  """Its program adds no float32 to bfloat16. Nothing but the batch and a key is given."""
+  narrow = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
+  params, batch = narrow(PARAMS), {**BATCH, "x": narrow(BATCH["x"])}
+  tx = made(name, 0.1, optim.Curvature(predict, params, batch, estimation="exact"))
+  step = lambda g, p: tx.update(g, tx.init(p), p, batch=batch, rng=jax.random.key(0), **told(p))
+  told = lambda p: {"value_fn": lambda p: loss(p, batch)} if name == "by_model" else {}
+  updates, _ = jax.eval_shape(step, narrow(layers(_RNG, 0.3)), params)
+  assert {str(u.dtype) for u in jax.tree.leaves(updates)} == {dtype}
+
+
 def rounded(name, dtype, steps=40):
   """Gradients of 16 bits for one parameter of ones, and the last update of them."""
   g = (0.02 * np.random.default_rng(0).normal(size=(steps, 64))).astype(dtype)
