@@ -61,7 +61,7 @@ def scale_by_rate(learning_rate: Any) -> Transform:
   return _keeping_types(optax.scale_by_learning_rate(checked_rate(learning_rate)))
 
 
-def in_float32(rule: Transform) -> Transform:
+def in_float32(rule: Transform) -> optax.GradientTransformationExtraArgs:
   """A rule that computes in float32, and keeps its state there, for gradients of 16 bits.
 
   Its updates have the gradients' types.
@@ -77,7 +77,9 @@ def in_float32(rule: Transform) -> Transform:
   return optax.GradientTransformationExtraArgs(lambda params: rule.init(wide(params)), update_fn)
 
 
-def with_l2(rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any) -> Transform:
+def with_l2(
+  rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
+) -> optax.GradientTransformationExtraArgs:
   """A rule for gradients with L2 regularisation."""
   decay = add_decayed_weights(weight_decay, decay_mask)
   return optax.chain(decay, in_float32(rule), scale_by_rate(learning_rate))
@@ -85,12 +87,14 @@ def with_l2(rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: 
 
 def with_decoupled_decay(
   rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
-) -> Transform:
+) -> optax.GradientTransformationExtraArgs:
   """A rule of gradients alone with decoupled decay, as in AdamW."""
   return decoupled(in_float32(rule), learning_rate, weight_decay, decay_mask)
 
 
-def decoupled(rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any) -> Transform:
+def decoupled(
+  rule: Transform, learning_rate: Any, weight_decay: Any, decay_mask: Any
+) -> optax.GradientTransformationExtraArgs:
   """A rule that takes gradients and parameters of any type, with decoupled decay and a rate."""
   decay = add_decayed_weights(weight_decay, decay_mask)
   return optax.chain(rule, decay, scale_by_rate(learning_rate))
