@@ -125,7 +125,7 @@ def _difference(
     ]
 
   both = [numbers(where), numbers({**where, **lead.over})]
-  if not all(both):
+  if any(len(pair) < 2 for pair in both):
     return None
   (mean, deviation), (other, other_deviation) = both
   return mean - other, ((deviation**2 + other_deviation**2) / 3).sqrt()
