@@ -94,6 +94,7 @@ def _normuon() -> Table:
   for budget in ("1x", "4x"):
     at = {"batch": "64", "random_crop": "", "tuned at": budget, "budget": BUDGETS[budget]}
     lines |= {f"{cell}, {budget}": {**at, **where} for cell, where in CELLS.items()}
+  at["tuned at"] = ""  # settings that were chosen elsewhere
   crops = {"random_crop": "true", "weight_decay": "0.15"}
   for cell, where in list(CELLS.items())[2:]:
     lines[f"{cell}, 4x, random crops"] = {**at, **where, **crops}
